@@ -221,7 +221,7 @@ def explain_error(error: Exception | StoppedError, debug: bool) -> int:
         return _fail(_of_system(error), (), exit_code(error))
     return _fail(
         f"a defect of gopt: {type(error).__name__}: {error}",
-        ("please report it; run again with --debug for the traceback",), 70,
+        ("please report it; gopt --debug COMMAND shows the traceback",), 70,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
-from gopt.operators.kinds import LAYOUT, QUOTIENTS
+from gopt.operators.kinds import LAYOUT, QUOTIENTS, SCALES
 
 NOTE = (
     "{label}{more} divides by the square root of {state} with no epsilon: where that is zero, as in an embedding row "
@@ -56,7 +56,7 @@ def _rooted(index: GraphIndex, name: str, states: dict[str, str]) -> str:
             rooted, name = True, node.inputs[0]
         elif node.is_a("Cast", *LAYOUT):
             name = node.inputs[0]
-        elif node.is_a("Mul", "Div"):
+        elif node.is_in(SCALES):
             tensors = [each for each in node.inputs if not index.one_element(each)]
             if len(tensors) != 1 or (node.is_a("Div") and tensors[0] != node.inputs[0]):
                 return ""

@@ -23,7 +23,7 @@ from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors, walk
 from gopt.ir.node_kinds import elementwise
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import LAYOUT, SCALES
+from gopt.operators.kinds import LAYOUT, SCALES, SUMS
 
 
 def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str | None:
@@ -60,7 +60,7 @@ def _refuse_written(context: AnalysisContext, parameter: str, updated: str) -> N
     index = context.index
 
     def adds(node: Node) -> bool:
-        return id(node) not in context.forward and (node.is_a("Add", "Sub", "Sum") or node.is_in(LAYOUT))
+        return id(node) not in context.forward and (node.is_in(SUMS) or node.is_in(LAYOUT))
 
     def following(name: str) -> Sequence[str]:
         return index.operands(name, adds)
@@ -104,15 +104,15 @@ class _DominatorChoice:
         bounds = [self.index.defined_at(name) for name in stretch]
         if any(self.place[id(node)] > bounds[-1] for node in self.held_back):
             return None  # the backward would go on behind something that no backward does
-        first = 0
+        first = last_held = 0
         seen_elsewhere = False
         for number, (low, high) in enumerate(itertools.pairwise(bounds), 1):
             part = [node for node in self.nodes if low < self.place[id(node)] <= high]
             held = any(id(node) in self.context.barrier for node in part)
             seen_elsewhere = seen_elsewhere or self._read_elsewhere(stretch[number - 1])
             if held or (not seen_elsewhere and self._backward(part)):
-                first = number
-        chosen = next(filter(self.fits, stretch[first:]), None)
+                first, last_held = number, number if held else last_held
+        chosen = next(filter(self.fits, [*stretch[first:], *stretch[last_held:first][::-1]]), None)
         if chosen is None:
             layouts = self.index.results(self.nearest, lambda node: node.is_in(KEEP_ORDER))
             raise LayoutError(

@@ -9,6 +9,7 @@ from gopt.analysis.training import Phase
 from gopt.ir.graph import Node
 from gopt.ir.node_kinds import reads_value
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import VIEWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def keeps_rows(values: RowValues, node: Node) -> bool:
         return False
     if node.is_a("Cast"):
         return values.graph.type_of(node.outputs[0]).dtype in FLOATS
-    return node.is_a("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
+    return node.is_in(VIEWS)
 
 
 def _looked_up(values: RowValues, node: Node) -> str:

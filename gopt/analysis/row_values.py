@@ -17,7 +17,7 @@ from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases
 from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_index import GraphIndex, walk
 from gopt.ir.node_kinds import control_flow, draws
-from gopt.operators.kinds import SPREADS, VIEWS
+from gopt.operators.kinds import EXTREMES, SPREADS, VIEWS
 
 _WHOLE = frozenset({"int32", "int64"})
 _SMALL = 1 << 16
@@ -145,7 +145,7 @@ class RowValues:
         if node.is_a("Clip"):
             low, high = ([*node.inputs, "", ""][slot] for slot in (1, 2))
             return node.inputs[0] if self._at_most(low, -rows) and self._at_least(high, rows - 1) else ""
-        if node.is_a("Max", "Min") and len(node.inputs) == 2:
+        if node.is_in(EXTREMES) and len(node.inputs) == 2:
             fits = self._at_most if node.is_a("Max") else self._at_least
             limit = -rows if node.is_a("Max") else rows - 1
             return next((a for a, b in _both(node) if b and self.constant(b) is not None and fits(b, limit)), "")

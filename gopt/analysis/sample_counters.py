@@ -20,6 +20,7 @@ from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph_index import GraphIndex, ancestors, descendants
 from gopt.ir.types import numpy_dtype
+from gopt.operators.kinds import SIZES
 
 _FAR = 32
 """Nodes of a counter's update."""
@@ -154,7 +155,7 @@ def _marked(training: TrainingGraph) -> CouplingContext:
 def _is_sized(index: GraphIndex, value: str) -> bool:
     """Return whether a value is made of a shape."""
     made = (index.producers.get(each) for each in ancestors(index, [value])[1])
-    return any(node is not None and node.is_a("Shape", "Size") for node in made)
+    return any(node is not None and node.is_in(SIZES) for node in made)
 
 
 def _number(index: GraphIndex, term: str) -> float:

@@ -17,7 +17,7 @@ from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, descendants, walk
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import LAYOUT
+from gopt.operators.kinds import CASTS, LAYOUT, SCALES
 from gopt.sanitize import listed
 
 
@@ -140,7 +140,7 @@ def _made_by_backward(step: StepSkeleton, found: GradientMap) -> list[str]:
         tainted = [name for name in node.outputs if name in step.tainted] if id(node) in found.backward else ()
         if not tainted:
             continue
-        source = node.inputs[0] if node.is_in(LAYOUT) or node.is_a("Cast", "CastLike") else ""
+        source = node.inputs[0] if node.is_in(LAYOUT) or node.is_in(CASTS) else ""
         producer = step.index.producers.get(source)
         if source in copies or (source in step.tainted and (producer is None or id(producer) in step.forward)):
             copies.update(tainted)
@@ -265,7 +265,7 @@ def _factor(index: GraphIndex, node: Node) -> list[tuple[str, float]]:
         return [(node.inputs[0], 1.0)]
     if node.is_a("Neg"):
         return [(node.inputs[0], -1.0)]
-    if not node.is_a("Mul", "Div") or len(node.inputs) != 2:
+    if not node.is_in(SCALES) or len(node.inputs) != 2:
         return []
     for operand, other in (node.inputs, node.inputs[::-1]):
         value = index.constants.number(other)
@@ -282,7 +282,7 @@ def _scaled(index: GraphIndex, name: str, gradient: str) -> bool:
         producer = index.producers.get(name)
         if producer is None:
             return False
-        scaled = producer.is_a("Div", "Mul") and any(map(index.one_element, producer.inputs))
+        scaled = producer.is_in(SCALES) and any(map(index.one_element, producer.inputs))
         if not scaled and not producer.is_a("Cast", "Identity", "Neg"):
             return False
         rest = [operand for operand in producer.inputs if not scaled or not index.one_element(operand)]

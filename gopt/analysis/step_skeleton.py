@@ -10,7 +10,7 @@ from gopt.analysis.role_map import RoleMap
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, ancestors, descendants
 from gopt.ir.node_kinds import elementwise, random
-from gopt.operators.kinds import LAYOUT, MAY_DRAW
+from gopt.operators.kinds import LAYOUT, MAY_DRAW, SCALES
 
 _NEAR = 16
 
@@ -83,7 +83,7 @@ class StepSkeleton:
                 own.update(node.outputs)
             if len(others) == len(node.reads):
                 continue
-            scaled = node.is_a("Mul", "Div") and len(others) == 1 and others[0] not in own
+            scaled = node.is_in(SCALES) and len(others) == 1 and others[0] not in own
             if not (scaled or node.is_in(LAYOUT) or node.is_a("Add", "Sub", "Sum", "Neg", "Cast")):
                 return False
             behind.update(node.outputs)

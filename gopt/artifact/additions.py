@@ -71,8 +71,8 @@ def added(
 class _Added:
     def __init__(self, program: SpmdProgram, carries: dict[str, CallContent]) -> None:
         graph = program.source.graph
-        written = {name for node in graph.file_nodes or () for name in node.outputs}
-        self.source: Container[str] = graph.types.keys() | written if written else graph.types
+        made = (name for nodes in (graph.nodes, graph.file_nodes or ()) for node in nodes for name in node.outputs)
+        self.source: Container[str] = {*graph.types, *made}
         """Names of the source, also of what operators of the file make that were expanded."""
         self.carries = carries
         self.gradients = set(program.source.gradients.values())

@@ -15,7 +15,7 @@ import onnx
 from onnx import GraphProto, ModelProto, ValueInfoProto
 
 from gopt import limits
-from gopt.ir.constant_folding import as_constant
+from gopt.ir.constant_folding import as_constant, for_inference
 from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_io import TypeDecoder
 from gopt.ir.onnx_checker import accepts, without_nodes
@@ -227,11 +227,7 @@ class _Chunks:
                 encoded.append(self.stored[name].encoded or b"")
             else:
                 self._border(body, name)
-        for node in nodes:
-            value = folded.get(node.outputs[0]) if folded and node.outputs else None
-            encoded.append(
-                node.encoded or b"" if value is None else as_constant(node.outputs[0], value).SerializeToString()
-            )
+        encoded += (for_inference(node, folded) for node in nodes)
         ends = made.keys() | {tensor.name for tensor in body.initializer}
         body.value_info.extend(_of(self.header.declared, ends))
         body.output.extend(_of(self.header.outputs, ends))

@@ -225,6 +225,18 @@ def as_constant(name: str, value: np.ndarray) -> onnx.NodeProto:
     return onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(value))
 
 
+def for_inference(node: Node, folded: Mapping[str, np.ndarray]) -> bytes:
+    """A node of the file as onnx's inference reads it, serialized: a folded one is a constant; of a GroupNormalization
+    it finds nothing, and the result is typed as its operand."""
+    value = folded.get(node.outputs[0]) if folded and node.outputs else None
+    if value is not None:
+        return bytes(as_constant(node.outputs[0], value).SerializeToString())
+    if node.is_a("GroupNormalization"):
+        copy = onnx.helper.make_node("Identity", node.inputs[:1], node.outputs)
+        return bytes(copy.SerializeToString())
+    return node.encoded or b""
+
+
 def _may_be_shape(tensor: Tensor) -> bool:
     return tensor.type.dtype in _INTEGERS and tensor.type.elements <= _SMALL
 

@@ -10,7 +10,7 @@ from onnx import AttributeProto, GraphProto, ModelProto
 
 from gopt import limits
 from gopt.ir.chunked_inference import ModelHeader, types_by_chunk
-from gopt.ir.constant_folding import as_constant, fold_small
+from gopt.ir.constant_folding import fold_small, for_inference
 from gopt.ir.external_data import check_dims, show
 from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_io import declared, decoded
@@ -148,11 +148,7 @@ def _copy(
     body.value_info.extend(model.graph.value_info)
     for node in nodes:
         if node.encoded is not None and not (constants and constants.keys() & set(node.outputs)):
-            value = folded.get(node.outputs[0]) if folded and node.outputs else None
-            if value is None:
-                body.node.add().ParseFromString(node.encoded)
-            else:
-                body.node.append(as_constant(node.outputs[0], value))
+            body.node.add().ParseFromString(for_inference(node, folded))
     return copy
 
 

@@ -21,7 +21,7 @@ from gopt.ir.types import LOW_PRECISION, TensorType
 from gopt.notebook import HtmlTable
 from gopt.offline.optimizer.controls import Controls, find_controls
 from gopt.offline.optimizer.evidence import Rule
-from gopt.offline.optimizer.fits import Hyper
+from gopt.offline.optimizer.formulas import Hyper
 from gopt.offline.optimizer.recogniser import Recogniser
 from gopt.progress import ProgressCallback, no_progress
 

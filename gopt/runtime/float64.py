@@ -16,6 +16,7 @@ from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import dtype_code, known
 from gopt.opaque.expand import expand
+from gopt.operators.kinds import RECURRENT
 from gopt.runtime import large_products
 from gopt.runtime.blas_threads import one_blas_thread
 from gopt.runtime.bound_calls import CollectiveCallback
@@ -87,7 +88,7 @@ class Float64Graph:
 
 def _only_built(node: Node) -> bool:
     """Return whether ONNX Runtime builds the operator in float64, and refuses to run it."""
-    return node.is_a("RNN", "GRU", "LSTM")
+    return node.is_in(RECURRENT)
 
 
 class _KernelProbe:

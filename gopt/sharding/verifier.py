@@ -121,7 +121,7 @@ class ShardingInference:
     # --- kinds of nodes ---
 
     def _node(self, node: Node, *, drawn: bool = False) -> None:
-        if node.op_type in SIZES and node.is_a("Shape", "Size") and not node.sharding.by_axis:
+        if node.op_type in SIZES and node.is_in(SIZES) and not node.sharding.by_axis:
             self._shape(node)
             return
         known = self.known

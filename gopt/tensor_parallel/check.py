@@ -17,6 +17,7 @@ from gopt.errors import InvariantError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.graph_index import GraphIndex
+from gopt.operators.kinds import SIZES
 from gopt.records.placements import PARTS, REPLICATED, Part, Partial, Placement, Replicated, Shard, Window
 from gopt.sharding.halo import Halo
 from gopt.sharding.links import Slot, strategies
@@ -122,7 +123,7 @@ class Checker:
             return [beside(node, operands[0])]
         if all(isinstance(each.placement, Replicated) for each in operands) and not self._captures(node):
             return [REPLICATED] * count
-        if node.is_a("Shape", "Size"):
+        if node.is_in(SIZES):
             return [REPLICATED] * count
         if any(isinstance(each.placement, Partial) for each in operands):
             return [self._terms(node, operands)] * count

@@ -10,7 +10,7 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Node
 from gopt.ir.operator_use import use_of
 from gopt.ir.phase import Phase
-from gopt.operators.kinds import PRODUCTS
+from gopt.operators.kinds import PRODUCTS, SIZES
 from gopt.records.placements import Partial, Placement, Shard
 from gopt.sharding.links import OperatorUse, Slot, Strategy, strategies
 
@@ -42,7 +42,7 @@ class Forward:
         users: defaultdict[str, list[Node]] = defaultdict(list)
         self.of_weights = set(self.parameters)
         for node in self.nodes:
-            for name in node.reads if not node.is_a("Shape", "Size") else ():
+            for name in node.reads if not node.is_in(SIZES) else ():
                 users[name].append(node)
             reads = [name for name in node.reads if name not in graph.initializers or name in self.parameters]
             if reads and all(name in self.of_weights for name in reads):

@@ -17,7 +17,7 @@ from gopt.ir.types import TensorType
 from gopt.operators.dims.choices import run_written
 from gopt.operators.dims.elements import axes_of
 from gopt.operators.dims.moves import run_taken
-from gopt.operators.kinds import POOLS
+from gopt.operators.kinds import CONVOLUTIONS, POOLS, SIZES
 from gopt.records.placements import PARTS, Shard, Sharding
 from gopt.sharding.links import OperatorUse
 from gopt.sharding.links.windows import paddings, pads, slices
@@ -57,7 +57,7 @@ class _Local:
             for name in table:
                 table[name] = types.get(name, table[name])
         for node in self.graph.nodes:
-            if node.is_a("Shape", "Size") and self._parts(node.inputs[0]):
+            if node.is_in(SIZES) and self._parts(node.inputs[0]):
                 self._shape(node)
             elif node.op_type == "MemberMaxPool" and node.domain == SPMD:
                 self.slide(node)
@@ -133,7 +133,7 @@ class _Local:
             given["output_padding"] = [
                 0 if dim in split else each for dim, each in enumerate(given["output_padding"], 2)
             ]  # fmt: skip
-        if "kernel_shape" in given and node.is_a("Conv", "ConvTranspose"):
+        if "kernel_shape" in given and node.is_in(CONVOLUTIONS):
             given["kernel_shape"] = list(self.graph.types[node.inputs[1]].dims[2:])
         node._attributes, node.encoded = given, None
 
@@ -177,7 +177,7 @@ class _Local:
     def _pads(self, node: Node, dim: int) -> tuple[int, int]:
         described = self._described(node)
         strides, dilations = (node.attributes.get(key) for key in ("strides", "dilations"))
-        weights = self.logical[node.inputs[1]].dims if node.is_a("Conv", "ConvTranspose") else ()
+        weights = self.logical[node.inputs[1]].dims if node.is_in(CONVOLUTIONS) else ()
         kernel = weights[dim] if weights else node.attributes["kernel_shape"][dim - 2]
         extent = (kernel - 1) * (dilations[dim - 2] if dilations else 1) + 1
         length, made = (self.logical[name].dims[dim] for name in (node.inputs[0], node.outputs[0]))

@@ -19,7 +19,7 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import SPMD, Graph, Node, clone
 from gopt.ir.operator_use import use_of
 from gopt.ir.phase import advance_phases
-from gopt.operators.kinds import MOVES, RESHAPES, SUMS
+from gopt.operators.kinds import MOVES, RESHAPES, SIZES, SUMS
 from gopt.records.placements import REPLICATED, Partial, Placement, Replicated, Shard, WindowTerms
 from gopt.sharding.conversions import Conversion
 from gopt.sharding.links import Strategy
@@ -150,7 +150,7 @@ class _Sweep:
                 "keep it whole: give its parameters the placement replicate",
             )
         equal = all(isinstance(each, Replicated) for each in known)
-        if (equal and not self.choose.aimed(node)) or node.is_a("Shape", "Size"):
+        if (equal and not self.choose.aimed(node)) or node.is_in(SIZES):
             self._append(node, [REPLICATED] * len(node.outputs))
             return
         if self._expand(node, known):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.types import FLOATS, TensorType
+from gopt.operators.kinds import PRODUCTS
 from gopt.records.placements import Partial, Placement, Shard
 from gopt.tensor_parallel.forward import Forward
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
@@ -55,7 +56,7 @@ class Tokens:
         patches; None where they are too few everywhere."""
         found: dict[tuple[int, int], None] = {}
         for node in forward.nodes:
-            for weight, other in forward.weighed(node) if node.is_a("MatMul", "Gemm", "Einsum") else ():
+            for weight, other in forward.weighed(node) if node.is_in(PRODUCTS) else ():
                 dims = forward.unflattened(node.inputs[other])
                 one = len(forward.unflattened(node.inputs[weight])) == 2  # not a matrix for each expert
                 if one and len(dims) == 3 and dims[1] >= members:

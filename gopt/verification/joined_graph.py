@@ -23,7 +23,7 @@ from gopt.ir.inference import infer_types
 from gopt.ir.node_kinds import elementwise
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
-from gopt.operators.kinds import COMPARISONS, EXTREMES, SUMS
+from gopt.operators.kinds import COMPARISONS, EXTREMES, SIZES, SUMS
 from gopt.operators.table import operator
 from gopt.verification.compare import Values
 from gopt.verification.reference_graphs import subgraph
@@ -191,9 +191,7 @@ class JoinedGraph:
         if value is not None:
             return value.ndim > axis and value.shape[axis] == extent * self.times
         made = (self.context.index.producers.get(each) for each in ancestors(self.context.index, [name])[1])
-        return any(
-            node is not None and node.is_a("Shape", "Size") and node.inputs[0] in self.context.marks for node in made
-        )
+        return any(node is not None and node.is_in(SIZES) and node.inputs[0] in self.context.marks for node in made)
 
     # --- constants that may be numbers of samples ------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
-from gopt.operators.kinds import CASTS, EXTREMES, GATHERS, LAYOUT, SCATTERS, SUMS, TERMS
+from gopt.operators.kinds import CASTS, CLASS_LOSSES, EXTREMES, GATHERS, LAYOUT, SCATTERS, SUMS, TERMS
 from gopt.runtime.training.draws import drawn
 
 DEFAULT_BOUND = 2
@@ -141,7 +141,7 @@ def _indexed(index: GraphIndex, node: Node, name: str) -> int | None:
     if node.is_a("OneHot") and node.inputs[0] == name:
         depth = index.constants.number(node.inputs[1])
         return None if depth is None else int(depth)
-    if node.is_a("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss") and data is not None and fixed:
+    if node.is_in(CLASS_LOSSES) and data is not None and fixed:
         return int(data.dims[1])
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gopt.offline.optimizer.fits import find_root
+from gopt.offline.optimizer.formulas import find_root
 
 
 class Nothing:

@@ -86,6 +86,7 @@ _SHOWN = "a table: what it shows is tested with its command"
 _RECORDS = "records without behaviour"
 
 TESTED_ELSEWHERE: dict[str, Elsewhere] = {
+    **_each("documents.config documents.trace_record", _RECORDS, "docs/test_document_schemas.py"),
     **_each(
         "importers.artifacts.lowering.activations importers.artifacts.lowering.arithmetic "
         "importers.artifacts.lowering.indexing importers.artifacts.lowering.losses "
@@ -305,11 +306,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("offline.folder_contents", "what merge reads", "offline/test_merge.py", "documents/test_damage.py"),
     **_each(
-        "offline.optimizer.adam_rules offline.optimizer.rms_rules offline.optimizer.sgd_rules "
-        "offline.optimizer.step_count_rules offline.optimizer.rules offline.optimizer.fit_rule offline.optimizer.fits "
-        "offline.optimizer.evidence offline.optimizer.predicates offline.optimizer.recogniser "
-        "offline.optimizer.probe_harness offline.optimizer.sampler offline.optimizer.update_function "
-        "offline.optimizer.numpy_ops",
+        "offline.optimizer.evidence offline.optimizer.formulas offline.optimizer.probe",
         _NAMED, "offline/test_offline_optimizer.py", "offline/test_offline_inspect.py",
     ),
     **_each(

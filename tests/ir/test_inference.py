@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ import onnx
 import pytest
 from model_files import refusal, save, small, value
 from onnx import helper, numpy_helper
+from operator_forms import forms
 
 from gopt.errors import InputError
 from gopt.ir.load import load
 from gopt.ir.types import TensorType
+from gopt.operators.table import OPERATORS
 
 
 def test_large_values_take_no_part_in_inference_but_small_ones_do(tmp_path: Path) -> None:
@@ -70,3 +73,23 @@ def test_a_long_row_is_not_followed_element_by_element(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "m.onnx")], capture_output=True, text=True)
     shape, kilobytes = done.stdout.split()
     assert (int(shape), int(kilobytes) < 200_000) == (2_000_000, True), done
+
+
+@pytest.mark.parametrize("op_type", sorted(each for each in OPERATORS if forms(each)))
+def test_every_operator_that_has_a_record_is_typed(op_type: str, tmp_path: Path) -> None:
+    """onnx itself infers nothing of a GroupNormalization: its result and all behind it had no type."""
+    use = next((each for each in forms(op_type) if each.opset >= 20), forms(op_type)[0])
+    names = [f"x{place}" if each is not None else "" for place, each in enumerate(use.inputs)]
+    if op_type == "MeanVarianceNormalization":  # onnx's checker forgets that its axes have a default
+        use = replace(use, attributes={"axes": [0, 2, 3]})
+    first = helper.make_node(op_type, names, [f"y{place}" for place in range(use.results)], **use.attributes)
+    stored = [numpy_helper.from_array(each, name) for name, each in zip(names, use.inputs) if each is not None]
+    fed, held = stored[0], stored[1:]
+    model = small(
+        nodes=[first, helper.make_node("Shape", ["y0"], ["shape"])],
+        initializer=held,
+        inputs=[helper.make_tensor_value_info(fed.name, fed.data_type, list(fed.dims))],
+        outputs=[helper.make_tensor_value_info("shape", onnx.TensorProto.INT64, ["rank"])],
+    )
+    model.opset_import[0].version = use.opset
+    assert load(save(tmp_path, model)).type_of("y0").dtype != "undefined"

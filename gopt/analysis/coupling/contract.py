@@ -9,6 +9,7 @@ from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.marks import CouplingKind, Mark, Marks, Relation, Untraceable, changed, division
 from gopt.analysis.coupling.pointwise import aligned, by_place, in_batch
 from gopt.ir.graph import Node
+from gopt.operators.kinds import ARG_EXTREMES, MEANS, SOFTMAXES
 from gopt.operators.table import operator
 
 Letters = Sequence[Hashable]
@@ -130,12 +131,12 @@ def reduction(context: CouplingContext, node: Node) -> Marks:
     mark, rank = context.samples(name), context.rank(name)
     if mark is None:
         raise Untraceable("random numbers are reduced")
-    axes = [axis_of(node, rank, 0)] if node.is_a("ArgMax", "ArgMin") else context.axes(node, rank) or []
+    axes = [axis_of(node, rank, 0)] if node.is_in(ARG_EXTREMES) else context.axes(node, rank) or []
     if not axes:
         if node.attributes.get("noop_with_empty_axes", 0):
             return [mark]
         axes = list(range(rank))
-    linear = node.is_a("ReduceSum", "ReduceMean")
+    linear = node.is_in(MEANS)
     if mark.axis not in axes:
         shift = 0 if node.attributes.get("keepdims", 1) else sum(each < mark.axis for each in axes)
         return [changed(mark, axis=mark.axis - shift, factor=mark.factor if linear else 1.0)]
@@ -164,7 +165,7 @@ def along(context: CouplingContext, node: Node) -> Marks:
         if given is None:
             raise Untraceable("the axis is computed")
         axes = [given[0] % rank]
-    elif node.is_a("Softmax", "LogSoftmax", "Hardmax") and context.opset < 13:
+    elif node.is_in(SOFTMAXES) and context.opset < 13:
         axes = list(range(axis_of(node, rank, 1), rank))
     if mark.axis in axes:
         if not mark.mixed:

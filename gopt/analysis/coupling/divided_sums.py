@@ -11,6 +11,7 @@ from gopt.analysis.coupling.open_statistics import Unclear
 from gopt.analysis.coupling.sample_counts import SampleCounts, few_elements, may_count
 from gopt.analysis.training import Phase
 from gopt.ir.graph import Node
+from gopt.operators.kinds import PRODUCTS, SCALES
 
 _FAR = 128
 """Values of an update that are searched for its rates."""
@@ -54,7 +55,7 @@ class DividedSums:
         """Raise Unclear for a sum that a product takes, with weights that follow no batch: a vector of one over the
         number of samples makes it a mean."""
         node = self.context.origins.get(mark.origin)
-        if node is None or not node.is_a("MatMul", "Gemm", "Einsum"):
+        if node is None or not node.is_in(PRODUCTS):
             return
         weights = next((each for each in node.inputs[:2] if each not in self.context.marks), None)
         if weights is not None:
@@ -70,7 +71,7 @@ class DividedSums:
             if node is None:
                 continue
             summed = (each in marks and marks[each].kind is Relation.SUM for each in node.inputs)
-            if node.is_a("Mul", "Div") and not any(summed):
+            if node.is_in(SCALES) and not any(summed):
                 found += [abs(by) for each in node.inputs if (by := self.context.scalar(each))]
             fresh = [each for each in node.reads if each not in seen and each not in self.context.origins]
             seen.update(fresh)
@@ -107,7 +108,7 @@ class DividedSums:
         """Return whether elements of a constant may be one over the number of samples; factors of one element are
         judged with their sum."""
         value = self.context.constant(name)
-        if value is None or (value.size == 1 and node.is_a("Mul", "Div")):
+        if value is None or (value.size == 1 and node.is_in(SCALES)):
             return False
         sizes = [self.context.batch * size for size in products(self.counts.sizes())]
         found = {abs(each) for each in few_elements(value, "fV")} - {0.0}
@@ -117,7 +118,7 @@ class DividedSums:
     def refuse_rate(self, name: str, old: float | None) -> None:
         """Raise Unclear for a sum times the rate of a running average that is one over the batch as well."""
         node = self.context.index.producers.get(name)
-        if old is None or node is None or not node.is_a("Mul", "Div") or len(node.inputs) != 2:
+        if old is None or node is None or not node.is_in(SCALES) or len(node.inputs) != 2:
             return
         for value, constant in (node.inputs, node.inputs[::-1]):
             mark, by = self.context.marks.get(value), self.context.scalar(constant)

@@ -10,7 +10,8 @@ nothing of the batch.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
+from functools import partial
 from math import prod
 
 from gopt.analysis.coupling.context import CouplingContext
@@ -20,8 +21,11 @@ from gopt.analysis.coupling.reduced import unguarded
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
 from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Node
+from gopt.ir.graph_index import walk
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import CASTS, CONTRACTIONS, ELEMENTWISE, LINEAR_IN_FIRST, QUOTIENTS, SCALES, SCATTERS, TERMS
+from gopt.operators.operator import Slope
+from gopt.operators.table import operator
 
 FACTORS = CONTRACTIONS | SCALES | QUOTIENTS
 _TERMS = TERMS | SCATTERS
@@ -68,6 +72,9 @@ class GradientUnits:
     losses: list[str]
     trained: set[str]
     """Values that depend on parameters."""
+    gradients: InitVar[Iterable[str]] = ()
+    proportional: set[str] = field(init=False)
+    """Values that a gradient is in proportion to."""
     factors: UniformFactors = field(init=False)
     terms: LossTerms = field(init=False)
     units: dict[str, Unit | None] = field(default_factory=dict)
@@ -78,7 +85,8 @@ class GradientUnits:
     """Values of samples times zero, as of a recurrence's first state, and linear functions of such values."""
     _squares: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, gradients: Iterable[str]) -> None:
+        self.proportional = set(walk(gradients, partial(_followed, self.context)))
         self.factors = UniformFactors(self.context)
         self.terms = loss_terms(self.context, self.factors, self.losses)
         self.statistics = set(self.context.fed)
@@ -125,9 +133,10 @@ class GradientUnits:
         return replace(unit, coupled=coupled) if coupled else unit
 
     def _is_count_of(self, node: Node, name: str) -> bool:
-        """Return whether a value is a sum or a mean over samples that no parameter enters, such as a count."""
+        """Return whether a value is a sum or a mean over samples that no parameter enters, such as a count; the
+        gradient of a linear model is none."""
         counts = self.context.marks[name].kind in (Relation.SUM, Relation.MEAN)
-        return counts and name not in self.trained and not node.is_in(FACTORS)
+        return counts and not (name in self.trained or name in self.proportional) and not node.is_in(FACTORS)
 
     def of(self, name: str) -> Unit | None:
         """The unit of a marked value; None where there is none."""
@@ -344,9 +353,7 @@ class GradientUnits:
         for place, name in ordered:
             sign = -1 if (node.is_a("Div") and place) or node.is_a("Reciprocal") else 1
             if name in moving:
-                multiplied = self._multiplied(
-                    found, name, sign, samples=bool(samples), elementwise=node.is_a("Mul", "Div")
-                )
+                multiplied = self._multiplied(found, name, sign, samples=bool(samples), elementwise=node.is_in(SCALES))
                 if multiplied is None:
                     return None
                 found = multiplied
@@ -415,7 +422,7 @@ class GradientUnits:
         self, node: Node, found: Unit, name: str, sign: int, samples: list[str], reduced: bool
     ) -> Unit:  # fmt: skip
         """Multiply by an operand that no sample enters, or divide by it."""
-        if not node.is_a("Mul", "Div"):
+        if not node.is_in(SCALES):
             factor = self.factors.of(name)
             if reduced and samples and factor.uniform:  # the derivative by each sample, alike for all of them
                 found = replace(
@@ -474,11 +481,21 @@ class GradientUnits:
         """The constant that a node multiplies ``name`` by; None where it does anything else."""
         if node.is_a("Identity", "Cast", "Reshape"):
             return UniformFactor()
-        if not node.is_a("Mul", "Div") or node.inputs.count(name) != 1 or (node.is_a("Div") and node.inputs[0] != name):
+        if not node.is_in(SCALES) or node.inputs.count(name) != 1 or (node.is_a("Div") and node.inputs[0] != name):
             return None
         other = next(each for each in node.inputs if each != name)
         factor = self.factors.of(other)
         return UniformFactor().times(factor, -1 if node.is_a("Div") else 1) if factor.uniform else None
+
+
+def _followed(context: CouplingContext, name: str) -> Iterable[str]:
+    """The operands that a value is in proportion to, but for sums over samples that multiply others."""
+    node = context.index.producers.get(name)
+    if node is None:
+        return ()
+    record = operator(node.op_type)
+    found = [each for n, each in enumerate(node.inputs) if each in context.marks and record.slope(n) is Slope.LINEAR]
+    return found if len(found) == 1 or node.is_in(_TERMS) else filter(context.samples, found)
 
 
 def _is_square(context: CouplingContext, node: Node) -> bool:

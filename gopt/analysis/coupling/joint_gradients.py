@@ -48,7 +48,7 @@ def read_backward(context: CouplingContext, training: TrainingGraph) -> Backward
     if any(each.kind is CouplingKind.IN_BATCH for each in context.found):
         return BackwardReading()
     trained = descendants(context.index, [state.tensor for state in training.parameters])
-    units = GradientUnits(context, list(training.losses), trained)
+    units = GradientUnits(context, list(training.losses), trained, training.gradients.values())
     levels: dict[str, Linearity] = {}
     second: tuple[str, Node] | None = None
     counts: dict[str, str] = {}

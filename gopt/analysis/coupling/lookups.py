@@ -114,12 +114,3 @@ def _written(context: CouplingContext, node: Node, given: Mark | None, into: Mar
         if own is None and not context.alike(name, axis, mark):
             by_place(context, node, f"{name!r} has a value of its own for every place of the batch")
     return changed(mark, factor=1.0, mixed=any(m.mixed for m in marks))
-
-
-def one_hot(context: CouplingContext, node: Node) -> Marks:
-    mark = context.samples(node.inputs[0])
-    if mark is None:
-        raise Untraceable("its depth or values depend on the batch")
-    rank = context.rank(node.outputs[0])
-    axis = axis_of(node, rank, -1)
-    return [changed(mark, axis=mark.axis + (axis <= mark.axis), factor=1.0)]

@@ -9,7 +9,7 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, division
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
 from gopt.ir.graph import Node
-from gopt.operators.kinds import CASTS, VIEWS
+from gopt.operators.kinds import CASTS, CLASS_LOSSES, MEANS, SCALES, SUMS, VIEWS
 
 MOST = 64
 """Terms, and paths to them, that are looked at."""
@@ -111,9 +111,9 @@ def _following(
     marked = [name for name in node.inputs if name in context.marks]
     if node.is_a(*_COPIES):
         return [(name, UniformFactor()) for name in marked[:1]]
-    if node.is_a("Add", "Sub", "Sum") and mark.kind is not Relation.SAMPLES:
+    if node.is_in(SUMS) and mark.kind is not Relation.SAMPLES:
         return [(name, UniformFactor()) for name in marked]
-    if node.is_a("Mul", "Div") and len(marked) == 1 and node.inputs.count(marked[0]) == 1:
+    if node.is_in(SCALES) and len(marked) == 1 and node.inputs.count(marked[0]) == 1:
         if node.is_a("Div") and node.inputs[0] != marked[0]:
             return []
         other = next(name for name in node.inputs if name != marked[0])
@@ -123,7 +123,7 @@ def _following(
         return [(marked[0], UniformFactor().times(factor, -1 if node.is_a("Div") else 1))]
     if node.is_a("Div") and len(marked) == 2 and mark.kind is Relation.WEIGHTED:
         return [(marked[0], UniformFactor())]
-    if node.is_a("ReduceSum", "ReduceMean") and len(marked) == 1:
+    if node.is_in(MEANS) and len(marked) == 1:
         return [(marked[0], UniformFactor(1.0 if node.is_a("ReduceSum") else _share(context, node)))]
     return []
 
@@ -132,7 +132,7 @@ def _of_operator(context: CouplingContext, node: Node | None, mark: Mark) -> flo
     """One over the number of labels that a loss operator takes the mean of; 1 for any other node."""
     if node is None or mark.kind is not Relation.MEAN:
         return 1.0
-    if not node.is_a("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
+    if not node.is_in(CLASS_LOSSES):
         return 1.0
     return 1.0 / (context.index.graph.type_of(node.inputs[1]).elements or 1)
 

@@ -23,7 +23,7 @@ from gopt.ir.graph_index import ancestors, copied_from
 from gopt.ir.node_kinds import control_flow, elementwise, value_reads
 from gopt.ir.nodes import nested
 from gopt.ir.scopes import bodies
-from gopt.operators.kinds import LAYOUT, VIEWS
+from gopt.operators.kinds import LAYOUT, SCALES, VIEWS
 from gopt.operators.table import operator
 
 _MOST = 64
@@ -145,7 +145,7 @@ class SampleCounts:
         """Return whether an operand divides a sum over samples, or multiplies it."""
         marks = self.context.marks
         summed = (each in marks and marks[each].kind is Relation.SUM for each in node.inputs)
-        return name not in marks and node.is_a("Mul", "Div") and any(summed)
+        return name not in marks and node.is_in(SCALES) and any(summed)
 
     def _of(self, name: str, node: Node | None, operands: list[str]) -> SizesBehind:
         if name in self.counted and self._count(name):
@@ -179,7 +179,7 @@ class SampleCounts:
     def _multiplies_mean(self, node: Node, name: str) -> bool:
         """Return whether a constant makes a sum of a mean over samples."""
         marks, by = self.context.marks, self.context.scalar(name)
-        if not by or name in marks or not node.is_a("Mul", "Div") or self.context.batch < 2:
+        if not by or name in marks or not node.is_in(SCALES) or self.context.batch < 2:
             return False
         means = any(each in marks and marks[each].kind is Relation.MEAN for each in node.inputs)
         by = 1 / by if node.is_a("Div") else by

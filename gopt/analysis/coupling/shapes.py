@@ -82,14 +82,6 @@ def unsqueeze(context: CouplingContext, node: Node) -> Marks:
     return [changed(mark, axis=place)]
 
 
-def transpose(context: CouplingContext, node: Node) -> Marks:
-    mark, rank = context.marks[node.inputs[0]], context.rank(node.inputs[0])
-    if mark.kind is Relation.DRAWN:
-        return [DRAWN]
-    order = [int(each) for each in node.attributes.get("perm", range(rank)[::-1])]
-    return [changed(mark, axis=order.index(mark.axis))]
-
-
 def expand(context: CouplingContext, node: Node) -> Marks:
     """Expand: new dimensions come in front, and a dimension of one sample may not grow."""
     name = node.inputs[0]
@@ -176,10 +168,3 @@ def pad(context: CouplingContext, node: Node) -> Marks:
     if mark is None or context.shape(node.inputs[0])[mark.axis] != context.shape(node.outputs[0])[mark.axis]:
         raise Untraceable("rows that are not samples are added to the batch")
     return [changed(mark, factor=1.0)]
-
-
-def trilu(context: CouplingContext, node: Node) -> Marks:
-    mark = context.samples(node.inputs[0])
-    if mark is None or mark.axis >= context.rank(node.inputs[0]) - 2:
-        raise Untraceable("a triangle (Trilu) is taken along the dimension of samples")
-    return [mark]

@@ -22,7 +22,7 @@ from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, ancestors, descendants
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import AVERAGES, LAYOUT, WRITES
+from gopt.operators.kinds import AVERAGES, LAYOUT, SCALES, SUMS, WRITES
 
 _REDUCE = {Relation.MEAN: "mean", Relation.SUM: "sum", Relation.MAX: "max", Relation.MIN: "min"}
 _JOINS = WRITES | {"Concat"}
@@ -214,7 +214,7 @@ class _Walk:
 
     def _decays(self, node: Node | None) -> bool:
         """Return whether a node multiplies the old value by a constant."""
-        if node is None or not node.is_a("Mul", "Div") or self.state.tensor not in node.inputs:
+        if node is None or not node.is_in(SCALES) or self.state.tensor not in node.inputs:
             return False
         return all(each == self.state.tensor or self.context.scalar(each) for each in node.inputs)
 
@@ -231,9 +231,7 @@ class _Walk:
         """Keep the first constant of a node that may be a number of samples; one beside a bare sum may be of any
         value."""
         marks = self.context.marks
-        bare = node.is_a("Add", "Sub", "Sum") and any(
-            name in marks and marks[name].kind is Relation.SUM for name in node.inputs
-        )
+        bare = node.is_in(SUMS) and any(name in marks and marks[name].kind is Relation.SUM for name in node.inputs)
         for name in node.inputs if not self.literal else ():
             by = abs(self.context.scalar(name))
             if name in marks or (old is not None and isclose(by, 1 - old, rel_tol=1e-5)):

@@ -15,14 +15,11 @@ from gopt.operators.dims.link import OLDEST, DimFactor, DimFactors
 from gopt.operators.kinds import (
     ALL_REDUCTIONS,
     ARG_EXTREMES,
-    ATTENTION,
     CLASS_LOSSES,
-    DEPTH_MOVES,
     DRAWN_LIKE,
     ELEMENTWISE,
-    GLOBAL_POOLS,
     LAYER_NORMS,
-    PART_NORMS,
+    LAYOUT,
     POOLS,
     SOFTMAXES,
 )
@@ -41,8 +38,11 @@ def by_dims(context: CouplingContext, node: Node) -> Marks:
     """The samples of results, by the dimensions along which the operator's record is split."""
     rule, marks = operator(node.op_type).dims, [context.samples(name) for name in node.inputs]
     first = next((mark for mark in marks if mark is not None), None)
+    if first is None and node.is_in(LAYOUT):
+        return [DRAWN for _ in node.outputs]
     if rule is None or first is None:
         raise Untraceable("gopt has no rule for this operator")
+    mixed, constant = any(mark and mark.mixed for mark in marks), first.factor if node.is_in(LAYOUT) else 1.0
     drawn = any(mark is None and context.marks.get(name) is DRAWN for name, mark in zip(node.inputs, marks))
     if drawn or any(mark and (mark.outer, mark.inner) != (first.outer, first.inner) for mark in marks):
         raise Untraceable("operands count their samples differently")
@@ -54,7 +54,7 @@ def by_dims(context: CouplingContext, node: Node) -> Marks:
         for name, mark, axis in operands:
             if name and mark is None and isinstance(axis, int) and not context.alike(name, axis, first):
                 by_place(context, node, f"{name!r} has a value of its own for every place of the batch")
-        return [changed(first, axis=place, factor=1.0) for place in factor.results]
+        return [changed(first, axis=place, mixed=mixed, factor=constant) for place in factor.results]
     raise Untraceable("it does not take samples one by one along this dimension")
 
 
@@ -68,29 +68,23 @@ def _factors(context: CouplingContext, node: Node, rule: DimFactors) -> list[Dim
         return []
 
 
-IN_FRONT = sorted(POOLS | GLOBAL_POOLS | DEPTH_MOVES | PART_NORMS | ATTENTION | {"LRN"})
-"""Operators whose first dimension is the batch."""
-
 RULES: dict[str, TransferFunction] = {
     **dict.fromkeys(ELEMENTWISE, pointwise),
     "Reshape": shapes.reshape,
     "Flatten": shapes.reshape,
     "Squeeze": shapes.squeeze,
     "Unsqueeze": shapes.unsqueeze,
-    "Transpose": shapes.transpose,
     "Expand": shapes.expand,
     "Tile": shapes.tile,
     "Concat": shapes.concat,
     "Split": shapes.split,
     "Slice": shapes.slices,
     "Pad": shapes.pad,
-    "Trilu": shapes.trilu,
     "Gather": lookups.gather,
     "GatherElements": lookups.gather_elements,
     "ScatterElements": lookups.gather_elements,
     "GatherND": lookups.gather_nd,
     "ScatterND": lookups.scatter_nd,
-    "OneHot": lookups.one_hot,
     "MatMul": contract.matmul,
     "Gemm": contract.gemm,
     "Einsum": contract.einsum,
@@ -103,7 +97,7 @@ RULES: dict[str, TransferFunction] = {
     "TopK": contract.along,
     **dict.fromkeys(sorted(LAYER_NORMS), contract.layer_norm),
     "BatchNormalization": contract.batch_norm,
-    **dict.fromkeys(IN_FRONT, contract.in_front),
+    **dict.fromkeys(sorted(POOLS), contract.in_front),
     **dict.fromkeys(sorted(CLASS_LOSSES), contract.loss_operator),
     **dict.fromkeys(sorted(DRAWN_LIKE), like),
 }

@@ -11,7 +11,7 @@ import numpy as np
 from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.marks import Relation
 from gopt.ir.graph import Node
-from gopt.operators.kinds import CASTS, LAYOUT
+from gopt.operators.kinds import CASTS, LAYOUT, SCALES
 
 DEPTH = 64
 """Nodes behind one another that are looked at."""
@@ -73,7 +73,7 @@ class UniformFactors:
             return self.of(node.inputs[0], depth + 1)
         if node.is_a("Reciprocal"):
             return UniformFactor().times(self.of(node.inputs[0], depth + 1), -1)
-        if node.is_a("Mul", "Div"):
+        if node.is_in(SCALES):
             left, right = (self.of(each, depth + 1) for each in node.inputs)
             return left.times(right, -1 if node.is_a("Div") else 1)
         if node.is_a("MatMul"):

@@ -9,8 +9,7 @@ import numpy as np
 
 from gopt.offline.optimizer.evidence import tidy
 from gopt.offline.optimizer.gradient_path import GradientPath, GradientPaths
-from gopt.offline.optimizer.probe_harness import ProbeHarness, Scalars, spread
-from gopt.offline.optimizer.update_function import UpdateFunction
+from gopt.offline.optimizer.probe import Probe, Scalars, UpdateFunction, spread
 
 _TRIALS = 3
 _LARGE = (1e10, 1e14)
@@ -43,7 +42,7 @@ def find_clips(paths: GradientPaths, parameters: Sequence[str]) -> tuple[Clip, .
     bounded = [_magnitude(path) for path in ways.values() if path.low is not None or path.high is not None]
     if bounded:
         found.append(Clip("value", bounded[0] if len({*bounded}) == 1 else None, "", "", "", len(bounded), count))
-    norms = _Norms(paths.harness)
+    norms = _Norms(paths.probe)
     ways_of: dict[tuple[str, ...], list[GradientPath]] = {}
     for path in ways.values():
         if path.factors:
@@ -86,11 +85,11 @@ class _Norm:
 class _Norms:
     """Finds what gradients are clipped by: they are scaled by constant / norm once they are large."""
 
-    def __init__(self, harness: ProbeHarness) -> None:
-        self.harness = harness
-        given = [spread(harness.inputs, seed) for seed in range(_TRIALS)]
-        self.inactive = [Scalars(harness, each) for each in given]
-        self.active = [[Scalars(harness, each, large) for large in _LARGE] for each in given]
+    def __init__(self, probe: Probe) -> None:
+        self.probe = probe
+        given = [spread(probe.inputs, seed) for seed in range(_TRIALS)]
+        self.inactive = [Scalars(probe, each) for each in given]
+        self.active = [[Scalars(probe, each, large) for large in _LARGE] for each in given]
 
     def of(self, path: GradientPath) -> _Norm | None:
         """The norm from which the factors of a path are computed, if they are a clip."""
@@ -116,7 +115,7 @@ class _Norms:
 
     def _gains(self, path: GradientPath) -> list[list[float]] | None:
         """The factor by which the gradient shrinks when norms are large; None unless all gradients shrink by it."""
-        update_fn = UpdateFunction(self.harness, [path.start], [path.end], self.harness.owners.reduced)
+        update_fn = UpdateFunction(self.probe, [path.start], [path.end], self.probe.owners.reduced)
         gradient = np.array([1e-9])
 
         def scale(scalars: Scalars) -> float:
@@ -138,30 +137,30 @@ class _Norms:
 
     def _behind(self, factors: Sequence[str]) -> tuple[list[str], frozenset[str]]:
         """Small values that lead to the factors and come from reductions, in order, and whose values were reduced."""
-        harness = self.harness
+        probe = self.probe
         stack, seen, owners = list(factors), {*factors}, set()
         while stack:
-            node = harness.producers.get(stack.pop())
+            node = probe.producers.get(stack.pop())
             for operand in () if node is None else node.reads:
-                if operand in harness.owners.full:
-                    owners.add(harness.owners.full[operand])
-                elif operand not in seen and operand in harness.owners.reduced:
+                if operand in probe.owners.full:
+                    owners.add(probe.owners.full[operand])
+                elif operand not in seen and operand in probe.owners.reduced:
                     seen.add(operand)
                     stack.append(operand)
-        order = sorted(seen, key=lambda value: harness.position[id(harness.producers[value])])
+        order = sorted(seen, key=lambda value: probe.index.position[id(probe.producers[value])])
         return order, frozenset(owners)
 
     def _owner_masks(self, names: Sequence[str]) -> dict[str, int]:
         """Small values, in order -> whose values were reduced to them, a bit for each owner: a norm of thousands of
         gradients is a chain of as many sums."""
-        harness = self.harness
+        probe = self.probe
         bits: dict[str, int] = {}
         masks: dict[str, int] = {}
         for name in names:
             mask = 0
-            for operand in harness.producers[name].reads:
-                if operand in harness.owners.full:
-                    mask |= 1 << bits.setdefault(harness.owners.full[operand], len(bits))
+            for operand in probe.producers[name].reads:
+                if operand in probe.owners.full:
+                    mask |= 1 << bits.setdefault(probe.owners.full[operand], len(bits))
                 else:
                     mask |= masks.get(operand, 0)
             masks[name] = mask
@@ -169,12 +168,12 @@ class _Norms:
 
     def _type(self, name: str) -> str:
         """The type of the norm, from how it combines what each gradient was reduced to."""
-        harness = self.harness
+        probe = self.probe
         leaves = [
             value for value in self._behind([name])[0]
-            if any(operand in harness.owners.full for operand in harness.producers[value].reads)
+            if any(operand in probe.owners.full for operand in probe.producers[value].reads)
         ]  # fmt: skip
-        small, large = (Scalars(harness, spread(harness.inputs, 0), size) for size in (1e4, 4e4))
+        small, large = (Scalars(probe, spread(probe.inputs, 0), size) for size in (1e4, 4e4))
         values = np.array([small.number(leaf) or np.nan for leaf in leaves])
         first, second = small.number(name) or np.nan, large.number(name) or np.nan
         if abs(second / first - 2) < 1e-6 and abs(first - np.sqrt(values.sum())) <= 1e-6 * first:
@@ -188,9 +187,9 @@ class _Norms:
 
     def _kind(self, leaf: str) -> str:
         """Return the norm of one gradient that a reduction computes; '' if it cannot be determined."""
-        node = self.harness.producers[leaf]
+        node = self.probe.producers[leaf]
         if node.is_a("ReduceSum", "ReduceMax"):
-            source = self.harness.producers.get(node.inputs[0])
+            source = self.probe.producers.get(node.inputs[0])
             if source is None or not source.is_a("Abs"):
                 return ""
         return {"ReduceL2": "2", "ReduceL1": "1", "ReduceSum": "1", "ReduceMax": "inf"}.get(node.op_type, "")
@@ -199,6 +198,6 @@ class _Norms:
 def _zeros(update_fn: UpdateFunction, start: str) -> dict[str, np.ndarray]:
     """Zeros for the states that the nodes read beside the gradient: sums of gradients."""
     made = {name for node in update_fn.nodes for name in node.outputs}
-    wide = update_fn.harness.owners.full
+    wide = update_fn.probe.owners.full
     read = {name for node in update_fn.nodes for name in node.reads}
     return {name: np.zeros(1) for name in sorted(read - made - {start}) if name in wide}

@@ -1,141 +1,258 @@
-"""The fits of one update in all trials, and the constants that they agree on for an assumed bias correction."""
+"""The constants on which the fits of all trials agree: a number that is equal in every trial is a hyper-parameter.
+
+Steps that follow the count of steps (bias corrections, RAdam, NAdam, ASGD, decays of Adagrad) agree under a
+hypothesis, a ``Correction``; the one that explains most is believed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from gopt.offline.optimizer.fits import ABOUT, Fit, Hyper
-from gopt.offline.optimizer.probe_harness import ProbeHarness, Scalars
-from gopt.offline.optimizer.sampler import close
-from gopt.offline.optimizer.update_function import UpdateFunction
+from gopt.offline.optimizer.formulas import ABOUT, Fit, Hyper, close
+from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction, spread
 
-_ROOTLESS = ("SGD", "momentum", "Lion", "Rprop", "ASGD")
+_ROOTLESS = ("SGD", "momentum", "Lion", "Rprop")
+_SOON = 100.0
+"""A step up to which what decays with the count of steps has not vanished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A recognised update: its name, its constants (None: not found), what each state is, its step size."""
+    """A recognised update: its name, its constants (None: not found), what each state is, its step size.
+
+    ``step_size``: the scalar of the graph that is the learning rate after schedule; '' when none is. ``flipped``: the
+    rule goes up the gradient that it is given.
+    """
 
     name: str
     hyper: dict[str, Hyper] = field(default_factory=dict)
     roles: tuple[str, ...] = ()
     step_size: str = ""
-    """The scalar of the graph that is the learning rate after schedule; '' when none is."""
     recognised: bool = True
     flipped: bool = False
-    """It goes up the gradient that it is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A bias correction: what each trial divides its moments by; ``late``: epsilon joins the uncorrected root;
-    ``factor``: what else the step is multiplied by."""
+    """A hypothesis: what each trial divides its moments by; ``late``: epsilon joins the uncorrected root; ``factor``:
+    what else the step is multiplied by. ``name`` and ``hyper``: of a rule that is known by its correction."""
 
     made: bool
-    first: Sequence[float]
-    second: Sequence[float]
+    first: Array
+    second: Array
     late: bool = False
-    factor: Sequence[float] = ()
+    factor: Array | float = 1.0
+    name: str = ""
+    hyper: dict[str, Hyper] = field(default_factory=dict)
 
-    def gain(self, trial: int) -> float:
+    @property
+    def gain(self) -> Array:
         """By how much the uncorrected direction, epsilon apart, is too small."""
-        gain = self.first[trial] / float(np.sqrt(self.second[trial]))
-        return gain / self.factor[trial] if self.factor else gain
-
-    def size(self, trial: int, fit: Fit) -> float:
-        return fit.size if fit.trust else fit.size * self.gain(trial)
-
-    def eps(self, trial: int, fit: Fit) -> float:
-        second = 1.0 if self.late else self.second[trial]
-        return fit.eps / second if fit.inside else fit.eps / float(np.sqrt(second))
+        return np.asarray(self.first / np.sqrt(self.second) / self.factor)
 
 
 class Evidence:
     """The fits of one update, and the scalars of the graph that may have entered them."""
 
-    def __init__(
-        self, harness: ProbeHarness, runs: Sequence[Scalars], update_fn: UpdateFunction, fits: Sequence[Fit]
-    ) -> None:
-        self.harness, self.runs, self.fits = harness, runs, fits
-        seen = {x for node in update_fn.nodes for name in node.inputs for x in harness.inputs_behind(name)}
-        self.inputs = [name for name in harness.inputs if name in seen]
-        before = (x for node in update_fn.nodes for x in harness.scalars_before(node.inputs))
+    def __init__(self, probe: Probe, runs: Sequence[Scalars], update_fn: UpdateFunction, fits: Sequence[Fit]) -> None:
+        self.probe, self.runs, self.fits = probe, runs, fits
+        self.ones = np.ones(len(fits))
+        self.first, self.second = stored(fits[0].first), stored(fits[0].second)
+        seen = {x for node in update_fn.nodes for name in node.inputs for x in probe.inputs_behind(name)}
+        self.inputs = [name for name in probe.inputs if name in seen]
+        before = (x for node in update_fn.nodes for x in probe.scalars_before(node.inputs))
         self.sources = sorted(
             dict.fromkeys([*self.inputs, *before]),
-            key=lambda name: (name not in harness.hyper, name not in harness.inputs),
+            key=lambda name: (name not in probe.hyper, name not in probe.inputs),
         )
         """Candidates for the step size: hyper-parameters first, inputs before computed values."""
 
-    def corrections(self) -> list[Correction]:
-        """Return candidate divisors of the moments: none, or 1 - beta^t for each scalar t that the update reads."""
-        ones = [1.0] * len(self.fits)
-        found = [Correction(False, ones, ones)]
-        for name in self.inputs if self.fits[0].first else ():
-            for later in (0.0, 1.0):
-                first, second = [], []
-                for fit, scalars in zip(self.fits, self.runs):
-                    t = (scalars.number(name) or 0.0) + later
-                    first.append(1 - stored(fit.first) ** t)
-                    second.append(1 - stored(fit.second) ** t if fit.second else 1.0)
-                if all(value > 0 for value in (*first, *second)):
-                    found += [Correction(True, first, second), Correction(True, first, second, late=True)]
-        return found
+    def of(self, key: str) -> Array:
+        """A coefficient in all trials."""
+        return np.array([getattr(fit, key) for fit in self.fits], np.float64)
+
+    def values(self, name: str) -> Array:
+        """A scalar's values in all trials; NaN where it has none."""
+        return np.array([np.nan if (value := run.number(name)) is None else value for run in self.runs])
+
+    def counts(self) -> Iterator[Array]:
+        """For each scalar that may count steps: its value in every trial, or that plus one."""
+        for name in self.inputs:
+            for counts in (self.values(name), self.values(name) + 1):
+                if (counts > 0).all():
+                    yield counts
 
     def rule(self, correction: Correction) -> tuple[Rule, int]:
         """The rule under one hypothesis, and how much of the update it explains."""
-        fits, late = self.fits, len(self.fits) - 1
-        sizes = [correction.size(place, fit) for place, fit in enumerate(fits)]
-        source, score = self.source(sizes)
-        kind, hyper = fits[late].kind, {key: agreed([f.hyper[key] for f in fits]) for key in fits[0].hyper}
+        last = self.fits[-1]
+        kind, hyper = last.kind, {key: agreed([fit.hyper[key] for fit in self.fits]) for key in last.hyper}
+        sizes = self.of("size") * (1 if last.trust else correction.gain)
+        source, score = self._source(sizes)
         if kind not in _ROOTLESS:
-            rooted = [(place, fit) for place, fit in enumerate(fits) if fit.kind == kind]
-            hyper["eps"] = agreed([correction.eps(place, fit) for place, fit in rooted])
+            below = self.ones if correction.late else correction.second
+            eps = self.of("eps") / (below if last.inside else np.sqrt(below))
+            hyper["eps"] = agreed([each for each, fit in zip(eps, self.fits) if fit.kind == kind])
             score += 4 if hyper["eps"] is not None else 0
-            if fits[late].inside and kind != "Adadelta":  # Adadelta has its epsilon in no other place
+            if last.inside and kind != "Adadelta":  # Adadelta has its epsilon in no other place
                 hyper["eps_inside_root"] = True
         if kind == "Rprop":
-            return Rule(kind, hyper, fits[late].roles, flipped=fits[late].flipped), 0
-        decay, coupled = self.decay(sizes, correction, bool(source))
-        score += 1 if decay is not None else 0
+            return Rule(kind, hyper, last.roles, flipped=last.flipped), 0
+        decay, coupled = self._decay(sizes, correction, bool(source))
         hyper["weight_decay"] = decay
         if decay and kind != "SGD":
             hyper["decoupled"] = not coupled
-        if fits[0].first:
+        if last.first and not correction.name:
             hyper["bias_correction"] = correction.made if source else None
         if kind == "Adam" and decay and not coupled:
             kind = "AdamW"
-        flipped = fits[late].flipped
-        return Rule(kind, hyper, fits[0].roles, source, flipped=flipped), 2 * score + (correction.made and bool(source))
+        score = 2 * (score + (decay is not None)) + (correction.made and bool(source))
+        return Rule(correction.name or kind, hyper | correction.hyper, last.roles, source, flipped=last.flipped), score
 
-    def source(self, sizes: Sequence[float]) -> tuple[str, int]:
+    def _source(self, sizes: Array) -> tuple[str, int]:
         """The scalar that equals the step size in every trial, and how much evidence that is."""
-        if not any(sizes):
-            return "", 0
-        for name in self.sources:
-            values = [scalars.number(name) for scalars in self.runs]
-            if all(close(None if value is None else abs(value), size) for value, size in zip(values, sizes)):
-                return name, 3 if name in self.harness.hyper else 2 if self.harness.is_constant(name) else 1
+        for name in self.sources if sizes.any() else ():
+            if alike(np.abs(self.values(name)), sizes):
+                return name, 3 if name in self.probe.hyper else 2 if self.probe.is_constant(name) else 1
         return "", 0
 
-    def is_(self, name: str, values: Sequence[float]) -> bool:
-        """Return whether a scalar has these values in the trials."""
-        return all(close(run.number(name), value) for run, value in zip(self.runs, values))
-
-    def decay(self, sizes: Sequence[float], correction: Correction, found: bool) -> tuple[Hyper, bool]:
+    def _decay(self, sizes: Array, correction: Correction, found: bool) -> tuple[Hyper, bool]:
         """Weight decay and whether it is coupled (added to the gradient); ``found``: the step size is known."""
-        fits = self.fits
-        if fits[0].trust:
-            return agreed([fit.pull / correction.gain(place) for place, fit in enumerate(fits)]), False
-        coupled = [fit.coupled for fit in fits]
-        lost = [1 - fit.kept for fit in fits]
-        if any(not abs(value) <= 1e-12 for value in coupled):
-            return (agreed(coupled), True) if all(abs(value) < 1e-12 for value in lost) else (None, True)
-        if all(abs(value) < 1e-12 for value in lost):
+        if self.fits[0].trust:
+            return agreed(self.of("pull") / correction.gain), False
+        coupled, lost = self.of("coupled"), 1 - self.of("kept")
+        if not (np.abs(coupled) <= 1e-12).all():
+            return agreed(coupled) if (np.abs(lost) < 1e-12).all() else None, True
+        if (np.abs(lost) < 1e-12).all():
             return 0.0, False
-        return (agreed([value / size for value, size in zip(lost, sizes)]), False) if found else (None, False)
+        return agreed(lost / sizes) if found else None, False
+
+
+def fit_rule(probe: Probe, runs: Sequence[Scalars], update_fn: UpdateFunction, fits: Sequence[Fit]) -> Rule | None:
+    """The rule on which the fits of one update, one for each trial, agree; None where they do not agree."""
+    kinds, last = {fit.kind for fit in fits}, fits[-1]
+    known = [(fit.roles, fit.flipped, fit.inside) for fit in fits if fit.kind == last.kind]
+    kind = "RAdam" if kinds == {"Adam", "unrectified"} else last.kind
+    if any(each != known[-1] for each in known) or (len(kinds) > 1 and kind != "RAdam") or kind == "unrectified":
+        return None
+    with np.errstate(all="ignore"):
+        evidence = Evidence(probe, runs, update_fn, fits)
+        if kind == "ASGD":
+            return _averaged(evidence)
+        found = [evidence.rule(each) for each in _CORRECTIONS.get(kind, _biases)(evidence)]
+    if not found:
+        return None
+    rule = max(found, key=lambda each: each[1])[0]  # the first of the best
+    # A step size that no scalar explains, beside a count of steps: some other function of the count is in it.
+    counted = kind in ("RAdam", "NAdam") or any(name in probe.counters for name in evidence.inputs)
+    return None if last.first and not rule.step_size and counted else rule
+
+
+def _biases(evidence: Evidence) -> Iterator[Correction]:
+    """No division of the moments, or that by 1 - beta^t, for each scalar t that the update reads."""
+    yield Correction(False, evidence.ones, evidence.ones)
+    for t in evidence.counts() if evidence.first else ():
+        first, second = 1 - evidence.first**t, 1 - evidence.second**t
+        if (first > 0).all() and (second > 0).all():
+            yield from (Correction(True, first, second, late) for late in (False, True))
+
+
+def _rectifications(evidence: Evidence) -> Iterator[Correction]:
+    """RAdam: Adam's step times a factor where the second moment has been gathered long enough, else none of it."""
+    rooted = np.array([fit.kind == "Adam" for fit in evidence.fits])
+    for t in evidence.counts():
+        second = 1 - evidence.second**t
+        # The longest average, of beta as it was written, and as it was stored: the difference counts at early steps.
+        for most in (2 / (1 - beta) - 1 for beta in (tidy(evidence.second), evidence.second)):
+            length = most - 2 * t * (1 - second) / second
+            square = (length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length)
+            if (square > 0)[rooted].all():
+                below, factor = np.where(rooted, second, 1.0), np.where(rooted, np.sqrt(square), 1.0)
+                for late in (False, True):
+                    yield Correction(True, 1 - evidence.first**t, below, late, factor, "RAdam")
+
+
+def _ahead(evidence: Evidence) -> Iterator[Correction]:
+    """NAdam: the gradient has a part of its own in the step, with a momentum that grows with the count of steps."""
+    beta, ones = evidence.first, evidence.ones
+    for t in evidence.counts():
+        second = 1 - evidence.second**t
+        direct, size = (evidence.of(key) / np.sqrt(second) for key in ("direct", "size"))
+        for rate in (np.abs(evidence.values(name)) for name in evidence.sources):
+            for before in map(evidence.values, evidence.inputs):
+                share = direct / rate
+                found = np.log(2 * (1 - (1 - share) / (1 - share * before) / beta)) / (t * np.log(0.96))
+                decay = tidy(float(np.median(found[t < _SOON])))
+                now, later = (beta * (1 - 0.5 * 0.96 ** (step * decay)) for step in (t, t + 1))
+                one, other = rate * (1 - now) / (1 - before * now), rate * later / (1 - before * now * later)
+                if decay > 0 and alike(direct, one, 1e-5) and alike(size, other, 1e-5):
+                    factor = size / rate  # explained: divided out, so that the rest can be settled
+                    yield Correction(True, ones, second, False, factor, "NAdam", {"momentum_decay": decay})
+
+
+def _decays(evidence: Evidence) -> Iterator[Correction]:
+    """Adagrad with a constant rate, or with the rate lr / (1 + (t - 1) lr_decay)."""
+    yield Correction(False, evidence.ones, evidence.ones)
+    for t in evidence.counts():
+        for name in evidence.sources:
+            slower, late = np.abs(evidence.values(name)) / evidence.of("size"), t > 1
+            decay = agreed((slower - 1)[late] / (t - 1)[late]) if late.sum() > 1 else None
+            if decay and alike(slower[~late], evidence.ones[~late]):
+                yield Correction(True, evidence.ones, evidence.ones, factor=1 / slower, hyper={"lr_decay": decay})
+
+
+_CORRECTIONS: Mapping[str, Callable[[Evidence], Iterator[Correction]]] = {
+    "RAdam": _rectifications, "NAdam": _ahead, "Adagrad": _decays,
+}  # fmt: skip
+
+
+def _averaged(evidence: Evidence) -> Rule | None:
+    """ASGD: a rate that is a state, lr / (1 + lambd lr t)^alpha, and an average that begins after t0 steps."""
+    probe, last = evidence.probe, evidence.fits[-1]
+    states = [name for name in evidence.inputs if name in probe.updated]
+    size = next((x for x in states if alike(evidence.values(x), evidence.of("size"))), "")
+    share = next((x for x in states if alike(evidence.values(x), evidence.of("share"))), "")
+    begins = _begins(probe, probe.updated[share]) if share else None
+    source, lambd, alpha = _rate_of(probe, probe.updated[size]) if size else ("", None, None)
+    lost = agreed((1 - evidence.of("kept")) / evidence.of("size"))
+    if begins is None or not lambd or not lost or lost < lambd * (1 - 1e-3):
+        return None
+    rest = tidy(lost - lambd) if lost - lambd > 1e-3 * lost else 0.0
+    hyper = {"lambd": lambd, "alpha": alpha, "t0": begins, "weight_decay": rest}
+    return Rule("ASGD", hyper, last.roles, source, flipped=last.flipped)
+
+
+def _after(probe: Probe, count: float, seed: int = 0) -> Scalars:
+    """The small values after a count of steps."""
+    return Scalars(probe, spread(probe.inputs, seed) | dict.fromkeys(probe.counters, count))
+
+
+def _rate_of(probe: Probe, updated: str) -> tuple[str, Hyper, Hyper]:
+    """The learning rate behind a decaying one, with lambd and alpha."""
+    runs = [[_after(probe, count, seed) for count in (1e12, 1e18, 50.0)] for seed in range(3)]
+    rates = np.array([[run.number(updated) or np.nan for run in row] for row in runs])
+    alphas = np.log(rates[:, 0] / rates[:, 1]) / np.log(1e6)
+    for source in probe.scalars_before([updated]):
+        lr = np.array([row[0].number(source) or np.nan for row in runs])
+        lambdas = ((lr / rates[:, 1]) ** (1 / alphas) - 1) / (lr * 1e18)
+        again = [lr / (1 + lambdas * lr * count) ** alphas for count in (1e12, 1e18, 51.0)]
+        lambd, alpha = agreed(lambdas), agreed(alphas)
+        if alike(rates, np.array(again).T, 1e-5) and lambd is not None and alpha is not None:
+            return source, lambd, alpha
+    return "", None, None
+
+
+def _begins(probe: Probe, updated: str) -> float | None:
+    """t0, where the share of the new parameter in the average becomes 1 / (t - t0)."""
+    for count in (1e3, 1e6, 1e9, 1e12):
+        value = _after(probe, count).number(updated)
+        if value is None or not 0 < value <= 1:
+            return None
+        if value < 1:
+            return tidy(round(count + 1 - 1 / value, 3))
+    return None
 
 
 def stored(beta: float) -> float:
@@ -145,12 +262,16 @@ def stored(beta: float) -> float:
 
 def tidy(value: float) -> float:
     """The number rounded to six significant digits, where that is the same number."""
-    short = float(f"{value:.6g}")
-    shorter = float(f"{value:.3g}")
+    short, shorter = float(f"{value:.6g}"), float(f"{value:.3g}")
     return shorter if abs(shorter - value) <= 2e-6 * abs(value) else short
 
 
-def agreed(values: Sequence[float | bool | None]) -> Hyper:
+def alike(values: Array, others: Array, tolerance: float = 1e-6) -> bool:
+    """Return whether all numbers are close to their counterparts."""
+    return all(map(close, values.flat, others.flat, [tolerance] * values.size))
+
+
+def agreed(values: Sequence[float | bool | None] | Array) -> Hyper:
     """The one value of all trials, or None."""
     first = values[0]
     if first is None or isinstance(first, bool):

@@ -10,10 +10,8 @@ import numpy as np
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
-from gopt.offline.optimizer.numpy_ops import Array
-from gopt.offline.optimizer.probe_harness import ProbeHarness, Scalars
-from gopt.offline.optimizer.sampler import close
-from gopt.offline.optimizer.update_function import UpdateFunction
+from gopt.offline.optimizer.formulas import close
+from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction
 from gopt.operators.kinds import MOVES
 
 _LAYOUT = MOVES | {"Cast"}
@@ -40,14 +38,14 @@ class GradientPath:
 class GradientPaths:
     """The paths from the gradients of one step to its rules."""
 
-    def __init__(self, training: TrainingGraph, harness: ProbeHarness, runs: Sequence[Scalars]) -> None:
-        self.training, self.harness, self.runs = training, harness, runs
+    def __init__(self, training: TrainingGraph, probe: Probe, runs: Sequence[Scalars]) -> None:
+        self.training, self.probe, self.runs = training, probe, runs
         self._accumulators = {s.tensor for s in training.states if s.kind is StateKind.ACCUMULATOR}
         self._carries = self._carriers()
         self._readers = training.graph.users()
         self._in_backward = {
             name for node in training.graph.nodes if node.phase is not Phase.UPDATE
-            for name in node.reads if name in harness.inputs
+            for name in node.reads if name in probe.inputs
         }  # fmt: skip
         self.unscaled: dict[str, None] = {}
         """Scalar inputs that gradients were found to be divided by: loss scales."""
@@ -74,7 +72,7 @@ class GradientPaths:
 
     def _onward(self, name: str) -> list[Node]:
         found = [n for n in self._readers.get(name, ()) if any(x in self._carries for x in n.outputs)]
-        return [n for n in found if self.harness.producers.get(n.outputs[0]) is n]
+        return [n for n in found if self.probe.producers.get(n.outputs[0]) is n]
 
     def _accumulates(self, node: Node, name: str) -> bool:
         others = [x for x in node.inputs if x != name]
@@ -91,7 +89,7 @@ class GradientPaths:
         averaging = averaging or self._read_by_rule(parameter, node.outputs[0])
         if not self._derives(scalar) and not self._scales(scalar, averaging):
             return False
-        if scalar in self.harness.owners.reduced:
+        if scalar in self.probe.owners.reduced:
             path.factors.append(scalar)
         path.end = node.outputs[0]
         return True
@@ -99,9 +97,9 @@ class GradientPaths:
     def _derives(self, name: str) -> bool:
         """Return whether a factor was made by the forward or the backward: the last of the chain rule, as exp(w) of a
         parameter that is used as exp(w)."""
-        graph, harness = self.training.graph, self.harness
+        graph, probe = self.training.graph, self.probe
         return not (
-            name in harness.producers or harness.is_constant(name) or name in graph.inputs or name in graph.initializers
+            name in probe.producers or probe.is_constant(name) or name in graph.inputs or name in graph.initializers
         )
 
     def _read_by_rule(self, parameter: str, name: str) -> bool:
@@ -113,20 +111,20 @@ class GradientPaths:
         if len(onward) != 1:
             return len(onward) > 1
         reader = onward[0]
-        if reader.is_a("Clip", "Min", "Max") and all(x == name or self.harness.is_constant(x) for x in reader.reads):
+        if reader.is_a("Clip", "Min", "Max") and all(x == name or self.probe.is_constant(x) for x in reader.reads):
             return True
-        producers = [self.harness.producers.get(x) for x in reader.inputs if x != name]
+        producers = [self.probe.producers.get(x) for x in reader.inputs if x != name]
         return reader.is_a("Add") and any(m is not None and m.is_a("Mul") and parameter in m.inputs for m in producers)
 
     def _scales(self, scalar: str, averaging: bool) -> bool:
         """Return whether a scalar undoes the loss scale, clips, or averages what was accumulated: no learning rate."""
-        if not self.harness.single(scalar) or scalar in self.harness.owners.full:
+        if not self.probe.single(scalar) or scalar in self.probe.owners.full:
             return False
-        if self.harness.is_constant(scalar):
+        if self.probe.is_constant(scalar):
             return averaging and (self.runs[0].number(scalar) or 0.0) > 0
-        if scalar in self.harness.owners.reduced:
+        if scalar in self.probe.owners.reduced:
             return all(close(each.number(scalar), 1.0) for each in self.runs)
-        behind = self.harness.inputs_behind(scalar)
+        behind = self.probe.inputs_behind(scalar)
         if not behind or not behind <= self._in_backward:
             return False
         self.unscaled.update(dict.fromkeys(sorted(behind)))
@@ -138,7 +136,7 @@ class GradientPaths:
         if found is None:
             return False
         name, nodes = found
-        update_fn, made = UpdateFunction(self.harness, [path.end], [name], self.harness.owners.reduced), []
+        update_fn, made = UpdateFunction(self.probe, [path.end], [name], self.probe.owners.reduced), []
         for scalars in self.runs:
             result = update_fn(scalars, {path.end: _SAMPLE})
             if result is None:
@@ -158,14 +156,14 @@ class GradientPaths:
             path.high = high if high < _SAMPLE.max() else path.high
         elif not update_fn.nodes:
             return False
-        reduced = self.harness.owners.reduced
-        path.factors += [x for node in nodes for x in node.reads if x in reduced and self.harness.single(x)]
+        reduced = self.probe.owners.reduced
+        path.factors += [x for node in nodes for x in node.reads if x in reduced and self.probe.single(x)]
         path.end = name
         return True
 
     def _next(self, name: str) -> tuple[str, list[Node]] | None:
         """The next value that everything behind ``name`` comes from, with the nodes up to it."""
-        position = self.harness.position
+        position = self.probe.index.position
         reached, nodes = {name}, list[Node]()
         waiting = {position[id(node)]: node for node in self._onward(name)}
         while waiting and len(nodes) < _MOST:
@@ -181,11 +179,11 @@ class GradientPaths:
 
     def _carriers(self) -> set[str]:
         """Floating full-shaped values that reach a new parameter or optimizer state, reductions aside."""
-        training, harness = self.training, self.harness
+        training, probe = self.training, self.probe
         targets = {s.updated for s in training.states if s.kind in (StateKind.PARAMETER, StateKind.OPTIMIZER_STATE)}
         for node in reversed(training.graph.nodes):
-            one = all(harness.single(name) for name in node.outputs if name)
-            if one and not all(harness.single(name) for name in node.reads):
+            one = all(probe.single(name) for name in node.outputs if name)
+            if one and not all(probe.single(name) for name in node.reads):
                 continue
             if node.phase is Phase.UPDATE and any(name in targets for name in node.outputs):
                 targets.update(name for name in node.inputs if training.graph.type_of(name).dtype in FLOATS)

@@ -1,74 +1,131 @@
-"""Recognise the rule that updates a parameter: follow the gradient to the input of the rule, then try rules."""
+"""Recognise the rule that updates a parameter: follow the gradient to the input of the rule, then try formulas."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
+from gopt.analysis.isomorphism import signature
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.analysis.updates import UpdateMode, UpdateSubgraph
+from gopt.ir.graph_index import walk
+from gopt.ir.node_kinds import control_flow
 from gopt.ir.types import FLOATS
-from gopt.offline.optimizer.evidence import Rule
-from gopt.offline.optimizer.fit_rule import fit_rule
-from gopt.offline.optimizer.fits import Fit
+from gopt.offline.optimizer.evidence import Rule, fit_rule
+from gopt.offline.optimizer.formulas import Fit, fit_update
 from gopt.offline.optimizer.gradient_path import GradientPaths
-from gopt.offline.optimizer.predicates import strip_predicates
-from gopt.offline.optimizer.probe_harness import ProbeHarness
-from gopt.offline.optimizer.rules import fit_update
-from gopt.offline.optimizer.update_classes import UpdateClass, UpdateClasses
-from gopt.offline.optimizer.update_function import UpdateFunction
+from gopt.offline.optimizer.probe import Probe, UpdateFunction
 
 _MOST_STATES = 4
+Expression = tuple[int, tuple[str, ...]]
+"""A number for a function, and the names of its operands that differ between parameters."""
 
 
 class Recogniser:
-    """Recognises the rules of one step, subgraph by subgraph; what subgraphs share is run once."""
+    """Recognises the rules of one step, subgraph by subgraph; updates that are one function of their own values are
+    tried once. A one-element state that an update reads, such as a step counter of its own, is such a value."""
 
     def __init__(self, training: TrainingGraph) -> None:
-        self.training = training
-        self.harness = ProbeHarness(training)
-        self.trials = self.harness.runs()
-        self.paths = GradientPaths(training, self.harness, self.trials)
-        self._classes = UpdateClasses(self.harness)
-        self._known: dict[tuple[Hashable, bool], tuple[UpdateClass, Rule]] = {}
+        self.training, self.probe = training, Probe(training)
+        self.trials = self.probe.runs()
+        self.paths = GradientPaths(training, self.probe, self.trials)
+        self._known: dict[Hashable, tuple[UpdateSubgraph, Rule]] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._expressions: dict[str, Expression] = {"": (-1, ())}
 
     def rule(self, subgraph: UpdateSubgraph) -> Rule:
-        """The rule of one subgraph, tried once for all that are the same function of their own values."""
-        path = self.paths.path(subgraph.parameter.tensor)
-        found = self._classes.of(subgraph, path.end)
-        key = found.key, path.flipped
-        if key not in self._known:
-            self._known[key] = found, self._tried(subgraph)
-        first, rule = self._known[key]
-        return replace(rule, step_size=first.counterpart(rule.step_size, found))
+        """The rule of one subgraph."""
+        path, number = self.paths.path(subgraph.parameter.tensor), subgraph.equivalence_class
+        alike = number, path.flipped, path.end == subgraph.gradient
+        if number < 0 or alike not in self._known:
+            key = self._key(subgraph, path.end), path.flipped
+            if key not in self._known:
+                self._known[key] = subgraph, self._tried(subgraph)
+            first, rule = self._known[key]
+            rule = replace(rule, step_size=self._counterpart(rule.step_size, first, subgraph))
+            if number < 0:
+                return rule
+            self._known[alike] = subgraph, rule
+        return self._known[alike][1]
 
     def _tried(self, subgraph: UpdateSubgraph) -> Rule:
         states = [s for s in subgraph.states if s.kind in (StateKind.PARAMETER, StateKind.OPTIMIZER_STATE)]
         path = self.paths.path(subgraph.parameter.tensor)
         tensors = [state.tensor for state in states]
-        update_fn = UpdateFunction(
-            self.harness, [path.end, *tensors], [strip_predicates(self.harness, state)[0] for state in states]
-        )
-        fallback = _unknown(subgraph, update_fn, len(states) - 1)
-        floats = all(self.training.graph.type_of(tensor).dtype in FLOATS for tensor in tensors)
-        if not floats or len(states) > _MOST_STATES or not update_fn.nodes:
-            return fallback
+        names = [path.end, *tensors]
+        update_fn = UpdateFunction(self.probe, names, [self.probe.ungated(state)[0] for state in states])
         fits: list[Fit] = []
-        for scalars in self.trials:
-            found = fit_update(update_fn, scalars, [path.end, *tensors])
-            if found is None:
-                return fallback
-            fits.append(found)
-        rule = fit_rule(self.harness, self.trials, update_fn, fits)
-        if rule is None:
-            return fallback
-        return replace(rule, flipped=rule.flipped != path.flipped)
+        floats = all(self.training.graph.type_of(tensor).dtype in FLOATS for tensor in tensors)
+        if floats and len(states) <= _MOST_STATES and update_fn.nodes:
+            for scalars in self.trials:
+                found = fit_update(update_fn, scalars, names)
+                if found is None:
+                    break
+                fits.append(found)
+            else:
+                rule = fit_rule(self.probe, self.trials, update_fn, fits)
+                if rule is not None:
+                    return replace(rule, flipped=rule.flipped != path.flipped)
+        # Clips before an update without a known rule are not part of it.
+        count = f"{len(states) - 1} state{'' if len(states) == 2 else 's'}" if len(states) > 1 else "no state"
+        whole = subgraph.mode is UpdateMode.WHOLE
+        own = " and norms of its own" if update_fn.reduces and not whole else ""
+        return Rule(f"{'non-' if whole else ''}elementwise update with {count}{own}", recognised=False)
+
+    def _key(self, subgraph: UpdateSubgraph, start: str) -> Hashable:
+        """A key that is equal for updates that are one function of their own values: the gradient ``start``, behind
+        casts and clips, and their states."""
+        dtype, updated = self.training.graph.type_of(start).dtype, [state.updated for state in subgraph.states]
+        self._expressions[start] = self._number(("gradient", dtype)), (start,)
+        kinds = tuple((state.kind, self.training.graph.type_of(state.tensor).dtype) for state in subgraph.states)
+        operands = [*map(self._expression, updated)]
+        return subgraph.mode, kinds, _joined([(0, (start, *(s.tensor for s in subgraph.states))), *operands])[0]
+
+    def _number(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _expression(self, name: str) -> Expression:
+        """The expression of a value; without recursion, because a schedule may be a long chain."""
+        probe, found, stack = self.probe, self._expressions, [name]
+        while stack:
+            top = stack[-1]
+            node = probe.producers.get(top)
+            if top in found:
+                stack.pop()
+            elif node is None or probe.owners.reduced.get(top) == "" or control_flow(node):
+                found[top] = self._leaf(top)
+            elif missing := [x for x in node.inputs if x not in found]:
+                stack.extend(missing)
+            else:
+                operands, names = _joined([found[x] for x in node.inputs])
+                found[top] = self._number((signature(node), operands, node.outputs.index(top))), names
+        return found[name]
+
+    def _leaf(self, name: str) -> Expression:
+        """A state by its type, a small constant by its value, else a value by its name."""
+        type = self.training.graph.type_of(name)
+        if name in self.probe.updated:
+            return self._number(("state", str(type) if self.probe.single(name) else type.dtype)), (name,)
+        if self.probe.is_constant(name) and (value := self.probe.constant(name)) is not None:
+            return self._number(("constant", type.dtype, value.shape, value.tobytes())), ()
+        return self._number(("value", name)), ()
+
+    def _counterpart(self, name: str, first: UpdateSubgraph, other: UpdateSubgraph) -> str:
+        """Return the value of ``other`` that corresponds to ``name``, a value of ``first``; both are one function."""
+        if first is other or self.probe.inputs_behind(name) <= self.probe.hyper:
+            return name
+
+        def following(pair: tuple[str, str]) -> Sequence[tuple[str, str]]:
+            nodes = [self.probe.producers.get(each) for each in pair]
+            ends = pair[0] == pair[1] or nodes[0] is None or nodes[1] is None
+            return () if ends else [*zip(*(node.inputs for node in nodes if node is not None))]
+
+        pairs = walk([(s.updated, o.updated) for s, o in zip(first.states, other.states)], following)
+        return next((theirs for own, theirs in pairs if own == name), name)
 
 
-def _unknown(subgraph: UpdateSubgraph, update_fn: UpdateFunction, states: int) -> Rule:
-    """Describe an update without a known rule; clips before it are not part of it."""
-    count = f"{states} state{'' if states == 1 else 's'}" if states else "no state"
-    if subgraph.mode is UpdateMode.WHOLE:
-        return Rule(f"non-elementwise update with {count}", recognised=False)
-    own = " and norms of its own" if update_fn.reduces else ""
-    return Rule(f"elementwise update with {count}{own}", recognised=False)
+def _joined(operands: Sequence[Expression]) -> tuple[Hashable, tuple[str, ...]]:
+    """A key of several expressions, with the places of their operands among all; and all these operands."""
+    place: dict[str, int] = {}
+    key = tuple((number, tuple(place.setdefault(x, len(place)) for x in names)) for number, names in operands)
+    return key, tuple(place)

@@ -13,6 +13,7 @@ from gopt.ir.graph_index import GraphIndex, ancestors, walk
 from gopt.ir.node_kinds import random
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import scalar_of
+from gopt.operators.kinds import SIZES
 from gopt.passes.statistics.rows import RowCalls
 from gopt.program import Accumulator, SpmdProgram
 
@@ -155,13 +156,13 @@ class StatisticCalls:
 
         def following(name: str) -> Sequence[str]:
             node = self.producers.get(name)
-            return () if node is None or node.is_a("Shape", "Size") else node.reads
+            return () if node is None or node.is_in(SIZES) else node.reads
 
         for name in walk([value], following):
             node = self.producers.get(name)
             if node is None and (name in self.graph.inputs or name not in self.graph.initializers):
                 return False
-            if node is None or node.is_a("Shape", "Size"):
+            if node is None or node.is_in(SIZES):
                 continue
             if node.captures or random(node):
                 return False

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType, known, numpy_dtype
+from gopt.operators.kinds import VIEWS
 from gopt.runtime.planner.assignment import BufferAssignment, BufferSlice, GatherBuffer, MemberIndex, SendBuffer
 from gopt.runtime.proto import is_constant
 
@@ -185,7 +186,7 @@ def _state_slices(graph: Graph, states: Mapping[int, Sequence[str]]) -> dict[str
 
 def _slice_of(node: Node, slices: Mapping[str, BufferSlice], graph: Graph) -> BufferSlice | None:
     given = slices[node.inputs[0]]
-    if node.is_a("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"):
+    if node.is_in(VIEWS):
         return given
     if node.is_a("Concat") and all(name in slices for name in node.inputs):
         parts = [slices[name] for name in node.inputs]

@@ -1,0 +1,450 @@
+"""The formulas of the optimizers, by signature: the forms of the states that an update keeps choose the candidates.
+
+A formula's coefficients are read off at chosen points, and it is believed only where it then reproduces the new
+parameter, and the states that it speaks of, at random points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+
+from gopt.offline.optimizer.probe import Array, Scalars, UpdateFunction
+
+Hyper = float | bool | None
+Column = Sequence[float] | Array | float
+_EXACT = 1e-8
+"""Relative tolerance within which a formula must fit."""
+_POINTS, _SIGNED = 52, 36
+"""Random points, and the place of the first whose states have any sign."""
+_FEWEST = 12
+"""Random points that must be finite."""
+
+
+def close(value: float | None, other: float, tolerance: float = 1e-6) -> bool:
+    return value is not None and bool(abs(value - other) <= tolerance * max(abs(value), abs(other)) + 1e-300)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A formula's coefficients for one choice of the scalar inputs.
+
+    ``kept``: factor of the parameter when gradient and moments are 0; ``coupled``: factor of the parameter in what is
+    added to the gradient. ``first``, ``second``: betas that a bias correction may follow. ``trust``: the direction is
+    scaled to the parameter's norm, and ``pull`` of the parameter is in it. ``flipped``: the step goes up the gradient.
+    ``direct``: beside a first moment, the factor of the gradient itself. ``share``: weight of the new parameter in an
+    average.
+    """
+
+    kind: str
+    roles: tuple[str, ...] = ()
+    hyper: Mapping[str, Hyper] = field(default_factory=dict)
+    size: float
+    kept: float = 1.0
+    coupled: float = 0.0
+    eps: float = 0.0
+    inside: bool = False
+    first: float = 0.0
+    second: float = 0.0
+    trust: bool = False
+    pull: float = 0.0
+    flipped: bool = False
+    direct: float = 0.0
+    share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A state's new value: ``mean`` b·s + q·(g + w·p), ``square`` b·s + q·(g + w·p)², ``peak`` max(b·s, |…| + e),
+    ``maximum`` max(s, new value of the square state), ``other``: none of these."""
+
+    kind: str = "other"
+    keep: float = 0.0
+    take: float = 0.0
+    decay: float = 0.0
+    eps: float = 0.0
+
+    def _taken(self, g: Array, p: Array) -> Array:
+        value = g + self.decay * p
+        return self.take * (value**2 if self.kind == "square" else value)
+
+    def new(self, s: Array, g: Array, p: Array) -> Array:
+        if self.kind == "peak":
+            return np.maximum(self.keep * s, np.abs(self._taken(g, p)) + self.eps)
+        return self.keep * s + self._taken(g, p)
+
+    def old(self, new: Array, g: Array, p: Array) -> Array:
+        """The old value that becomes ``new``; of a peak, where it outweighs the gradient."""
+        return (new - (0.0 if self.kind == "peak" else self._taken(g, p))) / self.keep
+
+
+class Sampler:
+    """Calls an update on columns: gradient, parameter, then the states. ``truth``: its results at random points.
+
+    The points: states that are positive, large and small against the gradient, some that are large with it, and some of
+    any sign. Where the update is not finite, as under a root of a negative state, a point is left out.
+    """
+
+    def __init__(self, update_fn: UpdateFunction, scalars: Scalars, names: Sequence[str]) -> None:
+        """``names``: of the gradient, the parameter and the states, in the order in which the function returns them."""
+        self.update_fn, self.scalars, self.names = update_fn, scalars, list(names)
+        rng = np.random.default_rng(7)
+        points = rng.normal(size=(len(names), _POINTS))
+        points[2:, :_SIGNED] = np.abs(points[2:, :_SIGNED])
+        points[2:, 1:16:2] *= 10.0 ** -np.arange(8.0)
+        points[2:, 16:32] *= 1e-3
+        points[:, 32:_SIGNED] *= 10.0 ** np.arange(1.0, 5.0)
+        finite = np.asarray(np.isfinite(self._call(points)).all(axis=0))
+        if finite[:_SIGNED].sum() < _FEWEST:  # one point may spoil them all, where a norm is taken
+            finite = np.arange(_POINTS) < _SIGNED
+        self.points, self._signed = points[:, finite], np.flatnonzero(finite) >= _SIGNED
+        self.g, self.p = self.points[0], self.points[1]
+        """Gradient and parameter at the random points."""
+        self.truth = self._call(self.points)
+        self.forms: list[Form] = []
+        """The form of every state's new value, in order."""
+        if np.isfinite(self.truth).all():
+            self.forms = [Form()] * (len(names) - 2)
+            for place in [*range(2, len(names))] * 2:  # twice: a maximum is known after what it is a maximum of
+                if self.forms[place - 2].kind == "other":
+                    self.forms[place - 2] = self._form(place - 1)
+
+    def _call(self, columns: Array) -> Array:
+        """The new values; NaN where the update cannot be run."""
+        found = self.update_fn(self.scalars, dict(zip(self.names, columns, strict=True)))
+        return np.full((len(columns) - 1, columns.shape[1]), np.nan) if found is None else np.array(found)
+
+    def at(
+        self, g: Column, p: Column = 0.0, new: Mapping[int, Column] | None = None,
+        old: Mapping[int, Column] | None = None,
+    ) -> Array:  # fmt: skip
+        """New values at points; states, by place from 1, become ``new`` or start from ``old``, else from 0."""
+        columns = np.zeros((len(self.names), len(np.atleast_1d(g))))
+        columns[0], columns[1] = g, p
+        for place, values in (new or {}).items():
+            columns[place + 1] = self.forms[place - 1].old(np.asarray(values), columns[0], columns[1])
+        for place, values in (old or {}).items():
+            columns[place + 1] = values
+        return self._call(columns)
+
+    def explains(self, value: Array, place: int = 0) -> bool:
+        """Return whether this is the new parameter, or the state at ``place``, at the random points.
+
+        NaN and infinity are ignored where a state that cannot be negative is negative.
+        """
+        truth = self.truth[place]
+        alike = np.abs(value - truth) <= _EXACT * (np.abs(value) + np.abs(truth)) + 1e-13
+        return bool(np.all(alike | (self._signed & ~np.isfinite(value))))
+
+    def _form(self, place: int) -> Form:
+        """The form of the new value of the state at ``place``."""
+        found = self.at([0, 0, 1, 0, 2], [0, 0, 0, 1, 0], old={place: [0, 1, 0, 0, 0]})[place]
+        nothing, keep, take, decay, double = map(float, found)
+        forms = []
+        if nothing == 0 and take and abs(double - 2 * take) < 1e-9 * abs(take):
+            forms.append(Form("mean", keep, take, decay / take))
+        if nothing == 0 and take > 0 and decay >= 0 and abs(double - 4 * take) < 1e-9 * take:
+            forms.append(Form("square", keep, take, float(np.sqrt(decay / take))))
+        forms.append(Form("peak", keep, 1.0, decay - nothing, nothing))
+        for form in forms:
+            if self.explains(form.new(self.points[place + 1], self.g, self.p), place):
+                return form
+        squares = [other for other, form in enumerate(self.forms, 1) if form.kind == "square"]
+        top = any(self.explains(np.maximum(self.points[place + 1], self.truth[other]), place) for other in squares)
+        return Form("maximum", 1.0) if top else Form()
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A denominator: the root of a state, with epsilon inside it or beside it; ``size`` is what stands above it."""
+
+    inside: bool
+    eps: float
+    size: float
+
+    def of(self, square: Array) -> Array:
+        return np.asarray(np.sqrt(square + self.eps) if self.inside else np.sqrt(square) + self.eps)
+
+
+def find_root(
+    sampler: Sampler, bare: float, full: float, made: Callable[[Root], Array], place: int = 0, least: float = 0.0
+) -> Root | None:
+    """The root with which ``made`` gives the new value at ``place``; ``bare``, ``full``: quotients by that of
+    ``least`` squared, and of 1.
+
+    Epsilon beside the root goes first.
+    """
+    ratio = bare / full if full else float("inf")
+    if not np.isfinite(bare):
+        roots = [Root(False, 0.0, full)]
+    elif not np.isfinite(ratio) or ratio <= 1:
+        roots = []
+    else:
+        beside, inside = (1 - ratio * least) / (ratio - 1), 1 / (ratio**2 - 1)
+        beside = beside if abs(beside) > 1e-14 else 0.0
+        roots = [Root(False, beside, full * (1 + beside)), Root(True, inside, full * float(np.sqrt(1 + inside)))]
+    return next((root for root in roots if sampler.explains(made(root), place)), None)
+
+
+_ROLES = {"mean": "first moment", "square": "second moment", "peak": "infinity norm", "maximum": "maximum of it"}
+_MEANS = {"mean": "mean gradient", "other": "momentum"}
+
+
+def _places(sampler: Sampler) -> dict[str, int]:
+    """Kind of a state -> its place."""
+    return {form.kind: place for place, form in enumerate(sampler.forms, 1)}
+
+
+def _averages(sampler: Sampler, below: str) -> bool:
+    """Return whether the moments are averages, of one and the same gradient with decay."""
+    forms = {form.kind: form for form in sampler.forms}
+    mean, second = forms.get("mean"), forms.get("square", forms.get("peak"))
+    if second is None:
+        return mean is None or bool(mean.keep)
+    if mean is not None:
+        apart = abs(mean.decay - second.decay)
+        tied = apart <= 1e-6 * max(abs(mean.decay), abs(second.decay)) + 1e-12
+        if not tied or not mean.keep or not close(mean.take, 1 - mean.keep, 1e-4):
+            return False
+        if below == "centred" and not close(mean.keep, second.keep):
+            return False
+    summed = second.keep == 1 and close(second.take, 1.0) and len(forms) == 1
+    return bool(second.keep) and (second.kind == "peak" or summed or close(second.take, 1 - second.keep, 1e-3))
+
+
+def _quotient(below: str, sampler: Sampler) -> Fit | None:
+    """kept·p - (size·mean + direct·(g + w·p)) / root of ``below``; or a state gathers the steps, and is subtracted."""
+    if not _averages(sampler, below):
+        return None
+    place, truth = _places(sampler), sampler.truth
+    m, v, k = place.get("mean", 0), place.get("square", place.get("peak", 0)), place.get("other", 0)
+    centred, moment = below == "centred", m > 0 and below != "centred"
+    w = sampler.forms[(m if moment else v) - 1].decay if m or v else 0.0
+    # The parameter alone, the mean over root 0 and over root 1, the gradient alone over root 0 and over root 1, the sum
+    # of steps alone.
+    states: dict[int, Column] = {m: [0, moment, moment, 0, 0, 0]} if m else {}
+    states |= {v: [1, 0, 1, 0, 1, 1]} if v else {}
+    new = sampler.at([-w, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0], states, {k: [0, 0, 0, 0, 0, 1]} if k else None)
+    kept, steps = float(new[0][0]), new[k] if k else -new[0]
+    bare, full = map(float, steps[1:3] if moment else steps[3:5])
+    direct = float(steps[4]) if moment else 0.0
+    value, gathered, slope = sampler.g + w * sampler.p, 0.0, 1.0
+    if k:
+        gathered, slope = float(steps[5]), float(-new[0][5] / steps[5])
+        if not sampler.explains(kept * sampler.p - slope * truth[k]):
+            return None
+    if not full or not slope:
+        return None
+
+    def stepped(root: Root, under: Array | float) -> Array:
+        above = root.size * (truth[m] + direct / full * value if moment else value)
+        return np.asarray(gathered * sampler.points[k + 1] + above / under if k else kept * sampler.p - above / under)
+
+    if below == "one":
+        root: Root | None = Root(False, 0.0, full)
+        if not sampler.explains(stepped(Root(False, 0.0, full), 1.0)):
+            return None
+    else:
+        square = truth[place.get("maximum", v)] - np.square(truth[m]) if centred else truth[place.get("maximum", v)]
+        square = np.square(square) if below == "peak" else square
+        least = float(new[v][1]) if below == "peak" else 0.0
+        root = find_root(sampler, bare, full, lambda root: stepped(root, root.of(square)), k, least)
+    if root is None:
+        return None
+    direct *= root.size / full
+    found = Fit(kind="", size=slope * root.size, kept=kept, coupled=w, eps=root.eps, inside=root.inside, direct=direct)
+    return _moments(sampler, found, below) if moment and v else _gradients(sampler, found, gathered)
+
+
+def _moments(sampler: Sampler, found: Fit, below: str) -> Fit | None:
+    """The name of a rule of two moments."""
+    place = _places(sampler)
+    first, second = (sampler.forms[place[kind] - 1] for kind in ("mean", "peak" if "peak" in place else "square"))
+    hyper: dict[str, Hyper] = {"beta1": first.keep, "beta2": second.keep}
+    hyper |= {"amsgrad": True} if "maximum" in place else {}
+    found = replace(
+        found, hyper=hyper, roles=tuple(_ROLES[form.kind] for form in sampler.forms), first=first.keep,
+        second=second.keep if second.kind == "square" else 0.0,
+        direct=found.direct if abs(found.direct) > 1e-12 else 0.0,
+    )  # fmt: skip
+    if below == "square":
+        return replace(found, kind="NAdam" if found.direct else "Adam")
+    if found.direct or found.inside:
+        return None
+    return replace(found, kind="unrectified" if below == "one" else "Adamax", eps=second.eps or found.eps)
+
+
+def _gradients(sampler: Sampler, found: Fit, gathered: float) -> Fit | None:
+    """The name of a rule that follows the gradient, or sums of it."""
+    place = _places(sampler)
+    if "mean" in place and "square" not in place:
+        return _momentum(sampler.forms[0], found)
+    found = replace(found, size=abs(found.size), flipped=found.size < 0)
+    if "square" not in place:
+        return replace(found, kind="SGD")
+    keep = sampler.forms[place["square"] - 1].keep
+    if keep == 1:
+        return replace(found, kind="Adagrad", roles=("sum of squares",))
+    hyper: dict[str, Hyper] = {"alpha": keep}
+    hyper |= {"centered": True} if "mean" in place else {}
+    hyper |= {"momentum": gathered} if "other" in place else {}
+    roles = tuple((_ROLES | _MEANS)[form.kind] for form in sampler.forms)
+    return replace(found, kind="RMSProp", roles=roles, hyper=hyper)
+
+
+def _momentum(form: Form, found: Fit) -> Fit | None:
+    slope, direct, b = found.size, found.direct, form.keep
+    total = slope * form.take
+    nesterov = abs(direct) > 1e-12
+    if nesterov and not close(total / direct, b, ABOUT):
+        return None
+    hyper: dict[str, Hyper] = {"momentum": b, "nesterov": nesterov}
+    if slope < 0 <= total:  # the learning rate is folded into the buffer
+        hyper["dampening"], size = 0.0, direct if nesterov else total
+    else:
+        # Any other factor of the gradient may as well be a scale of the loss.
+        averaged = not nesterov and close(abs(form.take), 1 - b, 1e-3)
+        hyper["dampening"] = 0.0 if close(abs(form.take), 1.0) else b if averaged else None
+        size = abs(slope / b if nesterov else slope)
+    coupled = float("nan") if hyper["dampening"] is None and found.coupled else found.coupled
+    return Fit(
+        kind="momentum", roles=("momentum",), hyper=hyper, size=size, kept=found.kept, coupled=coupled,
+        flipped=total < 0,
+    )  # fmt: skip
+
+
+ABOUT = 2e-5
+"""Relative tolerance between two stored constants such as 0.9 and 1 - 0.9."""
+
+
+def _lamb(sampler: Sampler) -> Fit | None:
+    """Adam's direction plus decay, scaled by |parameter| / |direction|."""
+    place = _places(sampler)
+    m, v = place["mean"], place["square"]
+    first, second = sampler.forms[m - 1], sampler.forms[v - 1]
+    if not _averages(sampler, "square") or first.decay:
+        return None
+    # Decay against the moments over root 1; then moments over root 0, which are far larger, against those over root 1:
+    # the scale of the direction cancels.
+    beside = sampler.at([0, 0], [1, 0], {m: [0, 1], v: [1, 1]})[0]
+    over = sampler.at([0, 0, 0], [0, 0, 1], {m: [1, 1, 0], v: [0, 1, 1]})[0]
+    decay, full = 1 - float(beside[0]), -float(beside[1])
+    size = float(np.hypot(decay, full))
+    if not full:
+        return None
+
+    def parameter(root: Root) -> Array:
+        direction = sampler.truth[m] / root.of(sampler.truth[v]) + decay / root.size * sampler.p
+        return np.asarray(sampler.p - size * np.linalg.norm(sampler.p) * direction / np.linalg.norm(direction))
+
+    root = find_root(sampler, full * float(over[0] / over[1]), full, parameter)
+    return None if root is None else Fit(
+        kind="LAMB", roles=tuple(_ROLES[form.kind] for form in sampler.forms), size=size, eps=root.eps,
+        inside=root.inside, first=first.keep, second=second.keep, trust=True, pull=decay / root.size,
+        hyper={"beta1": first.keep, "beta2": second.keep},
+    )  # fmt: skip
+
+
+def _lion(sampler: Sampler) -> Fit | None:
+    """Steps of one size along the sign of a mean that is taken before the state's own."""
+    form, w = sampler.forms[0], sampler.forms[0].decay
+    new = sampler.at([0, -w], [0, 1], old={1: [1, 0]})[0]
+    size, kept = -float(new[0]), float(new[1])
+    low, high = 1e-6, 1e6
+    for _ in range(6):
+        points = np.geomspace(low, high, 200)
+        turned = np.flatnonzero(sampler.at(-points, old={1: np.ones(200)})[0] * size > 0)
+        if not turned.size or not turned[0]:
+            return None
+        low, high = points[turned[0] - 1], points[turned[0]]
+    ratio = float(np.sqrt(low * high))
+    direction = np.sign(ratio * sampler.points[2] + sampler.g + w * sampler.p)
+    if not sampler.explains(kept * sampler.p - size * direction) or not close(form.take, 1 - form.keep, 1e-4):
+        return None
+    hyper = {"beta1": ratio / (1 + ratio), "beta2": form.keep}
+    return Fit(kind="Lion", roles=("momentum",), hyper=hyper, size=size, kept=kept, coupled=w)
+
+
+def _asgd(sampler: Sampler) -> Fit | None:
+    """Gradient descent beside a running average of the parameter."""
+    new = sampler.at([1, 0, 0], [0, 1, 0], old={1: [0, 0, 1]})
+    size, kept, share = -float(new[0][0]), float(new[0][1]), 1 - float(new[1][2])
+    average = sampler.points[2] + share * (sampler.truth[0] - sampler.points[2])
+    if not size or not sampler.explains(kept * sampler.p - size * sampler.g) or not sampler.explains(average, 1):
+        return None
+    roles = ("average of the parameter",)
+    return Fit(kind="ASGD", roles=roles, size=abs(size), kept=kept, flipped=size < 0, share=share)
+
+
+def _adadelta(sampler: Sampler) -> Fit | None:
+    """Steps of the size of earlier steps: root of their mean square / root of the gradients'."""
+    place = _places(sampler)
+    v, k = place["square"], place["other"]
+    square = sampler.forms[v - 1]
+    if not _averages(sampler, "square"):
+        return None
+    new = sampler.at([1, 1, -square.decay], [0, 0, 1], {v: [0, 1, 1]})[0]
+    size, kept = -float(new[0]), float(new[2])  # root eps / root eps = 1
+    ratio = float(np.square(new[1] / size)) if size else 0.0
+    if not 0 < ratio < 1:
+        return None
+    eps, u = ratio / (1 - ratio), sampler.points[k + 1]
+    delta = np.sqrt((u + eps) / (sampler.truth[v] + eps)) * (sampler.g + square.decay * sampler.p)
+    steps = square.keep * u + square.take * np.square(delta)
+    if not sampler.explains(kept * sampler.p - size * delta) or not sampler.explains(steps, k):
+        return None
+    roles = tuple("second moment" if form.kind == "square" else "second moment of the steps" for form in sampler.forms)
+    return Fit(
+        kind="Adadelta", roles=roles, hyper={"rho": square.keep}, size=abs(size), kept=kept, coupled=square.decay,
+        eps=eps, inside=True, flipped=size < 0,
+    )  # fmt: skip
+
+
+def _rprop(sampler: Sampler) -> Fit | None:
+    """A step size for each element, which grows while the gradient keeps its sign and shrinks where it turns."""
+    for prev, size in ((1, 2), (2, 1)):
+        least, most = map(float, sampler.at([0, 0], old={size: [0.0, 1e30]})[size])
+        if not 0 < least < most:
+            continue
+        middle = float(np.sqrt(least * min(most, 1e6)))
+        plus, minus = map(float, sampler.at([1, 1], old={prev: [1.0, -1.0], size: [middle, middle]})[size] / middle)
+        if not 0 < minus < 1 < plus or not least < middle * minus < middle * plus < most:
+            continue
+        turn = np.sign(sampler.g * sampler.points[prev + 1])
+        steps = sampler.points[size + 1] * np.where(turn > 0, plus, np.where(turn < 0, minus, 1.0))
+        steps, kept = np.clip(steps, least, most), np.where(turn < 0, 0.0, sampler.g)
+        good = sampler.explains(sampler.p - np.sign(kept) * steps)
+        if good and sampler.explains(kept, prev) and sampler.explains(steps, size):
+            hyper: dict[str, Hyper] = {"etaminus": minus, "etaplus": plus, "step_size_min": least}
+            hyper["step_size_max"] = most if most < 1e30 else None
+            roles = ("last gradient", "step sizes") if prev == 1 else ("step sizes", "last gradient")
+            return Fit(kind="Rprop", roles=roles, hyper=hyper, size=0.0)
+    return None
+
+
+_FORMULAS: Mapping[tuple[str, ...], Sequence[Callable[[Sampler], Fit | None]]] = {
+    (): (partial(_quotient, "one"),),
+    ("mean",): (partial(_quotient, "one"), _lion, _asgd),
+    ("square",): (partial(_quotient, "square"),),
+    ("mean", "square"): (
+        partial(_quotient, "square"), _lamb, partial(_quotient, "one"), partial(_quotient, "centred"),
+    ),
+    ("maximum", "mean", "square"): (partial(_quotient, "square"),),
+    ("mean", "peak"): (partial(_quotient, "peak"),),
+    ("other", "square"): (partial(_quotient, "square"), _adadelta),
+    ("mean", "other", "square"): (partial(_quotient, "centred"),),
+    ("other", "other"): (_rprop,),
+}  # fmt: skip
+
+
+def fit_update(update_fn: UpdateFunction, scalars: Scalars, names: Sequence[str]) -> Fit | None:
+    """The formula, with its coefficients, of an update of these values (gradient, parameter, then states), or None."""
+    with np.errstate(all="ignore"):
+        sampler = Sampler(update_fn, scalars, names)
+        if not np.isfinite(sampler.truth).all():
+            return None
+        formulas = _FORMULAS.get(tuple(sorted(form.kind for form in sampler.forms)), ())  # moments come in any order
+        return next(filter(None, (formula(sampler) for formula in formulas)), None)

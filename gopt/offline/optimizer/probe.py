@@ -1,0 +1,289 @@
+"""Runs parts of a step's update on chosen numbers: its small values, and the subgraphs one at a time.
+
+Everything runs in float64 by the kernels of ``gopt.operators``, casts between floats included, so that a formula
+either agrees to the last digits or does not agree. An operator without a kernel yields None, and so does everything
+behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gopt import limits
+from gopt.analysis.ownership import Ownership
+from gopt.analysis.training import Phase, State, TrainingGraph
+from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, walk
+from gopt.ir.node_kinds import control_flow
+from gopt.ir.types import FLOATS, TensorType
+from gopt.operators.kinds import CASTS, MOVES, RESHAPES
+from gopt.operators.table import operator
+
+Array = np.ndarray[Any, Any]
+Values = dict[str, Array | None]
+_STEPS = (1, 13, 24, 5000, 10**6)
+"""Steps to try: warm-ups, rectifications and corrections of bias show at the first, decays of the rate at the last."""
+_MOST_ELEMENTS = 64
+"""Elements of a constant that is read; a larger one is read where it repeats a single value."""
+
+
+def compute(node: Node, operands: Sequence[Array | None], type: TensorType, *, flat: bool) -> Array | None:
+    """The first output of a node; ``flat``: full-shaped operands are vectors and one-element ones have no shape."""
+    if node.domain not in ("", "ai.onnx") or any(
+        operand is None for operand, name in zip(operands, node.inputs) if name
+    ):
+        return None
+    sizes = math.prod(operand.size for operand in operands if operand is not None)
+    if not flat and (type.elements if type.static else sizes) > limits.FOLDED_ELEMENTS:
+        return None
+    with np.errstate(all="ignore"):
+        try:
+            result = _computed(node, operands, type, flat)
+        except (TypeError, ValueError, IndexError, OverflowError):
+            return None
+    return None if result is None else np.asarray(result)
+
+
+def _computed(node: Node, operands: Sequence[Array | None], type: TensorType, flat: bool) -> Any:
+    x: Any = operands[0] if operands else None
+    record = operator(node.op_type)
+    if node.op_type in CASTS:
+        return x.astype(np.float64 if type.dtype in FLOATS else bool if type.dtype == "bool" else np.int64)
+    if record.kernel is not None and record.elementwise:
+        return record.kernel(node.attributes, operands)
+    if record.kernel is not None and record.pieces is not None and type.static and type.elements == 1:
+        return np.reshape(record.kernel({"keepdims": 0}, [x]), () if flat else type.dims)
+    if flat:  # a vector represents a full-shaped value in any layout
+        moves = node.op_type in MOVES or (node.op_type == "Expand" and x.size == 1)
+        return x if moves and type.static else None
+    if node.op_type in RESHAPES and type.static:
+        return np.reshape(x, type.dims)
+    if node.op_type == "Shape":
+        return np.array(np.shape(x)[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64)
+    return None if record.kernel is None else record.kernel(node.attributes, operands)
+
+
+class Scalars:
+    """The small values of the update for one choice of the scalar inputs.
+
+    What a full-shaped value is reduced to is ``reduced`` (0: no norm, nothing infinite), times a factor between 1 and
+    2 that differs from one to the next; inputs that are not in ``given`` get a fixed number between 0.2 and 0.8, a
+    different one each. ``pinned``: values of conditions that are not computed.
+    """
+
+    def __init__(
+        self, probe: Probe, given: Mapping[str, float], reduced: float = 0.0, pinned: Mapping[str, bool] = {}
+    ) -> None:  # fmt: skip
+        self._probe, leaves = probe, 0
+        self.values: Values = {}
+        for place, name in enumerate(probe.inputs):
+            self.values[name] = probe.typed(name, given.get(name, 0.2 + 0.6 * ((place + 1) * 0.6180339887498949 % 1.0)))
+        for node, reduces in probe.small:
+            leaves += reduces
+            for name in node.outputs if reduces or pinned else node.outputs[:1]:
+                if name in pinned:
+                    self.values[name] = np.asarray(pinned[name])
+                elif not reduces and name == node.outputs[0]:
+                    operands = [self.get(operand) for operand in node.inputs]
+                    self.values[name] = compute(node, operands, probe.graph.type_of(name), flat=False)
+                elif reduces and probe.graph.type_of(name).elements <= limits.FOLDED_ELEMENTS:
+                    self.values[name] = probe.typed(name, reduced * (1 + leaves % 4 / 4))
+
+    def get(self, name: str) -> Array | None:
+        """A small value or a constant; None when it is neither, or could not be computed."""
+        return self.values[name] if name in self.values else self._probe.constant(name)
+
+    def number(self, name: str) -> float | None:
+        """A one-element value as a float."""
+        value = self.get(name)
+        return None if value is None or value.size != 1 else float(value.reshape(()))
+
+
+class Probe:
+    """The values of a step's update that are small, and what leads to them."""
+
+    def __init__(self, training: TrainingGraph) -> None:
+        self.graph = graph = training.graph
+        self.index = GraphIndex(graph)
+        self._constants: Values = {}
+        states = training.states
+        wide = {gradient: parameter for parameter, gradient in training.gradients.items()}
+        full = {s.tensor for s in training.parameters} | {s.tensor for s in states if not self.single(s.tensor)}
+        wide |= {state.tensor: state.of or state.tensor for state in states if state.tensor in full}
+        self.owners = Ownership(graph, wide)
+        self.hyper = set(training.hyper)
+        self.updated = {state.tensor: state.updated for state in states}
+        inputs = (*training.hyper, *self.updated)
+        self.inputs = [name for name in inputs if name not in wide and self.single(name)]
+        self.small: list[tuple[Node, bool]] = []
+        """Nodes with small values, in order, and whether they reduce full-shaped ones."""
+        self.producers: dict[str, Node] = {}
+        self._behind = {name: frozenset([name]) for name in self.inputs}
+        known = {*self.inputs, ""}
+        for node in graph.nodes:
+            by_type = node.is_a("CastLike")  # the second operand is read for its type alone
+            if node.phase is Phase.UPDATE:
+                wide_result = (
+                    not by_type and self.owners.note(node) and any(x in self.owners.full for x in node.outputs)
+                )
+                small = not wide_result and not control_flow(node) and not self.is_constant(node.outputs[0])
+            else:
+                reads = node.reads
+                small = bool(reads) and all(x in known or self.is_constant(x) for x in reads) and not control_flow(node)
+                known.update(node.outputs if small else ())
+            if small or node.phase is Phase.UPDATE:
+                self.producers.update(dict.fromkeys(node.outputs, node))
+            if small:
+                self.small.append((node, not by_type and any(name in self.owners.full for name in node.reads)))
+                sets = {self._behind[name] for name in node.reads if name in self._behind}
+                if sets:
+                    union = sets.pop() if len(sets) == 1 else frozenset().union(*sets)
+                    self._behind.update(dict.fromkeys(node.outputs, union))
+        self.counters = self._counters()
+        """Scalar inputs that count steps."""
+
+    def _counters(self) -> tuple[str, ...]:
+        """Return states that grow by one, and the exponents of constants, as in 1 - beta^t."""
+        known, found = Scalars(self, spread(self.inputs, 1)), dict[str, None]()
+        for state, updated in self.updated.items():
+            before, after = known.number(state), known.number(updated)
+            if state in self._behind and before is not None and after is not None and abs(after - before - 1) < 1e-9:
+                found[state] = None
+        for node, _ in self.small:
+            if node.is_a("Pow") and self.constant(node.inputs[0]) is not None:
+                found.update(dict.fromkeys(sorted(self.inputs_behind(node.inputs[1]))))
+        return tuple(found)
+
+    def runs(self) -> list[Scalars]:
+        """The small values for several choices of the scalar inputs: at the first steps, and at late ones."""
+        made = []
+        for seed, step in enumerate(_STEPS):
+            given = spread(self.inputs, seed)
+            given |= {name: float(step + (place % 7 if step > 1 else 0)) for place, name in enumerate(self.counters)}
+            made.append(Scalars(self, given))
+        return made
+
+    def constant(self, name: str) -> Array | None:
+        """A constant of few elements, or one that repeats a single value (as that value)."""
+        if name not in self._constants:
+            value = self.index.constants.value(name) if self.is_constant(name) else None
+            if value is not None and value.size > _MOST_ELEMENTS:
+                value = value.reshape(-1)[0] if (value == value.flat[0]).all() else None
+            plain = value is None or value.dtype.kind in "biu"
+            self._constants[name] = value if plain else np.asarray(value, np.float64)
+        return self._constants[name]
+
+    def is_constant(self, name: str) -> bool:
+        """Return whether a value is stored in the file."""
+        if name in self.graph.initializers:
+            return name not in self.graph.inputs
+        node = self.index.producers.get(name)
+        return node is not None and node.is_a("Constant")
+
+    def scalars_before(self, names: Sequence[str]) -> list[str]:
+        """The small values that lead to these, constants included; nothing of full shape is crossed."""
+
+        def before(name: str) -> Sequence[str]:
+            node = self.producers.get(name)
+            crossing = node is None or any(x in self.owners.full for x in node.reads)
+            return () if node is None or crossing else [x for x in node.inputs if x not in self.owners.full]
+
+        return list(walk((x for x in names if x and self.single(x) and x not in self.owners.full), before))
+
+    def inputs_behind(self, name: str) -> frozenset[str]:
+        """The scalar inputs that a small value depends on."""
+        return self._behind.get(name, frozenset())
+
+    def single(self, name: str) -> bool:
+        """Return whether a value has one element."""
+        type = self.graph.type_of(name)
+        return type.static and type.elements == 1
+
+    def typed(self, name: str, number: float) -> Array:
+        """The number in the shape and kind of a value; an integer becomes a small count."""
+        type = self.graph.type_of(name)
+        if type.dtype != "bool" and type.dtype not in FLOATS and type.dtype != "undefined":
+            number = number if np.isfinite(number) else 1
+            number = int(number if number in (0, 1) or number > 1 else 1 + 10 * number)
+        return np.full(type.dims if type.static else (), bool(number) if type.dtype == "bool" else number)
+
+    def ungated(self, state: State) -> tuple[str, list[tuple[str, bool]]]:
+        """A state's new value before the conditions that let it keep its old one, and these conditions, each with the
+        value for which the state gets its new value."""
+        name, conditions = state.updated, list[tuple[str, bool]]()
+        while (node := self.producers.get(name)) is not None:
+            if node.is_a("Where") and state.tensor in node.inputs[1:] and self.single(node.inputs[0]):
+                advances = node.inputs[2] == state.tensor
+                conditions.append((node.inputs[0], advances))
+                name = node.inputs[1 if advances else 2]
+            elif node.is_a("Identity"):
+                name = node.inputs[0]
+            else:
+                break
+        return name, conditions
+
+
+class UpdateFunction:
+    """Computes the full-shaped values ``wanted`` from the values ``given``, as short vectors."""
+
+    def __init__(
+        self, probe: Probe, given: Iterable[str], wanted: Iterable[str], small: Container[str] = ()
+    ) -> None:  # fmt: skip
+        """``small``: values that are taken from the scalars, whatever they are made of."""
+        self.probe, self._given, self.wanted = probe, set(given), tuple(wanted)
+
+        def following(name: str) -> Sequence[str]:
+            node = probe.producers.get(name)
+            # What is reduced from several: another parameter's values are behind it.
+            if node is None or name in self._given or name in small or probe.owners.reduced.get(name) == "":
+                return ()
+            found[id(node)] = node
+            return node.reads
+
+        found: dict[int, Node] = {}
+        for _ in walk(self.wanted, following):
+            pass
+        self.nodes = sorted(found.values(), key=lambda node: probe.index.position[id(node)])
+
+    @property
+    def reduces(self) -> bool:
+        """Whether a full-shaped value is reduced to one element on the way."""
+        wide, single = self.probe.owners.full, self.probe.single
+        return any(
+            any(name in wide and not single(name) for name in node.reads)
+            and all(single(name) for name in node.outputs if name)
+            for node in self.nodes
+        )
+
+    def __call__(self, scalars: Scalars, given: Mapping[str, Array]) -> list[Array] | None:
+        """The wanted values for vectors of one length; None where they cannot be computed."""
+        values: Values = dict(given)
+        for node in self.nodes:
+            made = node.outputs[0]
+            if made not in self._given and any(name in values for name in node.reads):
+                operands = [self._operand(name, values, scalars) for name in node.inputs]
+                values[made] = compute(node, operands, self.probe.graph.type_of(made), flat=True)
+        shape = next(iter(given.values())).shape
+        result = [self._operand(name, values, scalars) for name in self.wanted]
+        if any(value is None for value in result):
+            return None
+        return [np.broadcast_to(value, shape).astype(np.float64) for value in result if value is not None]
+
+    def _operand(self, name: str, values: Values, scalars: Scalars) -> Array | None:
+        if name in values or not name:
+            return values.get(name)
+        value = scalars.get(name)
+        if value is None or not value.size:
+            return None if value is None else np.zeros(0, np.int64)
+        alike = value.size == 1 or (value == value.flat[0]).all()
+        return np.asarray(value.flat[0]) if alike else None
+
+
+def spread(names: Iterable[str], seed: int) -> dict[str, float]:
+    """Another choice of the scalar inputs: numbers between 0.2 and 0.8."""
+    rng = np.random.default_rng(seed)
+    return {name: float(rng.uniform(0.2, 0.8)) for name in names}
