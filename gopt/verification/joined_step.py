@@ -154,7 +154,7 @@ class _Joined:
             off = distance(own, value) if finite(value) else inf
             room = allowance(value, before, max(self.tolerance, ROOM)) if floating(value) else 0.0
             if (
-                off > room and off > room + MULTIPLE * self.made.moved.found().states[name]
+                off > room and off > room + MULTIPLE * self.made.moved.measured().states[name]
             ):  # it is measured where it counts
                 moved = np.asarray(value, np.float64) - np.asarray(before, np.float64)
                 found.append(StateDistance(name, kinds[name], off if isinf(off) else off / (norm(moved) or 1.0)))

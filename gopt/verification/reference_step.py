@@ -149,7 +149,7 @@ class ReferenceProgram:
         }
 
     def as_varied(self, variant: Variant, plain: LocalResults) -> LocalResults:
-        """What the plain variant gave, with gradients as another one has them."""
+        """The results of the plain variant, with gradients as ``variant`` has them."""
         return replace(
             plain,
             gradients=[

@@ -89,20 +89,20 @@ class Measurement:
     by: Mapping[str, float]
     seed: int
     runs: int = 0
-    _found: Sensitivity = field(init=False)
+    _largest: Sensitivity = field(init=False)
     _generator: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
         self._generator = np.random.default_rng([self.seed, 5])
-        self._found = Sensitivity(
+        self._largest = Sensitivity(
             [[dict.fromkeys(each, 0.0) for each in turn] for turn in self.step.local.losses],
             [[dict.fromkeys(values, 0.0) for values in turn] for turn in self.step.local.gradients],
             dict.fromkeys(self.step.means, 0.0),
             dict.fromkeys(self.step.states, 0.0),
         )
 
-    def found(self, runs: int = RUNS) -> Sensitivity:
-        """What ``runs`` runs show, or more that were made already."""
+    def measured(self, runs: int = RUNS) -> Sensitivity:
+        """The largest distances of ``runs`` runs, or of more that were made already."""
         reference, generator = self.reference, self._generator
         while self.runs < runs:
             self.runs += 1
@@ -112,15 +112,15 @@ class Measurement:
             }
             local = reference.local(self.variant, moved, self.settings, self.batches)
             means = _rounded(reference, local, generator)
-            _widen(self._found, self.step, reference.finish(self.states, self.settings, local, means))
-        return self._found
+            _widen(self._largest, self.step, reference.finish(self.states, self.settings, local, means))
+        return self._largest
 
     def noise(self) -> list[str]:
         """Mean gradients that are nothing but rounding; one run tells where none is near it."""
-        first = self.found(1)
+        once = self.measured(1)
         shares = ((name, CLEAR[mean.size > FEW] * norm(mean)) for name, mean in self.step.means.items())
-        near = any(0 < share <= first.means[name] for name, share in shares)
-        return (self.found() if near else first).noise(self.step)
+        near = any(0 < share <= once.means[name] for name, share in shares)
+        return (self.measured() if near else once).noise(self.step)
 
 
 def perturbed(value: np.ndarray, unit: float, generator: np.random.Generator) -> np.ndarray:

@@ -87,13 +87,12 @@ class VariantRunner:
         return True
 
     def _local(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> LocalResults:
-        """What the batches give; at the start the plain variant's own, of which only gradients are varied."""
+        """The results of the batches; at the start the plain variant's, of which gradients alone are varied."""
         if self.measured is not None:
-            plain, made = self.measured
-            pairs = [(states, made.states), (settings, made.settings)]
-            pairs += [pair for turns in zip(batches, made.batches) for pair in zip(*turns)]
-            if all(one[name] is other[name] or same_bits(one[name].ravel(), other[name].ravel())
-                   for one, other in pairs for name in one):  # fmt: skip
+            plain, measurement = self.measured
+            pairs = [(states, measurement.states), (settings, measurement.settings)]
+            pairs += [pair for turns in zip(batches, measurement.batches) for pair in zip(*turns)]
+            if all(a[name] is b[name] or same_bits(a[name].ravel(), b[name].ravel()) for a, b in pairs for name in a):
                 return self.reference.as_varied(variant, plain.local)
         return self.reference.local(variant, states, settings, batches)
 
@@ -207,11 +206,11 @@ class _StepComparison:
             moved = Measurement(
                 reference, self.variant, self.own, self.settings, self.batches, base, runner.units,
                 runner.seed + self.number,
-            ).found()  # fmt: skip
+            ).measured()  # fmt: skip
             if self.variant is PLAIN:
                 runner.settle(moved, base)
                 if runner.measured is not None:  # one run may have said too little
-                    runner.noise.update(runner.measured[1].found().noise(runner.measured[0]))
+                    runner.noise.update(runner.measured[1].measured().noise(runner.measured[0]))
             second = self._second(names, base, sent, update, moved)
         kept = comparisons.without(names)
         kept.entries += second.entries
