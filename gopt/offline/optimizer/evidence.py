@@ -137,6 +137,8 @@ def fit_rule(probe: Probe, runs: Sequence[Scalars], update_fn: UpdateFunction, f
     kind = "RAdam" if kinds == {"Adam", "unrectified"} else last.kind
     if any(each != known[-1] for each in known) or (len(kinds) > 1 and kind != "RAdam") or kind == "unrectified":
         return None
+    if update_fn.reduces and not last.trust:  # a norm that happens to change nothing at the points
+        return None
     with np.errstate(all="ignore"):
         evidence = Evidence(probe, runs, update_fn, fits)
         if kind == "ASGD":
