@@ -5,7 +5,7 @@ When an update does read one, the node that combines the two belongs to the back
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gopt.analysis.analysis_context import AnalysisContext, build_context
@@ -13,11 +13,12 @@ from gopt.analysis.chosen_statistics import without_choices
 from gopt.analysis.gradients import LayoutError, find_gradient
 from gopt.analysis.layout_aliases import KEEP_ORDER
 from gopt.analysis.local_taint import LocalTaint, local_taint
+from gopt.analysis.name_hints import propose
 from gopt.analysis.role_hints import others, states_option
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import ancestors, copied_from, descendants
+from gopt.ir.graph_index import ancestors, copied_from, descendants, walk
 from gopt.ir.types import FLOATS
 
 _FAR = 32
@@ -61,8 +62,9 @@ def find_gradients(step: StepSkeleton) -> GradientMap:
     if local:
         raise reads_new_statistic(step, local[0]) or UnsupportedError(
             f"the update of {local[0]!r} reads a local gradient: {gradients[local[0]]!r} feeds other gradients too",
-            f"name its gradient: --params {local[0]}=VALUE",
-        )
+            *(_pair_hints(step, descendants(step.index, [gradients[local[0]]]))
+              or [f"name its gradient: --params {local[0]}=VALUE"]),
+        )  # fmt: skip
     if bad:
         raise _own_value(step, _culprit(step, bad[0].inputs, check.rank_local), bad[0], gradients)
     _refuse_found(step, context, gradients)
@@ -95,11 +97,7 @@ def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Mapping[st
     made = descendants(step.index, node.outputs)
     name, new = next(((name, new) for name, new in step.updated.items() if new in made), ("", ""))
     shown = [f"if {new} does not replace {name}, leave it out of the step"] if name and name not in gradients else []
-    unpaired = _unpaired(step, made)
-    if unpaired:
-        name, new = next(iter(unpaired.items()))
-        more = others(len(unpaired) - 1, "pair")
-        shown.append(f"if {new} is the new value of {name}{more}, say {states_option(unpaired)}")
+    shown += _pair_hints(step, made)
     behind = {value, *ancestors(step.index, [value])[1]}
     makers = {name: step.index.producers[name] for name in gradients.values()}
     return LayoutError(
@@ -111,15 +109,19 @@ def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Mapping[st
     )
 
 
-def _unpaired(step: StepSkeleton, made: Collection[str]) -> dict[str, str]:
-    """Inputs that the data flow gives no new value, with outputs among ``made`` that depend on them, of their type."""
+def _pair_hints(step: StepSkeleton, made: Collection[str]) -> list[str]:
+    """The hint to pair inputs that the data flow gives no new value with outputs among ``made`` of their type that
+    depend on them."""
     inputs = {name: type for name, type in step.index.graph.inputs.items() if name not in step.updated}
-    found: dict[str, str] = {}
+    candidates: dict[str, list[str]] = {}
     for new, type in step.index.graph.outputs.items():
         if new in made and new not in step.replaces:
             behind = ancestors(step.index, [new])[1]
-            found.update((name, new) for name, held in inputs.items() if held == type and name in behind)
-    return found
+            candidates[new] = [name for name, held in inputs.items() if held == type and name in behind]
+    found = propose(step.index.graph, candidates)
+    more = others(len(found) - 1, "pair")
+    pairs = [f"if {new} is the new value of {name}{more}, say {states_option(found)}" for name, new in found.items()]
+    return pairs[:1]
 
 
 def _shared_hint(step: StepSkeleton, value: str) -> list[str]:
@@ -157,17 +159,15 @@ def _refuse_factor(
 
 def _of_divisors(step: StepSkeleton, context: AnalysisContext, name: str) -> bool:
     """Return whether a value is computed from divisors of the forward only."""
-    stack, seen = [name], set()
-    while stack:
-        value = stack.pop()
-        if value in seen or value not in step.tainted or value in context.divisors:
-            continue
-        seen.add(value)
-        producer = step.index.producers.get(value)
-        if producer is None or id(producer) in step.forward:
-            return False
-        stack.extend(producer.reads)
-    return True
+    producers = step.index.producers
+
+    def following(value: str) -> Iterable[str]:
+        return () if value in context.divisors else step.tainted.intersection(producers[value].reads)
+
+    return all(
+        value in context.divisors or (value in producers and id(producers[value]) not in step.forward)
+        for value in walk([name], following)
+    )
 
 
 def _refuse_loss(step: StepSkeleton, context: AnalysisContext, mixed: list[Node]) -> None:
@@ -284,8 +284,10 @@ def _parameter_candidates(step: StepSkeleton) -> list[str]:
     lost = [name for name in step.roles.params if name not in step.updated]
     if lost:
         raise OptionError(
-            f"{lost[0]!r} is not a state: no output is its new value", f"name one: --states {lost[0]}=OUTPUT"
-        )
+            f"{lost[0]!r} is not a state: no output is its new value",
+            *(_pair_hints(step, descendants(step.index, [step.roles.params[lost[0]]]))
+              or [f"name one: --states {lost[0]}=OUTPUT"]),
+        )  # fmt: skip
     named = [name for name in step.updated if name in step.roles.params]
     found = [
         name

@@ -197,6 +197,12 @@ def summed_and_decayed(b, n):
     return b.op("Add", summed(b, n), total(b, squared(b, "w")))
 
 
+def framed(b, n):
+    """Sums between ones, which no sample enters."""
+    each = b.op("ReduceSum", squared(b, rows(b, n)), axes(b, 0), keepdims=0)
+    return total(b, b.op("Pad", each, axes(b, 1, 1), b.const(1.0)))
+
+
 def normalised(b, n):
     return mean(b, b.op("Tanh", batch_norm(b, rows(b, n), n)))
 
@@ -260,7 +266,7 @@ CASES = [
     *(Case(f.__name__, f, "sum", ("summed_loss",)) for f in (summed, summed_over_rows, contracted)),
     Case("halved", halved, None, ("unknown",)),
     *(Case(f.__name__, f, None, ("nonlinear_loss",)) for f in (
-        trained_weights, summed_and_decayed, root, balanced, largest, capped,
+        trained_weights, summed_and_decayed, root, balanced, largest, capped, framed,
     )),
     *(Case(f.__name__, f, None, ("statistics",)) for f in (normalised, normalised_by_sums)),
     *(Case(f.__name__, f, None, ("in_batch",)) for f in (contrastive, distances, over_samples)),

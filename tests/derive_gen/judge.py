@@ -141,4 +141,6 @@ def _session(step: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
+    # as gopt itself runs steps: beyond, 1.31 fuses a Transpose into a product with a vector, and turns nothing
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     return onnxruntime.InferenceSession(str(step), options, providers=["CPUExecutionProvider"])

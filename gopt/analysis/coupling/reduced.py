@@ -5,6 +5,7 @@ from __future__ import annotations
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.contract import settled
 from gopt.analysis.coupling.marks import EXTREMES, REDUCED, Mark, Relation, changed
+from gopt.analysis.linearity import CONSTANT, level
 from gopt.ir.graph import Node
 from gopt.ir.node_kinds import value_reads
 from gopt.ir.types import FLOATS
@@ -45,6 +46,8 @@ def reduced(context: CouplingContext, node: Node) -> Mark:
     if not _exact(context, node):
         return joint
     if node.is_in(SAME) and names[0] in context.marks and len(marks) == 1:
+        if first.kind is Relation.SUM and level(context.index, node, [0, *[CONSTANT] * (len(names) - 1)]):
+            return joint  # what is filled in is no sum
         return changed(first, factor=-first.factor) if node.is_a("Neg") else first
     found: Mark | None = None
     if node.is_a("Add", "Sub", "Sum", "Concat"):
@@ -55,10 +58,8 @@ def reduced(context: CouplingContext, node: Node) -> Mark:
         found = first if first.kind is not Relation.SUM else changed(first, factor=0.0)
     elif node.is_a("Clip") and ("max" in node.attributes or any(node.inputs[2:])):
         found = None  # an upper bound on a sum gives no sum
-    elif node.is_a("Max", "Clip") and first.kind is Relation.SUM and len(marks) == 1 and names[0] in context.marks:
+    elif node.is_a("Max", "Clip") and first.kind is Relation.SUM and len(marks) == 1:
         found = changed(first, even=False)  # a count that is kept from being zero
-    elif node.is_a("Max") and len(marks) == 1 and first.kind is Relation.SUM:
-        found = changed(first, even=False)
     elif node.is_a("Where") and context.marks.get(names[0], joint).kind is Relation.GATE:
         inside = [context.marks[name] for name in names[1:] if name in context.marks]
         found = changed(inside[0], even=False) if len(inside) == 1 else None  # a count of zero gives a constant

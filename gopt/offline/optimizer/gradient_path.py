@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
+from gopt.analysis.isomorphism import signature
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
@@ -52,6 +53,8 @@ class GradientPaths:
         self.unscaled: dict[str, None] = {}
         """Scalar inputs that gradients were found to be divided by: loss scales."""
         self._found: dict[str, GradientPath] = {}
+        self._of_node: dict[Hashable, Array | None] = {}
+        """Values of the nodes that were met: many gradients are multiplied by the same factor."""
 
     @cached_property
     def _normed(self) -> list[Scalars]:
@@ -77,17 +80,14 @@ class GradientPaths:
     def _passes(
         self, parameter: str, path: GradientPath, name: str, nodes: Sequence[Node], beside: Sequence[str], reduced: bool
     ) -> bool:
-        """Whether the next value ``name`` is the gradient: unchanged, negated, clipped, or times a factor that is not
+        """Return whether the next value ``name`` is the gradient: unchanged, negated, clipped, or times a factor that is not
         part of the rule. ``beside``: operands of its nodes; ``reduced``: some were reduced from gradients."""
         if len(nodes) == 1 and nodes[0].is_a("Cast", *MOVES):
             return True
-        summed = {x: np.zeros_like(_SAMPLE) for x in beside if x in self._accumulators}
-        update_fn = UpdateFunction(self.probe, [path.end, *summed], [name], beside)
-        runs = [*self.runs, *(self._normed if reduced else ())]
-        made = [update_fn(scalars, {path.end: _SAMPLE, **summed}) for scalars in runs]
-        if any(each is None for each in made):
+        summed = [x for x in beside if x in self._accumulators]
+        values = self._values(path.end, name, nodes, beside, summed, reduced)
+        if values is None:
             return len(nodes) == 1 and nodes[0].is_a("Mul", "Div") and all(map(self._of_the_chain, beside))
-        values = np.array([each[0] for each in made if each is not None])
         linear = np.allclose(values, values[:, -1:] / _SAMPLE[-1] * _SAMPLE, 1e-12, 0)
         values = values[: len(self.runs)]
         scales = values[:, -1] / _SAMPLE[-1]
@@ -113,6 +113,21 @@ class GradientPaths:
         path.low = low if low > _SAMPLE.min() else path.low
         path.high = high if high < _SAMPLE.max() else path.high
         return True
+
+    def _values(
+        self, start: str, name: str, nodes: Sequence[Node], beside: Sequence[str], summed: Sequence[str], reduced: bool
+    ) -> Array | None:
+        """The value ``name`` in every trial where the gradient ``start`` is the sample, and sums of gradients are 0."""
+        key = None if len(nodes) > 1 else (signature(nodes[0]), *("" if x == start else x for x in nodes[0].inputs))
+        if key is None or key not in self._of_node:
+            update_fn, made = UpdateFunction(self.probe, [start, *summed], [name], beside), list[Array]()
+            for scalars in (*self.runs, *(self._normed if reduced else ())):
+                found = update_fn(scalars, {start: _SAMPLE} | dict.fromkeys(summed, np.zeros_like(_SAMPLE)))
+                if found is None:
+                    break
+                made += found
+            self._of_node[key] = None if found is None else np.array(made)
+        return self._of_node[key]
 
     def _of_the_chain(self, name: str) -> bool:
         """Return whether a factor was made by the forward or the backward: the last of the chain rule, as exp(w) of a
