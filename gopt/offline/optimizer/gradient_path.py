@@ -80,8 +80,8 @@ class GradientPaths:
     def _passes(
         self, parameter: str, path: GradientPath, name: str, nodes: Sequence[Node], beside: Sequence[str], reduced: bool
     ) -> bool:
-        """Return whether the next value ``name`` is the gradient: unchanged, negated, clipped, or times a factor that is not
-        part of the rule. ``beside``: operands of its nodes; ``reduced``: some were reduced from gradients."""
+        """Return whether the next value ``name`` is the gradient: unchanged, negated, clipped, or times a factor that
+        is not part of the rule. ``beside``: operands of its nodes; ``reduced``: some were reduced from gradients."""
         if len(nodes) == 1 and nodes[0].is_a("Cast", *MOVES):
             return True
         summed = [x for x in beside if x in self._accumulators]
