@@ -35,10 +35,8 @@ class Fit:
     """A formula's coefficients for one choice of the scalar inputs.
 
     ``kept``: factor of the parameter when gradient and moments are 0; ``coupled``: factor of the parameter in what is
-    added to the gradient. ``first``, ``second``: betas that a bias correction may follow. ``trust``: the direction is
-    scaled to the parameter's norm, and ``pull`` of the parameter is in it. ``flipped``: the step goes up the gradient.
-    ``direct``: beside a first moment, the factor of the gradient itself. ``share``: weight of the new parameter in an
-    average.
+    added to the gradient, in LAMB to the direction. ``flipped``: the step goes up the gradient. ``direct``: beside a
+    first moment, the factor of the gradient itself; beside an average of the parameter, the weight of the new one.
     """
 
     kind: str
@@ -49,13 +47,8 @@ class Fit:
     coupled: float = 0.0
     eps: float = 0.0
     inside: bool = False
-    first: float = 0.0
-    second: float = 0.0
-    trust: bool = False
-    pull: float = 0.0
     flipped: bool = False
     direct: float = 0.0
-    share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,12 +257,11 @@ def _named(sampler: Sampler, fit: Fit, below: str, gathered: float) -> Fit | Non
         hyper = {"alpha": second.keep, "centered": mean is not None, "momentum": gathered}
         return replace(fit, kind="RMSProp", hyper={key: value for key, value in hyper.items() if value})
     hyper = {"beta1": mean.keep, "beta2": second.keep} | ({"amsgrad": True} if "maximum" in sampler.place else {})
-    fit = replace(fit, hyper=hyper, first=mean.keep, second=second.keep if second.kind == "square" else 0.0)
     if below == "square":
-        return replace(fit, kind="NAdam" if fit.direct else "Adam")
+        return replace(fit, kind="NAdam" if fit.direct else "Adam", hyper=hyper)
     if fit.direct or fit.inside:
         return None
-    return replace(fit, kind="unrectified" if below == "one" else "Adamax", eps=second.eps or fit.eps)
+    return replace(fit, kind="unrectified" if below == "one" else "Adamax", hyper=hyper, eps=second.eps or fit.eps)
 
 
 def _momentum(form: Form, fit: Fit) -> Fit | None:
@@ -290,7 +282,7 @@ def _momentum(form: Form, fit: Fit) -> Fit | None:
 def _lamb(sampler: Sampler) -> Fit | None:
     """Adam's direction plus decay, scaled by |parameter| / |direction|."""
     m, v, p = sampler.place["mean"], sampler.place["square"], sampler.p
-    first, second = sampler.forms[m - 1], sampler.forms[v - 1]
+    first = sampler.forms[m - 1]
     # Decay against the moments over root 1; then moments over root 0, which are far larger, against those over root 1:
     # the scale of the direction cancels.
     beside = sampler.at([0, 0], [1, 0], {m: [0, 1], v: [1, 1]})[0]
@@ -305,10 +297,10 @@ def _lamb(sampler: Sampler) -> Fit | None:
         return np.asarray(p - size * np.linalg.norm(p) * direction / np.linalg.norm(direction))
 
     root = find_root(sampler, full * float(over[0] / over[1]), full, made)
-    return None if root is None else Fit(
-        kind="LAMB", size=size, eps=root.eps, inside=root.inside, first=first.keep, second=second.keep, trust=True,
-        pull=decay / root.size, hyper={"beta1": first.keep, "beta2": second.keep},
-    )  # fmt: skip
+    if root is None:
+        return None
+    hyper = {"beta1": first.keep, "beta2": sampler.forms[v - 1].keep}
+    return Fit(kind="LAMB", size=size, eps=root.eps, inside=root.inside, coupled=decay / root.size, hyper=hyper)
 
 
 def _lion(sampler: Sampler) -> Fit | None:
@@ -337,7 +329,7 @@ def _asgd(sampler: Sampler) -> Fit | None:
     average = sampler.points[2] + share * (sampler.truth[0] - sampler.points[2])
     if not size or not sampler.explains(kept * sampler.p - size * sampler.g) or not sampler.explains(average, 1):
         return None
-    return Fit(kind="ASGD", size=size, kept=kept, share=share)
+    return Fit(kind="ASGD", size=size, kept=kept, direct=share)
 
 
 def _adadelta(sampler: Sampler) -> Fit | None:
@@ -417,5 +409,5 @@ def fit_update(update_fn: UpdateFunction, scalars: Scalars, names: Sequence[str]
     roles = {**_ROLES, **_ROLES_OF.get(found.kind, {})}
     return replace(
         found, roles=found.roles or tuple(roles[kind] for kind in kinds), size=abs(found.size), flipped=found.size < 0,
-        direct=-found.direct if found.size < 0 else found.direct,
+        direct=-found.direct if found.size < 0 and found.kind == "NAdam" else found.direct,
     )  # fmt: skip
