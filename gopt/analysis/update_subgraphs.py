@@ -235,7 +235,7 @@ class _Finder:
             made = {name for node in subgraph.nodes for name in node.outputs}
             for state in subgraph.states:
                 if state.updated not in made:
-                    subgraph.weaken(UpdateMode.REPLICATED, f"{state.updated} is not computed from it")
+                    subgraph.weaken(UpdateMode.REPLICATED, f"{state.updated} is no part of its update")
 
     def localise(self) -> None:
         """Scalars that a whole subgraph computes for itself alone belong to it and need no call."""

@@ -12,7 +12,7 @@ from gopt import limits
 from gopt.analysis.coupling import Coupling, CouplingKind, couplings_as_run, notes
 from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.training import State
-from gopt.errors import GoptError
+from gopt.errors import GoptError, RunError
 from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.runtime.executor import Executor
 from gopt.verification.compare import Values, allowance, distance, finite, floating
@@ -49,6 +49,10 @@ def check_large_batch(
         return _Joined(reference, made, states, settings, batches, tolerance, list(statistics)).check()
     except NotComparableError as error:
         return _not(str(error))
+    except RunError:
+        return _not(
+            "the source does not run on the batches of all ranks at once: it holds the size of one rank's batch"
+        )
     except GoptError as error:
         return _not(error.message)
 

@@ -177,7 +177,10 @@ class VerificationRun:
         if made is None or len(given) * len(given[0]) == 1 or verifier.manifest.parameter_server is not None:
             return
         if isinstance(drawn, SampledBatches) and drawn.ignores:
-            self.batches, why = drawn.plain(), "no label is one to ignore"
+            self.batches, why = (
+                drawn.plain(),
+                "as long as no label is one to ignore: ranks that ignore some weigh them apart",
+            )
             given = self.given(1)
             made = verifier.reference.step(PLAIN, self.start, self.settings, given), made[1]
             self.batches = drawn
