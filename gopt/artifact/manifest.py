@@ -27,11 +27,12 @@ from gopt.documents.records import OPTIONAL, Bounds, Count, Digest, Positive, Ru
 from gopt.ir.types import TensorType
 from gopt.records.boxes import Box, take
 from gopt.records.mesh import AxisKind, Mesh
+from gopt.records.pass_facts import SIZES
 
 FORMAT = "gopt-manifest/1"
 MANIFEST_FILE = "manifest.json"
 LossRule = Annotated[str, Bounds(pattern="^(sum|sum:.+|weighted:.+)$")]
-SizesRule = Annotated[str, one_of("balanced", "ceil", "floor-last")]
+SizesRule = Annotated[str, SIZES]
 Shape = tuple[Count | str | None, ...]
 
 

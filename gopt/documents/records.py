@@ -75,6 +75,16 @@ class Open:
     __slots__ = ()
 
 
+class Loose(Open):
+    """A record whose document may also lack keys, and have other words for an enum: another version wrote it."""
+
+    __slots__ = ()
+
+
+BY_PASS = "by pass"
+"""Part of the type of a record whose keys ``options`` and ``facts`` depend on the pass of its key ``name``."""
+
+
 def key(name: str) -> dict[str, Any]:
     """Metadata of a dataclass field whose key is ``name``, where Python or the code has another word for it."""
     return {"key": name}

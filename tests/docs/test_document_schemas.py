@@ -15,7 +15,13 @@ from helpers import ROOT
 from gopt.documents.records import NULLABLE, OPTIONAL, Bounds, Count, Open, key, one_of
 
 OLD = json.loads((ROOT / "tests/docs/old_schemas.json").read_text(encoding="utf-8"))
-"""The schemas that were written by hand, without descriptions, with definitions in the place of references to them."""
+"""The schemas that were written by hand, without descriptions, with definitions in the place of references to them, and
+without keys whose values are as those of any other key of their table."""
+MEANT = (
+    "[shard].facts.parameters",
+    "[overlap].facts.by_kind",
+)
+"""Tables in which every value is a number now; before, only those of the keys that gopt writes."""
 NAMES = sorted(OLD)
 
 spec = importlib.util.spec_from_file_location("schemas", ROOT / "docs/schemas.py")
@@ -31,7 +37,7 @@ def shipped(name: str) -> dict[str, Any]:
 # --- files and records ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", schemas.RECORDS)
+@pytest.mark.parametrize("name", schemas.DOCUMENTS)
 def test_a_schema_is_what_its_record_says(name):
     text = (ROOT / f"gopt/schemas/{name}.schema.json").read_text(encoding="utf-8")
     assert text == schemas.text_of(name), "run python docs/schemas.py"
@@ -41,7 +47,7 @@ def test_every_schema_has_a_title():
     assert sorted(schemas.DOCUMENTS) == sorted(path.name.partition(".")[0] for path in schemas.SCHEMAS.glob("*.json"))
 
 
-@pytest.mark.parametrize("name", schemas.RECORDS)
+@pytest.mark.parametrize("name", schemas.DOCUMENTS)
 def test_every_field_of_every_record_is_described(name):
     record = schemas.record_of(name)
     records = [each for each in {record, *schemas.inner_records(record)} if dataclasses.is_dataclass(each)]
@@ -149,6 +155,11 @@ def refused(old: Any, new: Any, place: str = "") -> Iterator[str]:
                 yield from refused(a[name], b[name], f"{place}.{name}")
         elif word == "required":
             yield from (f"{place}.{name} is required" for name in b if name not in a)
+        elif word == "allOf":
+            before, now = ({each["if"]["properties"]["name"]["const"]: each["then"] for each in x} for x in (a, b))
+            yield from (f"{place}: {name}" for name in before.keys() ^ now.keys())
+            for name in before.keys() & now.keys():
+                yield from refused(before[name], now[name], f"{place}[{name}]")
         elif isinstance(a, dict) and isinstance(b, dict):
             yield from refused(a, b, f"{place}[{word}]")
         elif a != b:
@@ -159,7 +170,8 @@ def refused(old: Any, new: Any, place: str = "") -> Iterator[str]:
 def test_documents_of_earlier_versions_are_taken(name):
     """But for added keys the schemas are the same, so that they refuse the same, in the same words, at the same place:
     the order of their keys makes no difference to the validator."""
-    assert list(refused(OLD[name], plain(shipped(name), shipped(name)))) == []
+    found = refused(OLD[name], plain(shipped(name), shipped(name)))
+    assert [each for each in found if not any(place in each for place in MEANT)] == []
 
 
 @pytest.mark.parametrize(
