@@ -18,13 +18,14 @@ from gopt.analysis.gradients import LayoutError
 from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
 from gopt.analysis.losses import apart_from_updates, before_updates, further_roots, loss_candidates, settle_losses
-from gopt.analysis.name_hints import names_first, propose, refuse_contradicted
+from gopt.analysis.name_hints import names_first, pairs_by_name, propose, refuse_contradicted
 from gopt.analysis.open_pairs import OpenPairsError, settle_pairs
 from gopt.analysis.open_shapes import refuse_dynamic, refuse_open_shapes
 from gopt.analysis.other_forwards import refuse_hidden_forward, refuse_second_forward
 from gopt.analysis.paired_past_gradients import paired_anew
 from gopt.analysis.reshapes import in_parameter_shape
 from gopt.analysis.rival_outputs import refuse_rivals
+from gopt.analysis.role_hints import states_option
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.sample_counters import settle_counters
 from gopt.analysis.scalar_pairs import may_be_carried, pair_scalars, pair_shown, scalar_reach
@@ -133,9 +134,8 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
     free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
     pairs |= match_copies(index, {output: name for output, name in pairs.items() if output not in shown}, free)
     if not pairs:
-        raise InputError(
-            "no state found: no output is the new value of an input", "name the pairs with --states INPUT=OUTPUT"
-        )
+        say = states_option(pairs_by_name(graph) or {"INPUT": "OUTPUT"})
+        raise InputError("no state found: no output is the new value of an input", f"name the pairs: {say}")
     with names_first(index, pairs, roles):
         refuse_unchanged(index, pairs, roles)
     _refuse_texts(graph)

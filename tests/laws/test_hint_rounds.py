@@ -99,3 +99,19 @@ def test_a_state_that_is_in_no_pair_is_asked_for(seed: int, tmp_path: Path) -> N
 def test_fresh_steps(turn: int, tmp_path: Path) -> None:
     for hold in (hold_drawn, hold_scrambled):
         hold(random.SystemRandom().randrange(2**32), tmp_path)
+
+
+def test_a_step_without_a_state_is_told_its_pairs_by_their_names(tmp_path: Path) -> None:
+    """Every new value is joined from pieces with rates of their own, which no walk element by element passes."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]>
+    f (float[4,3] x, float[3,2] w) => (float loss, float[3,2] w_new) <int64[2] halves = {1, 2}, float rate = {0.1}> {
+        h = MatMul(x, w) square = Mul(h, h) loss = ReduceMean<keepdims = 0>(square)
+        eighth = Constant<value = float {0.25}>() d = Mul(h, eighth) t = Transpose<perm = [1, 0]>(x) g = MatMul(t, d)
+        a, b = Split<axis = 0>(w, halves) ga, gb = Split<axis = 0>(g, halves)
+        sa = Mul(ga, rate) na = Sub(a, sa) nb = Sub(b, gb) w_new = Concat<axis = 0>(na, nb)
+    }""")
+    step = Step(model, RoleMap(loss="loss"))
+    error = step.refusal(tmp_path)
+    assert error is not None and "no state found" in error.message
+    (told,) = (way for way in ways(step, error) if way.roles.states)
+    assert told.roles.states == {"w": "w_new"} and told.refusal(tmp_path) is None
