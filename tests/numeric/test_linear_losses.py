@@ -1,8 +1,8 @@
 """What is told of one large batch, where a loss is linear in the outputs or a function of what samples have in common.
 
 Forward models by hand, derived for a rank's samples and for those of all ranks: no note, then equal; a rule that is
-called exact, then equal with it; a loss that is neither a sum nor a mean is called neither; and ``--statistics sync`` is
-named only where it can be taken.
+called exact, then equal with it; a loss that is neither a sum nor a mean is called neither; and ``--statistics sync``
+is named only where it can be taken.
 """
 
 from __future__ import annotations
