@@ -47,6 +47,9 @@ class TorchGroup:
     counters: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
     """The table has options that each step changes; the key is absent when there is none. The value is the step's state
     that has the option that the key names."""
+    moved: Mapping[str, DefaultValue] | None = field(default=None, metadata=OPTIONAL)
+    """The table has options beside the rate that a scheduler moves, with the values that they follow, such as momentum;
+    betas_0 is the first member of betas. The key is absent when there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

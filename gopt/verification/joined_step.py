@@ -19,7 +19,7 @@ from gopt.verification.compare import Values, allowance, distance, finite, float
 from gopt.verification.joined_graph import ASKED, JoinedGraph, NotComparableError
 from gopt.verification.large_batch import LargeBatch, LargeBatchCheck, StateDistance
 from gopt.verification.reference_step import Batches, ReferenceProgram, ReferenceStep
-from gopt.verification.sensitivity import MULTIPLE, Sensitivity, norm
+from gopt.verification.sensitivity import MULTIPLE, Measurement, norm
 from gopt.verification.source_members import run_source
 
 ROOM = 1e-3
@@ -35,7 +35,7 @@ class MeasuredStep:
     nothing else."""
 
     step: ReferenceStep
-    moved: Sensitivity
+    moved: Measurement
     noise: Collection[str]
 
 
@@ -152,8 +152,10 @@ class _Joined:
             if not finite(own):
                 raise NotComparableError(f"{name!r} is not finite")
             off = distance(own, value) if finite(value) else inf
-            room = allowance(value, before, max(self.tolerance, ROOM)) + MULTIPLE * self.made.moved.states[name]
-            if off > (room if floating(value) else 0.0):
+            room = allowance(value, before, max(self.tolerance, ROOM)) if floating(value) else 0.0
+            if (
+                off > room and off > room + MULTIPLE * self.made.moved.measured().states[name]
+            ):  # it is measured where it counts
                 moved = np.asarray(value, np.float64) - np.asarray(before, np.float64)
                 found.append(StateDistance(name, kinds[name], off if isinf(off) else off / (norm(moved) or 1.0)))
         return tuple(sorted(found, key=lambda each: -each.error))

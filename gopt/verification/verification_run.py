@@ -189,10 +189,13 @@ class VerificationRun:
             self.result.large_batch = replace(self.result.large_batch, why=why)
 
     def _sizes(self) -> None:
-        self.one(CLIP_INACTIVE)
-        if not self.one(CLIP_ACTIVE):
-            self.one(CLIP_ACTIVE_SMALL)
-        if has_finite_check(self.verifier.training):
+        """Gradients of other sizes; one step of each shows all of an update that has no condition behind them."""
+        looks = has_finite_check(self.verifier.training)
+        steps = self.steps if looks or not all(each.scheduled for each in self.verifier.conditions) else 1
+        self.one(CLIP_INACTIVE, steps=steps)
+        if not self.one(CLIP_ACTIVE, steps=steps):
+            self.one(CLIP_ACTIVE_SMALL, steps=steps)
+        if looks:
             self.one(INFINITE)
         for variant in (CLIP_ACTIVE_LARGE, CLIP_INACTIVE_LARGE):
             if self.coverage.one_sided(scheduled=False):
