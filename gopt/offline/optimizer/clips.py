@@ -14,7 +14,7 @@ from gopt.offline.optimizer.gradient_path import GradientPath, GradientPaths
 from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction, spread
 
 T = TypeVar("T")
-_TRIALS = 3
+_TRIALS = 2
 _LARGE = (1e10, 1e14)
 _KINDS = {"ReduceL2": "2", "ReduceL1": "1", "ReduceSum": "1", "ReduceMax": "inf"}
 

@@ -87,20 +87,21 @@ class GradientPaths:
         summed = [x for x in beside if x in self._accumulators]
         values = self._values(path.end, name, nodes, beside, summed, reduced)
         if values is None:
-            return len(nodes) == 1 and nodes[0].is_a("Mul", "Div") and all(map(self._of_the_chain, beside))
+            scales = nodes[0].is_a("Mul") or (nodes[0].is_a("Div") and nodes[0].inputs[0] == path.end)
+            return len(nodes) == 1 and scales and all(map(self._of_the_chain, beside))
         linear = np.allclose(values, values[:, -1:] / _SAMPLE[-1] * _SAMPLE, 1e-12, 0)
         values = values[: len(self.runs)]
-        scales = values[:, -1] / _SAMPLE[-1]
-        constant = bool((np.abs(scales - scales[0]) <= 1e-6 * np.abs(scales)).all())
-        if linear and scales[0]:
+        factors = values[:, -1] / _SAMPLE[-1]
+        constant = bool((np.abs(factors - factors[0]) <= 1e-6 * np.abs(factors)).all())
+        if linear and factors[0]:
             path.averaged |= bool(summed)
-            if constant and np.abs(np.abs(scales[0]) - 1) <= 1e-6:
-                if scales[0] < 0:
+            if constant and np.abs(np.abs(factors[0]) - 1) <= 1e-6:
+                if factors[0] < 0:
                     path.flipped = not path.flipped
                     path.low, path.high = (None if x is None else -x for x in (path.high, path.low))
                 return True
             if constant:
-                scaled = scales[0] > 0 and not reduced
+                scaled = factors[0] > 0 and not reduced
                 return bool(scaled) and (path.averaged or self._read_by_rule(parameter, name))
             behind = frozenset().union(*map(self.probe.inputs_behind, beside))
             if behind <= self._in_backward:
