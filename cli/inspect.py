@@ -60,7 +60,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
     from .render_progress import progress
 
     with progress() as advance:
-        groups, axes = group_types(given["group_type"]), axis_table(given["axis"], table)
+        groups, axes = group_types(given["group_type"]), axis_table(given["axis"], table.axes)
         found = inspect(path, roles=roles, group_types=groups, axes=axes, advance=advance)
     if as_json:
         print_json(found.to_json())

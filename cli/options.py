@@ -19,6 +19,7 @@ from .verbosity import verbosity_arguments
 
 if TYPE_CHECKING:
     from gopt.analysis.role_map import RoleMap
+    from gopt.documents.config import GoptConfig
     from gopt.records.mesh import AxisKind, Mesh
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -179,11 +180,11 @@ def axis_option(function: F) -> F:
     )(function)  # fmt: skip
 
 
-def axis_table(texts: Sequence[str], config: dict[str, Any]) -> dict[str, AxisKind]:
+def axis_table(texts: Sequence[str], axes: Mapping[str, str] | None) -> dict[str, AxisKind]:
     """``--axis`` over the configuration's ``[axes]``: axis -> what its ranks see."""
     from gopt.records.mesh import axis_kinds
 
-    return axis_kinds(config.get("axes", {})) | axis_kinds(_items(texts))
+    return axis_kinds(axes or {}) | axis_kinds(_items(texts))
 
 
 def group_types(texts: Sequence[str]) -> dict[str, str]:
@@ -195,14 +196,14 @@ def group_types(texts: Sequence[str]) -> dict[str, str]:
 
 def role_map(
     loss: str, params: Sequence[str], states: Sequence[str], batch: Sequence[str],
-    config: dict[str, Any] | None = None, shared: Sequence[str] = (), statistics: Sequence[str] = (),
+    config: GoptConfig | None = None, shared: Sequence[str] = (), statistics: Sequence[str] = (),
 ) -> RoleMap:  # fmt: skip
     """The role map of the options, over the ``[roles]`` table of a configuration."""
     from gopt.analysis.role_map import RoleMap, parse_statistics
+    from gopt.documents.config import GoptConfig
 
-    table = dict((config or {}).get("roles", {}))
-    given = table.get("params", {})
-    parameters = dict(given) if isinstance(given, dict) else dict.fromkeys(given, "")
+    table = (config or GoptConfig()).roles
+    parameters = dict.fromkeys(table.params, "") if isinstance(table.params, tuple) else dict(table.params)
     for text in _items(params):
         name, _, gradient = text.partition("=")
         parameters[name] = gradient
@@ -215,29 +216,32 @@ def role_map(
             raise OptionError(
                 f"--states gives {name!r} two new values: {pairs[name]!r} and {output!r}", "keep one of them"
             )
-    pairs = {**table.get("states", {}), **pairs}
-    batches, means = ([*table.get(key, []), *_items(each)] for key, each in (("batch", batch), ("shared", shared)))
-    named = {**table.get("statistics", {}), **parse_statistics(",".join(statistics))[1]}
-    return RoleMap(loss or table.get("loss", ""), pairs, parameters, batches, means, named)
+    pairs = {**(table.states or {}), **pairs}
+    batches, means = [*table.batch, *_items(batch)], [*table.shared, *_items(shared)]
+    named = {**(table.statistics or {}), **parse_statistics(",".join(statistics))[1]}
+    return RoleMap(loss or table.loss, pairs, parameters, batches, means, named)
 
 
 def _items(texts: Sequence[str]) -> list[str]:
     return [part for text in texts for part in text.split(",") if part]
 
 
-def read_config(path: str | None) -> dict[str, Any]:
+def read_config(path: str | None) -> GoptConfig:
     """A gopt.toml; raises InputError where there is none, or it is not as its schema says."""
+    from gopt.documents.config import GoptConfig
+
     if path is None:
-        return {}
+        return GoptConfig()
     if not Path(path).exists():
         raise InputError(f"there is no configuration file {path}", *near_file(path))
     from gopt import documents
+    from gopt.documents.records import from_document
 
-    return documents.read_toml(path, documents.CONFIG)
+    return from_document(GoptConfig, documents.read_toml(path, documents.CONFIG))
 
 
 def build_mesh(
-    ranks: int | None, text: str | None, config: dict[str, Any], kinds: Mapping[str, AxisKind] | None = None
+    ranks: int | None, text: str | None, axes: Mapping[str, int] | None, kinds: Mapping[str, AxisKind] | None = None
 ) -> Mesh:
     """The mesh of ``--ranks``, ``--mesh`` or the configuration's ``[mesh]``; they must agree. ``kinds``: what was said
     of its axes."""
@@ -246,8 +250,8 @@ def build_mesh(
     mesh, said = None, kinds or {}
     if text is not None:
         mesh = Mesh.parse(text, said)
-    elif ranks is None and "mesh" in config:
-        mesh = Mesh(tuple(config["mesh"].items()), tuple(said.items()))
+    elif ranks is None and axes is not None:
+        mesh = Mesh(tuple(axes.items()), tuple(said.items()))
     if ranks is not None and ranks < 1:
         raise OptionError(f"--ranks cannot be {ranks}", "give at least 1")
     if mesh is None:

@@ -93,9 +93,9 @@ def command(model: str, **given: Any) -> None:
     if servers:
         plan_servers(model, roles, None if given["memory"] is None else parse_bytes(given["memory"]), given)
         return
-    axes = axis_table(given["axis"], table)
-    grid = build_mesh(ranks, mesh, table, axes)
-    alone = mesh is not None or (ranks is None and "mesh" in table)
+    axes = axis_table(given["axis"], table.axes)
+    grid = build_mesh(ranks, mesh, table.mesh, axes)
+    alone = mesh is not None or (ranks is None and table.mesh is not None)
     with progress() as advance:
         found = plan(
             lambda: api.load(model, roles=roles, group_types=group_types(given["group_type"]), axes=axes),

@@ -19,8 +19,8 @@ from .verbosity import Verbosity, verbosity
 if TYPE_CHECKING:
     from gopt.runtime.parameter_server.waits import ServerSummary
     from gopt.runtime.training.evaluation import Evaluation
-    from gopt.runtime.training.job import Progress
-    from gopt.runtime.training.run_result import RunResult, StepMessage
+    from gopt.runtime.training.job import Progress, StepMessage
+    from gopt.runtime.training.run_result import RunResult
 
 _BARS = "▁▂▃▄▅▆▇█"
 

@@ -65,7 +65,7 @@ def render_split(found: SplitInspection, output: Path | None, *, written: bool =
     if output is None:
         out.print("nothing written (--dry-run)")
     elif written:
-        out.print(f"{found.checks} checks passed; written to {output}")
+        out.print(f"{found.checks} checks of pieces, messages and graphs passed; written to {output}")
 
 
 def render_role(found: RoleInspection) -> None:

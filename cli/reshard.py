@@ -95,7 +95,7 @@ def _shard(path: str, target: Path, given: dict[str, Any]) -> None:
         advance("sharding")
         if given["ranks"] is None and given["mesh"] is None:
             raise OptionError("the number of ranks is missing", _KINDS)
-        grid = build_mesh(given["ranks"], given["mesh"], {}, _kinds(path, given["mesh"], given["axis"]))
+        grid = build_mesh(given["ranks"], given["mesh"], None, _kinds(path, given["mesh"], given["axis"]))
         sharded = reshard(path, grid, options=options, accumulate=given["accumulate"], note=print_note)
         advance("checking and writing")
         report = sharded.write(target, force=given["force"])
@@ -128,4 +128,4 @@ def _kinds(path: str, mesh: str | None, said: Sequence[str]) -> dict[str, AxisKi
     from gopt.offline.folder_contents import read_mesh
 
     again = {part.partition("=")[0].strip() for part in (mesh or "").split(",")}
-    return {name: kind for name, kind in read_mesh(path).kinds if name in again} | axis_table(said, {})
+    return {name: kind for name, kind in read_mesh(path).kinds if name in again} | axis_table(said, None)

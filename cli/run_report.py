@@ -16,8 +16,7 @@ from .terminal import print_json_text, print_note
 if TYPE_CHECKING:
     from gopt.artifact.manifest import Manifest
     from gopt.runtime.parameter_server.waits import ServerSummary
-    from gopt.runtime.training.job import Progress
-    from gopt.runtime.training.run_result import StepMessage
+    from gopt.runtime.training.job import Progress, StepMessage
 
 
 def step_message(line: str) -> StepMessage:
@@ -25,7 +24,7 @@ def step_message(line: str) -> StepMessage:
     from gopt.documents import RANK_MESSAGE, as_run_error, parse_json
     from gopt.documents.records import from_document
     from gopt.errors import InputError
-    from gopt.runtime.training.run_result import StepMessage
+    from gopt.runtime.training.job import StepMessage
 
     try:
         return from_document(StepMessage, parse_json(line, RANK_MESSAGE, "a message of the first rank"))

@@ -15,6 +15,7 @@ from .terminal import print_text
 if TYPE_CHECKING:
     from gopt.analysis.role_map import RoleMap
     from gopt.api import Sharded, ShardOptions, Source
+    from gopt.documents.config import GoptConfig
     from gopt.progress import ProgressCallback
     from gopt.records.mesh import AxisKind, Mesh
     from gopt.verbs.shard import Auto
@@ -38,8 +39,8 @@ class ShardRequest:
         from gopt.preflight import check_mesh, check_stage
 
         config = read_config(given["config"])
-        axes = axis_table(given["axis"], config)
-        mesh = build_mesh(given["ranks"], given["mesh"], config, axes)
+        axes = axis_table(given["axis"], config.axes)
+        mesh = build_mesh(given["ranks"], given["mesh"], config.mesh, axes)
         check_mesh(mesh)
         options = shard_options(given, config, split_link(given, mesh))
         check_stage(mesh, options.asked_stage)
@@ -64,20 +65,20 @@ class ShardRequest:
         return shard(source, self.mesh, self.options, auto=auto, advance=advance)
 
 
-def shard_options(given: dict[str, Any], config: dict[str, Any], link: str | None) -> ShardOptions:
+def shard_options(given: dict[str, Any], config: GoptConfig, link: str | None) -> ShardOptions:
     """The options of the command line over those of a configuration. Raises OptionError."""
     from gopt.analysis.role_map import parse_statistics
     from gopt.steps.shard_options import PASS_OPTIONS, ShardOptions
 
     asked = given | {"link": link, "statistics": parse_statistics(",".join(given["statistics"]))[0]}
     chosen = {name: asked[name] for name in PASS_OPTIONS if asked[name] is not None}
-    passes = {name: dict(table) for name, table in config.get("pass", {}).items()}
+    passes = {name: dict(table) for name, table in (config.passes or {}).items()}
     for owner, option in map(PASS_OPTIONS.__getitem__, chosen):
         passes.get(owner, {}).pop(option, None)  # options override the file
     for owner, option, value in map(pass_option, given["options"]):
         passes.setdefault(owner, {})[option] = value
     options = ShardOptions(
-        **chosen, accumulate=given["accumulate"] or config.get("accumulate", 1), passes=passes,
+        **chosen, accumulate=given["accumulate"] or config.accumulate or 1, passes=passes,
         pipeline=_passes_in_order(given, config), only_ranks=parse_ranks(given["only_ranks"]),
         verify_each=given["verify_each"], after_each=_printer(given["print_after"], given["print_dir"]),
     )  # fmt: skip
@@ -85,19 +86,18 @@ def shard_options(given: dict[str, Any], config: dict[str, Any], link: str | Non
     return options
 
 
-def _passes_in_order(given: dict[str, Any], config: dict[str, Any]) -> list[tuple[str, dict[str, str]]] | None:
+def _passes_in_order(given: dict[str, Any], config: GoptConfig) -> list[tuple[str, dict[str, str]]] | None:
     """Passes of ``--pipeline``, or of the configuration, with their options; None: the default passes."""
     from gopt.passes import DEFAULT
     from gopt.pipeline import parse_pipeline
 
     if given["pipeline"] is not None:
         return parse_pipeline(given["pipeline"])
-    if "pipeline" not in config:
+    if config.pipeline is None:
         return None
-    table = config["pipeline"]
-    if set(table) != {"passes"} or not all(isinstance(name, str) for name in table["passes"]):
+    if config.pipeline.passes is None:
         raise OptionError("[pipeline] takes one key: passes, a list of names", f"passes = {list(DEFAULT)}")
-    return [(name, {}) for name in table["passes"]]
+    return [(name, {}) for name in config.pipeline.passes]
 
 
 def _printer(name: str | None, folder: str | None) -> Any:

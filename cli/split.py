@@ -121,7 +121,7 @@ class SplitRequest:
             )
         config = read_config(given["config"])
         if given["accumulate"] is None:
-            given = given | {"accumulate": config.get("accumulate")}
+            given = given | {"accumulate": config.accumulate}
         roles = role_map(
             given["loss"], given["params"], given["states"], given["batch"], config, given["shared"],
             given["statistics"],

@@ -106,6 +106,7 @@ def command(
         _, mesh = read_manifest(Path(paths[-1]))
         arguments = ["verify", *paths, *arguments_of(context, ("paths",))]
         return launch(mesh.ranks, arguments, deadline, lambda line: None)
+    from gopt.offline.html_report.verification_record import FORMAT
     from gopt.verbs.verify import verify
     from gopt.verification.options import VerifyOptions
 
@@ -126,7 +127,7 @@ def command(
         result = verify(paths[-1], model, options, advance=advance)
     tell_result(result.reason())
     if as_json:
-        print_json_text(strict_json({"format": "gopt-verification/1", **result.to_json()}, 1))
+        print_json_text(strict_json({"format": FORMAT, **result.to_json()}, 1))
     else:
         render_verification(result, role_names(paths[-1], result.ranks))
     return result.exit_code
@@ -135,6 +136,7 @@ def command(
 def _as_rank(folder: str, model: str | None, options: VerifyOptions, as_json: bool) -> int:
     """One process of many: each computes the reference, runs its own rank, and gathers the results of the others."""
     from gopt.errors import GoptError
+    from gopt.offline.html_report.verification_record import FORMAT
     from gopt.runtime.engines.base import run_one_rank
     from gopt.runtime.engines.heartbeat import ENDED, REPORTED, StatusPublisher, follow
     from gopt.runtime.engines.mpi import MpiEngine
@@ -158,7 +160,7 @@ def _as_rank(folder: str, model: str | None, options: VerifyOptions, as_json: bo
         verifier.transport = run_one_rank(engine)
         result = verifier.run(options)
         if engine.rank == 0 and as_json:
-            print_json_text(strict_json({"format": "gopt-verification/1", **result.to_json()}, 1))
+            print_json_text(strict_json({"format": FORMAT, **result.to_json()}, 1))
         elif engine.rank == 0:
             render_verification(result)
         return result.exit_code

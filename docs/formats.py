@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import re
+import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
@@ -19,28 +20,13 @@ from gopt.cli.main import main
 from gopt.runtime.training import checkpoint_folder
 
 HERE = Path(__file__).parent
-SCHEMAS = HERE.parent / "gopt/schemas"
+sys.path.insert(0, str(HERE))
+
+from schemas import DOCUMENTS, SCHEMAS  # noqa: E402
+
 WIDTH = 120
 MOST_ITEMS, MOST_TEXT = 2, 60
 """Of what is longer an example shows the beginning."""
-
-FORMATS = {
-    "manifest": "manifest.json",
-    "report": "report.json",
-    "index": "index.json of a checkpoint",
-    "roles": "Roles of a kept source",
-    "torch": "Names of PyTorch",
-    "config": "gopt.toml",
-    "servers": "Server map",
-    "golden": "gopt-golden.toml",
-    "reproducer": "reproducer.json",
-    "rank_message": "Messages of the first rank to its launcher",
-    "header": "Header of a safetensors file",
-    "record": "Record of a run",
-    "trace": "Trace of a run",
-    "verification": "Result of gopt verify",
-}
-"""Schema -> the heading of its section, in the order of the page."""
 
 CONFIG = """\
 accumulate = 2
@@ -65,8 +51,8 @@ INTRO = f"""\
 # Formats
 
 Every key of every document that gopt reads or writes. `python docs/formats.py` generates this page from the schemas in
-`gopt/schemas/`, which also check what is read ([Documents](documents.md)). The words are those of the
-[glossary](glossary.md).
+`gopt/schemas/`, which `python docs/schemas.py` makes of the records in the code, and which also check what is read
+([Documents](documents.md)). The words are those of the [glossary](glossary.md).
 
 An entry says: key, type, whether the key is required, what it means. "Table of X" is an object with keys that are not
 fixed and values of type X; "open" says that other keys may follow. Sizes are in bytes, durations in seconds, and ranges
@@ -82,7 +68,7 @@ def page(documents: dict[str, Any]) -> str:
     examples = {"config": CONFIG.rstrip(), "servers": SERVER_MAP.rstrip()}
     examples |= {name: show(shortened(each)) for name, each in documents.items()}
     parts = [INTRO]
-    for name, heading in FORMATS.items():
+    for name, (heading, _) in DOCUMENTS.items():
         schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text(encoding="utf-8"))
         parts.append(f"## {heading}\n\n{wrap(schema['description'])}\n")
         if keys := list(entries(schema, 0)):
@@ -125,9 +111,9 @@ def entry(label: str, schema: dict[str, Any], required: str, depth: int) -> Iter
 
 def told(schema: dict[str, Any]) -> Iterator[str]:
     """The descriptions of a value, and of its items and values."""
-    yield schema["description"]
+    yield from filter(None, [schema.get("description")])
     for each in schema.get("prefixItems", ()):
-        yield each["description"]
+        yield from told(each)
     if "items" in schema:
         yield from told(schema["items"])
     rest = schema.get("additionalProperties")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gopt.documents.records import OPTIONAL
+from gopt.documents.records import OPTIONAL, to_document
 
 if TYPE_CHECKING:
     from gopt.ir.rewriter import Removal
@@ -19,8 +19,14 @@ class PassResult:
     """Result of a pass: what it removed of the source, and the pass's own facts."""
 
     removed: Sequence[Removal] = field(default=(), repr=False)
-    facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    facts: Any = field(default_factory=dict, repr=False)
+    """A record of facts (``gopt/records/pass_facts.py``), or a table like it."""
     note: str = ""
+
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        """The facts as the report has them."""
+        return to_document(self.facts) if is_dataclass(self.facts) else self.facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +34,14 @@ class PassRecord:
     """A pass as it ran: its options as resolved, and its figures."""
 
     name: str
+    """The pass has this name."""
     options: Mapping[str, Any]
+    """The table has the options of the pass as resolved; its keys depend on the pass, and null means that none was
+    given."""
     facts: Mapping[str, Any] = field(repr=False)
+    """The table has the figures of the pass; its keys depend on the pass, and it is empty when the pass did nothing."""
     note: str = field(default="", metadata=OPTIONAL)
+    """The note says in words what is special, mostly why the pass did nothing; the key is absent when nothing is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class Pipeline:
             except InvariantError as error:
                 before = ", ".join(program.applied) or "none"
                 raise InvariantError(f"pass {name}: {error.message}", f"passes already run: {before}") from error
-            record = PassRecord(name, show_options(stage.options), result.facts, result.note)
+            record = PassRecord(name, show_options(stage.options), result.figures, result.note)
             program.passes.append(PassRun(record, result))
             if self.after_each is not None:
                 self.after_each(name, program)

@@ -175,9 +175,11 @@ def _refuse_loss(step: StepSkeleton, context: AnalysisContext, mixed: list[Node]
     for node in mixed:
         if any(name in context.of_loss for name in node.reads):
             read = [name for name in node.reads if name in context.of_loss]
+            culprit = _culprit(step, read, context.of_loss)
             raise UnsupportedError(
-                f"the update reads {_culprit(step, read, context.of_loss)!r}, "
+                f"the update reads {culprit!r}, "
                 f"which depends on the loss of one rank's own batch, beside a gradient (in {node.label!r})",
+                *_shared_hint(step, culprit),
                 "feed what follows the loss as an input, such as a learning rate, equal on all ranks",
             )
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 
 from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
+from gopt.documents.roles import STATISTIC_RULES as STATISTIC_RULES
 from gopt.errors import OptionError
 from gopt.ir.graph import Graph
 from gopt.ir.types import FLOATS, TensorType, known
 from gopt.option_records import check_types
 from gopt.suggestions import did_you_mean
 
-STATISTIC_RULES = ("mean", "sum", "max", "min", "gather", "root", "local")
-"""How the ranks' values of a statistic are combined."""
 STATISTIC_WORDS = ("auto", "mean", "root", "local", "sync")
 """How all statistics are combined."""
 

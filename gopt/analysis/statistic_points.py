@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from gopt.documents.records import OPTIONAL
+from gopt.documents.records import OPTIONAL, Dimension, Positive, one_of
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import walk
 
@@ -18,22 +19,27 @@ class Ring:
     """
 
     pointer: str
-    step: int
-    rows: int
+    """The places are counted from this state."""
+    step: Positive
+    """The places of each rank's rows are so many behind those of the rank before it."""
+    rows: Positive
+    """The ring has so many rows."""
     wraps: bool
+    """The places are taken modulo the rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatisticPoint:
-    """A value of each rank's own batch that is reduced over the ranks before a statistic reads it.
-
-    ``reduce`` ``gather``: the ranks' rows are joined along ``axis``; places of a ``ring`` are computed.
-    """
+    """A value of each rank's own batch that is reduced over the ranks before a statistic reads it."""
 
     value: str
-    reduce: str
-    axis: int = field(default=0, metadata=OPTIONAL)
+    """The value of the source has this name."""
+    reduce: Annotated[str, one_of("mean", "sum", "max", "min", "gather")]
+    """The value is reduced over the ranks by this operation; gather joins the rows of all ranks, in their order."""
+    axis: Dimension = field(default=0, metadata=OPTIONAL)
+    """The rows that are gathered lie along this dimension; the key is absent when it is the first."""
     ring: Ring | None = field(default=None, metadata=OPTIONAL)
+    """The value holds the places of rows in a ring, equal on all ranks; the key is absent for any other value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +48,13 @@ class RowQueue:
     for, the newest of them; all along ``axis``."""
 
     value: str
+    """This value of the source joins the rows with the old ones."""
     old: str
-    axis: int
+    """This value of the source holds the old rows."""
+    axis: Dimension
+    """The rows lie along this dimension."""
     front: bool
+    """New rows come first in the queue, and not last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +66,15 @@ class StatisticReduction:
     """
 
     tensor: str
+    """The statistic is the state of the source of this name."""
     rule: str
+    """The rule is mean, sum, max, min, gather, root or local, or several of these joined by a plus sign where several
+    values are reduced."""
     points: tuple[StatisticPoint, ...] = field(default=(), metadata=OPTIONAL)
+    """The values in this list are reduced or gathered over the ranks, and every rank makes the new value of them; the
+    key is absent when the new values themselves are combined. Each item is one value that is reduced."""
     queue: RowQueue | None = field(default=None, metadata=OPTIONAL)
-    """Where the points are rows of a queue."""
+    """The points are rows of a queue, which drops its oldest; the key is absent for any other statistic."""
 
     @property
     def cut(self) -> list[str]:

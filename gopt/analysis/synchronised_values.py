@@ -12,8 +12,11 @@ class CorrectedConstant:
     """A constant of the batch's size: node ``output`` reads ``constant``, which the large batch has as ``value``."""
 
     output: str
+    """The node that makes the value of this name reads the constant."""
     constant: str
+    """The constant has this name in the source."""
     value: float
+    """The node reads this number in the place of the constant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,4 +26,8 @@ class SynchronisedValues:
     """
 
     points: tuple[str, ...] = field(default=(), metadata=key("values"))
+    """The values of the source in this list are averaged over all ranks that see different data as soon as they are
+    made, for all nodes that read them. Each item is the name of a value of the source."""
     corrected: tuple[CorrectedConstant, ...] = field(default=(), metadata=key("constants"))
+    """The list has the constants of the source that follow the number of samples, and what they are for the samples of
+    all ranks. Each item is one constant as one node reads it."""

@@ -164,8 +164,9 @@ class _Finder:
                 return  # a schedule: every rank has what it reads, and runs it
             raise UnsupportedError(
                 f"control flow around a parameter: {node.op_type} {node.label!r} is in the update",
-                "export the step with the branch taken, or with Where in place of If: gopt does so itself where every "
-                "operator of both branches has a result whatever the condition is, of a static shape",
+                "export the step with the branch taken and the turns of a loop written out, or with Where in place of "
+                "If: gopt does so itself where every operator of both branches has a result whatever the condition is, "
+                "of a static shape",
             )
         if node.domain == COMM and all(map(self.index.one_element, node.reads)):
             return  # a scalar that members of another group complete: every rank has it, and makes the call
@@ -235,7 +236,7 @@ class _Finder:
             made = {name for node in subgraph.nodes for name in node.outputs}
             for state in subgraph.states:
                 if state.updated not in made:
-                    subgraph.weaken(UpdateMode.REPLICATED, f"{state.updated} is not computed from it")
+                    subgraph.weaken(UpdateMode.REPLICATED, f"{state.updated} is no part of its update")
 
     def localise(self) -> None:
         """Scalars that a whole subgraph computes for itself alone belong to it and need no call."""

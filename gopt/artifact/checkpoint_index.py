@@ -11,12 +11,23 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 from gopt import documents, limits
 from gopt.artifact.integrity import FileEntry, accept_hints, check_seal, fault_of, is_unchecked, sealed
 from gopt.artifact.json_writer import pretty_json
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
-from gopt.documents.records import OPTIONAL, from_document, to_document
+from gopt.documents.records import (
+    OPTIONAL,
+    Bounds,
+    Count,
+    Digest,
+    RunIdentity,
+    WholeNumber,
+    from_document,
+    one_of,
+    to_document,
+)  # fmt: skip
 from gopt.errors import InputError, RunError
 
 INDEX_FILE = "index.json"
@@ -33,39 +44,52 @@ STEP_DIR = re.compile(r"step_(\d{8,})")
 
 @dataclass(frozen=True, slots=True)
 class BestEntry:
-    """The evaluation for which a step was kept as the best: the metric, whether low or high values are better (``min``,
-    ``max``), and the value."""
+    """The evaluation for which a step was kept as the best."""
 
     metric: str
-    mode: str
+    """The name is the one of the metric, as the evaluation model has it."""
+    mode: Annotated[str, one_of("min", "max")]
+    """The word says whether the lowest or the highest value is the best."""
     value: float
+    """The value is the mean over all held-out samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointIndex:
-    """One complete step of a checkpoint: the digest of its ranks' manifest, and the file of every rank."""
+    """The index of one step of a checkpoint shows that the step is complete; it is written last, as index.json in the
+    folder of the step."""
 
     format: str = FORMAT
-    step: int
-    manifest: str
-    run: str | None = field(default=None, metadata=OPTIONAL)
-    """The identity of the job that wrote it: the one in the manifest beside the steps. None in an older step."""
-    draws: int | None = field(default=None, metadata=OPTIONAL)
-    """The seed of the random numbers that the run drew; None where it drew none."""
-    shuffle: int | None = field(default=None, metadata=OPTIONAL)
-    """The seed of the order of samples on disk; None for their stored order."""
-    last: str | None = field(default=None, metadata=OPTIONAL)
-    """The fate of the last samples of a pass (``--last``); None for data that is not on disk, and in older steps."""
-    batch_size: int | None = field(default=None, metadata=OPTIONAL)
-    """Samples of a rank's batch, where the run chose their number."""
-    batches: int | None = field(default=None, metadata=OPTIONAL)
-    """Batches that were dealt out before it to all trainers of a split, where their number has changed; else it is
-    micro-steps x trainers."""
+    """The format is the name and version of this format."""
+    step: Count
+    """The step is the number of updates since the start of training."""
+    manifest: Digest
+    """The digest identifies the manifest of the ranks that wrote the checkpoint: SHA-256, in hexadecimal digits, of the
+    manifest as JSON with sorted keys."""
+    run: RunIdentity | None = field(default=None, metadata=OPTIONAL)
+    """The identity of the run that wrote the step, which the manifest beside the steps has too; the key is absent in a
+    step of an older version."""
+    draws: Count | None = field(default=None, metadata=OPTIONAL)
+    """The seed is the one of the random numbers that the run drew (--draws); the key is absent where the run drew
+    none."""
+    shuffle: Count | None = field(default=None, metadata=OPTIONAL)
+    """The seed shuffles the samples (--shuffle); the key is absent for the order of the file."""
+    last: Annotated[str, one_of("carry", "drop", "pad")] | None = field(default=None, metadata=OPTIONAL)
+    """The word says what became of the samples at the end of a pass that filled no step (--last); the key is absent
+    where the data was not on disk."""
+    batch_size: Annotated[WholeNumber, Bounds(minimum=1)] | None = field(default=None, metadata=OPTIONAL)
+    """The number is the one of a batch's samples (--batch-size); the key is absent where the step fixes it."""
+    batches: WholeNumber | None = field(default=None, metadata=OPTIONAL)
+    """The number counts the batches that were dealt out to all trainers of a split before the step; the key is absent
+    where it is steps x micro-steps x trainers."""
     best: BestEntry | None = field(default=None, metadata=OPTIONAL)
-    """Of the best step of a run alone."""
+    """The evaluation for which the step was kept as the best (--keep-best); the key is absent in other steps."""
     files: Mapping[str, FileEntry]
-    seal: str | None = field(default=None, metadata=OPTIONAL)
-    """SHA-256 of the document before this key."""
+    """The table lists the file of every rank. The value describes the file that the key names, rank_NNNN.safetensors,
+    which holds the states that this rank writes."""
+    seal: Digest | None = field(default=None, metadata=OPTIONAL)
+    """The digest is the SHA-256 of the bytes of this document that stand before the comma in front of this key, in
+    hexadecimal digits; the key is the last one, and is absent in documents of older versions."""
 
     def trainers(self, servers: int) -> int:
         """The trainers with which the run of a split began: servers are the ranks behind them, and are never lost."""

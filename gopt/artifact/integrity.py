@@ -20,7 +20,7 @@ from pathlib import Path
 from gopt.artifact.json_writer import appended, appended_table, without_end
 from gopt.disk.files import digest_of, reason
 from gopt.disk.hashed import HashedFile, create_hashed
-from gopt.documents.records import key, to_document
+from gopt.documents.records import Count, Digest, key, to_document
 from gopt.errors import InputError, NoteWarning
 
 SEAL = "seal"
@@ -35,8 +35,10 @@ _TAIL = 80
 class FileEntry:
     """The size and the SHA-256 of a file."""
 
-    nbytes: int = field(metadata=key("bytes"))
-    sha256: str
+    nbytes: Count = field(metadata=key("bytes"))
+    """The file has this many bytes."""
+    sha256: Digest
+    """The digest is the SHA-256 of the content of the file, in hexadecimal digits."""
 
     @classmethod
     def of(cls, data: bytes) -> FileEntry:

@@ -1,7 +1,6 @@
 """The manifest of an output folder as a record: the files that each rank runs, and the states it holds.
 
-``gopt/schemas/manifest.schema.json`` describes every key. ``manifest_check`` reads the file and checks the conditions
-that the schema cannot express.
+``manifest_check`` reads the file and checks the conditions that the schema cannot express.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -24,14 +23,17 @@ from gopt.artifact.pieces import Piece as Piece
 from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
-from gopt.documents.records import OPTIONAL, to_document
+from gopt.documents.records import OPTIONAL, Bounds, Count, Digest, Positive, RunIdentity, one_of, to_document
 from gopt.ir.types import TensorType
 from gopt.records.boxes import Box, take
 from gopt.records.mesh import AxisKind, Mesh
+from gopt.records.pass_facts import SIZES
 
 FORMAT = "gopt-manifest/1"
 MANIFEST_FILE = "manifest.json"
-Shape = tuple[int | str | None, ...]
+LossRule = Annotated[str, Bounds(pattern="^(sum|sum:.+|weighted:.+)$")]
+SizesRule = Annotated[str, SIZES]
+Shape = tuple[Count | str | None, ...]
 
 
 class InputKind(StrEnum):
@@ -43,13 +45,18 @@ class InputKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MeshEntry:
-    """The mesh in documents. ``kinds`` is absent unless the user declared kinds. ``kinds`` are absent where the user
-    said none.
-    """
+    """The mesh in documents."""
 
-    axes: tuple[tuple[str, int], ...]
-    ranks: int
-    kinds: Mapping[str, AxisKind] | None = field(default=None, metadata=OPTIONAL)
+    axes: tuple[tuple[str, Positive], ...]
+    """The axes stand in mesh order; the last one varies fastest with the number of the rank. Each item is one axis: its
+    name and its size. The first element is the name of the axis. The second element is the number of ranks along the
+    axis."""
+    ranks: Positive
+    """The number of ranks is the product of the sizes of the axes."""
+    kinds: Mapping[str, Annotated[AxisKind, one_of("data", "replica")]] | None = field(default=None, metadata=OPTIONAL)
+    """The kinds say what the ranks along an axis see of the data, for the axes of which the user said it; the key is
+    absent when the user said it of none. The value is data where the ranks along the axis see samples of their own, and
+    replica where they see the same samples."""
 
     @classmethod
     def of(cls, mesh: Mesh) -> MeshEntry:
@@ -65,7 +72,9 @@ class PhaseEntry:
     """A phase of a step, and how often it runs in one."""
 
     name: str
-    times: int
+    """The phase has this name, which is a key of files of every rank."""
+    times: Positive
+    """The phase runs this many times in one training step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +82,19 @@ class SourceState:
     """A state of the source: its input, the output that replaces it, and the parameter that it belongs to."""
 
     tensor: str
+    """The state is the input of this name of the source."""
     updated: str
+    """The output of this name of the source replaces the state."""
     kind: StateKind
+    """The kind is that of the state, in the words of the glossary."""
     of: str | None
+    """The state belongs to the parameter of this name; null means that it is a parameter itself, or belongs to none."""
     dtype: str
+    """The elements of the state have this type."""
     shape: Shape | None
+    """The shape is the list of the lengths of the dimensions, in elements; null means that it is unknown. An integer is
+    the length of the dimension, a string is the name of a length that the source leaves open, and null is an unknown
+    length."""
 
     @property
     def type(self) -> TensorType:
@@ -89,14 +106,21 @@ class InputEntry:
     """An input that is not a state."""
 
     name: str
+    """The input has this name."""
     dtype: str
+    """The elements of the input have this type."""
     shape: Shape | None
+    """The shape is the list of the lengths of the dimensions, in elements; null means that it is unknown. An integer is
+    the length of the dimension, a string is the name of a length that the source leaves open, and null is an unknown
+    length."""
     kind: InputKind
+    """The kind is batch for an input that belongs to the batch, and hyper for a hyper-parameter."""
     draw: Draw | None = field(default=None, metadata=OPTIONAL)
-    """The distribution that a run draws it from where the data has none; None of inputs that are no random numbers."""
+    """The input is of random numbers, which a run draws from this where the data has none; the key is absent for other
+    inputs."""
 
     default: DefaultValue | None = field(default=None, metadata=OPTIONAL)
-    """The value of a hyper-parameter where a run sets none; None where one must be set."""
+    """The value of the hyper-parameter where a run sets none; the key is absent where one must be set."""
 
     @property
     def type(self) -> TensorType:
@@ -108,8 +132,13 @@ class OutputEntry:
     """An output that replaces no state."""
 
     name: str
+    """The output has this name."""
     dtype: str
+    """The elements of the output have this type."""
     shape: Shape | None
+    """The shape is the list of the lengths of the dimensions, in elements; null means that it is unknown. An integer is
+    the length of the dimension, a string is the name of a length that the source leaves open, and null is an unknown
+    length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +146,17 @@ class LocalState:
     """A state as a rank holds it: its pieces, flattened, one after the other."""
 
     input: str
+    """The files of the rank read the state as the input of this name."""
     output: str
+    """The files of the rank return the new state as the output of this name."""
     pieces: tuple[Piece, ...]
+    """The state is these pieces, flattened, one after the other."""
     local: bool = field(default=False, metadata=OPTIONAL)
-    """Ranks hold different values: a running statistic that is not averaged."""
+    """The value is true where ranks hold different values of the state, a running statistic that is not averaged; the
+    key is absent otherwise."""
     copy: bool = field(default=False, metadata=OPTIONAL)
-    """A low-precision copy: always the cast of another state of the ranks. On trainers, what servers hold; ``local``
-    too: a trainer's own value of it, which goes its own way for some steps."""
+    """The value is true where the state is a low-precision copy, always the cast of another state of the ranks; the key
+    is absent otherwise."""
 
     @property
     def elements(self) -> int:
@@ -135,9 +168,13 @@ class LocalAccumulator:
     """A sum of gradients that a rank carries from file to file: zero before the first micro-step."""
 
     input: str
+    """The files of the rank read the accumulator as the input of this name."""
     output: str
+    """The files of the rank return the new accumulator as the output of this name."""
     dtype: str
-    shape: tuple[int, ...]
+    """The elements of the accumulator have this type."""
+    shape: tuple[Count, ...]
+    """The shape is the list of the lengths of the dimensions, in elements."""
 
     @property
     def type(self) -> TensorType:
@@ -149,7 +186,9 @@ class FedInput:
     """An input of the batch of which a rank is fed a part: the ``box`` of what ranks with these samples share."""
 
     input: str
+    """The files of the rank read the part as the input of this name."""
     box: Box
+    """The box is the part of the whole batch that the rank is fed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,23 +196,38 @@ class CommonEntry:
     """Entries that are equal on all ranks."""
 
     inputs: tuple[InputEntry, ...]
+    """The list has the inputs of a rank that are no states: the batch and the hyper-parameters."""
     outputs: tuple[OutputEntry, ...]
+    """The list has the outputs of a rank that replace no state: losses first, then metrics."""
     state: tuple[LocalState, ...]
+    """The list has the states that every rank holds whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankEntry:
     """One rank: its files by phase, and what it holds beside what all ranks have."""
 
-    rank: int
+    rank: Count
+    """The rank has this number, counted from 0."""
     role: str
-    """``trainer`` or ``server``."""
+    """The role says what the rank does: trainer or server."""
     files: Mapping[str, str]
+    """The table gives the name of a file in the folder for each phase of the rank: step runs a whole training step;
+    with micro-steps, micro runs one of them, and update the update."""
     state: tuple[LocalState, ...]
+    """The list has the states that the rank holds beside those of common: shards, and whole states of which it is the
+    owner."""
     accumulators: tuple[LocalAccumulator, ...] = field(default=(), metadata=OPTIONAL)
+    """The list has the accumulators of the rank, sums of gradients that it carries from file to file and that are zero
+    before the first micro-step; the key is absent when the rank has none."""
     fed: tuple[FedInput, ...] = field(default=(), metadata=OPTIONAL)
+    """The list has the inputs of the batch of which the rank is fed a part, where an axis of the mesh shares samples
+    out by tokens, rows or columns; the key is absent when the rank is fed whole batches. Each item is one input of the
+    batch."""
     startup: str | None = field(default=None, metadata=OPTIONAL)
-    """The file of its start-up graph, if it has one."""
+    """The file of this name has no inputs and computes first values of states of the rank, an output for each with the
+    name of the state's input; a run that starts anew takes them in place of stored values; the key is absent when the
+    rank has no such file."""
 
     def feeds(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the rank's inputs, cut from a whole batch."""
@@ -188,50 +242,82 @@ class RankEntry:
 
 @dataclass(frozen=True, slots=True)
 class WrittenEntry:
-    """SHA-256, in hexadecimal, of a few files: what an older gopt wrote in the place of ``files``."""
+    """The digests of a few files: an older gopt wrote them in the place of ``files``."""
 
-    report: str
-    states_file: str = field(default="", metadata=OPTIONAL)
-    starts: Mapping[str, str] = field(default_factory=dict)
+    report: Digest
+    """The digest of report.json."""
+    states_file: Digest = field(default="", metadata=OPTIONAL)
+    """The digest of states.bin; the key is absent when the folder has no values."""
+    starts: Mapping[str, Digest] = field(default_factory=dict)
+    """The table has the digest of the start value of each state whose value is in states.bin: of the bytes of the whole
+    tensor, row by row, little-endian. The value is the digest for the state with this name in the source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All that a launcher needs.
-
-    ``phases`` is None if ``step`` is the only phase: see ``schedule``.
-    """
+    """The manifest describes an output folder: which files each rank runs, and which states it holds."""
 
     format: str = FORMAT
-    accumulate: int = field(default=1, metadata=OPTIONAL)
+    """The format is the name and version of this format."""
+    accumulate: Annotated[int, Bounds(minimum=2)] = field(default=1, metadata=OPTIONAL)
+    """One update takes this many micro-steps; the key is absent when a training step has no micro-steps, and one file
+    per rank runs it."""
     phases: tuple[PhaseEntry, ...] | None = field(default=None, metadata=OPTIONAL)
-    loss_reduction: str = field(default="mean", metadata=OPTIONAL)
-    statistics: str = field(default="mean", metadata=OPTIONAL)
-    """``root``: new running statistics are those of the first of the ranks that see different data."""
+    """The list has the phases of a training step in the order in which they run; the key is absent when there is the
+    one phase step, which runs once. Each item is one phase, for which every rank has a file."""
+    loss_reduction: LossRule = field(default="mean", metadata=OPTIONAL)
+    """The rule says how the gradients of ranks that see different data become the gradient of the step: sum adds them,
+    over micro-steps too, and weighted:VALUE divides the sum of w times gradient by the sum of w, where w is the VALUE
+    of the rank; sum:NAME,NAME adds the gradients of these parameters and averages all others; the key is absent when
+    the gradient of the step is their mean."""
+    statistics: Annotated[str, one_of("root")] = field(default="mean", metadata=OPTIONAL)
+    """The rule says what all ranks hold of new running statistics: root is those of the first of the ranks that see
+    different data (--statistics root); the key is absent when it is their mean."""
     reductions: tuple[StatisticReduction, ...] = field(default=(), metadata=OPTIONAL)
-    """How the ranks' values of each statistic are combined, where ``statistics`` does not say it of all."""
+    """The list says of each running statistic how the ranks' values of it are combined; the key is absent when there is
+    no statistic, or when statistics or synchronised says it of all."""
     synchronised: SynchronisedValues = field(default=SynchronisedValues(), metadata=OPTIONAL)
+    """The record lists what is averaged over all ranks that see different data inside the forward and the backward
+    (--statistics sync); the key is absent when nothing is."""
     mesh: MeshEntry
-    split: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
-    """Axis that splits the computation -> the rule by which parts get their sizes."""
+    """The ranks form a mesh with named axes."""
+    split: Mapping[str, SizesRule] | None = field(default=None, metadata=OPTIONAL)
+    """The table names the axes that split the computation and says how large parts are: with balanced the first members
+    have one unit more where a dimension does not come out even, with ceil all members have the same until the rest is
+    smaller, with floor-last the last member has what is left; the key is absent when no axis splits the computation.
+    The axis of this name shares dimensions out by this rule."""
     parameter_server: ServerPlanEntry | None = field(default=None, metadata=OPTIONAL)
-    """With trainers and servers: the mesh is that of the trainers, and the servers are ranks behind them."""
+    """The record says how trainers and servers share the work of a split; the mesh is then that of the trainers, and
+    servers are the ranks behind them; the key is absent in a folder without servers."""
     source: str
+    """The source, without the values of its states, is kept in the folder under this file name."""
     startup: str | None = field(default=None, metadata=OPTIONAL)
-    """The file of the source's start-up graph, if it has one."""
+    """The file of this name has no inputs and computes first values of states of the source, an output of the same name
+    for each; the key is absent when the source has no graph that computes them."""
     loss: str
+    """The loss is the output of this name, in the source and in the files of the ranks."""
     more_losses: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
+    """The outputs in this list are losses beside the first; the key is absent when there is no other. Each item is the
+    name of an output."""
     states: tuple[SourceState, ...]
+    """The list has every state of the source. Each item is one state of the source."""
     common: CommonEntry
+    """The record describes what all ranks have alike."""
     ranks: tuple[RankEntry, ...]
+    """The list has the ranks that were written, in ascending order."""
     written: WrittenEntry | None = field(default=None, metadata=OPTIONAL)
-    """It is read in the folder of an older gopt, and not used."""
-    run: str | None = field(default=None, metadata=OPTIONAL)
-    """In a folder of checkpoints: the identity of the job whose steps lie there."""
+    """The record has the SHA-256 of a few files; an older version wrote it in the place of files, and nothing reads
+    it."""
+    run: RunIdentity | None = field(default=None, metadata=OPTIONAL)
+    """The identity of the run whose steps lie in this folder of checkpoints, drawn at random when it first started; the
+    key is absent in an output folder, and in a folder of an older version."""
     files: Mapping[str, FileEntry] | None = field(default=None, metadata=OPTIONAL)
-    """The other files of the folder. None in a folder of an older gopt, and where values were left out."""
-    seal: str | None = field(default=None, metadata=OPTIONAL)
-    """SHA-256 of the document before this key."""
+    """The table lists every other file of the folder that gopt reads, in a folder of checkpoints those beside the
+    steps; a command compares each file with its entry before it reads it; the key is absent in folders of older
+    versions. The value describes the file of this name."""
+    seal: Digest | None = field(default=None, metadata=OPTIONAL)
+    """The digest is the SHA-256 of the bytes of this document that stand before the comma in front of this key, in
+    hexadecimal digits; the key is the last one, and is absent in documents of older versions."""
 
     @property
     def losses(self) -> tuple[str, ...]:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from gopt.analysis.coupling import Coupling, analyse_couplings, without_advice
 from gopt.analysis.coupling.step_couplings import couplings_as_run, other_sums
+from gopt.analysis.coupling.synchronise import synchronise
 from gopt.analysis.loss_reduction import LossRule
+from gopt.analysis.training import TrainingGraph
+from gopt.errors import UnsupportedError
 from gopt.program import SpmdProgram
 from gopt.records.mesh import AxisKind
+
+SYNC = "--statistics sync"
 
 
 def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
@@ -15,13 +20,25 @@ def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
     if (group is None or step.mesh.size(group) == 1) and step.micro_steps == 1:
         return ()
     found = couplings_as_run(step.source, step.loss_reduction, step.synchronised, step.reductions.values())
-    return found if _may_synchronise(step) else without_advice(found, "--statistics sync")
+    advised = any(SYNC in coupling.exact for coupling in found)
+    return found if not advised or _may_synchronise(step) else without_advice(found, SYNC)
 
 
 def _may_synchronise(step: SpmdProgram) -> bool:
     """Return whether ``--statistics sync`` may be taken: not with micro-steps, not with weights of ranks or another
-    reduction than the gradients have, and not where ranks have parts of samples."""
+    reduction than the gradients have, not where ranks have parts of samples, and not where it would be refused."""
     asked = step.loss_reduction
     parts = any(size > 1 and step.mesh.kind(name) is AxisKind.PART for name, size in step.mesh.axes)
     other = any(other_sums(analyse_couplings(step.source).readings, asked))
-    return step.micro_steps == 1 and asked.rule is not LossRule.WEIGHTED and not parts and not other
+    if step.micro_steps > 1 or asked.rule is LossRule.WEIGHTED or parts or other:
+        return False
+    return step.source.once(SYNC, lambda: _is_synchronised(step.source))
+
+
+def _is_synchronised(training: TrainingGraph) -> bool:
+    """Return whether means over ranks make it the step of one large batch."""
+    try:
+        synchronise(training, ranks=2)
+    except UnsupportedError:
+        return False
+    return True

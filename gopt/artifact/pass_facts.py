@@ -4,42 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from gopt.documents.records import OPTIONAL, from_document, key
+from gopt.documents.records import OPTIONAL, Amount, Count, Positive, from_document, one_of
 from gopt.pass_records import PassRecord
-
-
-@dataclass(frozen=True, slots=True)
-class BucketFacts:
-    """A bucket of the pass ``shard``: its parameters in order, bytes of their gradients, why it ends there."""
-
-    name: str
-    mode: str
-    tensors: tuple[str, ...]
-    nbytes: int = field(metadata=key("bytes"))
-    dtype: str
-    closed_because: str
-    classes: int | None = field(default=None, metadata=OPTIONAL)
-    reasons: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
-
-
-@dataclass(frozen=True, slots=True)
-class ExpandedWeights:
-    """Weights of an opaque optimizer whose updates stay written out in standard operators, and why."""
-
-    weights: tuple[str, ...]
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorFacts:
-    """An opaque optimizer behind the pass ``refold-optimizers``: ``kept`` counts the weights that it still updates."""
-
-    name: str
-    operator: str
-    kept: int
-    merged: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
-    expanded: tuple[ExpandedWeights, ...] = field(default=(), metadata=OPTIONAL)
+from gopt.records.pass_facts import BucketFacts as BucketFacts
+from gopt.records.pass_facts import OperatorFacts
 
 
 def buckets(passes: Iterable[PassRecord]) -> list[BucketFacts]:
@@ -66,58 +36,102 @@ SPLIT_PASS = "parameter-server"
 class SplitSettings:
     """The options of a split as the report has them; a manifest and these make the same split again."""
 
-    trainers: int
-    servers: int
-    mode: str
-    pull: str
-    slicing: str
-    minimum: int
-    placement: str
-    server_map: Mapping[str, int] = field(default_factory=dict)
+    trainers: Positive
+    """This many trainers share the work."""
+    servers: Positive
+    """This many servers share the parameters."""
+    mode: Annotated[str, one_of("sync", "async", "half-async", "geo")]
+    """Servers update at these times: see the manifest."""
+    pull: Annotated[str, one_of("start", "end")]
+    """Trainers pull at the start of a step or at its end."""
+    slicing: Annotated[str, one_of("off", "classic", "balanced")]
+    """Parameters were cut into pieces by this rule."""
+    minimum: Positive
+    """A piece was asked to have as many elements at least."""
+    placement: Annotated[str, one_of("round-robin", "hash", "bytes")]
+    """Pieces were placed on servers by this rule."""
+    server_map: Mapping[str, Count] = field(default_factory=dict)
+    """The table is the user's server map in its order; it is empty without one. The value is the number of the server
+    of what the key names."""
     loss_reduction: str
-    accumulate: int
-    wire: str
-    bucket_bytes: int
-    every: int
-    compensation: float | None
-    count: str
+    """The gradients of the trainers become that of the step in this way: mean, sum or weighted:VALUE."""
+    accumulate: Positive
+    """This many micro-steps make one push."""
+    wire: Annotated[str, one_of("", "float16", "bfloat16")]
+    """Gradients and parameters travel in this type; the text is empty where they keep their own."""
+    bucket_bytes: Positive
+    """A message that carries several keys has at most this many bytes."""
+    every: Positive
+    """In mode geo trainers push after this many steps."""
+    compensation: Amount | None
+    """The number is the strength of delay compensation; null means without it."""
+    count: Annotated[str, one_of("round", "push", "chief")]
+    """In asynchronous modes this advances step counters by one: see the manifest."""
     fixed_trainers: bool
+    """The value is true where a run must have as many trainers as the mesh."""
     tables: Mapping[str, str] = field(default_factory=dict)
+    """The table is what the user asked of tables whose rows lie on servers; it is empty where nothing was asked. The
+    value is the layout of the parameters that the key fits."""
     tables_off: bool = False
-    table_memory: int | None = None
-    rows: Mapping[str, str] = field(default_factory=dict, metadata=OPTIONAL)
+    """The value is true where every parameter is pulled whole."""
+    table_memory: Count | None = None
+    """A server has this many bytes for tables; null means without a limit."""
+    rows: Mapping[str, Annotated[str, one_of("dense", "lazy")]] = field(default_factory=dict, metadata=OPTIONAL)
+    """The rows that updates of these tables, or of those that fit a pattern, run on: dense or lazy; the first entry
+    that fits counts."""
     init: Mapping[str, str] = field(default_factory=dict, metadata=OPTIONAL)
+    """These rules, such as normal(0,0.02)@seed=7, make the start values of these tables, or of states with their rows,
+    or of those that fit a pattern."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSize:
-    """The source, a trainer or the fullest server: bytes, except for ``nodes`` and ``calls``, the messages and calls of
-    one step. ``traffic``: bytes that it sends in one step."""
+    """The source, a trainer or the fullest server."""
 
     role: str
-    nodes: int
-    parameters: int
-    optimizer_states: int
-    gradients: int
-    initializers: int
-    calls: int
-    traffic: int
+    """This is source, trainer, or the server that holds most, such as server 1."""
+    nodes: Count
+    """It runs this many nodes."""
+    parameters: Count
+    """It holds this many bytes of parameters."""
+    optimizer_states: Count
+    """It holds this many bytes of optimizer states."""
+    gradients: Count
+    """It holds this many bytes of gradients at once."""
+    initializers: Count
+    """Its files refer to this many bytes of initial values."""
+    calls: Count
+    """It sends this many messages in one step; of the source, its collectives."""
+    traffic: Count
+    """It sends this many bytes in one step, without rows of tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitFacts:
-    """The figures of a split. ``pushed_by_server`` and ``pulled_by_server``: bytes between one trainer and each server
-    in one step, without rows of tables. ``rows_by_server``: an estimate of those, both ways (``row_traffic``)."""
+    """The figures of a split; bytes between a trainer and servers are without rows of tables."""
 
-    parameters: int
-    pieces: int
-    keys: int
-    buckets: int
-    pieces_by_server: tuple[int, ...]
-    pushed_by_server: tuple[int, ...]
-    pulled_by_server: tuple[int, ...]
-    rows_by_server: tuple[int, ...] = field(default=(), metadata=OPTIONAL)
+    parameters: Count
+    """Servers hold this many parameters."""
+    pieces: Count
+    """They are cut into this many pieces."""
+    keys: Count
+    """This many keys are pushed and pulled."""
+    buckets: Count
+    """The gradients of all keys travel in this many messages, those to every server counted once."""
+    pieces_by_server: tuple[Count, ...]
+    """The list has the number of pieces of each server. Each item is of the server of this number."""
+    pushed_by_server: tuple[Count, ...]
+    """The list has the bytes that one trainer pushes to each server in one step. Each item is of the server of this
+    number."""
+    pulled_by_server: tuple[Count, ...]
+    """The list has the bytes that one trainer pulls from each server in one step. Each item is of the server of this
+    number."""
+    rows_by_server: tuple[Count, ...] = field(default=(), metadata=OPTIONAL)
+    """The list has the bytes of rows of tables and of their numbers that travel between one trainer and each server in
+    one step, both ways, if a batch looks up no row twice and its look-ups are spread evenly over the rows: an estimate.
+    Each item is of the server of this number."""
     sizes: tuple[RoleSize, ...] = field(default=(), metadata=OPTIONAL)
+    """The list compares the source, a trainer, and the server that holds most. Each item is the source or one role."""
 
 
 def split_records(passes: Iterable[PassRecord]) -> tuple[SplitSettings, SplitFacts] | None:

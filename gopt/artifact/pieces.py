@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from gopt.documents.records import OPTIONAL
+from gopt.documents.records import OPTIONAL, Count, Positive
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import nbytes, numpy_dtype
 from gopt.records import boxes
@@ -27,11 +27,21 @@ class Piece:
     dimensions are sharded, one list of ranges per dimension."""
 
     tensor: str
-    start: int
-    stop: int
+    """The piece belongs to the state of the source with this name."""
+    start: Count
+    """The piece starts at this element, counted from 0."""
+    stop: Count
+    """The piece ends before this element."""
     box: Box | None = field(default=None, metadata=OPTIONAL)
-    every: tuple[int, int] | None = field(default=None, metadata=OPTIONAL)
-    """First and step: elements count in every step-th row of the tensor from the first on."""
+    """The box is the part of the tensor that the rank has where dimensions are sharded, inside which the elements of
+    the piece are counted, row-major; without a box they are counted in the whole tensor. A box has a list for each
+    dimension, such as [[0, 16], [0, 8, 16, 24]] for all 16 rows and for columns 0 to 8 and 16 to 24, with several
+    ranges where a dimension is several runs of which the rank has a part each, as in a weight that makes queries, keys
+    and values at once: start and stop of each range that is inside the box, in order and without overlap."""
+    every: tuple[Count, Positive] | None = field(default=None, metadata=OPTIONAL)
+    """The elements of the piece are counted in every step-th row of the tensor, from a first one on; the key is absent
+    where they are counted in all rows. The first element is the number of the first row. The second element is the step
+    from row to row."""
 
     @property
     def elements(self) -> int:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from gopt.documents.records import LINES, OPTIONAL, key
+from gopt.documents.records import LINES, OPTIONAL, Bounds, Count, key
 
-Shape = tuple[int | str | None, ...]
+Shape = tuple[Count | str | None, ...]
 
 
 # --- one by one -----------------------------------------------------------------------------------------------------
@@ -59,8 +59,13 @@ class LocalShape:
     """Local shape of a value on some ranks."""
 
     ranks: str
+    """The ranks that have values of this shape are these, as ranges such as 0-3,6."""
     shape: Shape | None
-    nbytes: int = field(metadata=key("bytes"))
+    """The shape is the list of the lengths of the dimensions, in elements; null means that it is unknown. An integer is
+    the length of the dimension, a string is the name of a length that the source leaves open, and null is an unknown
+    length or one that differs between ranks."""
+    nbytes: Count = field(metadata=key("bytes"))
+    """Each of the values has this many bytes on each of these ranks; 0 also stands for a size that is unknown."""
 
 
 class AddedVarFact(NamedTuple):
@@ -83,7 +88,11 @@ class Row:
     """Names, in the order of the columns of their group, and the parameter or the bucket that they are for."""
 
     of: str | None
+    """The names in the row belong to this parameter (removed_ops), or to this bucket, such as b0 (added_ops and
+    added_vars); null means that they belong to none."""
     names: tuple[str, ...]
+    """The list has the names, in the order of the columns of the group. Each item is the name of one operator or value;
+    an operator without a name has that of its first output."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a call, which is read three times as fast as fields that are set one by one."""
@@ -95,9 +104,16 @@ class RemovedVarRow:
     """Values of one shape."""
 
     of: str | None
+    """The names in the row belong to this parameter; null means that they belong to none."""
     shape: Shape | None
-    nbytes: int = field(metadata=key("bytes"))
+    """The shape is the list of the lengths of the dimensions, in elements; null means that it is unknown, or that the
+    values are sequences of tensors. An integer is the length of the dimension, a string is the name of a length that
+    the source leaves open, and null is an unknown length or one that differs between ranks."""
+    nbytes: Count = field(metadata=key("bytes"))
+    """Each of the values has this many bytes in the source, a sequence those of its tensors; 0 stands for a size that
+    is unknown."""
     names: tuple[str, ...]
+    """The list has the names, in the order of the columns of the group. Each item is the name of one value."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As of ``Row``."""
@@ -109,14 +125,29 @@ class OpGroup:
     """Operators with one reason. A single item of ``op_types`` or ``replaced_by`` is that of all names of a row."""
 
     pass_name: str = field(metadata=key("pass"))
+    """The pass of this name removed or added them; load means that they were looked through when the source was read,
+    or that a simpler operator of the same name stands there."""
     reason: str
+    """The text says why."""
     ranks: str
+    """The ranks that lack them (removed_ops) or have them (added_ops) are these, as ranges such as 0-3,6."""
     role: str
-    count: int
-    op_types: tuple[str, ...]
+    """The role is the phase of removed operators (forward, backward, update, or unread where no output depends on
+    them), and for added ones communication, or the phase in which they run."""
+    count: Count
+    """The group has this many operators."""
+    op_types: Annotated[tuple[str, ...], Bounds(min_items=1)]
+    """The list has, for each column, the type of the operator, with its domain in front of it where it has one in
+    added_ops; a list of one item is for all columns. The operators of the column have this type."""
     replaced_by: tuple[tuple[str, ...], ...] = field(default=(), metadata=OPTIONAL)
-    phases: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
+    """The list has, for each column, the values that stand now for what was removed; a list of one item is for all
+    columns, and the key is absent when nothing stands for any of them. Each item is the list of the values that stand
+    for one column; it is empty when nothing does. A value of the ranks' graphs has this name."""
+    phases: Annotated[tuple[str, ...], Bounds(min_items=1)] = field(default=(), metadata=OPTIONAL)
+    """The files of these phases have the operators; the key is absent where the step of a rank is one file, and in
+    removed_ops. The manifest has a phase of this name."""
     rows: tuple[Row, ...] = field(metadata=LINES)
+    """The list has the names of the operators. Each item is one parameter or bucket."""
 
     def fault(self) -> str | None:
         """Return the reason why the group is inconsistent; None if it is consistent."""
@@ -128,13 +159,25 @@ class RemovedVarGroup:
     """Values with one reason and dtype; ``replaced_by`` as in ``OpGroup``."""
 
     pass_name: str = field(metadata=key("pass"))
+    """The pass of this name removed them; load means that they were looked through when the source was read."""
     reason: str
+    """The text says why."""
     ranks: str
+    """The ranks that lack them are these, as ranges such as 0-3,6."""
     role: str
-    count: int
+    """The role is gradient or the kind of a state (parameter, optimizer_state, statistic, accumulator, scalar) where
+    the values are one, constant where they are initializers that are no states, and else the phase of the operator that
+    makes them: forward, backward, update or unread."""
+    count: Count
+    """The group has this many values."""
     dtype: str
+    """The elements of the values have this type; undefined means that it is unknown."""
     replaced_by: tuple[tuple[str, ...], ...] = field(default=(), metadata=OPTIONAL)
+    """The list has, for each column, the values that stand now for what was removed; a list of one item is for all
+    columns, and the key is absent when nothing stands for any of them. Each item is the list of the values that stand
+    for one column; it is empty when nothing does. A value of the ranks' graphs has this name."""
     rows: tuple[RemovedVarRow, ...] = field(metadata=LINES)
+    """The list has the names of the values. Each item is one parameter, or one shape of values that belong to none."""
 
     def fault(self) -> str | None:
         """As of ``OpGroup``."""
@@ -146,12 +189,20 @@ class AddedVarGroup:
     """Values with one reason, dtype and size on every rank."""
 
     pass_name: str = field(metadata=key("pass"))
+    """The pass of this name added them."""
     reason: str
+    """The text says why."""
     role: str
-    count: int
+    """The role is communication, state or accumulator, or the phase of the operator that makes them: forward, backward
+    or update."""
+    count: Count
+    """The group has this many values."""
     dtype: str
+    """The elements of the values have this type; undefined means that it is unknown."""
     per_rank: tuple[LocalShape, ...]
+    """The list has what each rank that has the values has of them. Each item is for the ranks that have the same."""
     rows: tuple[Row, ...] = field(metadata=LINES)
+    """The list has the names of the values."""
 
     def fault(self) -> str | None:
         """As of ``OpGroup``."""

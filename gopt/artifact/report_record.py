@@ -1,23 +1,23 @@
 """The report of an output folder as a record: what was removed, added and moved, and what it costs.
 
-``gopt/schemas/report.schema.json`` describes every key. ``report_builder`` makes the record, ``manifest_check`` reads
-it.
+``report_builder`` makes the record, ``manifest_check`` reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from gopt.analysis.coupling.marks import Coupling
 from gopt.artifact.integrity import Inventory
 from gopt.artifact.json_writer import json_pieces
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.report_groups import AddedVarGroup, OpGroup, RemovedVarGroup
-from gopt.documents.records import OPTIONAL, document_items, key, to_document
+from gopt.documents.records import BY_PASS, OPTIONAL, Amount, Count, Digest, document_items, key, to_document
 from gopt.lower.invariants import Check
 from gopt.pass_records import PassRecord
+from gopt.records.pass_facts import TrafficKind
 from gopt.sharding.traffic import Overlap
 
 FORMAT = "gopt-report/2"
@@ -29,18 +29,27 @@ class SourceEntry:
     """The source: its file, and how many nodes, inputs, outputs and states of each kind it has."""
 
     file: str
-    sha256: str
-    nbytes: int = field(metadata=key("bytes"))
-    counts: Mapping[str, int]
+    """The source was read from a file of this name, without its path."""
+    sha256: Digest
+    """The digest is the SHA-256 of that file, in hexadecimal digits."""
+    nbytes: Count = field(metadata=key("bytes"))
+    """That file has this many bytes, without values that it keeps in other files."""
+    counts: Mapping[str, Count]
+    """The table counts what the source has: nodes, where an opaque optimizer counts as it is written, inputs, outputs,
+    and states by the words for their kinds; a kind without states is absent."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankBytes:
     """Bytes that a rank holds. ``gradients``: reduced ones, or its own where no call reduces any."""
 
-    parameters: int
-    optimizer_states: int
-    gradients: int
+    parameters: Count
+    """The rank holds this many bytes of parameters, low-precision copies included."""
+    optimizer_states: Count
+    """The rank holds this many bytes of optimizer states, the source's own accumulators included."""
+    gradients: Count
+    """Bytes of gradients that the rank holds at once: reduced ones, or its own where no call reduces any; accumulators
+    of --accumulate included."""
 
     @property
     def by_kind(self) -> dict[str, int]:
@@ -54,18 +63,26 @@ class CallEntry:
     """All calls of one collective over one group that a rank makes in one update."""
 
     op: str
+    """The calls are of this collective."""
     group: str
-    calls: int
-    bytes_sent: int
+    """The calls run over this group: the names of its axes with + between."""
+    calls: Count
+    """The rank makes this many of them in one update, all its micro-steps included."""
+    bytes_sent: Count
+    """The rank sends this many bytes by them in one update, counted for a bandwidth-optimal ring."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankUsage:
     """Bytes that a rank holds, and that it sends in one update with all its micro-steps."""
 
-    rank: int
+    rank: Count
+    """The rank has this number, counted from 0."""
     nbytes: RankBytes = field(metadata=key("bytes"))
+    """The table gives the bytes that the rank holds, by kind."""
     communication: tuple[CallEntry, ...]
+    """The list has what the rank sends in one update, by collective and group. Each item is all calls of one collective
+    over one group."""
 
     @property
     def bytes_sent(self) -> int:
@@ -76,28 +93,39 @@ class RankUsage:
 class Traffic:
     """Bytes that a rank sends in one update, as a mean over the ranks, beside the least that it could send."""
 
-    sent: int
-    by_kind: Mapping[str, int]
-    bound: int
-    ratio: float
+    sent: Count
+    """A rank sends this many bytes."""
+    by_kind: Mapping[TrafficKind, Count]
+    """The table gives the bytes sent by what they are; a kind of which nothing is sent is absent."""
+    bound: Count
+    """A rank cannot send fewer bytes than this minimum traffic of gradients and parameters, however the step is
+    sharded."""
+    ratio: Amount
+    """The ratio is sent over bound, and 1 when the bound is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallCounts:
     """Calls of a step, beside the fewest that could carry the same tensors in buckets of ``cap`` bytes."""
 
-    count: int
-    packing_bound: int
-    cap: int | None
+    count: Count
+    """The step has this many calls, each counted once however often it runs in one update."""
+    packing_bound: Count
+    """No packing of the same tensors under the cap has fewer calls than this."""
+    cap: Count | None
+    """A bucket has at most this many bytes, unless it is one tensor; null means that no pass made buckets."""
 
 
 @dataclass(frozen=True, slots=True)
 class CastCounts:
     """Casts of parameters to a low precision, the largest over the ranks, and the tensors that they serve."""
 
-    per_update: int
-    owned_tensors: int
-    in_forward: int
+    per_update: Count
+    """A rank makes this many casts behind an update or before a gather."""
+    owned_tensors: Count
+    """A rank holds elements of this many of the parameters that are read in a low precision."""
+    in_forward: Count
+    """This many casts stay where the source has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,43 +133,75 @@ class Figures:
     """The step against its bounds."""
 
     traffic: Traffic
+    """The record says what a rank sends, as a mean over the ranks, for one update."""
     calls: CallCounts
+    """The record counts calls."""
     casts: CastCounts
+    """The record counts casts of parameters to float16 or bfloat16, the largest over the ranks."""
     overlap: Overlap
+    """The record says what calls can hide behind, in the step as it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceEntry:
     """The choice of ``--auto`` out of ``weighed`` choices, and its reason; bytes are the maximum over the ranks."""
 
-    weighed: int
-    memory: int | None
+    weighed: Count
+    """gopt weighed this many choices."""
+    memory: Count | None
+    """A rank may hold this many bytes (--memory); null means that no limit was given."""
     link: str | None
-    stage: int
+    """The links between ranks are these, as --link gave them; null means that none were given."""
+    stage: Count
+    """The choice has this stage."""
     partition: str
-    bucket_mb: float | None
-    nbytes: Mapping[str, int] = field(metadata=key("bytes"))
-    traffic: Mapping[str, float]
+    """The choice has this partition."""
+    bucket_mb: Amount | None
+    """The choice has buckets of at most this many MiB; null means the default."""
+    nbytes: Mapping[str, Count] = field(metadata=key("bytes"))
+    """The table gives the bytes that a rank holds, estimated from the graph that all ranks have in common: parameters
+    and optimizer_states that the fullest rank holds between steps, low-precision copies included; gradients, gathered
+    parameters (gathered) and all other values (activations) that are alive at once; live, the most of the three
+    together; and total, the sum of parameters, optimizer_states and live."""
+    traffic: Mapping[str, Amount]
+    """The table says what a rank sends, as a mean over the ranks, for one update: the bytes sent, the bound of bytes
+    below which a rank cannot go, however the step is sharded, and ratio, sent over bound, 1 when the bound is 0."""
     calls: CallCounts
-    balance: float
-    hidden_share: float
-    seconds: Mapping[str, float] | None = field(default=None, metadata=OPTIONAL)
+    """The table counts calls."""
+    balance: Amount
+    """The number is the largest over the mean over the ranks, of the most uneven kind of bytes."""
+    hidden_share: Amount
+    """This share of all bytes sent, 0 to 1, has independent heavy computation to hide behind."""
+    seconds: Mapping[str, Amount] | None = field(default=None, metadata=OPTIONAL)
+    """The table gives seconds that the calls of one step take on the links: total, one after the other, exposed, hidden
+    by no computation, and latency, of the calls; the key is absent when no links were given."""
     fits: bool
+    """The value says whether the total is within memory; it is true when no limit was given."""
     why: str
+    """The sentence says why the choice is the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSize:
     """Size of one step, in bytes except ``nodes`` and ``calls``. Traffic and calls are those of one update."""
 
-    nodes: int
-    parameters: int
-    optimizer_states: int
-    gradients: int
-    peak_live: int
-    initializers: int
-    calls: int
-    traffic: int
+    nodes: Count
+    """The step has this many nodes, in all its files."""
+    parameters: Count
+    """Parameters take this many bytes between steps, low-precision copies included."""
+    optimizer_states: Count
+    """Optimizer states take this many bytes between steps, accumulators of the source included."""
+    gradients: Count
+    """Gradients take this many bytes: in the source those of all parameters, on a rank the reduced ones that it holds
+    at once."""
+    peak_live: Count
+    """Beside states, inputs and constants, at most this many bytes are alive at once, in the order of the nodes."""
+    initializers: Count
+    """Initial values of states and constants take this many bytes on disk."""
+    calls: Count
+    """The step makes this many collective calls in one update, all its micro-steps included."""
+    traffic: Count
+    """The step sends this many bytes in one update."""
 
     @property
     def held(self) -> int:
@@ -153,9 +213,12 @@ class StepSize:
 class BeforeAfter:
     """The source against the rank that holds most."""
 
-    rank: int
+    rank: Count
+    """The rank with the most bytes of parameters, optimizer states and live values has this number."""
     source: StepSize
+    """The source's step has these sizes."""
     largest: StepSize
+    """The step of that rank has these sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,21 +226,43 @@ class Report:
     """Removed, added and moved items. The report grows with the graph, not with graph times ranks."""
 
     format: str = FORMAT
+    """The format is the name and version of this format."""
     source: SourceEntry
+    """The record describes the source."""
     mesh: MeshEntry
-    pipeline: tuple[PassRecord, ...]
+    """The ranks form a mesh with named axes."""
+    pipeline: tuple[Annotated[PassRecord, BY_PASS], ...]
+    """The list has the passes that ran, in order."""
     notes: tuple[str, ...]
+    """The list has what the user should know of the result, in words."""
     couplings: tuple[Coupling, ...]
+    """The list has the places where the sharded step is not that of one large batch, or may not be; it is empty when
+    gopt finds none."""
     before_after: BeforeAfter | None = field(default=None, metadata=OPTIONAL)
+    """The record holds the source against the rank that holds most, and the key is absent for a split."""
     removed_ops: tuple[OpGroup, ...]
+    """The list has the nodes of the source that some rank does not run, each of them by name, in groups. Each item is a
+    group of nodes with one reason and the ranks that do not run them."""
     removed_vars: tuple[RemovedVarGroup, ...]
+    """The list has the values of the source that some rank does not have whole, each of them by name, in groups. Each
+    item is a group of values with one reason and the ranks that do not have them."""
     added_ops: tuple[OpGroup, ...]
+    """The list has the nodes that passes made, each of them by name, in groups. Each item is a group of nodes with one
+    reason and the ranks that run them."""
     added_vars: tuple[AddedVarGroup, ...]
+    """The list has the values that passes made, each of them by name, in groups. Each item is a group of values with
+    one reason."""
     ranks: tuple[RankUsage, ...]
+    """The list has what each rank that was written holds and sends."""
     balance: Mapping[str, float]
+    """The table gives, by kind of bytes of ranks (parameters, optimizer_states, gradients), the largest over the mean
+    over the ranks; 1 means that all hold the same, or nothing."""
     figures: Figures
+    """The record holds the step against bounds."""
     checks: tuple[Check, ...]
+    """The list has the invariants that held of the result before it was written."""
     choice: ChoiceEntry | None = field(default=None, metadata=OPTIONAL)
+    """The record says what --auto chose, and why; the key is absent without --auto."""
 
     def ran(self, name: str) -> PassRecord | None:
         """The pass of this name, or None where it did not run."""

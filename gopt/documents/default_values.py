@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gopt.documents.records import OPTIONAL
+from gopt.documents.records import OPTIONAL, Positive
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultValue:
-    """The value of a hyper-parameter where none is set.
-
-    ``schedule``: a number or a formula of the step, as ``--set`` takes them; ``table``: in its place, the value of each
-    step from the first. ``steps``: how many steps a formula was compared for; None: it holds for any.
-    """
+    """The value of a hyper-parameter where none is set."""
 
     schedule: str = field(default="", metadata=OPTIONAL)
+    """The value is this number, or follows this formula of the step, as gopt run --set takes them; the key is absent
+    beside a table."""
     table: tuple[float, ...] = field(default=(), metadata=OPTIONAL)
-    steps: int | None = field(default=None, metadata=OPTIONAL)
+    """The list has the value of each step from the first; the key is absent beside a schedule."""
+    steps: Positive | None = field(default=None, metadata=OPTIONAL)
+    """A formula was compared with the scheduler for this many steps; the key is absent where it holds for any."""
 
     def __str__(self) -> str:
         if not self.table:

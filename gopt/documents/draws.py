@@ -32,18 +32,22 @@ _OF_INTEGERS = frozenset({Distribution.INTEGERS, Distribution.PERMUTATION})
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The distribution that an input of random numbers is drawn from.
-
-    ``mean``, ``std``: of a normal one; ``low``, ``high``: of a uniform one and of integers; ``p``: of a Bernoulli
-    distribution.
-    """
+    """The distribution that an input of random numbers is drawn from."""
 
     distribution: Distribution
+    """The numbers are drawn from this distribution: normal, uniform from low to high, integers from low to high,
+    bernoulli (1 or true with probability p), or permutation (the integers below the length of the last dimension, each
+    once along it)."""
     mean: float = field(default=0.0, metadata=OPTIONAL)
+    """The mean of a normal distribution; 0 if the key is absent."""
     std: float = field(default=1.0, metadata=OPTIONAL)
+    """The standard deviation of a normal distribution; 1 if the key is absent."""
     low: float = field(default=0.0, metadata=OPTIONAL)
+    """The least number of a uniform distribution, or the least integer; 0 if the key is absent."""
     high: float = field(default=1.0, metadata=OPTIONAL)
+    """The bound that all numbers of a uniform distribution, or all integers, are below; 1 if the key is absent."""
     p: float = field(default=0.5, metadata=OPTIONAL)
+    """The probability of 1 or true; 0.5 if the key is absent."""
 
     def __str__(self) -> str:
         kind = self.distribution

@@ -12,9 +12,9 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
 Convert = Callable[[Any], Any]
@@ -23,8 +23,66 @@ Convert = Callable[[Any], Any]
 OPTIONAL = {"optional": True}
 """Metadata of a dataclass field whose key is absent where the value is the field's default."""
 
+NULLABLE = {"optional": True, "nullable": True}
+"""The same, of a field whose key may stand there for None too."""
+
 LINES = {"lines": True}
 """Metadata of a field whose records are written one per line if their own record is an item of a list."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of a value, as part of the type of a field: ``Annotated[int, Bounds(minimum=0)]``. ``allowed``: all values
+    that there are. The fields are those of JSON Schema."""
+
+    minimum: int | None = None
+    maximum: int | None = None
+    pattern: str | None = None
+    min_length: int | None = None
+    min_items: int | None = None
+    allowed: tuple[str, ...] | None = None
+
+    def words(self) -> dict[str, Any]:
+        """The bounds as JSON Schema has them."""
+        words = {
+            "minimum": self.minimum, "maximum": self.maximum, "pattern": self.pattern, "minLength": self.min_length,
+            "minItems": self.min_items, "enum": self.allowed and list(self.allowed),
+        }  # fmt: skip
+        return {name: each for name, each in words.items() if each is not None}
+
+
+def one_of(*allowed: str) -> Bounds:
+    """The bounds of a text that is one of a few."""
+    return Bounds(allowed=allowed)
+
+
+Count = Annotated[int, Bounds(minimum=0)]
+Positive = Annotated[int, Bounds(minimum=1)]
+Amount = Annotated[float, Bounds(minimum=0)]
+Name = Annotated[str, Bounds(min_length=1)]
+"""A text that is not empty."""
+Digest = Annotated[str, Bounds(pattern="^[0-9a-f]{64}$")]
+"""SHA-256 in hexadecimal digits."""
+RunIdentity = Annotated[str, Bounds(pattern="^[0-9a-f]{32}$")]
+Dimension = Annotated[int, Bounds(minimum=0, maximum=63)]
+WholeNumber = Annotated[int, Bounds(minimum=0, maximum=(1 << 53) - 1)]
+"""An integer that a reader with floats alone keeps."""
+
+
+class Open:
+    """A record whose document may have more keys than the record."""
+
+    __slots__ = ()
+
+
+class Loose(Open):
+    """A record whose document may also lack keys, and have other words for an enum: another version wrote it."""
+
+    __slots__ = ()
+
+
+BY_PASS = "by pass"
+"""Part of the type of a record whose keys ``options`` and ``facts`` depend on the pass of its key ``name``."""
 
 
 def key(name: str) -> dict[str, Any]:
@@ -41,6 +99,11 @@ def key_of(each: Field[Any]) -> str:
 def is_optional(each: Field[Any]) -> bool:
     """Return whether the key of a record's field may be absent."""
     return bool(each.metadata.get("optional", False))
+
+
+def is_nullable(each: Field[Any]) -> bool:
+    """Return whether the key of a field that may be absent may also stand there for None."""
+    return bool(each.metadata.get("nullable", False))
 
 
 def from_document(cls: Callable[..., T], document: Mapping[str, Any]) -> T:
@@ -157,11 +220,11 @@ def _container(hint: Any, inner: Callable[[Any], Convert | None], sequence: type
     """A union with None, a tuple or a mapping, whose parts ``inner`` converts."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        converts = [convert for each in arguments if (convert := inner(each)) is not None]
-        if not converts:
-            return None
-        (convert,) = converts
-        return lambda value: None if value is None else convert(value)
+        converts = [(_kind(each), convert) for each in arguments if (convert := inner(each)) is not None]
+        if len(converts) == 1 and len(arguments) == 2 and type(None) in arguments:
+            convert = converts[0][1]
+            return lambda value: None if value is None else convert(value)
+        return functools.partial(_converted, converts) if converts else None
     if origin is tuple:
         whole = _item(inner, arguments)
         return sequence if whole is None else lambda value: sequence(map(whole, value))
@@ -169,6 +232,17 @@ def _container(hint: Any, inner: Callable[[Any], Convert | None], sequence: type
         each = inner(arguments[1])
         return dict if each is None else lambda value: {name: each(item) for name, item in value.items()}
     return None
+
+
+def _kind(hint: Any) -> Any:
+    """The types of values that a part of a union may have, in a document or in a record."""
+    origin = typing.get_origin(hint)
+    return (list, tuple) if origin is tuple else Mapping if origin is not None else object
+
+
+def _converted(converts: Sequence[tuple[Any, Convert]], value: Any) -> Any:
+    """A value of a union, by the first converter for values of its kind."""
+    return next((convert(value) for kind, convert in converts if isinstance(value, kind)), value)
 
 
 def _item(inner: Callable[[Any], Convert | None], arguments: tuple[Any, ...]) -> Convert | None:

@@ -20,63 +20,94 @@ KEY = "pytorch.training"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchParameter:
-    """A parameter of an optimizer. ``name``: its value in the step; ``states``: key of its state -> the step's state;
-    ``numbers``: those that are numbers of Python; ``others``: what is no tensor and no number."""
+    """A parameter of an optimizer."""
 
     name: str
+    """The state or constant of the step has the parameter."""
     states: Mapping[str, str] = field(default_factory=dict)
+    """The table has the keys of the parameter's state. The value is the step's state for the key."""
     numbers: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
+    """The list has the keys whose values are numbers of Python; the key is absent when all are tensors. Each item is a
+    key of the parameter's state."""
     others: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
+    """The table has keys of the parameter's state with values that are no tensors and no numbers; the key is absent
+    when there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchGroup:
-    """A group of parameters. ``rate``: its learning rate in each step; ``counters``: option -> the step's state."""
+    """A group of parameters."""
 
     parameters: tuple[TorchParameter, ...]
+    """The list has the parameters in the order of the group."""
     options: Mapping[str, Any]
+    """The table has the options of the group; a tuple is a table with the one key tuple."""
     rate: DefaultValue | None = field(default=None, metadata=OPTIONAL)
+    """The learning rate of the group follows this value; the key is absent where the group has none."""
     counters: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
+    """The table has options that each step changes; the key is absent when there is none. The value is the step's state
+    that has the option that the key names."""
+    moved: Mapping[str, DefaultValue] | None = field(default=None, metadata=OPTIONAL)
+    """The table has options beside the rate that a scheduler moves, with the values that they follow, such as momentum;
+    betas_0 is the first member of betas. The key is absent when there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchOptimizer:
-    """An optimizer. ``started``: the step's state that is 0 as long as the optimizer has no states."""
+    """An optimizer."""
 
     name: str
+    """The optimizer is of this class."""
     groups: tuple[TorchGroup, ...]
+    """The list has the groups of parameters in the order of the optimizer."""
     started: str = field(default="", metadata=OPTIONAL)
+    """The state of this name is 0 as long as the optimizer has no states; the key is absent where states of zero are
+    the same as none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchScheduler:
-    """A scheduler whose state is its count of steps. ``first``: that count before the first step; ``others``: what else
-    it asks for."""
+    """A scheduler whose state is its count of steps."""
 
     name: str
+    """The scheduler is of this class."""
     first: int
+    """The scheduler's count of steps has this value before the first step."""
     others: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
+    """The table has what else the scheduler asks for; the key is absent when that is nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchRecord:
-    """The training code that a step was exported from.
-
-    ``module``, ``loss``: name in their state dict -> value of the step; ``averages``: value of the step -> its moving
-    average; ``scaler``: key of the gradient scaler -> the step's state; ``lost``: names of the module's state dict
-    that are no tensors of it; ``outputs``: values of the step that the module returns; ``inputs``: argument of its
-    ``forward`` -> value of the step that it was called with.
-    """
+    """The names that PyTorch has for the states of a step stand as JSON text in the metadata of a step that gopt export
+    wrote, under the key pytorch.training."""
 
     module: Mapping[str, str]
+    """The table has the names of the module's state dict, tied ones and frozen ones among them. The value is the state
+    or constant of the step that has the tensor that the key names."""
     loss: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
+    """The table has the names of the state dict of a loss that is a module; the key is absent where it has none. The
+    value is the state or constant of the step that has the tensor that the key names."""
     averages: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
+    """The table has the parameters of which the step keeps moving averages; the key is absent where it keeps none. The
+    value is the state that has the average of the parameter that the key names."""
     optimizers: tuple[TorchOptimizer, ...]
+    """The list has the optimizers in the order in which the factory returned them."""
     scheduler: TorchScheduler | None = field(default=None, metadata=OPTIONAL)
+    """The learning rate follows this scheduler; the key is absent where there is none, or where its count of steps is
+    not all of its state."""
     scaler: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
+    """The table has keys of the gradient scaler's state dict; the key is absent where the loss is not scaled
+    dynamically. The value is the step's state for the key."""
     lost: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
+    """The list has names of the module's state dict whose values are no tensors of the module; the key is absent when
+    there is none. Each item is a name of the module's state dict."""
     outputs: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
+    """The list has the values of the step that the module returns; the key is absent when none is known. Each item is
+    the name of a value."""
     inputs: Mapping[str, str] | None = field(default=None, metadata=OPTIONAL)
+    """The table has the tensors that the module's forward was called with, by their names there; the key is absent when
+    there is none. The value is the input or other value of the step that stands for the argument that the key names."""
 
     @classmethod
     def of(cls, metadata: Mapping[str, str], name: str) -> TorchRecord | None:

@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import onnx
 
@@ -184,6 +184,13 @@ def load_state(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
 
             return Archive(name, size)
         raise InputError("state values come from a .safetensors or an .npz file")
+
+
+SafetensorsHeader = Annotated[
+    Mapping[str, Any],
+    "The header of a safetensors file is one table of entries; the schema checks this outline alone, and the reader "
+    "holds each entry against the bytes of the file.",
+]
 
 
 def read_safetensors(path: str, size: int) -> dict[str, Tensor]:

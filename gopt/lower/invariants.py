@@ -14,6 +14,7 @@ from gopt.ir.graph import SPMD, Node
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.program import SpmdProgram
 from gopt.records.boxes import Box, all_boxes, box_elements
+from gopt.records.pass_facts import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,11 @@ class Check:
     """An invariant that held, and on how many things."""
 
     name: str
+    """The invariant has this name."""
     what: str
-    count: int
+    """The sentence says what held."""
+    count: Figure
+    """The invariant was checked on this many things; 0 means that there was none, or that not all ranks were made."""
 
     def to_json(self) -> dict[str, object]:
         return {"name": self.name, "what": self.what, "count": self.count}

@@ -13,8 +13,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
+from typing import Annotated
 
 from gopt import documents
+from gopt.documents.records import Count
 from gopt.errors import InputError, OptionError
 from gopt.sanitize import listed, show
 from gopt.suggestions import did_you_mean, near_file
@@ -140,6 +142,14 @@ def _known(entry: _Entry, tensors: Tensors) -> str:
 
 _LISTED = 5
 """Most tensors that a hint lists."""
+
+
+ServerMap = Annotated[
+    Mapping[str, Count],
+    "The server map is a TOML or JSON file that says which server owns which parameters, for gopt split --server-map. "
+    "The key is a parameter, a pattern of such names, or one of these with # and the number of a piece, and the value "
+    "is the number of its server; the first key that fits a piece decides.",
+]
 
 
 def read_server_map(path: str | os.PathLike[str]) -> dict[str, int]:

@@ -35,6 +35,8 @@ class Pass:
     apply: Callable[[SpmdProgram, Any], PassResult]
     after: tuple[str, ...] = ()
     needed: Callable[[SpmdProgram], str] = _never
+    facts: type | None = None
+    """The record of the pass's figures in the report."""
 
     @property
     def summary(self) -> str:

@@ -12,10 +12,11 @@ from gopt.ir.types import dtype_code
 from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.program import BucketSlice, ShardedState, SpmdProgram
+from gopt.records.pass_facts import HoistFacts, PassOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class HoistOptions:
+class HoistOptions(PassOptions):
     """Nothing to choose."""
 
 
@@ -40,8 +41,7 @@ def hoist_casts(program: SpmdProgram, options: HoistOptions) -> PassResult:
     removed = sum(len(casts) for _, casts in cast)
     rewriter.finish()
     program.set_states([*program.states, *copies])
-    facts = {"parameters": len(copies), "casts_removed": removed}
-    return PassResult(removed=rewriter.removed, facts=facts)
+    return PassResult(removed=rewriter.removed, facts=HoistFacts(len(copies), removed))
 
 
 def _hoist(
@@ -60,4 +60,4 @@ def _hoist(
     return ShardedState(name, output, type.dtype, (BucketSlice(state.tensor, 0, type.elements),), copy=True)
 
 
-PASS = Pass("hoist-casts", HoistOptions, hoist_casts)
+PASS = Pass("hoist-casts", HoistOptions, hoist_casts, facts=HoistFacts)

@@ -13,6 +13,7 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
+from gopt.records.pass_facts import Figure, HeldGather, OverlapFacts, PassOptions
 from gopt.sharding.traffic import CollectiveCall, calls_of, measure
 from gopt.sharding.verifier import shardings_so_far
 
@@ -20,11 +21,13 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverlapOptions:
-    """How many gathers ahead of its use a gather is issued, and how many MiB of gathered values may be alive."""
+class OverlapOptions(PassOptions):
+    """The options of overlap say how early gathers are issued."""
 
-    prefetch: int = 1
+    prefetch: Figure = 1
+    """A gather is issued this many gathers ahead of its use."""
     limit_mb: float | None = None
+    """Gathered values that are alive at once have at most this many MiB; null means any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +78,13 @@ def overlap(program: SpmdProgram, options: OverlapOptions) -> PassResult:
         shardings_so_far(program, shardings)
     found = measure(calls_of(program))
     over = limit is not None and found.peak_gathered_bytes > limit
+    facts = OverlapFacts(
+        found.hidden_share, found.by_kind, found.peak_gathered_bytes, len(gathers),
+        sum(each.at < call.first for each, call in zip(issues, gathers)), moved,
+        tuple(HeldGather(call.node.label, each.why) for call, each in zip(gathers, issues) if each.why),
+    )  # fmt: skip
     return PassResult(
-        facts=found.to_json()
-        | {
-            "gathers": len(gathers),
-            "prefetched": sum(each.at < call.first for each, call in zip(issues, gathers)),
-            "moved_earlier": moved,
-            "held_back": [{"call": c.node.label, "why": each.why} for c, each in zip(gathers, issues) if each.why],
-        },
+        facts=facts,
         note=f"over the limit: {found.peak_gathered_bytes} gathered bytes are in use at once" if over else "",
     )
 
@@ -217,4 +219,4 @@ def _move(program: SpmdProgram, due: Mapping[int, float]) -> None:
     rewriter.finish()
 
 
-PASS = Pass("overlap", OverlapOptions, overlap, after=("shard", "statistics", "fuse-collectives"))
+PASS = Pass("overlap", OverlapOptions, overlap, after=("shard", "statistics", "fuse-collectives"), facts=OverlapFacts)

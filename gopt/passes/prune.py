@@ -8,10 +8,11 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
+from gopt.records.pass_facts import PassOptions, PruneFacts
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruneOptions:
+class PruneOptions(PassOptions):
     """Nothing to choose."""
 
 
@@ -31,8 +32,8 @@ def prune(program: SpmdProgram, options: PruneOptions) -> PassResult:
             rewriter.remove(node, "nothing reads it any more")
             count += 1
     rewriter.finish()
-    return PassResult(removed=rewriter.removed, facts={"nodes": count})
+    return PassResult(removed=rewriter.removed, facts=PruneFacts(count))
 
 
 _AFTER = ("shard", "refold-optimizers", "statistics", "fuse-collectives", "overlap")
-PASS = Pass("prune", PruneOptions, prune, after=_AFTER)
+PASS = Pass("prune", PruneOptions, prune, after=_AFTER, facts=PruneFacts)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from gopt.analysis.region_mappings import find_region_mappings
 from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.program import SpmdProgram
+from gopt.records.pass_facts import SIZES, PassOptions, TensorParallelFacts
 from gopt.records.topology import Topology
 from gopt.tensor_parallel.mesh_axes import splitting_axes
 from gopt.tensor_parallel.sizes import Sizes
@@ -20,29 +21,31 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorParallelOptions:
-    """Options of the pass.
-
-    ``parameters``: the splits of some parameters (``up*:column;head*:replicate``: column, row, vocab, expert,
-    replicate, or dimN; ``up*:expert@ep`` along another axis than tp). ``inputs``: the dimension along which a batch
-    input is split (``mask:dim2@cp``, or whole). ``gradients``: the axes over which the gradients of some parameters are
-    split (``*.norm.weight:tp+cp``, or none), checked against the step. ``auto``: other splits are inferred from the
-    structure. ``sizes``: how a dimension is divided: balanced, ceil or floor-last. ``sequence``: along tp, activations
-    between two pairs of products are split by tokens. ``regather``: values gathered in the forward are gathered again
-    in the backward instead of kept. ``configuration``: the device configuration of the file whose sharding specs count;
-    none: no configuration; '': the one that fits the mesh. ``link``: the links between ranks, as in gopt plan;
-    conflicts are settled by time on them; '': by bytes.
-    """
+class TensorParallelOptions(PassOptions):
+    """The options of tensor-parallel say what is split, and how."""
 
     parameters: str = ""
+    """The text gives the splits of some parameters, such as `up*:column;head*:replicate`: column, row, vocab, expert,
+    replicate, or dimN, and `up*:expert@ep` along another axis than tp; it is empty without any."""
     inputs: str = ""
+    """The text gives the dimension along which inputs of the batch are split, such as `mask:dim2@cp`, or whole; it is
+    empty without any."""
     gradients: str = ""
+    """The text says over which axes the gradients of some parameters are shared, such as `*.norm.weight:tp+cp`, or
+    none, which is checked against the step; it is empty without any."""
     auto: bool = True
-    sizes: Sizes = Sizes.BALANCED
+    """The value is true where parameters are found by structure as well."""
+    sizes: Annotated[Sizes, SIZES] = Sizes.BALANCED
+    """The rule says how a dimension is shared out where it does not come out even."""
     sequence: bool = False
+    """The value is true where activations between pairs of products are shared out by tokens."""
     regather: bool = False
+    """The value is true where activations that the forward gathers are gathered again in the backward."""
     configuration: str = ""
+    """The device configuration of the file whose sharding specs count; none: no one; empty: the one that fits the
+    mesh."""
     link: str = ""
+    """The links between ranks, as in gopt plan, by which conflicts were settled; empty: by bytes."""
 
     def __post_init__(self) -> None:
         """Raise OptionError for texts that cannot be read, before any work."""
@@ -95,4 +98,4 @@ def needed(program: SpmdProgram) -> str:
     return f"nothing else splits the computation along {axes[0]}: its ranks would be copies" if axes else ""
 
 
-PASS = Pass("tensor-parallel", TensorParallelOptions, tensor_parallel, needed=needed)
+PASS = Pass("tensor-parallel", TensorParallelOptions, tensor_parallel, needed=needed, facts=TensorParallelFacts)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
+from typing import Annotated
 
 import numpy as np
 
+from gopt.documents.records import Bounds, Count
 from gopt.records.placements import Shard, Sharding
 
-Box = tuple[tuple[int, ...], ...]
+Box = tuple[Annotated[tuple[Count, ...], Bounds(min_items=2)], ...]
 
 
 def box_of(sharding: Sharding, shape: Sequence[int], coordinates: Mapping[str, int]) -> Box | None:

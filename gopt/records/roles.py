@@ -14,7 +14,7 @@ from enum import Enum
 from itertools import pairwise
 
 from gopt import limits
-from gopt.documents.records import OPTIONAL
+from gopt.documents.records import OPTIONAL, Count, Positive
 from gopt.errors import OptionError
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
@@ -204,10 +204,14 @@ class Roles:
 class RolesEntry:
     """Roles as the manifest has them: counts, and the rank of each trainer and server, absent while those are open."""
 
-    trainers: int
-    servers: int
-    trainer_ranks: tuple[int, ...] = field(default=(), metadata=OPTIONAL)
-    server_ranks: tuple[int, ...] = field(default=(), metadata=OPTIONAL)
+    trainers: Count
+    """The number of trainers, zero where it is open until a start."""
+    servers: Positive
+    """The number of servers."""
+    trainer_ranks: tuple[Count, ...] = field(default=(), metadata=OPTIONAL)
+    """The list has the rank of trainer 0, 1 and so on; the key is absent where the number of trainers is open."""
+    server_ranks: tuple[Count, ...] = field(default=(), metadata=OPTIONAL)
+    """The list has the rank of server 0, 1 and so on; the key is absent where the number of trainers is open."""
 
     @classmethod
     def of(cls, roles: Roles) -> RolesEntry:

@@ -13,6 +13,7 @@ from gopt.ir.graph import COMM, Node
 from gopt.ir.node_kinds import heavy
 from gopt.ir.types import nbytes
 from gopt.program import SpmdProgram
+from gopt.records.pass_facts import Figure, Share, TrafficKind
 from gopt.records.placements import Sharding
 from gopt.sharding.verifier import parts_so_far
 
@@ -66,16 +67,12 @@ class CollectiveCall:
 class Overlap:
     """Shares of bytes sent that have independent heavy work to hide behind, and the peak of gathered bytes."""
 
-    hidden_share: float
-    by_kind: dict[str, float]
-    peak_gathered_bytes: int
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "hidden_share": self.hidden_share,
-            "by_kind": dict(self.by_kind),
-            "peak_gathered_bytes": self.peak_gathered_bytes,
-        }
+    hidden_share: Share
+    """This share of all bytes sent, 0 to 1, has independent heavy computation to hide behind."""
+    by_kind: dict[TrafficKind, Share]
+    """The table gives the same share by what is sent; a kind of which nothing is sent is absent."""
+    peak_gathered_bytes: Figure
+    """Values that are gathered before their use have at most this many bytes at once."""
 
 
 def find_calls(program: SpmdProgram, parts: Mapping[str, Sharding] | None = None) -> list[CollectiveCall]:

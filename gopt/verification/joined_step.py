@@ -12,14 +12,14 @@ from gopt import limits
 from gopt.analysis.coupling import Coupling, CouplingKind, couplings_as_run, notes
 from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.training import State
-from gopt.errors import GoptError
+from gopt.errors import GoptError, RunError
 from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.runtime.executor import Executor
 from gopt.verification.compare import Values, allowance, distance, finite, floating
 from gopt.verification.joined_graph import ASKED, JoinedGraph, NotComparableError
 from gopt.verification.large_batch import LargeBatch, LargeBatchCheck, StateDistance
 from gopt.verification.reference_step import Batches, ReferenceProgram, ReferenceStep
-from gopt.verification.sensitivity import MULTIPLE, Sensitivity, norm
+from gopt.verification.sensitivity import MULTIPLE, Measurement, norm
 from gopt.verification.source_members import run_source
 
 ROOM = 1e-3
@@ -35,7 +35,7 @@ class MeasuredStep:
     nothing else."""
 
     step: ReferenceStep
-    moved: Sensitivity
+    moved: Measurement
     noise: Collection[str]
 
 
@@ -49,6 +49,10 @@ def check_large_batch(
         return _Joined(reference, made, states, settings, batches, tolerance, list(statistics)).check()
     except NotComparableError as error:
         return _not(str(error))
+    except RunError:
+        return _not(
+            "the source does not run on the batches of all ranks at once: it holds the size of one rank's batch"
+        )
     except GoptError as error:
         return _not(error.message)
 
@@ -152,8 +156,10 @@ class _Joined:
             if not finite(own):
                 raise NotComparableError(f"{name!r} is not finite")
             off = distance(own, value) if finite(value) else inf
-            room = allowance(value, before, max(self.tolerance, ROOM)) + MULTIPLE * self.made.moved.states[name]
-            if off > (room if floating(value) else 0.0):
+            room = allowance(value, before, max(self.tolerance, ROOM)) if floating(value) else 0.0
+            if (
+                off > room and off > room + MULTIPLE * self.made.moved.measured().states[name]
+            ):  # it is measured where it counts
                 moved = np.asarray(value, np.float64) - np.asarray(before, np.float64)
                 found.append(StateDistance(name, kinds[name], off if isinf(off) else off / (norm(moved) or 1.0)))
         return tuple(sorted(found, key=lambda each: -each.error))

@@ -36,7 +36,7 @@ class LargeBatchCheck:
     """A step of the source on the batches of all ranks and micro-steps, joined, beside the step of the ranks.
 
     ``states``: how many were compared; ``apart``: those that differ by more than rounding, the furthest first;
-    ``why``: why nothing can be compared, or where the step is equal. ``notes``: what ``shard`` told of such
+    ``why``: why nothing can be compared, or for which batches the step is equal. ``notes``: what ``shard`` told of such
     differences. ``taken``: constants of the source that were taken for numbers of samples, or one over them.
     """
 
@@ -63,7 +63,7 @@ class LargeBatchCheck:
             return f"one large batch: not comparable: {self.why}"
         if self.outcome is LargeBatch.EQUAL:
             taken = f" ({listed(self.taken)} taken for numbers of samples)" if self.taken else ""
-            return f"one large batch: equal, {self.states} states{f', where {self.why}' if self.why else ''}{taken}"
+            return f"one large batch: equal, {self.states} states{f', {self.why}' if self.why else ''}{taken}"
         more = and_more(len(self.apart) - 1)
         return f"{self.reason()}{more}{', and no note said so' if self.unnoted else ', as noted'}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -147,6 +147,16 @@ class ReferenceProgram:
             for name in dict.fromkeys(self.training.gradients.values())
             if name in made
         }
+
+    def as_varied(self, variant: Variant, plain: LocalResults) -> LocalResults:
+        """The results of the plain variant, with gradients as ``variant`` has them."""
+        return replace(
+            plain,
+            gradients=[
+                [self.varied(variant, values, r == len(turn) - 1) for r, values in enumerate(turn)]
+                for turn in plain.gradients
+            ],
+        )
 
     def finish(
         self, states: Values, settings: Values, local: LocalResults, means: Values | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from gopt.operators.kinds import CASTS, CLASS_LOSSES, EXTREMES, GATHERS, LAYOUT,
 from gopt.runtime.training.draws import drawn
 
 DEFAULT_BOUND = 2
+WEIGHT = 0.2
+"""Spread of drawn parameters, at most."""
 HYPER = 0.01
 """Default of a floating hyper-parameter, such as a learning rate."""
 IGNORED = 1 / 8
@@ -205,11 +208,19 @@ def _draw_state(type: TensorType, kind: StateKind, generator: np.random.Generato
     if type.dtype not in FLOATS:
         return np.ones(type.dims, dtype) if type.dtype != "bool" else np.zeros(type.dims, dtype)
     if kind is StateKind.PARAMETER:
-        return (0.2 * generator.standard_normal(type.dims)).astype(dtype)
+        return (_spread(type.dims) * generator.standard_normal(type.dims)).astype(dtype)
     if kind is StateKind.SCALAR:
         return np.full(type.dims, 0.5, dtype)
     low, high = (0.5, 1.5) if kind is StateKind.STATISTIC else (1e-3, 1e-2)
     return generator.uniform(low, high, type.dims).astype(dtype)
+
+
+def _spread(dims: tuple[int, ...]) -> float:
+    """The spread of a drawn parameter: smaller for a matrix or a kernel of a wide layer, whose sums would leave the
+    numbers (He's rule; of a matrix, whose sides may be turned, the longer one counts)."""
+    if len(dims) < 2:
+        return WEIGHT
+    return min(WEIGHT, math.sqrt(2 / max(1, max(dims) if len(dims) == 2 else math.prod(dims[1:]))))
 
 
 def hyper(type: TensorType) -> np.ndarray:

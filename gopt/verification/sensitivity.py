@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -32,6 +32,9 @@ MOST = 0.1
 RUNS = 3
 MULTIPLE = 8.0
 """How many times the measured difference is allowed: two draws of noise are rarely further apart."""
+CLEAR, FEW = (1e-3, 0.1), 32
+"""Shares of a gradient of up to FEW elements, and of more: where rounding moves less in one run, none of RUNS moves all
+of it."""
 NOISE = 0.5
 """A gradient of which rounding moves this share is nothing but rounding: two draws of noise are √2 of it apart."""
 
@@ -72,26 +75,52 @@ def _narrow(index: GraphIndex, name: str) -> set[str]:
     return {dtype_name(int(node.attributes["to"])) for node in casts} & LOW_PRECISION
 
 
-def measure_sensitivity(
-    reference: ReferenceProgram, variant: Variant, states: Values, settings: Values, batches: Batches,
-    step: ReferenceStep, by: Mapping[str, float], seed: int,
-) -> Sensitivity:  # fmt: skip
-    """Disturb ``step``, which the reference made of these very states; ``by``: see ``units``. RUNS more steps."""
-    generator = np.random.default_rng([seed, 5])
-    found = Sensitivity(
-        [[dict.fromkeys(each, 0.0) for each in turn] for turn in step.local.losses],
-        [[dict.fromkeys(values, 0.0) for values in turn] for turn in step.local.gradients],
-        dict.fromkeys(step.means, 0.0),
-        dict.fromkeys(step.states, 0.0),
-    )
-    for _ in range(RUNS):
-        read = [name for name in states if name in reference.local_inputs]
-        moved = states | {name: perturbed(states[name], by.get(name, 0.0), generator) for name in read}
-        local = reference.local(variant, moved, settings, batches)
-        means = _rounded(reference, local, generator)
-        again = reference.finish(states, settings, local, means)
-        _widen(found, step, again)
-    return found
+@dataclass(slots=True)
+class Measurement:
+    """Disturbed runs of ``step``, which the reference made of these very states; ``by``: see ``units``. Each costs a
+    step, and is made when it is first asked for."""
+
+    reference: ReferenceProgram
+    variant: Variant
+    states: Values
+    settings: Values
+    batches: Batches
+    step: ReferenceStep
+    by: Mapping[str, float]
+    seed: int
+    runs: int = 0
+    _largest: Sensitivity = field(init=False)
+    _generator: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._generator = np.random.default_rng([self.seed, 5])
+        self._largest = Sensitivity(
+            [[dict.fromkeys(each, 0.0) for each in turn] for turn in self.step.local.losses],
+            [[dict.fromkeys(values, 0.0) for values in turn] for turn in self.step.local.gradients],
+            dict.fromkeys(self.step.means, 0.0),
+            dict.fromkeys(self.step.states, 0.0),
+        )
+
+    def measured(self, runs: int = RUNS) -> Sensitivity:
+        """The largest distances of ``runs`` runs, or of more that were made already."""
+        reference, generator = self.reference, self._generator
+        while self.runs < runs:
+            self.runs += 1
+            read = [name for name in self.states if name in reference.local_inputs]
+            moved = self.states | {
+                name: perturbed(self.states[name], self.by.get(name, 0.0), generator) for name in read
+            }
+            local = reference.local(self.variant, moved, self.settings, self.batches)
+            means = _rounded(reference, local, generator)
+            _widen(self._largest, self.step, reference.finish(self.states, self.settings, local, means))
+        return self._largest
+
+    def noise(self) -> list[str]:
+        """Mean gradients that are nothing but rounding; one run tells where none is near it."""
+        once = self.measured(1)
+        shares = ((name, CLEAR[mean.size > FEW] * norm(mean)) for name, mean in self.step.means.items())
+        near = any(0 < share <= once.means[name] for name, share in shares)
+        return (self.measured() if near else once).noise(self.step)
 
 
 def perturbed(value: np.ndarray, unit: float, generator: np.random.Generator) -> np.ndarray:

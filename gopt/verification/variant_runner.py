@@ -26,7 +26,7 @@ from gopt.verification.compare import StepComparisons, Values, became_not_finite
 from gopt.verification.observations import Observations
 from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep
 from gopt.verification.result import Doubt, Verification
-from gopt.verification.sensitivity import MOST, MULTIPLE, UNITS, Sensitivity, apart, largest, measure_sensitivity, norm
+from gopt.verification.sensitivity import MOST, MULTIPLE, UNITS, Measurement, Sensitivity, apart, largest, norm
 from gopt.verification.variants import PLAIN, Variant
 
 OWN_DATA = "; --data FILE gives batches that fit the model"
@@ -47,7 +47,7 @@ class VariantRunner:
     observed: Observations
     seed: int
     noise: set[str] = field(default_factory=set)
-    measured: tuple[ReferenceStep, Sensitivity] | None = None
+    measured: tuple[ReferenceStep, Measurement] | None = None
     """The first plain step, and how far rounding moves it."""
     silent: set[str] = field(default_factory=set)
     """Gradients that were zero when noise was looked for: they are noise or not once they are no longer zero."""
@@ -67,7 +67,8 @@ class VariantRunner:
             advance(f"steps of {variant.name!r}", number - 1, steps)
             given = batches(number)
             self.reference.apart = self.all_ranks.apart(held)
-            step = self.reference.step(variant, states, settings, given)
+            local = self._local(variant, states, settings, given)
+            step = self.reference.finish(states, settings, local)
             self._find_noise(variant, number, states, settings, given, step)
             own = self.all_ranks.joined("input", held)
             made = self.all_ranks.step(self.reference, variant, held, settings, given, tamper)
@@ -84,6 +85,16 @@ class VariantRunner:
                 # Blown-up gradients make training chaotic: each step is judged on its own, from equal states.
                 first, held = states, self.all_ranks.held(states)
         return True
+
+    def _local(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> LocalResults:
+        """The results of the batches; at the start the plain variant's, of which gradients alone are varied."""
+        if self.measured is not None:
+            plain, measurement = self.measured
+            pairs = [(states, measurement.states), (settings, measurement.settings)]
+            pairs += [pair for turns in zip(batches, measurement.batches) for pair in zip(*turns)]
+            if all(a[name] is b[name] or same_bits(a[name].ravel(), b[name].ravel()) for a, b in pairs for name in a):
+                return self.reference.as_varied(variant, plain.local)
+        return self.reference.local(variant, states, settings, batches)
 
     def leaves(
         self, variant: Variant, steps: int, start: Values, settings: Values, batches: Callable[[int], Batches]
@@ -102,9 +113,9 @@ class VariantRunner:
     ) -> None:
         """Measure which gradients are noise, once."""
         if variant is PLAIN and number == 1:
-            found = measure_sensitivity(self.reference, variant, states, settings, batches, step, self.units, self.seed)
+            found = Measurement(self.reference, variant, states, settings, batches, step, self.units, self.seed)
             self.measured = step, found
-            self.noise.update(found.noise(step))
+            self.noise.update(found.noise())
             self.silent.update(name for name, mean in step.means.items() if not norm(mean))
 
     def heard(self, step: ReferenceStep) -> set[str]:
@@ -192,12 +203,14 @@ class _StepComparison:
         # What is equal without an allowance for rounding is so with one, which takes RUNS more steps to measure.
         second = None if speaks else self._second(names, base, sent, update, None)
         if second is None or second.failing():
-            moved = measure_sensitivity(
+            moved = Measurement(
                 reference, self.variant, self.own, self.settings, self.batches, base, runner.units,
                 runner.seed + self.number,
-            )  # fmt: skip
+            ).measured()  # fmt: skip
             if self.variant is PLAIN:
                 runner.settle(moved, base)
+                if runner.measured is not None:  # one run may have said too little
+                    runner.noise.update(runner.measured[1].measured().noise(runner.measured[0]))
             second = self._second(names, base, sent, update, moved)
         kept = comparisons.without(names)
         kept.entries += second.entries

@@ -177,7 +177,10 @@ class VerificationRun:
         if made is None or len(given) * len(given[0]) == 1 or verifier.manifest.parameter_server is not None:
             return
         if isinstance(drawn, SampledBatches) and drawn.ignores:
-            self.batches, why = drawn.plain(), "no label is one to ignore"
+            self.batches, why = (
+                drawn.plain(),
+                "as long as no label is one to ignore: ranks that ignore some weigh them apart",
+            )
             given = self.given(1)
             made = verifier.reference.step(PLAIN, self.start, self.settings, given), made[1]
             self.batches = drawn
@@ -189,10 +192,13 @@ class VerificationRun:
             self.result.large_batch = replace(self.result.large_batch, why=why)
 
     def _sizes(self) -> None:
-        self.one(CLIP_INACTIVE)
-        if not self.one(CLIP_ACTIVE):
-            self.one(CLIP_ACTIVE_SMALL)
-        if has_finite_check(self.verifier.training):
+        """Gradients of other sizes; one step of each shows all of an update that has no condition behind them."""
+        looks = has_finite_check(self.verifier.training)
+        steps = self.steps if looks or not all(each.scheduled for each in self.verifier.conditions) else 1
+        self.one(CLIP_INACTIVE, steps=steps)
+        if not self.one(CLIP_ACTIVE, steps=steps):
+            self.one(CLIP_ACTIVE_SMALL, steps=steps)
+        if looks:
             self.one(INFINITE)
         for variant in (CLIP_ACTIVE_LARGE, CLIP_INACTIVE_LARGE):
             if self.coverage.one_sided(scheduled=False):

@@ -60,7 +60,7 @@ def test_inspect_and_the_report_list_them(tmp_path):
     source = gopt.load(member_steps.saved(member_steps.through("gather"), tmp_path))
     (shown,) = inspect_model(source).to_json()["mappings"]
     made = gopt.shard(source, Mesh.parse("dp=2,tp=2"))
-    facts = next(run.result.facts for run in made.ran if run.record.name == "tensor-parallel")
+    facts = next(run.result.figures for run in made.ran if run.record.name == "tensor-parallel")
     assert facts["source_mappings"] == [shown]
     assert (shown["call"], shown["dual"], shown["group"]) == ("AllGather", "ReduceScatter", "tp")
     assert made.report().text()

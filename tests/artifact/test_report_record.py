@@ -138,7 +138,7 @@ def test_facts_have_the_keys_and_types_of_the_schema(hint, owner, key):
         (("properties", "loss"), {"type": "integer"}, ".loss: {'integer'} is not <class 'str'>"),
         (("properties", "states", "items"), {"required": ["tensor"]}, "are required in one alone"),
         (("properties", "ranks", "items"), {"additionalProperties": True}, ".ranks[]: the schema lets other keys in"),
-        (("$defs", "piece", "properties", "stop"), {"type": "number"}, ".pieces[].stop: {'number'} is not"),
+        (("$defs", "Piece", "properties", "stop"), {"type": "number"}, ".pieces[].stop: {'number'} is not"),
         (("properties", "states", "items", "properties", "kind"), {"enum": ["parameter"]}, ".states[].kind:"),
     ],
 )

@@ -18,6 +18,7 @@ from gopt.cli.options import (
 )
 from gopt.cli.run import command as run
 
+from gopt.documents.config import GoptConfig, RolesTable
 from gopt.errors import InputError, OptionError
 from gopt.records.mesh import AxisKind
 
@@ -74,12 +75,13 @@ def test_roles_are_read():
 
 
 def test_options_go_before_the_configuration():
-    config = {"roles": {"loss": "l", "params": ["a", "b"], "states": {"m": "old", "v": "v_out"}, "batch": ["x"]}}
+    table = RolesTable(loss="l", params=("a", "b"), states={"m": "old", "v": "v_out"}, batch=("x",))
+    config = GoptConfig(roles=table)
     roles = role_map("other", ["a=da"], ["m=new"], ["y"], config)
     assert (roles.loss, roles.params) == ("other", {"a": "da", "b": ""})
     assert (roles.states, list(roles.batch)) == ({"m": "new", "v": "v_out"}, ["x", "y"])
     assert role_map("", [], [], [], config).loss == "l"
-    assert role_map("", [], [], [], {"roles": {"params": {"a": "da"}}}).params == {"a": "da"}
+    assert role_map("", [], [], [], GoptConfig(roles=RolesTable(params={"a": "da"}))).params == {"a": "da"}
 
 
 def test_states_that_say_two_things():
@@ -94,14 +96,14 @@ def test_states_that_say_two_things():
 
 
 def test_ranks_and_mesh():
-    config = {"mesh": {"dp": 2, "shard": 2}}
-    assert str(build_mesh(3, None, {})) == "shard=3"
+    config = {"dp": 2, "shard": 2}
+    assert str(build_mesh(3, None, None)) == "shard=3"
     assert str(build_mesh(None, "dp=2,shard=3", config)) == "dp=2,shard=3"
     assert str(build_mesh(None, None, config)) == "dp=2,shard=2"
     assert str(build_mesh(3, None, config)) == "shard=3", "what is typed goes before the file"
-    assert str(build_mesh(6, "dp=2,shard=3", {})) == "dp=2,shard=3"
+    assert str(build_mesh(6, "dp=2,shard=3", None)) == "dp=2,shard=3"
     kinds = {"zone": AxisKind.DATA}
-    assert build_mesh(None, "zone=2", {}, kinds).kinds == (("zone", AxisKind.DATA),)
+    assert build_mesh(None, "zone=2", None, kinds).kinds == (("zone", AxisKind.DATA),)
 
 
 @pytest.mark.parametrize(
@@ -114,23 +116,23 @@ def test_ranks_and_mesh():
 )
 def test_a_mesh_that_cannot_be(ranks, text, said):
     with pytest.raises(OptionError, match=said):
-        build_mesh(ranks, text, {})
+        build_mesh(ranks, text, None)
 
 
 def test_axes_of_options_go_before_the_configuration():
-    config = {"axes": {"zone": "data", "rep": "replica"}}
+    config = {"zone": "data", "rep": "replica"}
     assert axis_table(["zone=replica"], config) == {"zone": AxisKind.REPLICA, "rep": AxisKind.REPLICA}
-    assert axis_table(["a=data,b=data"], {}) == {"a": AxisKind.DATA, "b": AxisKind.DATA}
+    assert axis_table(["a=data,b=data"], None) == {"a": AxisKind.DATA, "b": AxisKind.DATA}
 
 
 def test_a_configuration_is_a_file(tmp_path):
-    assert read_config(None) == {}
+    assert read_config(None) == GoptConfig()
     with pytest.raises(InputError, match="there is no configuration file"):
         read_config(str(tmp_path / "gopt.toml"))
     with pytest.raises(InputError, match="is a folder"):
         read_config(str(tmp_path))
     Path(tmp_path, "gopt.toml").write_text("[mesh]\nshard = 2\n")
-    assert read_config(str(tmp_path / "gopt.toml")) == {"mesh": {"shard": 2}}
+    assert read_config(str(tmp_path / "gopt.toml")) == GoptConfig(mesh={"shard": 2})
 
 
 def test_arguments_for_a_process_that_does_the_same():

@@ -25,7 +25,8 @@ def test_the_report_reads_well_at_80_columns(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert run("split", STEP, *TWO, "--minimum", "16", "--slicing", "off") == 0
     said = capsys.readouterr()
-    assert "written to mlp_adamw.split" in said.out and "each trainer pushes 10.8 KiB" in said.out
+    assert "checks of pieces, messages and graphs passed; written to mlp_adamw.split" in said.out
+    assert "each trainer pushes 10.8 KiB" in said.out
     assert "server  pieces  parameters" in said.out and "balance: 2.224" in said.out
     assert max(len(line) for line in said.out.splitlines() if not line.startswith("note:")) <= 90
     assert "--minimum 16" in said.err and "8192" in said.err

@@ -45,21 +45,15 @@ def parts(schema: dict[str, Any], place: str = "") -> Iterator[tuple[str, dict[s
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_no_key_is_without_a_description(name):
-    assert [place for place, each in parts(SCHEMAS[name]) if not each.get("description")] == []
-
-
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_a_description_is_one_sentence(name):
-    said = {place: each["description"] for place, each in parts(SCHEMAS[name])}
+    said = {place: each.get("description", "") for place, each in parts(SCHEMAS[name]) if not place.endswith("]")}
     assert [place for place, text in said.items() if not re.fullmatch(r"(gopt|[A-Z]).*[^.]\.", text)] == []
-    assert [place for place, text in said.items() if re.search(r"[.!?] ", text)] == []
 
 
 def test_no_word_of_a_schema_hides_keys_from_these_tests():
     known = {
-        "$schema", "$defs", "$ref", "title", "description", "type", "const", "enum", "pattern", "minimum", "maximum",
-        "minLength", "minItems", "maxItems", "properties", "required", "additionalProperties", "items", "prefixItems",
-        "allOf",
+        "$schema", "$comment", "$defs", "$ref", "title", "description", "type", "const", "enum", "pattern", "minimum",
+        "maximum", "minLength", "minItems", "maxItems", "properties", "required", "additionalProperties", "items",
+        "prefixItems", "allOf",
     }  # fmt: skip
     assert {word for schema in SCHEMAS.values() for _, each in parts(schema) for word in each} <= known
 
@@ -148,9 +142,9 @@ def test_every_key_of_the_examples_is_in_its_schema(written):
 
 def test_a_key_that_is_not_in_its_schema_is_found(written):
     report = json.loads(json.dumps(written["report"]))
-    next(each for each in report["pipeline"] if each["name"] == "shard")["facts"]["buckets"][0]["nix"] = 1
-    report["source"]["counts"]["nix"] = 1
-    assert unlisted("report", report) == [".pipeline[].facts.buckets[].nix", ".source.counts.nix"]
+    facts = next(each for each in report["pipeline"] if each["name"] == "shard")["facts"]
+    facts["nix"] = facts["buckets"][0]["nix"] = 1
+    assert unlisted("report", report) == [".pipeline[].facts.buckets[].nix", ".pipeline[].facts.nix"]
 
 
 def test_the_page_is_what_the_script_makes(formats, written):
@@ -160,7 +154,7 @@ def test_the_page_is_what_the_script_makes(formats, written):
 
 
 def test_every_schema_is_on_the_page(formats):
-    assert sorted(formats.FORMATS) == sorted(SCHEMAS)
+    assert sorted(formats.DOCUMENTS) == sorted(SCHEMAS)
 
 
 def test_help_reads_no_schema():

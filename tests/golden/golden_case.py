@@ -103,7 +103,7 @@ def outcome(case: Case, folder: Path) -> str:
         text = _section(DIFF, "\n".join(_diff(ran)))
     else:
         text = _section(AFTER, ran.after)
-    facts = dict(ran.result.facts) | _removed(ran.result)
+    facts = dict(ran.result.figures) | _removed(ran.result)
     facts |= {"note": ran.result.note} if ran.result.note and ran.before != ran.after else {}
     return text + ("\n" + _section("facts", "\n".join(_facts(facts))) if facts else "")
 

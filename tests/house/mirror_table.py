@@ -86,6 +86,7 @@ _SHOWN = "a table: what it shows is tested with its command"
 _RECORDS = "records without behaviour"
 
 TESTED_ELSEWHERE: dict[str, Elsewhere] = {
+    **_each("documents.config documents.trace_record records.pass_facts", _RECORDS, "docs/test_document_schemas.py"),
     **_each(
         "importers.artifacts.lowering.activations importers.artifacts.lowering.arithmetic "
         "importers.artifacts.lowering.indexing importers.artifacts.lowering.losses "

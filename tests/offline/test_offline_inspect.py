@@ -180,6 +180,27 @@ def adam_l2(s: Step, *, late: bool = False, root: bool = False, amsgrad: bool = 
         s.state("top", top)
 
 
+def adam_up(s: Step) -> None:
+    """Adam that adds its step: it goes up what it takes for a gradient."""
+    m, v = s.mean("m", s.gradient, 0.9), s.mean("v", s.mul(s.gradient, s.gradient), 0.95)
+    below = s.op("Add", s.op("Sqrt", v), s.number(1e-4))
+    s.state("w", s.op("Add", "w", s.mul("lr", s.op("Div", m, below))))
+    s.state("v", v)
+    s.state("m", m)
+
+
+def adagrad_slower(s: Step) -> None:
+    """Adagrad with a rate that decays, and decay of its own."""
+    later = s.op("Add", "t", s.number(1.0))
+    s.state("t", later, [])
+    v = s.op("Add", "v", s.mul(s.gradient, s.gradient))
+    rate = s.op("Div", "lr", s.op("Add", s.number(1.0), s.mul("t", s.number(0.001))))
+    kept = s.mul("w", s.op("Sub", s.number(1.0), s.mul("lr", s.number(0.02))))
+    step = s.mul(rate, s.op("Div", s.gradient, s.op("Add", s.op("Sqrt", v), s.number(1e-6))))
+    s.state("w", s.op("Sub", kept, step))
+    s.state("v", v)
+
+
 def beta_input(s: Step) -> None:
     """Momentum whose coefficient is an input: no constant to report."""
     s.extra.append("beta")
@@ -210,6 +231,8 @@ SPELLINGS = {
     "adam_root": (lambda s: adam_l2(s, root=True), "Adam", ADAM | {"eps_inside_root": True}),
     "adam_amsgrad": (lambda s: adam_l2(s, amsgrad=True), "Adam", ADAM | {"amsgrad": True}),
     "adam_plain": (lambda s: adam_l2(s, corrected=False), "Adam", ADAM | {"bias_correction": False}),
+    "adam_up": (adam_up, "Adam", {"beta1": 0.9, "eps": 1e-4, "bias_correction": False, "maximize": None}),
+    "adagrad_slower": (adagrad_slower, "Adagrad", {"lr_decay": 0.001, "weight_decay": 0.02, "decoupled": True}),
     "beta_input": (beta_input, "momentum", {"momentum": None, "nesterov": False, "weight_decay": 0.0}),
     "odd": (odd, "elementwise update with 1 state", {}),
 }  # fmt: skip

@@ -13,6 +13,8 @@ from pathlib import Path
 import onnx
 import pytest
 from offline_graphs import Step, inspected, saved, scrambled, step_with
+from steps_gen.make import make
+from steps_gen.plan import Plan
 
 from gopt import api
 from gopt.analysis.role_map import RoleMap
@@ -229,6 +231,21 @@ def normalised(s: Step) -> None:
     s.state("w", s.op("Sub", "w", s.mul("lr", s.op("Div", g, s.op("Add", size, s.number(1e-6))))))
 
 
+def centred(s: Step) -> None:
+    """The gradient less its mean: nothing is taken away from a gradient without a mean."""
+    mean = s.op("ReduceMean", s.gradient, keepdims=0)
+    s.state("w", s.op("Sub", "w", s.mul("lr", s.op("Sub", s.gradient, mean))))
+
+
+def shrunk(s: Step) -> None:
+    """The gradient times its norm, up to 1: no clip, and without an effect where the norm is large."""
+    norm = s.op("ReduceL2", s.gradient, keepdims=0)
+    factor = s.op("Min", s.number(1.0), s.mul(s.number(0.98), s.op("Add", norm, s.number(1e-6))))
+    m = s.mean("m", s.mul(s.gradient, factor), 0.9)
+    s.state("w", s.op("Sub", "w", s.mul("lr", m)))
+    s.state("m", m)
+
+
 def rprop_back(s: Step) -> None:
     """Rprop that takes a step back where the sign turns."""
     turn = s.op("Sign", s.mul(s.gradient, "prev"))
@@ -243,7 +260,7 @@ def rprop_back(s: Step) -> None:
 
 NEAR_MISSES = (
     belief, yogi, padam, quasi, bounded, cautious, half_rectified, signum, positive_part, averaged_weights, mirror,
-    normalised, rprop_back,
+    normalised, centred, shrunk, rprop_back,
 )  # fmt: skip
 
 
@@ -289,6 +306,14 @@ def test_spellings_of_a_clip(spelling: str, tmp_path: Path) -> None:
     (clip,) = found.controls.clips
     assert (clip.kind, clip.bound) == ("value" if spelling == "elements" else "global norm", 0.25)
     assert clip.norm_type == ("" if spelling == "elements" else "2")
+
+
+def test_a_clip_of_single_elements_is_found(tmp_path: Path) -> None:
+    """Parameters of one element are clipped like any others, and their rule begins behind the clip."""
+    plan = Plan(network="all-scalar", rules=("adagrad", "momentum"), clip="value")
+    found = inspected(make(plan).model, tmp_path)
+    assert {each.name for each in found.optimizers} == {"Adagrad", "momentum"}
+    assert [(clip.kind, clip.gradients, clip.of) for clip in found.controls.clips] == [("value", 3, 3)]
 
 
 def test_a_bound_that_is_an_input_is_no_constant(tmp_path: Path) -> None:

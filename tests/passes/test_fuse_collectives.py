@@ -33,7 +33,7 @@ def fused(step: SpmdProgram, **options) -> tuple[SpmdProgram, dict]:
     before = run(step)
     change = fuse_collectives(step, FusionOptions(**options))
     same(before, run(step))
-    return step, dict(change.facts)
+    return step, dict(change.figures)
 
 
 def whys(facts: dict) -> list[str]:
@@ -267,7 +267,7 @@ def test_a_call_between_two_ranks_says_so():
     b.call("AllReduce", b.op("Neg", b.input((4,))), reduce="sum")
     b.call("Send", b.op("Neg", b.input((4,))), peer=1, tag=0)
     step = b.step()
-    facts = fuse_collectives(step, FusionOptions()).facts
+    facts = fuse_collectives(step, FusionOptions()).figures
     assert whys(dict(facts)) == ["pairwise call"]
 
 
@@ -313,7 +313,7 @@ def test_a_reduce_whose_results_are_needed_otherwise_stays(shown, more, left):
     """By the step's user, or beside another tensor in the broadcast."""
     step = packed_reduce(shown, more)
     outputs = dict(step.graph.outputs)
-    facts = fuse_collectives(step, FusionOptions()).facts
+    facts = fuse_collectives(step, FusionOptions()).figures
     assert [node.op_type for node in calls(step)] == left
     assert facts["reduce_broadcast"] == (left == ["AllReduce"])
     made = {name for node in step.graph.nodes for name in node.outputs}
@@ -325,7 +325,7 @@ def test_an_operator_of_another_domain_is_no_call():
     own = b.op("Reduce", b.input((4,)), domain="my", group="shard", reduce="sum", root=1)
     b.broadcast(own, root=1)
     step = b.step()
-    facts = fuse_collectives(step, FusionOptions()).facts
+    facts = fuse_collectives(step, FusionOptions()).figures
     assert facts["reduce_broadcast"] == 0 and [node.op_type for node in step.graph.nodes] == ["Reduce", "Broadcast"]
 
 
@@ -346,7 +346,7 @@ def test_a_broadcast_from_another_root_is_none():
     b = Calls()
     b.broadcast(b.call("Reduce", b.input((4,)), reduce="sum", root=1), root=0)
     step = b.step()
-    facts = fuse_collectives(step, FusionOptions()).facts
+    facts = fuse_collectives(step, FusionOptions()).figures
     assert facts["reduce_broadcast"] == 0 and len(calls(step)) == 2
 
 
@@ -398,7 +398,7 @@ def test_a_sum_over_one_axis_and_then_another_is_one_over_both(steps, left):
         node.made_by = "plant" if node.domain == COMM else ""
     step = b.step(mesh=Mesh((("dp", 2), ("cp", 2), ("tp", 2))))
     before = run(step)
-    facts = dict(fuse_collectives(step, FusionOptions()).facts)
+    facts = dict(fuse_collectives(step, FusionOptions()).figures)
     assert [node.attributes["group"] for node in calls(step)] == left
     assert facts.get("reduce_reduce", 0) == len(steps) - len(left)
     for one, other in zip(before, run(step), strict=True):
@@ -414,7 +414,7 @@ def test_a_chain_that_stays_does_not_keep_the_next_one():
     for node in b.nodes:
         node.made_by = "plant" if node.domain == COMM else ""
     step = b.step(mesh=Mesh((("cp", 2), ("tp", 2))))
-    assert fuse_collectives(step, FusionOptions(cap_mb=0)).facts["reduce_reduce"] == 1
+    assert fuse_collectives(step, FusionOptions(cap_mb=0)).figures["reduce_reduce"] == 1
 
 
 def test_a_sum_that_is_read_before_it_goes_on_stays():
@@ -489,7 +489,7 @@ def test_a_sum_over_two_axes_of_which_ranks_read_their_part():
         node.made_by = "plant"
     step = b.step(mesh=Mesh((("shard", 2), ("tp", 2))))
     locals_of(b, step, [[y]], (0, 2, 4))
-    facts = fuse_collectives(step, FusionOptions()).facts
+    facts = fuse_collectives(step, FusionOptions()).figures
     assert [(node.op_type, node.attributes["group"]) for node in calls(step)] == [("AllReduce", "shard+tp")]
     assert facts["reduce_slice"] == 0
     run(step)

@@ -17,13 +17,15 @@ from plants import attribute, gradient_calls
 
 import gopt
 from gopt.analysis.role_map import RoleMap
+from gopt.analysis.training import State, StateKind
 from gopt.documents.draws import Distribution, Draw
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.load import load
+from gopt.ir.types import TensorType
 from gopt.verification.batches import SampledBatches
 from gopt.verification.compare import Values
 from gopt.verification.result import Outcome
-from gopt.verification.sampling import Range, integer_ranges
+from gopt.verification.sampling import Range, initial_state, integer_ranges
 from gopt.verification.verify import Verifier
 
 MASKED, IGNORE = 0, -100
@@ -316,3 +318,15 @@ def test_data_with_micro_steps(tmp_path):
     np.savez(tmp_path / "samples.npz", **arrays)
     result = verifier.run(data=str(tmp_path / "samples.npz"), steps=2, confirm=False)
     assert result.equal, result.to_json()
+
+
+@pytest.mark.parametrize(
+    ("dims", "spread"),
+    [((8, 4), 0.2), ((30,), 0.2), ((2048, 512), 0.03125), ((512, 2048), 0.03125), ((16, 512, 3, 3), 0.0208)],
+)
+def test_parameters_of_wide_layers_are_drawn_smaller(dims, spread):
+    """Sums over many inputs would leave the numbers behind some layers."""
+    graph = SimpleNamespace(types={"w": TensorType("float32", dims)}, initializers={})
+    state = State("w", "w_out", StateKind.PARAMETER)
+    value = initial_state(SimpleNamespace(graph=graph), state, np.random.default_rng(0))  # type: ignore[arg-type]
+    assert float(value.std()) == pytest.approx(spread, rel=0.3 if value.size < 100 else 0.05)

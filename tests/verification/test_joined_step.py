@@ -13,6 +13,8 @@ from helpers import FIXTURES, Builder, perceptron, sgd
 import gopt
 from gopt import limits
 from gopt.analysis.role_map import RoleMap
+from gopt.errors import RunError
+from gopt.verification import joined_step
 from gopt.verification.large_batch import LargeBatch, LargeBatchCheck, StateDistance
 
 COUNTS = Path(__file__).parents[1] / "numeric" / "adversary" / "counts"
@@ -113,6 +115,16 @@ def test_what_takes_too_much_memory_is_not_compared(monkeypatch):
     assert found.outcome is LargeBatch.NOT_COMPARABLE and "GOPT_LIMITS=LARGE_BATCH_BYTES=" in found.why
 
 
+def test_a_source_that_fails_on_the_large_batch_is_told_in_plain_words(monkeypatch):
+    def fails(*given: object) -> None:
+        raise RunError("ONNX Runtime refuses a segment: [ONNXRuntimeError] : 1 : FAIL : Node (mm) Op (MatMul)")
+
+    monkeypatch.setattr(joined_step, "run_source", fails)
+    found = verified(FIXTURES / "mlp_sgd.onnx").large_batch
+    assert found.outcome is LargeBatch.NOT_COMPARABLE and "ONNX" not in found.why
+    assert "does not run on the batches of all ranks at once" in found.why
+
+
 def test_one_batch_is_compared_with_nothing():
     assert verified(FIXTURES / "mlp_sgd.onnx", mesh=1).large_batch is None
 
@@ -129,7 +141,7 @@ def test_labels_to_ignore_are_left_out_of_the_large_batch():
     """Ranks average means over their own labels, which differ where some are ignored: drawn ones then are not."""
     result = verified(FIXTURES / "mlp_adamw.onnx")
     assert result.large_batch.outcome is LargeBatch.EQUAL
-    assert "where no label is one to ignore" in result.large_batch.line()
+    assert "as long as no label is one to ignore" in result.large_batch.line()
 
 
 def image_model() -> onnx.ModelProto:

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 from gopt.cli.main import main
 from helpers import Builder, edit_rank, edit_ranks
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 from plants import attribute, gradient_calls, own_values, replace
 from products import spread
 
 import gopt
 from gopt.pipeline import build_pipeline
 from gopt.verification import variant_runner
+from gopt.verification.reference_step import LocalResults, ReferenceProgram
 from gopt.verification.result import Outcome, Verification
+from gopt.verification.sensitivity import RUNS
+from gopt.verification.variants import PLAIN, Variant
 from gopt.verification.verify import Verifier
 
 HALF, WIDE = 10, 1
@@ -167,3 +170,65 @@ def test_the_command_names_them(tmp_path, capsys):
     out = sharded(tmp_path, "adam")
     assert main(["verify", str(out), "--no-confirm"]) == 0
     assert re.search(r"note: rounding noise is the whole gradient of c ", capsys.readouterr().out)
+
+
+# --- how much is run --------------------------------------------------------------------------------------------------
+
+
+def plain_step(path: Path, clipped: bool = False) -> Path:
+    """Least squares by gradient descent; ``clipped``: elements of the gradient to [-1, 1], which is a condition."""
+    b = Builder()
+    x, y, w = b.input("x", (ROWS, 4)), b.input("y", (ROWS, 6)), b.parameter("w", (4, 6))
+    d = b.op("Sub", b.op("MatMul", x, w), y)
+    g = b.op("MatMul", b.op("Transpose", x, perm=[1, 0]), b.op("Mul", d, b.const(2.0 / (ROWS * 6))))
+    b.output("loss", b.op("ReduceMean", b.op("Mul", d, d), keepdims=0), ())
+    step = b.op("Clip", g, b.const(-1.0), b.const(1.0)) if clipped else g
+    b.output("w_out", b.op("Sub", w, b.op("Mul", step, b.const(0.1))), (4, 6))
+    return b.save(path / "step.onnx")
+
+
+@pytest.fixture
+def backwards(monkeypatch):
+    """One entry for each time that the source's forward and backward ran on the batches of all ranks."""
+    made: list[str] = []
+    local = ReferenceProgram.local
+
+    def counted(self: ReferenceProgram, variant: Variant, *given: object) -> LocalResults:
+        made.append(variant.name)
+        return local(self, variant, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ReferenceProgram, "local", counted)
+    return made
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_no_more_is_run_than_tells_something(tmp_path, backwards, clipped):
+    """One disturbed run where no gradient is near rounding; other sizes take the plain first step's gradients, and go
+    on behind it where a condition may turn."""
+    out = tmp_path / "out"
+    gopt.shard(gopt.load(plain_step(tmp_path, clipped)), 2).write(out)
+    assert run(out, steps=3).equal
+    assert backwards.count("gradients as they are") == 3 + 1
+    assert backwards.count("gradients × 64") == (2 if clipped else 0)
+
+
+def test_gradients_near_rounding_are_measured_in_full(tmp_path, backwards):
+    assert run(sharded(tmp_path, "sgd"), steps=1, variants=[PLAIN]).equal
+    assert len(backwards) == 1 + RUNS + 1, "the step, disturbed, and from the ranks' own states"
+
+
+def test_an_update_that_is_wrong_for_large_gradients_alone_is_seen_in_their_one_step(tmp_path):
+    """A rank clips what the source does not."""
+    out = tmp_path / "out"
+    gopt.shard(gopt.load(plain_step(tmp_path)), 2, pipeline=build_pipeline([("shard", {"stage": 0})])).write(out)
+
+    def plant(model: ModelProto, bound: float = 0.5) -> None:
+        last = next(node for node in model.graph.node if "w_out" in node.output)
+        low, high = (helper.make_node("Constant", [], [f"bound{sign}"], value_float=sign * bound) for sign in (-1, 1))
+        clip = helper.make_node("Clip", [last.input[1], *low.output, *high.output], ["clipped"])
+        last.input[1] = "clipped"
+        replace(model, last, [low, high, clip, last])
+
+    edit_rank(out, 1, plant)
+    assert run(out, steps=3, variants=[PLAIN]).equal
+    assert run(out, steps=3).outcome is Outcome.DIFFERENT

@@ -21,9 +21,19 @@ from gopt.analysis.coupling.reduced import unguarded
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
 from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Node
-from gopt.ir.graph_index import walk
+from gopt.ir.graph_index import ancestors, descendants, walk
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import CASTS, CONTRACTIONS, ELEMENTWISE, LINEAR_IN_FIRST, QUOTIENTS, SCALES, SCATTERS, TERMS
+from gopt.operators.kinds import (
+    CASTS,
+    CONTRACTIONS,
+    ELEMENTWISE,
+    FLOAT_TESTS,
+    LINEAR_IN_FIRST,
+    QUOTIENTS,
+    SCALES,
+    SCATTERS,
+    TERMS,
+)
 from gopt.operators.operator import Slope
 from gopt.operators.table import operator
 
@@ -60,6 +70,8 @@ class Unit:
     mixed: bool = False
     model: bool = False
     scattered: bool = False
+    root: str = ""
+    """The value of the forward, reduced over samples, that it is alone a linear function of."""
     explicit: bool = False
     """Whether a size read from a shape stands in it, so that its constants hold none."""
 
@@ -84,12 +96,16 @@ class GradientUnits:
     zeros: set[str] = field(default_factory=set)
     """Values of samples times zero, as of a recurrence's first state, and linear functions of such values."""
     _squares: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
+    _behind: set[str] = field(default_factory=set)
+    """Values that statistics are made of."""
 
     def __post_init__(self, gradients: Iterable[str]) -> None:
-        self.proportional = set(walk(gradients, partial(_followed, self.context)))
+        moving = descendants(self.context.index, self.context.marks)
+        self.proportional = set(walk(gradients, partial(_followed, self.context, moving)))
         self.factors = UniformFactors(self.context)
         self.terms = loss_terms(self.context, self.factors, self.losses)
         self.statistics = set(self.context.fed)
+        self._behind = ancestors(self.context.index, self.statistics)[1]
         for node in self.context.index.graph.nodes:
             if node.phase is Phase.FORWARD and _is_square(self.context, node):
                 self.squared.update(node.inputs[:2] if node.is_a("Mul") else node.inputs[:1])
@@ -130,7 +146,25 @@ class GradientUnits:
         if not coupled and self.context.index.graph.type_of(node.outputs[0]).dtype not in FLOATS:
             compared = (name for name in node.inputs if name in marks and marks[name].kind in REDUCED)
             coupled = next((name for name in compared if name not in self.statistics), "")
+        coupled = coupled or next(filter(self._decides, self._gates(node)), "")
         return replace(unit, coupled=coupled) if coupled else unit
+
+    def _gates(self, reader: Node) -> Iterable[str]:
+        """The reduced values by which gates that a node reads are set."""
+        marks, producers = self.context.marks, self.context.index.producers
+
+        def following(name: str) -> Iterable[str]:
+            node = producers.get(name)
+            if node is None or marks[name].kind is not Relation.GATE or node.is_in(FLOAT_TESTS):
+                return ()
+            return filter(marks.__contains__, node.inputs)
+
+        return walk((name for name in reader.inputs if name in marks and marks[name].kind is Relation.GATE), following)
+
+    def _decides(self, name: str) -> bool:
+        """Return whether a gate by a reduced value is no matter of counts or statistics."""
+        gate = self.context.marks[name].kind is Relation.GATE
+        return not gate and name in self.trained and name not in self._behind
 
     def _is_count_of(self, node: Node, name: str) -> bool:
         """Return whether a value is a sum or a mean over samples that no parameter enters, such as a count; the
@@ -147,7 +181,8 @@ class GradientUnits:
             return Unit(start=True, model=True)
         if mark.kind not in REDUCED:
             return None
-        return self._reduced_of(mark)
+        unit = self._reduced_of(mark)
+        return unit if name in self._behind else replace(unit, root=name)
 
     def settled(self, unit: Unit, sizes: Iterable[object]) -> Unit:
         """The unit behind the start of the backward: what its constants say of the batch."""
@@ -172,7 +207,11 @@ class GradientUnits:
         if types[node.outputs[0]].dtype not in FLOATS:
             return Unit(start=True)
         if not moving:
-            return self._placed(node) if mark.kind is Relation.SAMPLES else self._reduced_of(mark)
+            if mark.kind is Relation.SAMPLES:
+                return self._placed(node)
+            if node.is_in(SCATTERS) and len(marked) == 1:
+                return replace(self._over_samples(node, self._placed(node), marked), scattered=True)
+            return self._reduced_of(mark)
         if any(self.of(name) is None for name in moving):
             return None
         if node.domain == COMM:
@@ -180,7 +219,8 @@ class GradientUnits:
         if any(marks[name].kind is Relation.SAMPLES for name in moving) or not self.units.keys().isdisjoint(moving):
             pass
         elif mark.kind in (Relation.SUM, Relation.MEAN) and not node.is_in(FACTORS):
-            return self._reduced_of(mark)  # a count that is kept from being zero
+            roots = (unit.root for unit in map(self.of, moving) if unit is not None and unit.root)
+            return replace(self._reduced_of(mark), root=next(roots, ""))  # a count that is kept from being zero
         if node.is_in(FACTORS):
             return self._product(node, mark, moving)
         if node.is_in(_TERMS):
@@ -216,7 +256,7 @@ class GradientUnits:
         if not alike or (reduced and self.context.marks[moving[0]].kind is Relation.SAMPLES):
             return None
         if reduced:
-            return Unit(1)
+            return Unit(1, coupled=next((unit.root for unit in units if unit.root), ""))
         factor = 1.0 if node.is_in(ELEMENTWISE) else units[0].factor
         start = all(unit.start for unit in units) and factor == 1.0
         return Unit(start=start, sure=all(unit.sure for unit in units), model=all(unit.model for unit in units))
@@ -304,7 +344,8 @@ class GradientUnits:
         for name in names:
             unit = self.of(name)
             if unit is not None and self.context.marks[name].kind is not Relation.SAMPLES:
-                unit = self.whole(unit) if reduced else self._at_samples(name, unit)
+                coupled = unit.coupled or ("" if reduced else unit.root)
+                unit = self.whole(unit) if reduced else self._at_samples(name, replace(unit, coupled=coupled, root=""))
             if unit is None:
                 return None
             found.append(unit)
@@ -350,10 +391,14 @@ class GradientUnits:
         samples = [name for name in moving if context.marks[name].kind is Relation.SAMPLES]
         found = Unit(degree=0 if samples else 1, start=True, model=bool(samples))
         ordered = sorted(enumerate(node.inputs[:2]), key=lambda each: each[1] not in moving)
-        for place, name in ordered:
-            sign = -1 if (node.is_a("Div") and place) or node.is_a("Reciprocal") else 1
+        signs = [-1 if (node.is_a("Div") and place) or node.is_a("Reciprocal") else 1 for place, _ in ordered]
+        counts = [self._is_count(name, sign) for (_, name), sign in zip(ordered, signs) if name in moving]
+        single = not samples and counts.count(False) == 1
+        for (_, name), sign in zip(ordered, signs):
             if name in moving:
-                multiplied = self._multiplied(found, name, sign, samples=bool(samples), elementwise=node.is_in(SCALES))
+                multiplied = self._multiplied(
+                    found, name, sign, samples=bool(samples), elementwise=node.is_in(SCALES), single=single
+                )
                 if multiplied is None:
                     return None
                 found = multiplied
@@ -369,7 +414,9 @@ class GradientUnits:
         factor = found.factor * (alpha if found.start and samples else 1.0)
         return replace(found, factor=factor, start=found.start and bool(samples))
 
-    def _multiplied(self, found: Unit, name: str, sign: int, *, samples: bool, elementwise: bool) -> Unit | None:
+    def _multiplied(
+        self, found: Unit, name: str, sign: int, *, samples: bool, elementwise: bool, single: bool
+    ) -> Unit | None:  # fmt: skip
         """Multiply by a marked operand, or divide by it."""
         context = self.context
         unit, kind = self.of(name), context.marks[name].kind
@@ -395,8 +442,8 @@ class GradientUnits:
                 found, degree=found.degree - unit.degree, by=unguarded(context, name), factor=factor, sure=sure,
                 coupled=coupled, mixed=mixed, sizes=found.sizes or unit.sizes, model=False,
             )  # fmt: skip
-        if name not in self.units and name not in self.statistics:
-            coupled = coupled or name
+        if not (single and sign > 0 and kind in (Relation.SUM, Relation.MEAN)):
+            coupled = coupled or unit.root
         over, sizes = unit.over**sign, found.sizes or unit.sizes
         read = self._at_samples(name, unit) if samples else replace(unit, degree=unit.degree - 1)
         if samples:
@@ -406,7 +453,7 @@ class GradientUnits:
         unit = read
         return replace(
             found, degree=found.degree + sign * unit.degree, by=found.by or unit.by, sure=sure, coupled=coupled,
-            sizes=sizes, over=self._over(found, over, sizes), mixed=mixed,
+            sizes=sizes, over=self._over(found, over, sizes), mixed=mixed, root=unit.root,
             start=found.start and not (samples and unit.degree),
             factor=found.factor * (unit.factor**sign if unit.by else 1.0),
             scattered=found.scattered or unit.scattered, model=found.model and name not in self.units,
@@ -430,6 +477,8 @@ class GradientUnits:
                     factor=found.factor * (factor.number**sign if found.start else 1.0),
                     explicit=found.explicit or bool(factor.batches),
                 )  # fmt: skip
+            elif samples and found.start and found.model:
+                return self._adjoint(found, factor, sign, samples[0], summed=reduced)
             found = replace(found, model=False) if found.model else found
             return self.settled(found, self._others(samples[0]) if samples else ()) if found.start else found
         factor = self.factors.of(name)
@@ -443,6 +492,22 @@ class GradientUnits:
             known = found.factor * (factor.number**sign if found.start else 1.0)
             return replace(found, factor=known, model=found.model and not factor.uniform)
         return replace(found, over=self._over(found, factor.number**sign, found.sizes))
+
+    def _adjoint(self, unit: Unit, factor: UniformFactor, sign: int, samples: str, *, summed: bool) -> Unit:
+        """A product of values of the forward and a matrix that no sample enters: the derivative of a loss that is
+        linear in them, or weights of the model. ``summed``: over the samples, as no weights are."""
+        tried = self.settled(
+            replace(
+                unit, degree=unit.degree - sign * factor.batches, factor=unit.factor * factor.number**sign,
+                model=False, explicit=unit.explicit or bool(factor.batches),
+            ),
+            self._others(samples),
+        )  # fmt: skip
+        otherwise = self.settled(replace(unit, model=False), self._others(samples))
+        if summed and not (factor.literal or tried.explicit):
+            return replace(otherwise, degree=self.terms.common or 0, sure=False)
+        apart = factor.number != 1.0 or factor.batches
+        return tried if apart and (tried.sure or summed) else otherwise
 
     def _seeded(self, unit: Unit, otherwise: Unit, factor: UniformFactor, samples: str) -> Unit:
         """The start of a backward behind a factor that holds values of the model beside the derivative of the loss;
@@ -488,14 +553,16 @@ class GradientUnits:
         return UniformFactor().times(factor, -1 if node.is_a("Div") else 1) if factor.uniform else None
 
 
-def _followed(context: CouplingContext, name: str) -> Iterable[str]:
+def _followed(context: CouplingContext, moving: set[str], name: str) -> Iterable[str]:
     """The operands that a value is in proportion to, but for sums over samples that multiply others."""
     node = context.index.producers.get(name)
     if node is None:
         return ()
     record = operator(node.op_type)
-    found = [each for n, each in enumerate(node.inputs) if each in context.marks and record.slope(n) is Slope.LINEAR]
-    return found if len(found) == 1 or node.is_in(_TERMS) else filter(context.samples, found)
+    found = [each for n, each in enumerate(node.inputs) if each in moving and record.slope(n) is Slope.LINEAR]
+    if len(found) == 1 or node.is_in(_TERMS):
+        return found
+    return [each for each in found if each not in context.marks or context.samples(each) is not None]
 
 
 def _is_square(context: CouplingContext, node: Node) -> bool:

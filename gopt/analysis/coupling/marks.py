@@ -123,10 +123,15 @@ class Coupling:
     """
 
     kind: CouplingKind
+    """The kind says what couples the samples; the page on configuration explains each kind."""
     value: str
+    """The coupling begins at the value of this name of the source."""
     operator: str
+    """The operator of this type makes the value."""
     what: str
+    """The sentence says what is coupled."""
     exact: str = ""
+    """The text names what would make the step exact; it is empty when gopt knows nothing."""
 
     def to_json(self) -> dict[str, str]:
         return {

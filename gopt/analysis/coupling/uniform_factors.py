@@ -23,12 +23,14 @@ class UniformFactor:
     """A value of equal elements: ``number`` (its magnitude, as far as constants tell) times the batch size to the
     power of ``batches``.
 
-    ``number`` is 1 for what is no constant, such as a hyper-parameter; ``uniform`` is False where elements differ.
+    ``number`` is 1 for what is no constant, such as a hyper-parameter; ``uniform`` is False where elements differ;
+    ``literal``: whether all that are not zero have that magnitude, but for weights of the model.
     """
 
     number: float = 1.0
     batches: int = 0
     uniform: bool = True
+    literal: bool = True
 
     def weights(self) -> UniformFactor:
         """The factor that rows which are alike take of a matrix: the sizes in it, and no constant."""
@@ -36,13 +38,14 @@ class UniformFactor:
 
     def times(self, other: UniformFactor, power: int = 1) -> UniformFactor:
         if not other.number or not np.isfinite(other.number):
-            return UniformFactor(1.0, self.batches, False)
+            return UniformFactor(1.0, self.batches, False, False)
         number = self.number * other.number**power
-        return UniformFactor(number, self.batches + power * other.batches, self.uniform and other.uniform)
+        batches, uniform = self.batches + power * other.batches, self.uniform and other.uniform
+        return UniformFactor(number, batches, uniform, self.literal and other.literal)
 
 
 UNKNOWN_FACTOR = UniformFactor()
-UNEQUAL = UniformFactor(uniform=False)
+UNEQUAL = UniformFactor(uniform=False, literal=False)
 
 
 @dataclass(slots=True)
@@ -78,7 +81,8 @@ class UniformFactors:
             return left.times(right, -1 if node.is_a("Div") else 1)
         if node.is_a("MatMul"):
             left, right = (self.of(each, depth + 1) for each in node.inputs)
-            return UniformFactor(left.number if left.uniform else 1.0, left.batches, False).times(right.weights())
+            number = left.number if left.literal else 1.0
+            return UniformFactor(number, left.batches, False, left.literal).times(right.weights())
         one = context.index.graph.type_of(name).elements == 1
         return UNKNOWN_FACTOR if one else UNEQUAL
 
@@ -129,5 +133,7 @@ def _of_array(value: np.ndarray) -> UniformFactor:
     if not value.size:
         return UNEQUAL
     flat = value.reshape(-1)
-    first = abs(float(flat[0]))
-    return UniformFactor(first) if first and bool((flat == flat[0]).all()) else UNEQUAL
+    sizes = np.abs(flat[flat != 0].astype(np.float64))
+    if not sizes.size or (sizes != sizes[0]).any():
+        return UNEQUAL
+    return UniformFactor(float(sizes[0]), uniform=bool((flat == flat[0]).all()))

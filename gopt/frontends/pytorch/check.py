@@ -23,6 +23,7 @@ from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.narrow_noise import NarrowNoise
 from gopt.frontends.pytorch.options import Autocast, ExportOptions
 from gopt.frontends.pytorch.randomness import DrawnInput, draw_names
+from gopt.frontends.pytorch.rates import OptionPlace
 from gopt.frontends.pytorch.tracing import EPOCH
 from gopt.ir.graph import Graph
 from gopt.runtime.executor import Executor, no_calls
@@ -71,7 +72,7 @@ class FedOptions:
     """Inputs that are options of groups with their values; ``rates``: as in TracedStep."""
 
     values: Arrays
-    rates: Mapping[str, tuple[int, int]]
+    rates: Mapping[str, OptionPlace]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def compare(
     """Run the exported graph, which holds the first values, and eager PyTorch; raises UnsupportedError, which names the
     first value that differs.
 
-    The learning rates of a scheduler that is not in the graph come from eager PyTorch. Where float32 values differ,
+    The options that a scheduler outside of the graph moves come from eager PyTorch. Where float32 values differ,
     both run again in float64: there a difference by rounding is gone.
     """
     try:
@@ -161,7 +162,7 @@ def _compared(
     worst, drift, updates = (0.0, ""), 0.0, 0
     for step, (batch, numbers) in enumerate(zip(data, drawn)):
         if scheduled:
-            cache_feeds |= {name: eager.rate(*place) for name, place in hyper.rates.items()}
+            cache_feeds |= {name: eager.option(*place) for name, place in hyper.rates.items()}
         feeds = {name: array_of(value) for name, value in batch.items()} | cache_feeds | held
         feeds |= {name: array_of(value) for name, value in zip(draw_names(len(draws)), numbers)}
         given = {name: feeds[name] for name in graph.inputs if name in feeds}

@@ -56,9 +56,10 @@ class EagerStates:
         """Whether the last step left an optimizer out, for a gradient was not finite."""
         return self._training.overflowed
 
-    def rate(self, optimizer: int, group: int) -> np.ndarray:
-        """The learning rate of a group in the next step."""
-        return np.asarray(float(self._training.recipe.optimizers[optimizer].param_groups[group]["lr"]), np.float32)
+    def option(self, optimizer: int, group: int, option: str, member: int | None) -> np.ndarray:
+        """An option of a group in the next step."""
+        value = self._training.recipe.optimizers[optimizer].param_groups[group][option]
+        return np.asarray(float(value if member is None else value[member]), np.float32)
 
     def step(self, batch: Mapping[str, torch.Tensor], draws: Sequence[torch.Tensor]) -> float:
         recipe = self._training.recipe

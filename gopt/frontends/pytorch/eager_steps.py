@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from gopt.errors import UnsupportedError
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.python_values import Path, changed, is_number, is_value, python_values, said
+from gopt.frontends.pytorch.rates import moved_options
 from gopt.frontends.pytorch.reads import user_line
 from gopt.frontends.pytorch.surroundings import surroundings, tensors_around
 from gopt.sanitize import show
@@ -233,11 +234,13 @@ def _add_counters(
 ) -> None:  # fmt: skip
     """Record numbers that changed; raise UnsupportedError for other values that the second step changed."""
     start, one, two = values
+    # What the scheduler moves is an input.
+    moved = {(f"group {group}", option) for home, group, option, _ in moved_options(recipe) if home == index}
     for path, old, new in changed(start, one):
-        if is_number(old) and is_number(new) and _is_plain(path, recipe):
+        if path[:2] not in moved and is_number(old) and is_number(new) and _is_plain(path, recipe):
             found.counters.setdefault(_home(index, path), {})[_key(path)] = old
     for path, old, new in changed(one, two):
-        if recipe.scheduler is not None and path[-1] == "lr":
+        if path[:2] in moved or (recipe.scheduler is not None and path[-1] == "lr"):
             continue
         if not (is_number(old) and is_number(new) and _is_plain(path, recipe)):
             raise UnsupportedError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,18 @@ import torch
 from gopt.errors import OptionError
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.options import ExportOptions
-from gopt.frontends.pytorch.rates import Rates, group_rates, share_of
+from gopt.frontends.pytorch.rates import (
+    HORIZON,
+    LR,
+    OptionPlace,
+    Rates,
+    group_rates,
+    moved_options,
+    scheduled_options,
+    share_of,
+)
 from gopt.sanitize import show
 from gopt.suggestions import did_you_mean
-
-LR = "lr"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +42,12 @@ class Setting:
 class Hyper:
     """Hyper-parameter inputs with their values in the recipe, and the options that they set.
 
-    ``rates``: input that is a learning rate -> optimizer and group that have it.
+    ``rates``: input that a schedule may move, such as a learning rate -> the option that it is.
     """
 
     values: dict[str, torch.Tensor]
     settings: list[Setting]
-    rates: dict[str, tuple[int, int]]
+    rates: dict[str, OptionPlace]
 
     def apply(self, group: dict[str, Any], optimizer: int, position: int, inputs: Mapping[str, torch.Tensor]) -> None:
         """Set the options of a group to inputs; ``optimizer`` and ``position`` identify the group."""
@@ -65,7 +72,7 @@ def _scaled(value: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def hyper_inputs(recipe: Recipe, options: ExportOptions, scheduled: bool) -> Hyper:
-    """``lr`` and the options of ``--hyper`` as inputs.
+    """``lr``, what else the scheduler moves, and the options of ``--hyper`` as inputs.
 
     Groups of the same value share an input. Learning rates of groups are multiples of one ``lr``, that of the first
     group whose rate is not zero; where a schedule does not keep them multiples of it, there is ``lr.1`` too. Other
@@ -78,6 +85,7 @@ def hyper_inputs(recipe: Recipe, options: ExportOptions, scheduled: bool) -> Hyp
         for index, optimizer in enumerate(recipe.optimizers)
         for place, group in enumerate(optimizer.param_groups)
     ]
+    moved = moved_options(recipe)
     known = sorted({key for *_, group in groups for key, value in group.items() if _numbers(value)})
     for option in dict.fromkeys((*([LR] if LR in known else []), *options.hyper)):
         if option not in known:
@@ -86,7 +94,8 @@ def hyper_inputs(recipe: Recipe, options: ExportOptions, scheduled: bool) -> Hyp
         if option == LR:
             _add_rates(found, group_rates(recipe, scheduled))
         else:
-            _add(found, option, [each for each in groups if option in each[2]])
+            _add(found, option, [each for each in groups if option in each[2]], moved)
+    _add_moved(found, recipe, moved)
     return found
 
 
@@ -100,17 +109,34 @@ def _add_rates(found: Hyper, rates: Mapping[tuple[int, int], Rates]) -> None:
             name, factor = LR if not bases else f"{LR}.{len(bases)}", 1.0
             bases[name] = own
             found.values[name] = torch.tensor(own.values[0])
-            found.rates[name] = index, place
+            found.rates[name] = index, place, LR, None
         settings[index, place] = Setting(index, place, LR, None, name, factor)
     found.settings.extend(settings[each] for each in rates)
 
 
-def _add(found: Hyper, option: str, groups: list[Any]) -> None:
+def _add_moved(found: Hyper, recipe: Recipe, moved: Sequence[OptionPlace]) -> None:
+    """Inputs for options that the scheduler moves; those of the same values in each step share one."""
+    steps = scheduled_options(recipe, HORIZON, moved) if moved else []
+    inputs: dict[tuple[str, tuple[float, ...]], str] = {}
+    for index, group, option, member in moved:
+        key = index, group, option, member
+        name, series = option if member is None else f"{option}_{member}", tuple(step[key] for step in steps)
+        if (name, series) not in inputs:
+            count = sum(before == name for before, _ in inputs)
+            numbered = inputs[name, series] = name if count == 0 else f"{name}.{count}"
+            found.values[numbered], found.rates[numbered] = torch.tensor(series[0]), key
+        found.settings.append(Setting(*key, inputs[name, series], 1.0))
+
+
+def _add(found: Hyper, option: str, groups: list[Any], moved: Collection[OptionPlace]) -> None:
+    """Inputs for an option, but where the scheduler moves it."""
     seen: dict[tuple[int | None, float], str] = {}
     for index, place, group in groups:
         value = group[option]
         members = enumerate(value) if isinstance(value, tuple) else [(None, value)]
         for member, number in members:
+            if (index, place, option, member) in moved:
+                continue
             number = float(number)
             name = option if member is None else f"{option}_{member}"
             if (member, number) not in seen:

@@ -15,7 +15,7 @@ from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.optimizer_runs import started
 from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
 from gopt.frontends.pytorch.rate_formulas import fitted
-from gopt.frontends.pytorch.rates import scheduled_rates
+from gopt.frontends.pytorch.rates import LR, OptionPlace, moved_options, scheduled_options
 from gopt.frontends.pytorch.states import Place, StateForm
 
 SCALE, TRACKER = "loss_scale", "loss_scale.growth_tracker"
@@ -31,7 +31,8 @@ def torch_record(
     module, lost = _state_dict(recipe.module, names)
     loss = _state_dict(recipe.loss, names)[0] if isinstance(recipe.loss, torch.nn.Module) else {}
     trained = [each.name for each in places if each.kind is StateForm.PARAMETER]
-    rates = [] if recipe.scheduler is None else scheduled_rates(recipe, options.schedule_steps)
+    moved = moved_options(recipe)
+    rates = [] if recipe.scheduler is None else scheduled_options(recipe, options.schedule_steps, moved)
     return TorchRecord(
         module=module,
         loss=loss or None,
@@ -55,7 +56,7 @@ def _state_dict(module: torch.nn.Module, names: Mapping[int, str]) -> tuple[dict
 
 def _optimizer(
     index: int, optimizer: torch.optim.Optimizer, places: Sequence[Place], names: Mapping[int, str],
-    rates: Sequence[Mapping[tuple[int, int], float]], first: str,
+    rates: Sequence[Mapping[OptionPlace, float]], first: str,
 ) -> TorchOptimizer:  # fmt: skip
     slots: dict[str | int | None, dict[str, Place]] = {}
     for each in places:
@@ -65,12 +66,21 @@ def _optimizer(
     for place, group in enumerate(optimizer.param_groups):
         counters = {key: each.name for key, each in slots.get(place, {}).items()}
         options = {key: plain(value) for key, value in group.items() if key != "params" and key not in counters}
-        series = [each[index, place] for each in rates if (index, place) in each]
+        options_now = [option for option in (rates[0] if rates else ()) if option[:2] == (index, place)]
+        fits = {option: fitted([step[option] for step in rates]) for option in options_now}
+        moved = {
+            option if member is None else f"{option}_{member}": fit
+            for (*_, option, member), fit in fits.items() if option != LR
+        }  # fmt: skip
         parameters = tuple(_parameter(optimizer, each, names.get(id(each), ""), slots) for each in group["params"])
         known = {key: value for key, value in options.items() if value is not LOST}
         groups.append(
             TorchGroup(
-                parameters=parameters, options=known, counters=counters or None, rate=fitted(series) if series else None
+                parameters=parameters,
+                options=known,
+                counters=counters or None,
+                rate=fits.get((index, place, LR, None)),
+                moved=moved or None,
             )
         )
     return TorchOptimizer(name=type(optimizer).__name__, groups=tuple(groups), started=first)

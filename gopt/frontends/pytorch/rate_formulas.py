@@ -10,7 +10,7 @@ import numpy as np
 from gopt.documents.default_values import DefaultValue
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.hyper import Hyper
-from gopt.frontends.pytorch.rates import scheduled_rates
+from gopt.frontends.pytorch.rates import scheduled_options
 from gopt.runtime.training.schedules import parse_schedule, usable
 
 NEAR = 1e-9
@@ -18,12 +18,12 @@ NEAR = 1e-9
 
 
 def default_values(recipe: Recipe, hyper: Hyper, scheduled: bool, steps: int) -> dict[str, DefaultValue]:
-    """Hyper-parameter -> its value in the recipe; a rate over ``steps`` steps of its scheduler, unless the graph has
-    that (``scheduled``). What no run could feed, such as a negative rate, has none."""
+    """Hyper-parameter -> its value in the recipe; of an option that a schedule moves over ``steps`` steps, unless the
+    graph has that (``scheduled``). A value that no run could feed, such as a negative rate, is left out."""
     found = {name: DefaultValue(str(np.float32(value))) for name, value in hyper.values.items() if usable(float(value))}
     if recipe.scheduler is None or scheduled:
         return found
-    rates = scheduled_rates(recipe, steps)
+    rates = scheduled_options(recipe, steps, hyper.rates.values())
     for name, place in hyper.rates.items():
         series = [each[place] for each in rates]
         if all(map(usable, series)):
@@ -60,11 +60,26 @@ def _candidates(values: np.ndarray, near: float) -> Iterator[str]:
         share = np.arccos(np.clip(2 * part - 1, -1, 1)) / np.pi if kind == "cosine" else 1 - part
         if share > 0:
             ends.append((peak + round((count - 1 - peak) / share), 0.0))
+        if kind == "cosine":
+            ends += _end_of_cosine(values[peak:], peak)
         for total, to in ends:
             yield (
                 f"warmup-{kind}:{_text(top)}:{peak}:{total}:{_text(to)}:{_text(first)}"
                 if peak else f"{kind}:{_text(top)}:{_text(to)}:{total}"
             )  # fmt: skip
+
+
+def _end_of_cosine(values: np.ndarray, first: int) -> Iterator[tuple[int, float]]:
+    """The step at which a cosine from ``values[0]``, at step ``first``, would be at its lowest, and the value there;
+    from the values half way and at the end."""
+    half = (len(values) - 1) // 2
+    fall, whole = (float(values[0] - values[each]) if half else 0.0 for each in (half, 2 * half))
+    cosine = whole / (2 * fall) - 1 if fall > 0 else 1.0
+    if not -1 < cosine < 1:
+        return
+    length = round(half * np.pi / np.arccos(cosine))
+    least = float(values[0]) - 2 * fall / (1 - np.cos(half * np.pi / length))
+    yield first + length, float(f"{max(least, 0.0):.12g}")
 
 
 def _text(value: float) -> str:

@@ -1,18 +1,25 @@
-"""The learning rates of parameter groups over a schedule: which of them stay multiples of one another."""
+"""The options of parameter groups over a schedule: rates, of which some stay multiples of one another, and what else a
+scheduler moves, such as a momentum."""
 
 from __future__ import annotations
 
 import copy
 import math
 import warnings
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from gopt.frontends.pytorch.factory import Recipe
+from gopt.frontends.pytorch.python_values import is_number
 
 HORIZON = 3000
 """Steps of a schedule that are looked at."""
+LR = "lr"
+OptionPlace = tuple[int, int, str, int | None]
+"""An option of a group: optimizer, group, option and position in a tuple, None for the whole option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +44,11 @@ def group_rates(recipe: Recipe, scheduled: bool) -> dict[tuple[int, int], Rates]
         return {key: Rates((float(recipe.scheduler.base_lrs[key[1]]),)) for key in groups}
     if recipe.scheduler is None:
         return {key: Rates((float(group["lr"]),)) for key, group in groups.items()}
-    steps = scheduled_rates(recipe, HORIZON)
+    steps = scheduled_options(recipe, HORIZON)
     return {
-        key: Rates(tuple(step[key] for step in steps), _rule(recipe.scheduler, recipe.optimizers[key[0]], key[1]))
+        key: Rates(
+            tuple(step[*key, LR, None] for step in steps), _rule(recipe.scheduler, recipe.optimizers[key[0]], key[1])
+        )
         for key in groups
     }
 
@@ -56,26 +65,51 @@ def share_of(rates: Rates, base: Rates) -> float | None:
     return share if fits else None
 
 
-def scheduled_rates(recipe: Recipe, steps: int) -> list[dict[tuple[int, int], float]]:
-    """The rates of all optimizers and groups in each step from the current one; fewer where the schedule ends."""
-    optimizers, scheduler = copy.deepcopy((recipe.optimizers, recipe.scheduler))
-    found = []
+def moved_options(recipe: Recipe) -> list[OptionPlace]:
+    """The options beside the rate that the scheduler changes in its first step."""
+    if recipe.scheduler is None:
+        return []
+    before, *after = scheduled_options(recipe, 2, None)
+    return [
+        option for option, value in before.items() if option[2] != LR and any(one[option] != value for one in after)
+    ]
+
+
+def scheduled_options(
+    recipe: Recipe, steps: int, beside: Collection[OptionPlace] | None = ()
+) -> list[dict[OptionPlace, float]]:
+    """The rates of all optimizers and groups in each step from the current one, and other options, ``beside``, None for
+    all; fewer steps where the schedule ends."""
+    # Tensors are shared, not copied: a scheduler moves the options of groups alone.
+    tensors = [x for optimizer in recipe.optimizers for group in optimizer.param_groups for x in group["params"]]
+    tensors += [x for optimizer in recipe.optimizers for state in optimizer.state.values() for x in state.values()]
+    shared = {id(x): x for x in tensors if isinstance(x, torch.Tensor)}
+    optimizers, scheduler = copy.deepcopy((recipe.optimizers, recipe.scheduler), shared)
+    series: list[dict[OptionPlace, float]] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no optimizer took a step
         for _ in range(steps):
-            found.append(
+            series.append(
                 {
-                    (index, place): float(group["lr"])
+                    option: value
                     for index, optimizer in enumerate(optimizers)
-                    for place, group in enumerate(optimizer.param_groups)
-                    if "lr" in group
+                    for number, group in enumerate(optimizer.param_groups)
+                    for option, value in _numbers(index, number, group)
+                    if option[2] == LR or beside is None or option in beside
                 }
             )
             try:
                 scheduler.step()
             except ValueError:  # a schedule of a fixed length has ended
                 break
-    return found
+    return series
+
+
+def _numbers(index: int, number: int, group: Mapping[str, Any]) -> Iterator[tuple[OptionPlace, float]]:
+    for option, value in group.items():
+        for member, each in enumerate(value) if isinstance(value, tuple) else [(None, value)]:
+            if option == LR or is_number(each) or (isinstance(each, torch.Tensor) and each.numel() == 1):
+                yield (index, number, option, member), float(each)
 
 
 def _rule(scheduler: Any, optimizer: Any, place: int) -> Hashable:

@@ -31,6 +31,7 @@ from gopt.frontends.pytorch.first_steps import first_steps_apart
 from gopt.frontends.pytorch.optimizer_runs import OptimizerTracing, chooses_lists
 from gopt.frontends.pytorch.options import Draws, ExportOptions
 from gopt.frontends.pytorch.randomness import DrawnInput, RecordedDraws, named, no_draws_of_python
+from gopt.frontends.pytorch.rates import LR
 from gopt.frontends.pytorch.reads import line_of
 from gopt.frontends.pytorch.samples import dimensions, resized, samples_of
 from gopt.frontends.pytorch.schedules import in_graph
@@ -224,7 +225,8 @@ class RecordedStep:
         without_inputs(model, [*unread, *(name for name in traced.constants if name in dead and name not in kept)])
         self.notes += [
             f"{name} is the rate of group {group} of optimizer {index}, which is no multiple of lr"
-            for name, (index, group) in list(traced.rates.items())[1:]
+            for name, (index, group, option, _) in list(traced.rates.items())[1:]
+            if option == LR
         ]
         self.notes += [
             f"gopt run feeds {name} in its first {len(value.table) or value.steps} steps as the scheduler does: {value}"

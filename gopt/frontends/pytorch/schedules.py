@@ -15,6 +15,7 @@ from gopt.errors import UnsupportedError
 from gopt.frontends.pytorch.eager_code import readable
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.options import Schedules
+from gopt.frontends.pytorch.rates import moved_options
 
 HORIZON = 300
 """Steps over which a closed form is compared with the scheduler itself."""
@@ -53,33 +54,17 @@ def in_graph(recipe: Recipe, wanted: Schedules) -> tuple[bool, str]:
     graph`` cannot be met."""
     if recipe.scheduler is None:
         return False, ""
-    _check_changes(recipe)
     if wanted is Schedules.INPUT:
         return False, ""
-    why = _differs(recipe) or ("" if _is_traceable(recipe) else "it branches on the number of steps")
+    moved = sorted({option for *_, option, _ in moved_options(recipe)})
+    beside = f"it changes {' and '.join(map(repr, moved))} beside the rate" if moved else ""
+    why = beside or _differs(recipe) or ("" if _is_traceable(recipe) else "it branches on the number of steps")
     if why and wanted is Schedules.GRAPH:
         raise UnsupportedError(
             f"the schedule of {type(recipe.scheduler).__name__} cannot be written into the graph: {why}",
             "take --scheduler input, and feed lr",
         )
     return not why, why
-
-
-def _check_changes(recipe: Recipe) -> None:
-    """Raise UnsupportedError for a scheduler that changes other options than the learning rate: they would be
-    constants of the graph."""
-    optimizers, scheduler = copy.deepcopy((recipe.optimizers, recipe.scheduler))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        before = [dict(group) for each in optimizers for group in each.param_groups]
-        scheduler.step()
-    for old, new in zip(before, (group for each in optimizers for group in each.param_groups)):
-        for key, value in new.items():
-            if key not in ("lr", "params") and isinstance(value, int | float | tuple) and value != old.get(key):
-                raise UnsupportedError(
-                    f"{type(scheduler).__name__} changes {key!r} in every step, beside the rate",
-                    "switch that off (cycle_momentum=False)",
-                )
 
 
 def _is_traceable(recipe: Recipe) -> bool:

@@ -124,9 +124,14 @@ def _optimizer(record: TorchOptimizer, values: Mapping[str, torch.Tensor], step:
 def _options(group: TorchGroup, values: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
     options = {key: _value(each) for key, each in group.options.items()}
     options |= {key: _number(values[name]) for key, name in (group.counters or {}).items()}
-    if group.rate is not None:
-        schedule = default_schedule("lr", group.rate)
-        options["lr"] = schedule.at(step if schedule.steps is None else min(step, schedule.steps - 1))
+    for name, default in {**(group.moved or {}), **({"lr": group.rate} if group.rate is not None else {})}.items():
+        schedule, (option, _, member) = default_schedule(name, default), name.rpartition("_")
+        value = schedule.at(step if schedule.steps is None else min(step, schedule.steps - 1))
+        if name in options:
+            options[name] = value
+        else:  # a member of a tuple
+            held = options[option]
+            options[option] = (*held[: int(member)], value, *held[int(member) + 1 :])
     return options
 
 

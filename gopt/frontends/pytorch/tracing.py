@@ -38,6 +38,7 @@ from gopt.frontends.pytorch.options import DYNAMIC, ExportOptions
 from gopt.frontends.pytorch.outputs import ModuleValues, returned
 from gopt.frontends.pytorch.randomness import DrawnInput, ReplayedDraws, draw_names
 from gopt.frontends.pytorch.rate_formulas import default_values
+from gopt.frontends.pytorch.rates import OptionPlace
 from gopt.frontends.pytorch.reads import assumptions, no_reads
 from gopt.frontends.pytorch.recurrent import dropout_between_layers
 from gopt.frontends.pytorch.schedules import closed_form
@@ -68,8 +69,8 @@ class TracedStep:
     """Names of what modules return, where that is kept."""
     defaults: dict[str, DefaultValue]
     """Hyper-parameters with what a run feeds where the user sets nothing."""
-    rates: dict[str, tuple[int, int]]
-    """Inputs that are learning rates, with the optimizer and group that have them."""
+    rates: dict[str, OptionPlace]
+    """Inputs that a schedule may move, such as learning rates, with the options that they are."""
     fixed: list[str]
     """Hyper-parameters that the code compared with a number: the graph follows the branch of their example."""
     assumed: list[str]

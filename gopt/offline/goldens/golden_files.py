@@ -6,14 +6,15 @@ import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from gopt import documents
 from gopt.artifact.output_folder import replaced_folder
 from gopt.disk.files import is_regular_file, reason, write_new
 from gopt.disk.staging import sweep
+from gopt.documents.records import OPTIONAL, Name, from_document, key, one_of
 from gopt.errors import InputError, OptionError, RunError
 from gopt.offline.goldens.golden_text import FIRST_LINE, SECTIONS, CaseRequest
 from gopt.sanitize import listed, show
@@ -23,6 +24,34 @@ FOLDER = "golden"
 """Where the goldens are, below the folder of the configuration: all that is in it is gopt's."""
 SUFFIX = ".txt"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+Sections = tuple[Annotated[str, one_of(*SECTIONS)], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseTable:
+    """A model and the request for it."""
+
+    model: Name
+    """The path of the model is relative to the folder."""
+    command: Annotated[str, one_of("shard", "split")] = field(default="shard", metadata=OPTIONAL)
+    """The command is shard, which is the default, or split."""
+    options: tuple[str, ...]
+    """The options of the command stand here as they are typed, one word an item."""
+    keep: Sections | None = field(default=None, metadata=OPTIONAL)
+    """The golden of the case has these sections instead of those of the top."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenConfig:
+    """The file gopt-golden.toml names the models whose goldens lie beside it."""
+
+    cases: Mapping[str, CaseTable] = field(metadata=key("case"))
+    """The table has one case for every golden, a model and the request for it; its key is the stem of the golden's
+    file."""
+    keep: Sections = field(default=SECTIONS, metadata=OPTIONAL)
+    """Goldens have these sections; all of them where the key is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +121,14 @@ def read_cases(folder: Path) -> list[GoldenCase]:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise InputError(f"there is no {path}", "give the folder that holds it; gopt help golden shows one")
-    table = documents.read_toml(path, documents.GOLDEN)
+    table = from_document(GoldenConfig, documents.read_toml(path, documents.GOLDEN))
     found = []
-    for name, case in sorted(table["case"].items()):
+    for name, case in sorted(table.cases.items()):
         if not _NAME.fullmatch(name):
             raise InputError(f"{path}: case: {show(name)} names no file", "letters, digits, - and _ do")
-        keep = case.get("keep", table.get("keep", SECTIONS))
-        asked = CaseRequest(case.get("command", "shard"), tuple(case["options"]))
-        found.append(GoldenCase(name, folder / case["model"], asked, tuple(each for each in SECTIONS if each in keep)))
+        keep = table.keep if case.keep is None else case.keep
+        asked = CaseRequest(case.command, case.options)
+        found.append(GoldenCase(name, folder / case.model, asked, tuple(each for each in SECTIONS if each in keep)))
     return found
 
 

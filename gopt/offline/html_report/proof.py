@@ -10,7 +10,7 @@ from gopt import documents
 from gopt.documents.records import from_document
 from gopt.errors import InputError
 from gopt.offline.html_report.record import PageDoubt, Proof, WorstError
-from gopt.offline.html_report.verification_record import VerificationRecord
+from gopt.offline.html_report.verification_record import FORMAT, VerificationRecord
 
 DOUBTS = 100
 """Values that are not confirmed and are named."""
@@ -24,7 +24,7 @@ def read_proof(verification: Path | Mapping[str, Any], ranks: int) -> Proof:
     if isinstance(verification, Path):
         document, name = documents.read_json(verification, documents.VERIFICATION), verification.name
     else:
-        document, name = dict(verification), "the verification"
+        document, name = {"format": FORMAT, **verification}, "the verification"
     found = from_document(VerificationRecord, document)
     if found.ranks != ranks:
         raise InputError(

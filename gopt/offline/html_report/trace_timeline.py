@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gopt import documents
+from gopt.documents.records import from_document
+from gopt.documents.trace_record import TraceEvent, TraceFile
 from gopt.errors import InputError
 from gopt.offline.html_report.record import Span, Timeline
 
@@ -37,8 +38,7 @@ def trace_timeline(path: Path, total_ranks: int, wanted: Sequence[int]) -> Timel
     ``wanted``: the ranks to draw first where there are more than ``RANKS``.
     Raises InputError where the file is not a trace of so many ranks.
     """
-    record = documents.read_json(path, documents.TRACE)
-    events = _events(record["traceEvents"])
+    events = _events(from_document(TraceFile, documents.read_json(path, documents.TRACE)).events)
     if not events:
         raise InputError(f"{path} has no events", "write it with gopt run DIR --trace FILE")
     there = {each.rank for each in events}
@@ -64,11 +64,11 @@ def _drawn(there: set[int], wanted: Sequence[int]) -> list[int]:
     return sorted(list(chosen)[:RANKS])
 
 
-def _events(rows: Sequence[Mapping[str, Any]]) -> list[_Event]:
+def _events(rows: Sequence[TraceEvent]) -> list[_Event]:
     found = [
-        _Event(each["pid"], each["tid"], each["name"], each["ts"], each["ts"] + each["dur"])
+        _Event(each.pid, each.tid, each.name, each.ts, each.ts + each.dur)
         for each in rows
-        if each["ph"] == "X" and "ts" in each and "dur" in each and each.get("tid") in (0, 1)
+        if each.ph == "X" and each.ts is not None and each.dur is not None and each.tid in (0, 1)
     ]
     return sorted(found, key=lambda each: each.begin)
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gopt.analysis.training import State, StateKind
+from gopt.ir.graph_index import descendants
 from gopt.offline.optimizer.clips import Clip, find_clips
 from gopt.offline.optimizer.evidence import Rule, tidy
-from gopt.offline.optimizer.probe import Scalars, spread
+from gopt.offline.optimizer.probe import Probe, Scalars, spread
 from gopt.offline.optimizer.recogniser import Recogniser
 from gopt.operators.kinds import COMPARISONS
+
+Gates = dict[str, list[tuple[State, bool]]]
+"""Condition -> the states that it controls, and the value for which they change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,9 @@ class LossScale:
 
     input: str
     dynamic: bool
-    growth: float | None
-    backoff: float | None
-    interval: float | None
+    growth: float | None = None
+    backoff: float | None = None
+    interval: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,99 +68,68 @@ class Controls:
 
 def find_controls(recogniser: Recogniser, rules: Iterable[Rule]) -> Controls:
     """All controls of a step; ``rules`` are those of its subgraphs."""
-    predicates: dict[str, list[tuple[State, bool]]] = {}
-    for state in recogniser.training.states:
+    training, probe, gates = recogniser.training, recogniser.probe, Gates()
+    for state in training.states:
         if state.kind in (StateKind.PARAMETER, StateKind.OPTIMIZER_STATE):
-            for condition, advances in recogniser.probe.ungated(state)[1]:
-                predicates.setdefault(condition, []).append((state, advances))
-    finite = _finite_check(recogniser, predicates)
+            for condition, advances in probe.ungated(state)[1]:
+                gates.setdefault(condition, []).append((state, advances))
+    finite = _finite_check(probe, gates)
     return Controls(
-        _learning_rate(recogniser, rules), find_clips(recogniser.paths, [*recogniser.training.gradients]), finite,
-        _loss_scale(recogniser, finite, predicates), _accumulation(recogniser, predicates),
+        _learning_rate(recogniser, rules), find_clips(recogniser.paths, [*training.gradients]), finite,
+        _loss_scale(recogniser, gates[finite.condition] if finite is not None else [], finite),
+        _accumulation(recogniser, gates),
     )  # fmt: skip
 
 
 def _learning_rate(recogniser: Recogniser, rules: Iterable[Rule]) -> LearningRate | None:
     sources = dict.fromkeys(rule.step_size for rule in rules if rule.recognised)
-    hypers = set(recogniser.training.hyper)
+    probe = recogniser.probe
     if len(sources) == 1 and (source := next(iter(sources))):
-        probe = recogniser.probe
         if probe.is_constant(source):
             value = recogniser.trials[0].number(source)
             return LearningRate("", source, None if value is None else tidy(abs(value)), (), ())
-        behind = probe.inputs_behind(source)
-        name = _proportional(recogniser, source, [name for name in probe.inputs if name in behind & hypers])
+        behind = [name for name in probe.inputs if name in probe.inputs_behind(source)]
+        fed = [name for name in behind if name in probe.hyper and _proportional(probe, source, name)]
+        name = fed[0] if len(fed) == 1 else ""
         if source == name:
             return LearningRate(name, name, None, (), ())
         between = [x for x in probe.scalars_before([source]) if x in probe.producers]
-        order = probe.index.position
-        between.sort(key=lambda x: order[id(probe.producers[x])])
-        follows = tuple(x for x in probe.inputs if x in behind and x not in hypers)
+        between.sort(key=lambda x: probe.index.position[id(probe.producers[x])])
+        follows = tuple(name for name in behind if name not in probe.hyper)
         return LearningRate(name, source, None, tuple(between), follows)
-    common = _reaching_all(recogniser)
+    wanted = {s.updated for s in recogniser.training.parameters if s.tensor in recogniser.training.gradients}
+    hypers = [name for name in recogniser.training.hyper if name in probe.inputs] if wanted else []
+    common = [name for name in hypers if wanted <= descendants(probe.index, [name])]
     return LearningRate(common[0], "", None, (), ()) if len(common) == 1 else None
 
 
-def _proportional(recogniser: Recogniser, value: str, names: Sequence[str]) -> str:
-    """The one of the inputs that the value is proportional to; '' when there is not exactly one."""
-    found = []
-    for name in names:
-        given = spread(recogniser.probe.inputs, 0)
-        before, doubled = (
-            Scalars(recogniser.probe, given | {name: times * given[name]}).number(value) for times in (1, 2)
-        )
-        if doubled is not None and before and abs(doubled - 2 * before) <= 1e-9 * abs(before):
-            found.append(name)
-    return found[0] if len(found) == 1 else ""
-
-
-def _reaching_all(recogniser: Recogniser) -> list[str]:
-    """One-element hyper-parameter inputs that every parameter's new value depends on."""
-    training, probe = recogniser.training, recogniser.probe
-    wanted = [state.updated for state in training.parameters if state.tensor in training.gradients]
-    found = []
-    for name in training.hyper:
-        if name not in probe.inputs:
-            continue
-        behind = {name}
-        for node in training.graph.nodes:
-            if any(operand in behind for operand in node.reads):
-                behind.update(node.outputs)
-        if wanted and all(output in behind for output in wanted):
-            found.append(name)
-    return found
-
-
-def _finite_check(recogniser: Recogniser, predicates: dict[str, list[tuple[State, bool]]]) -> FiniteCheck | None:
-    """The predicate on gradients that changes where one is infinite."""
-    probe = recogniser.probe
+def _proportional(probe: Probe, value: str, name: str) -> bool:
+    """Return whether a value is proportional to an input."""
     given = spread(probe.inputs, 0)
-    runs = [Scalars(probe, given, reduced) for reduced in (0.0, float("inf"))]
-    for condition, states in predicates.items():
-        if condition in probe.owners.reduced:
-            values = [each.number(condition) for each in runs]
-            if None not in values and values[0] != values[1]:
-                return FiniteCheck(condition, len(states))
+    before, doubled = (Scalars(probe, given | {name: times * given[name]}).number(value) for times in (1, 2))
+    return doubled is not None and bool(before) and abs(doubled - 2 * (before or 0)) <= 1e-9 * abs(before or 0)
+
+
+def _finite_check(probe: Probe, gates: Gates) -> FiniteCheck | None:
+    """The condition on gradients that changes where one is infinite."""
+    runs = [Scalars(probe, spread(probe.inputs, 0), reduced) for reduced in (0.0, float("inf"))]
+    for condition, states in gates.items():
+        values = [each.number(condition) for each in runs]
+        if condition in probe.owners.reduced and None not in values and values[0] != values[1]:
+            return FiniteCheck(condition, len(states))
     return None
 
 
 def _loss_scale(
-    recogniser: Recogniser, finite: FiniteCheck | None, predicates: dict[str, list[tuple[State, bool]]]
+    recogniser: Recogniser, gated: list[tuple[State, bool]], finite: FiniteCheck | None
 ) -> LossScale | None:
-    if not recogniser.paths.unscaled:
-        return None
-    name = next(iter(recogniser.paths.unscaled))
-    probe, states = recogniser.probe, recogniser.training.state_of()
-    if name not in states or states[name].updated == name:
-        return LossScale(name, False, None, None, None)
-    updated = states[name].updated
-    if finite is None:
-        return LossScale(name, True, None, None, None)
-    good = next(flag for _, flag in predicates[finite.condition])
-    interval, counter = _threshold(recogniser, updated)
-    given = dict.fromkeys(probe.inputs, 1.0)
+    name, probe = next(iter(recogniser.paths.unscaled), ""), recogniser.probe
+    updated = probe.updated.get(name, name)
+    if finite is None or updated == name:
+        return LossScale(name, updated != name) if name else None
+    good, (interval, counter) = gated[0][1], _threshold(recogniser, updated)
+    given, growth = dict.fromkeys(probe.inputs, 1.0), None
     backoff = Scalars(probe, given, pinned={finite.condition: not good}).number(updated)
-    growth = None
     if interval is not None:
         given[counter] = 2 * interval
         growth = Scalars(probe, given, pinned={finite.condition: good}).number(updated)
@@ -168,23 +141,20 @@ def _loss_scale(
 
 def _threshold(recogniser: Recogniser, value: str) -> tuple[float | None, str]:
     """The one constant that a counter is compared with before ``value``, and the counter's input."""
-    probe = recogniser.probe
-    found: dict[tuple[float, str], None] = {}
+    probe, found = recogniser.probe, dict[tuple[float, str], None]()
     for name in probe.scalars_before([value]):
         node = probe.producers.get(name)
-        if node is None or not node.is_a(*COMPARISONS) or name in probe.owners.reduced:
+        if node is None or not node.is_in(COMPARISONS) or name in probe.owners.reduced:
             continue
-        for place, operand in enumerate(node.inputs):
-            number, counters = recogniser.trials[0].number(operand), probe.inputs_behind(node.inputs[1 - place])
-            if probe.is_constant(operand) and number is not None and len(counters) == 1:
+        for constant, other in (node.inputs, reversed(node.inputs)):
+            number, counters = recogniser.trials[0].number(constant), probe.inputs_behind(other)
+            if probe.is_constant(constant) and number is not None and len(counters) == 1:
                 found[tidy(number), next(iter(counters))] = None
     return next(iter(found)) if len(found) == 1 else (None, "")
 
 
-def _accumulation(recogniser: Recogniser, predicates: dict[str, list[tuple[State, bool]]]) -> Accumulation | None:
+def _accumulation(recogniser: Recogniser, gates: Gates) -> Accumulation | None:
     accumulators = sum(state.kind is StateKind.ACCUMULATOR for state in recogniser.training.states)
-    if not accumulators:
-        return None
-    condition = next((name for name in predicates if name not in recogniser.probe.owners.reduced), "")
-    every, _ = _threshold(recogniser, condition) if condition else (None, "")
-    return Accumulation(condition, accumulators, every)
+    condition = next((name for name in gates if name not in recogniser.probe.owners.reduced), "")
+    every = _threshold(recogniser, condition)[0] if condition else None
+    return Accumulation(condition, accumulators, every) if accumulators else None

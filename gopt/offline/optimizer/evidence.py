@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from gopt.offline.optimizer.formulas import ABOUT, Fit, Hyper, close
 from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction, spread
 
 _ROOTLESS = ("SGD", "momentum", "Lion", "Rprop")
+_CORRECTED = ("Adam", "NAdam", "Adamax", "LAMB", "unrectified")
 _SOON = 100.0
 """A step up to which what decays with the count of steps has not vanished."""
 
@@ -40,9 +42,9 @@ class Correction:
     """A hypothesis: what each trial divides its moments by; ``late``: epsilon joins the uncorrected root; ``factor``:
     what else the step is multiplied by. ``name`` and ``hyper``: of a rule that is known by its correction."""
 
-    made: bool
-    first: Array
-    second: Array
+    made: bool = True
+    first: Array | float = 1.0
+    second: Array | float = 1.0
     late: bool = False
     factor: Array | float = 1.0
     name: str = ""
@@ -59,8 +61,11 @@ class Evidence:
 
     def __init__(self, probe: Probe, runs: Sequence[Scalars], update_fn: UpdateFunction, fits: Sequence[Fit]) -> None:
         self.probe, self.runs, self.fits = probe, runs, fits
-        self.ones = np.ones(len(fits))
-        self.first, self.second = stored(fits[0].first), stored(fits[0].second)
+        self.kind = fits[-1].kind
+        hyper = fits[0].hyper if self.kind in _CORRECTED else {}
+        self.first = stored(float(hyper.get("beta1") or 0))
+        self.second = stored(float(hyper.get("beta2") or 0)) if self.kind != "Adamax" else 0.0
+        """Betas that a bias correction may follow; 0 where there are none."""
         seen = {x for node in update_fn.nodes for name in node.inputs for x in probe.inputs_behind(name)}
         self.inputs = [name for name in probe.inputs if name in seen]
         before = (x for node in update_fn.nodes for x in probe.scalars_before(node.inputs))
@@ -89,10 +94,10 @@ class Evidence:
         """The rule under one hypothesis, and how much of the update it explains."""
         last = self.fits[-1]
         kind, hyper = last.kind, {key: agreed([fit.hyper[key] for fit in self.fits]) for key in last.hyper}
-        sizes = self.of("size") * (1 if last.trust else correction.gain)
+        sizes = self.of("size") * (1.0 if kind == "LAMB" else correction.gain)
         source, score = self._source(sizes)
         if kind not in _ROOTLESS:
-            below = self.ones if correction.late else correction.second
+            below = 1.0 if correction.late else correction.second
             eps = self.of("eps") / (below if last.inside else np.sqrt(below))
             hyper["eps"] = agreed([each for each, fit in zip(eps, self.fits) if fit.kind == kind])
             score += 4 if hyper["eps"] is not None else 0
@@ -104,7 +109,7 @@ class Evidence:
         hyper["weight_decay"] = decay
         if decay and kind != "SGD":
             hyper["decoupled"] = not coupled
-        if last.first and not correction.name:
+        if self.first and not correction.name:
             hyper["bias_correction"] = correction.made if source else None
         if kind == "Adam" and decay and not coupled:
             kind = "AdamW"
@@ -120,8 +125,8 @@ class Evidence:
 
     def _decay(self, sizes: Array, correction: Correction, found: bool) -> tuple[Hyper, bool]:
         """Weight decay and whether it is coupled (added to the gradient); ``found``: the step size is known."""
-        if self.fits[0].trust:
-            return agreed(self.of("pull") / correction.gain), False
+        if self.kind == "LAMB":
+            return agreed(self.of("coupled") / correction.gain), False
         coupled, lost = self.of("coupled"), 1 - self.of("kept")
         if not (np.abs(coupled) <= 1e-12).all():
             return agreed(coupled) if (np.abs(lost) < 1e-12).all() else None, True
@@ -137,6 +142,8 @@ def fit_rule(probe: Probe, runs: Sequence[Scalars], update_fn: UpdateFunction, f
     kind = "RAdam" if kinds == {"Adam", "unrectified"} else last.kind
     if any(each != known[-1] for each in known) or (len(kinds) > 1 and kind != "RAdam") or kind == "unrectified":
         return None
+    if update_fn.reduces and kind != "LAMB":  # a norm that happens to change nothing at the points
+        return None
     with np.errstate(all="ignore"):
         evidence = Evidence(probe, runs, update_fn, fits)
         if kind == "ASGD":
@@ -147,12 +154,12 @@ def fit_rule(probe: Probe, runs: Sequence[Scalars], update_fn: UpdateFunction, f
     rule = max(found, key=lambda each: each[1])[0]  # the first of the best
     # A step size that no scalar explains, beside a count of steps: some other function of the count is in it.
     counted = kind in ("RAdam", "NAdam") or any(name in probe.counters for name in evidence.inputs)
-    return None if last.first and not rule.step_size and counted else rule
+    return None if evidence.first and not rule.step_size and counted else rule
 
 
 def _biases(evidence: Evidence) -> Iterator[Correction]:
     """No division of the moments, or that by 1 - beta^t, for each scalar t that the update reads."""
-    yield Correction(False, evidence.ones, evidence.ones)
+    yield Correction(made=False)
     for t in evidence.counts() if evidence.first else ():
         first, second = 1 - evidence.first**t, 1 - evidence.second**t
         if (first > 0).all() and (second > 0).all():
@@ -176,31 +183,34 @@ def _rectifications(evidence: Evidence) -> Iterator[Correction]:
 
 def _ahead(evidence: Evidence) -> Iterator[Correction]:
     """NAdam: the gradient has a part of its own in the step, with a momentum that grows with the count of steps."""
-    beta, ones = evidence.first, evidence.ones
-    for t in evidence.counts():
-        second = 1 - evidence.second**t
+    corrections: dict[float, Correction] = {}
+    # The betas as they were written, and as they were stored: the difference counts at early steps.
+    for t, kept in product(evidence.counts(), (tidy, stored)):
+        beta, second, late = kept(evidence.first), 1 - kept(evidence.second) ** t, np.flatnonzero(t < _SOON)[-1:]
         direct, size = (evidence.of(key) / np.sqrt(second) for key in ("direct", "size"))
         for rate in (np.abs(evidence.values(name)) for name in evidence.sources):
             for before in map(evidence.values, evidence.inputs):
                 share = direct / rate
                 found = np.log(2 * (1 - (1 - share) / (1 - share * before) / beta)) / (t * np.log(0.96))
-                decay = tidy(float(np.median(found[t < _SOON])))
+                decay = tidy(float(found[late].sum()))
                 now, later = (beta * (1 - 0.5 * 0.96 ** (step * decay)) for step in (t, t + 1))
                 one, other = rate * (1 - now) / (1 - before * now), rate * later / (1 - before * now * later)
-                if decay > 0 and alike(direct, one, 1e-5) and alike(size, other, 1e-5):
-                    factor = size / rate  # explained: divided out, so that the rest can be settled
-                    yield Correction(True, ones, second, False, factor, "NAdam", {"momentum_decay": decay})
+                apart = float(np.abs([direct / one - 1, size / other - 1]).max())
+                if decay > 0 and apart < 1e-5:
+                    factor, hyper = size / rate, {"momentum_decay": decay}  # explained: the factor is divided out
+                    corrections[apart] = Correction(True, 1.0, second, False, factor, "NAdam", dict(hyper))
+    yield from (corrections[apart] for apart in sorted(corrections))  # the first of the best is believed
 
 
 def _decays(evidence: Evidence) -> Iterator[Correction]:
     """Adagrad with a constant rate, or with the rate lr / (1 + (t - 1) lr_decay)."""
-    yield Correction(False, evidence.ones, evidence.ones)
+    yield Correction(made=False)
     for t in evidence.counts():
         for name in evidence.sources:
             slower, late = np.abs(evidence.values(name)) / evidence.of("size"), t > 1
             decay = agreed((slower - 1)[late] / (t - 1)[late]) if late.sum() > 1 else None
-            if decay and alike(slower[~late], evidence.ones[~late]):
-                yield Correction(True, evidence.ones, evidence.ones, factor=1 / slower, hyper={"lr_decay": decay})
+            if decay and alike(slower[~late], np.ones_like(t)[~late]):
+                yield Correction(factor=1 / slower, hyper={"lr_decay": decay})
 
 
 _CORRECTIONS: Mapping[str, Callable[[Evidence], Iterator[Correction]]] = {
@@ -213,7 +223,7 @@ def _averaged(evidence: Evidence) -> Rule | None:
     probe, last = evidence.probe, evidence.fits[-1]
     states = [name for name in evidence.inputs if name in probe.updated]
     size = next((x for x in states if alike(evidence.values(x), evidence.of("size"))), "")
-    share = next((x for x in states if alike(evidence.values(x), evidence.of("share"))), "")
+    share = next((x for x in states if alike(evidence.values(x), evidence.of("direct"))), "")
     begins = _begins(probe, probe.updated[share]) if share else None
     source, lambd, alpha = _rate_of(probe, probe.updated[size]) if size else ("", None, None)
     lost = agreed((1 - evidence.of("kept")) / evidence.of("size"))

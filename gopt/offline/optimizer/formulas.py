@@ -15,6 +15,8 @@ import numpy as np
 from gopt.offline.optimizer.probe import Array, Scalars, UpdateFunction
 
 Hyper = float | bool | None
+ABOUT = 2e-5
+"""Relative tolerance between two stored constants such as 0.9 and 1 - 0.9."""
 Column = Sequence[float] | Array | float
 _EXACT = 1e-8
 """Relative tolerance within which a formula must fit."""
@@ -33,10 +35,8 @@ class Fit:
     """A formula's coefficients for one choice of the scalar inputs.
 
     ``kept``: factor of the parameter when gradient and moments are 0; ``coupled``: factor of the parameter in what is
-    added to the gradient. ``first``, ``second``: betas that a bias correction may follow. ``trust``: the direction is
-    scaled to the parameter's norm, and ``pull`` of the parameter is in it. ``flipped``: the step goes up the gradient.
-    ``direct``: beside a first moment, the factor of the gradient itself. ``share``: weight of the new parameter in an
-    average.
+    added to the gradient, in LAMB to the direction. ``flipped``: the step goes up the gradient. ``direct``: beside a
+    first moment, the factor of the gradient itself; beside an average of the parameter, the weight of the new one.
     """
 
     kind: str
@@ -47,13 +47,8 @@ class Fit:
     coupled: float = 0.0
     eps: float = 0.0
     inside: bool = False
-    first: float = 0.0
-    second: float = 0.0
-    trust: bool = False
-    pull: float = 0.0
     flipped: bool = False
     direct: float = 0.0
-    share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +99,16 @@ class Sampler:
         self.g, self.p = self.points[0], self.points[1]
         """Gradient and parameter at the random points."""
         self.truth = self._call(self.points)
-        self.forms: list[Form] = []
+        self.forms = [Form()] * (len(names) - 2)
         """The form of every state's new value, in order."""
-        if np.isfinite(self.truth).all():
-            self.forms = [Form()] * (len(names) - 2)
-            for place in [*range(2, len(names))] * 2:  # twice: a maximum is known after what it is a maximum of
-                if self.forms[place - 2].kind == "other":
-                    self.forms[place - 2] = self._form(place - 1)
+        for place in [*range(len(self.forms))] * 2:  # twice: a maximum is known after what it is a maximum of
+            if self.forms[place].kind == "other" and np.isfinite(self.truth).all():
+                self.forms[place] = self._form(place + 1)
+        self.place = {form.kind: place for place, form in enumerate(self.forms, 1)}
+
+    def form(self, *kinds: str) -> Form | None:
+        """The form of the one state of these kinds."""
+        return next((form for form in self.forms if form.kind in kinds), None)
 
     def _call(self, columns: Array) -> Array:
         """The new values; NaN where the update cannot be run."""
@@ -118,15 +116,14 @@ class Sampler:
         return np.full((len(columns) - 1, columns.shape[1]), np.nan) if found is None else np.array(found)
 
     def at(
-        self, g: Column, p: Column = 0.0, new: Mapping[int, Column] | None = None,
-        old: Mapping[int, Column] | None = None,
+        self, g: Column, p: Column = 0.0, new: Mapping[int, Column] = {}, old: Mapping[int, Column] = {}
     ) -> Array:  # fmt: skip
         """New values at points; states, by place from 1, become ``new`` or start from ``old``, else from 0."""
         columns = np.zeros((len(self.names), len(np.atleast_1d(g))))
         columns[0], columns[1] = g, p
-        for place, values in (new or {}).items():
+        for place, values in new.items():
             columns[place + 1] = self.forms[place - 1].old(np.asarray(values), columns[0], columns[1])
-        for place, values in (old or {}).items():
+        for place, values in old.items():
             columns[place + 1] = values
         return self._call(columns)
 
@@ -189,19 +186,9 @@ def find_root(
     return next((root for root in roots if sampler.explains(made(root), place)), None)
 
 
-_ROLES = {"mean": "first moment", "square": "second moment", "peak": "infinity norm", "maximum": "maximum of it"}
-_MEANS = {"mean": "mean gradient", "other": "momentum"}
-
-
-def _places(sampler: Sampler) -> dict[str, int]:
-    """Kind of a state -> its place."""
-    return {form.kind: place for place, form in enumerate(sampler.forms, 1)}
-
-
 def _averages(sampler: Sampler, below: str) -> bool:
     """Return whether the moments are averages, of one and the same gradient with decay."""
-    forms = {form.kind: form for form in sampler.forms}
-    mean, second = forms.get("mean"), forms.get("square", forms.get("peak"))
+    mean, second = sampler.form("mean"), sampler.form("square", "peak")
     if second is None:
         return mean is None or bool(mean.keep)
     if mean is not None:
@@ -211,7 +198,7 @@ def _averages(sampler: Sampler, below: str) -> bool:
             return False
         if below == "centred" and not close(mean.keep, second.keep):
             return False
-    summed = second.keep == 1 and close(second.take, 1.0) and len(forms) == 1
+    summed = second.keep == 1 and close(second.take, 1.0) and len(sampler.forms) == 1
     return bool(second.keep) and (second.kind == "peak" or summed or close(second.take, 1 - second.keep, 1e-3))
 
 
@@ -219,133 +206,101 @@ def _quotient(below: str, sampler: Sampler) -> Fit | None:
     """kept·p - (size·mean + direct·(g + w·p)) / root of ``below``; or a state gathers the steps, and is subtracted."""
     if not _averages(sampler, below):
         return None
-    place, truth = _places(sampler), sampler.truth
+    place, truth, g, p = sampler.place, sampler.truth, sampler.g, sampler.p
     m, v, k = place.get("mean", 0), place.get("square", place.get("peak", 0)), place.get("other", 0)
-    centred, moment = below == "centred", m > 0 and below != "centred"
+    moment = m > 0 and below != "centred"
     w = sampler.forms[(m if moment else v) - 1].decay if m or v else 0.0
     # The parameter alone, the mean over root 0 and over root 1, the gradient alone over root 0 and over root 1, the sum
     # of steps alone.
     states: dict[int, Column] = {m: [0, moment, moment, 0, 0, 0]} if m else {}
     states |= {v: [1, 0, 1, 0, 1, 1]} if v else {}
-    new = sampler.at([-w, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0], states, {k: [0, 0, 0, 0, 0, 1]} if k else None)
+    new = sampler.at([-w, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0], states, {k: [0, 0, 0, 0, 0, 1]} if k else {})
     kept, steps = float(new[0][0]), new[k] if k else -new[0]
     bare, full = map(float, steps[1:3] if moment else steps[3:5])
     direct = float(steps[4]) if moment else 0.0
-    value, gathered, slope = sampler.g + w * sampler.p, 0.0, 1.0
-    if k:
-        gathered, slope = float(steps[5]), float(-new[0][5] / steps[5])
-        if not sampler.explains(kept * sampler.p - slope * truth[k]):
-            return None
-    if not full or not slope:
+    gathered, slope = (float(steps[5]), float(-new[0][5] / steps[5])) if k else (0.0, 1.0)
+    if not full or not slope or (k and not sampler.explains(kept * p - slope * truth[k])):
         return None
+    below_of: dict[str, Callable[[], Array]] = {
+        "one": lambda: np.ones(1),
+        "square": lambda: truth[place.get("maximum", v)],
+        "peak": lambda: truth[v] ** 2,
+        "centred": lambda: truth[v] - truth[m] ** 2,
+    }
+    square, least = below_of[below](), float(new[v][1]) if below == "peak" else 0.0
 
-    def stepped(root: Root, under: Array | float) -> Array:
-        above = root.size * (truth[m] + direct / full * value if moment else value)
-        return np.asarray(gathered * sampler.points[k + 1] + above / under if k else kept * sampler.p - above / under)
+    def made(root: Root) -> Array:
+        step = root.size * (truth[m] + direct / full * (g + w * p) if moment else g + w * p) / root.of(square)
+        return np.asarray(gathered * sampler.points[k + 1] + step if k else kept * p - step)
 
-    if below == "one":
-        root: Root | None = Root(False, 0.0, full)
-        if not sampler.explains(stepped(Root(False, 0.0, full), 1.0)):
-            return None
-    else:
-        square = truth[place.get("maximum", v)] - np.square(truth[m]) if centred else truth[place.get("maximum", v)]
-        square = np.square(square) if below == "peak" else square
-        least = float(new[v][1]) if below == "peak" else 0.0
-        root = find_root(sampler, bare, full, lambda root: stepped(root, root.of(square)), k, least)
+    root = find_root(sampler, float("inf") if below == "one" else bare, full, made, k, least)
     if root is None:
         return None
     direct *= root.size / full
-    found = Fit(kind="", size=slope * root.size, kept=kept, coupled=w, eps=root.eps, inside=root.inside, direct=direct)
-    return _moments(sampler, found, below) if moment and v else _gradients(sampler, found, gathered)
-
-
-def _moments(sampler: Sampler, found: Fit, below: str) -> Fit | None:
-    """The name of a rule of two moments."""
-    place = _places(sampler)
-    first, second = (sampler.forms[place[kind] - 1] for kind in ("mean", "peak" if "peak" in place else "square"))
-    hyper: dict[str, Hyper] = {"beta1": first.keep, "beta2": second.keep}
-    hyper |= {"amsgrad": True} if "maximum" in place else {}
-    found = replace(
-        found, hyper=hyper, roles=tuple(_ROLES[form.kind] for form in sampler.forms), first=first.keep,
-        second=second.keep if second.kind == "square" else 0.0,
-        direct=found.direct if abs(found.direct) > 1e-12 else 0.0,
+    fit = Fit(
+        kind="", size=slope * root.size, kept=kept, coupled=w, eps=root.eps, inside=root.inside,
+        direct=direct if abs(direct) > 1e-12 else 0.0,
     )  # fmt: skip
+    return _named(sampler, fit, below, gathered)
+
+
+def _named(sampler: Sampler, fit: Fit, below: str, gathered: float) -> Fit | None:
+    """The name and the constants of a quotient."""
+    mean, second = sampler.form("mean"), sampler.form("square", "peak")
+    if mean is None and second is None:
+        return replace(fit, kind="SGD")
+    if second is None:
+        return _momentum(sampler.forms[0], fit)
+    if mean is None or below == "centred":
+        if second.keep == 1:
+            return replace(fit, kind="Adagrad")
+        hyper = {"alpha": second.keep, "centered": mean is not None, "momentum": gathered}
+        return replace(fit, kind="RMSProp", hyper={key: value for key, value in hyper.items() if value})
+    hyper = {"beta1": mean.keep, "beta2": second.keep} | ({"amsgrad": True} if "maximum" in sampler.place else {})
     if below == "square":
-        return replace(found, kind="NAdam" if found.direct else "Adam")
-    if found.direct or found.inside:
+        return replace(fit, kind="NAdam" if fit.direct else "Adam", hyper=hyper)
+    if fit.direct or fit.inside:
         return None
-    return replace(found, kind="unrectified" if below == "one" else "Adamax", eps=second.eps or found.eps)
+    return replace(fit, kind="unrectified" if below == "one" else "Adamax", hyper=hyper, eps=second.eps or fit.eps)
 
 
-def _gradients(sampler: Sampler, found: Fit, gathered: float) -> Fit | None:
-    """The name of a rule that follows the gradient, or sums of it."""
-    place = _places(sampler)
-    if "mean" in place and "square" not in place:
-        return _momentum(sampler.forms[0], found)
-    found = replace(found, size=abs(found.size), flipped=found.size < 0)
-    if "square" not in place:
-        return replace(found, kind="SGD")
-    keep = sampler.forms[place["square"] - 1].keep
-    if keep == 1:
-        return replace(found, kind="Adagrad", roles=("sum of squares",))
-    hyper: dict[str, Hyper] = {"alpha": keep}
-    hyper |= {"centered": True} if "mean" in place else {}
-    hyper |= {"momentum": gathered} if "other" in place else {}
-    roles = tuple((_ROLES | _MEANS)[form.kind] for form in sampler.forms)
-    return replace(found, kind="RMSProp", roles=roles, hyper=hyper)
-
-
-def _momentum(form: Form, found: Fit) -> Fit | None:
-    slope, direct, b = found.size, found.direct, form.keep
-    total = slope * form.take
-    nesterov = abs(direct) > 1e-12
-    if nesterov and not close(total / direct, b, ABOUT):
+def _momentum(form: Form, fit: Fit) -> Fit | None:
+    slope, direct, b, total = fit.size, fit.direct, form.keep, fit.size * form.take
+    if direct and not close(total / direct, b, ABOUT):
         return None
-    hyper: dict[str, Hyper] = {"momentum": b, "nesterov": nesterov}
+    # Any other factor of the gradient may as well be a scale of the loss.
+    averaged = not direct and close(abs(form.take), 1 - b, 1e-3)
+    dampening: Hyper = 0.0 if close(abs(form.take), 1.0) else b if averaged else None
+    size = abs(slope / b if direct else slope) * (-1 if total < 0 else 1)
     if slope < 0 <= total:  # the learning rate is folded into the buffer
-        hyper["dampening"], size = 0.0, direct if nesterov else total
-    else:
-        # Any other factor of the gradient may as well be a scale of the loss.
-        averaged = not nesterov and close(abs(form.take), 1 - b, 1e-3)
-        hyper["dampening"] = 0.0 if close(abs(form.take), 1.0) else b if averaged else None
-        size = abs(slope / b if nesterov else slope)
-    coupled = float("nan") if hyper["dampening"] is None and found.coupled else found.coupled
-    return Fit(
-        kind="momentum", roles=("momentum",), hyper=hyper, size=size, kept=found.kept, coupled=coupled,
-        flipped=total < 0,
-    )  # fmt: skip
-
-
-ABOUT = 2e-5
-"""Relative tolerance between two stored constants such as 0.9 and 1 - 0.9."""
+        dampening, size = 0.0, direct or total
+    hyper = {"momentum": b, "nesterov": bool(direct), "dampening": dampening}
+    coupled = float("nan") if dampening is None and fit.coupled else fit.coupled
+    return replace(fit, kind="momentum", hyper=hyper, size=size, coupled=coupled, direct=0.0)
 
 
 def _lamb(sampler: Sampler) -> Fit | None:
     """Adam's direction plus decay, scaled by |parameter| / |direction|."""
-    place = _places(sampler)
-    m, v = place["mean"], place["square"]
-    first, second = sampler.forms[m - 1], sampler.forms[v - 1]
-    if not _averages(sampler, "square") or first.decay:
-        return None
+    m, v, p = sampler.place["mean"], sampler.place["square"], sampler.p
+    first = sampler.forms[m - 1]
     # Decay against the moments over root 1; then moments over root 0, which are far larger, against those over root 1:
     # the scale of the direction cancels.
     beside = sampler.at([0, 0], [1, 0], {m: [0, 1], v: [1, 1]})[0]
     over = sampler.at([0, 0, 0], [0, 0, 1], {m: [1, 1, 0], v: [0, 1, 1]})[0]
     decay, full = 1 - float(beside[0]), -float(beside[1])
     size = float(np.hypot(decay, full))
-    if not full:
+    if not full or not _averages(sampler, "square") or first.decay:
         return None
 
-    def parameter(root: Root) -> Array:
-        direction = sampler.truth[m] / root.of(sampler.truth[v]) + decay / root.size * sampler.p
-        return np.asarray(sampler.p - size * np.linalg.norm(sampler.p) * direction / np.linalg.norm(direction))
+    def made(root: Root) -> Array:
+        direction = sampler.truth[m] / root.of(sampler.truth[v]) + decay / root.size * p
+        return np.asarray(p - size * np.linalg.norm(p) * direction / np.linalg.norm(direction))
 
-    root = find_root(sampler, full * float(over[0] / over[1]), full, parameter)
-    return None if root is None else Fit(
-        kind="LAMB", roles=tuple(_ROLES[form.kind] for form in sampler.forms), size=size, eps=root.eps,
-        inside=root.inside, first=first.keep, second=second.keep, trust=True, pull=decay / root.size,
-        hyper={"beta1": first.keep, "beta2": second.keep},
-    )  # fmt: skip
+    root = find_root(sampler, full * float(over[0] / over[1]), full, made)
+    if root is None:
+        return None
+    hyper = {"beta1": first.keep, "beta2": sampler.forms[v - 1].keep}
+    return Fit(kind="LAMB", size=size, eps=root.eps, inside=root.inside, coupled=decay / root.size, hyper=hyper)
 
 
 def _lion(sampler: Sampler) -> Fit | None:
@@ -364,8 +319,7 @@ def _lion(sampler: Sampler) -> Fit | None:
     direction = np.sign(ratio * sampler.points[2] + sampler.g + w * sampler.p)
     if not sampler.explains(kept * sampler.p - size * direction) or not close(form.take, 1 - form.keep, 1e-4):
         return None
-    hyper = {"beta1": ratio / (1 + ratio), "beta2": form.keep}
-    return Fit(kind="Lion", roles=("momentum",), hyper=hyper, size=size, kept=kept, coupled=w)
+    return Fit(kind="Lion", hyper={"beta1": ratio / (1 + ratio), "beta2": form.keep}, size=size, kept=kept, coupled=w)
 
 
 def _asgd(sampler: Sampler) -> Fit | None:
@@ -375,32 +329,25 @@ def _asgd(sampler: Sampler) -> Fit | None:
     average = sampler.points[2] + share * (sampler.truth[0] - sampler.points[2])
     if not size or not sampler.explains(kept * sampler.p - size * sampler.g) or not sampler.explains(average, 1):
         return None
-    roles = ("average of the parameter",)
-    return Fit(kind="ASGD", roles=roles, size=abs(size), kept=kept, flipped=size < 0, share=share)
+    return Fit(kind="ASGD", size=size, kept=kept, direct=share)
 
 
 def _adadelta(sampler: Sampler) -> Fit | None:
     """Steps of the size of earlier steps: root of their mean square / root of the gradients'."""
-    place = _places(sampler)
-    v, k = place["square"], place["other"]
-    square = sampler.forms[v - 1]
-    if not _averages(sampler, "square"):
-        return None
+    v, k = sampler.place["square"], sampler.place["other"]
+    square, u = sampler.forms[v - 1], sampler.points[k + 1]
     new = sampler.at([1, 1, -square.decay], [0, 0, 1], {v: [0, 1, 1]})[0]
     size, kept = -float(new[0]), float(new[2])  # root eps / root eps = 1
     ratio = float(np.square(new[1] / size)) if size else 0.0
-    if not 0 < ratio < 1:
+    if not 0 < ratio < 1 or not _averages(sampler, "square"):
         return None
-    eps, u = ratio / (1 - ratio), sampler.points[k + 1]
+    eps = ratio / (1 - ratio)
     delta = np.sqrt((u + eps) / (sampler.truth[v] + eps)) * (sampler.g + square.decay * sampler.p)
     steps = square.keep * u + square.take * np.square(delta)
     if not sampler.explains(kept * sampler.p - size * delta) or not sampler.explains(steps, k):
         return None
-    roles = tuple("second moment" if form.kind == "square" else "second moment of the steps" for form in sampler.forms)
-    return Fit(
-        kind="Adadelta", roles=roles, hyper={"rho": square.keep}, size=abs(size), kept=kept, coupled=square.decay,
-        eps=eps, inside=True, flipped=size < 0,
-    )  # fmt: skip
+    hyper = {"rho": square.keep}
+    return Fit(kind="Adadelta", hyper=hyper, size=size, kept=kept, coupled=square.decay, eps=eps, inside=True)
 
 
 def _rprop(sampler: Sampler) -> Fit | None:
@@ -420,8 +367,7 @@ def _rprop(sampler: Sampler) -> Fit | None:
         if good and sampler.explains(kept, prev) and sampler.explains(steps, size):
             hyper: dict[str, Hyper] = {"etaminus": minus, "etaplus": plus, "step_size_min": least}
             hyper["step_size_max"] = most if most < 1e30 else None
-            roles = ("last gradient", "step sizes") if prev == 1 else ("step sizes", "last gradient")
-            return Fit(kind="Rprop", roles=roles, hyper=hyper, size=0.0)
+            return Fit(kind="Rprop", roles=("last gradient", "step sizes")[:: 2 * size - 3], hyper=hyper, size=0.0)
     return None
 
 
@@ -438,6 +384,16 @@ _FORMULAS: Mapping[tuple[str, ...], Sequence[Callable[[Sampler], Fit | None]]] =
     ("mean", "other", "square"): (partial(_quotient, "centred"),),
     ("other", "other"): (_rprop,),
 }  # fmt: skip
+"""Kinds of the states, in order of their names -> formulas to try."""
+_ROLES = {"mean": "first moment", "square": "second moment", "peak": "infinity norm", "maximum": "maximum of it"}
+_ROLES_OF: Mapping[str, Mapping[str, str]] = {
+    "momentum": {"mean": "momentum"},
+    "Lion": {"mean": "momentum"},
+    "ASGD": {"mean": "average of the parameter"},
+    "Adagrad": {"square": "sum of squares"},
+    "RMSProp": {"mean": "mean gradient", "other": "momentum"},
+    "Adadelta": {"other": "second moment of the steps"},
+}
 
 
 def fit_update(update_fn: UpdateFunction, scalars: Scalars, names: Sequence[str]) -> Fit | None:
@@ -446,5 +402,12 @@ def fit_update(update_fn: UpdateFunction, scalars: Scalars, names: Sequence[str]
         sampler = Sampler(update_fn, scalars, names)
         if not np.isfinite(sampler.truth).all():
             return None
-        formulas = _FORMULAS.get(tuple(sorted(form.kind for form in sampler.forms)), ())  # moments come in any order
-        return next(filter(None, (formula(sampler) for formula in formulas)), None)
+        kinds = [form.kind for form in sampler.forms]
+        found = next(filter(None, (formula(sampler) for formula in _FORMULAS.get(tuple(sorted(kinds)), ()))), None)
+    if found is None:
+        return None
+    roles = {**_ROLES, **_ROLES_OF.get(found.kind, {})}
+    return replace(
+        found, roles=found.roles or tuple(roles[kind] for kind in kinds), size=abs(found.size), flipped=found.size < 0,
+        direct=-found.direct if found.size < 0 and found.kind == "NAdam" else found.direct,
+    )  # fmt: skip

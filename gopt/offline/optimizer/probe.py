@@ -239,7 +239,8 @@ class UpdateFunction:
         def following(name: str) -> Sequence[str]:
             node = probe.producers.get(name)
             # What is reduced from several: another parameter's values are behind it.
-            if node is None or name in self._given or name in small or probe.owners.reduced.get(name) == "":
+            others = probe.owners.reduced.get(name) == "" and name not in self.wanted
+            if node is None or name in self._given or name in small or others:
                 return ()
             found[id(node)] = node
             return node.reads

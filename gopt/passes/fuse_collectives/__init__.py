@@ -17,17 +17,22 @@ from gopt.passes.fuse_collectives.order import CallOrder, orders
 from gopt.passes.fuse_collectives.pack import Packing, bound_by, item, pack
 from gopt.passes.fuse_collectives.rules import combine
 from gopt.program import SpmdProgram
+from gopt.records.pass_facts import FusionFacts, PassOptions
 from gopt.sharding.verifier import parts_so_far
 
 
 @dataclass(frozen=True, kw_only=True)
-class FusionOptions:
-    """Caps of a fused call in MiB and in tensors; ``first_mb`` is that of the first call of a kind, for an early
-    start. ``cap_mb`` auto follows from the sizes, 0 leaves every call as it is; the others are auto = no such cap."""
+class FusionOptions(PassOptions):
+    """The options of fuse-collectives limit what one call carries."""
 
     cap_mb: float | None = None
+    """A call carries at most this many MiB, and 0 leaves every call as it is; null means that the limit follows from
+    the sizes of the tensors."""
     max_tensors: int | None = None
+    """A call carries at most this many tensors; null means any number."""
     first_mb: float | None = None
+    """The first call of a kind carries at most this many MiB, for an early start; null means the limit of the
+    others."""
 
 
 def fuse_collectives(program: SpmdProgram, options: FusionOptions) -> PassResult:
@@ -57,11 +62,14 @@ def fuse_collectives(program: SpmdProgram, options: FusionOptions) -> PassResult
                 number += 1
             placed[id(call)] = place, bucket
     rewriter.finish()
-    facts = {"fused_calls": number, **combined, "keys": [packing.to_json() for packing in packings]}
+    facts = FusionFacts(
+        fused_calls=number, **combined, keys=tuple(packing.facts for packing in packings),
+        neighbours=neighbours(program.graph, placed, parts),
+    )  # fmt: skip
     calls = any(node.domain == COMM for node in program.graph.nodes)
     return PassResult(
         removed=removed + rewriter.removed,
-        facts={**facts, "neighbours": neighbours(program.graph, placed, parts)},
+        facts=facts,
         note="" if calls else "there are no calls",
     )
 
@@ -92,4 +100,4 @@ def _check(options: FusionOptions) -> None:
         raise OptionError(f"pass {NAME}: max-tensors cannot be {options.max_tensors}", "give at least 1")
 
 
-PASS = Pass(NAME, FusionOptions, fuse_collectives, after=("shard", "statistics"))
+PASS = Pass(NAME, FusionOptions, fuse_collectives, after=("shard", "statistics"), facts=FusionFacts)

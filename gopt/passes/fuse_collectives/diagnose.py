@@ -7,18 +7,19 @@ from itertools import pairwise
 
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.passes.fuse_collectives.pack import Key, PackedBucket, bound_by
+from gopt.records.pass_facts import NeighbourCalls
 
 Place = tuple[int, PackedBucket]
 """A bucket and its number among those of its key."""
 
 
-def neighbours(graph: Graph, placed: Mapping[int, Place], parts: Container[str]) -> list[dict[str, str]]:
-    """``{"first", "second", "why"}`` for every pair of consecutive calls; ``placed``: call -> its bucket."""
+def neighbours(graph: Graph, placed: Mapping[int, Place], parts: Container[str]) -> tuple[NeighbourCalls, ...]:
+    """Every pair of consecutive calls, and why they are two; ``placed``: call -> its bucket."""
     calls = [node for node in graph.nodes if node.domain == COMM]
-    return [
-        {"first": first.label, "second": second.label, "why": _why(graph, first, second, placed, parts)}
+    return tuple(
+        NeighbourCalls(first.label, second.label, _why(graph, first, second, placed, parts))
         for first, second in pairwise(calls)
-    ]
+    )
 
 
 def _why(graph: Graph, first: Node, second: Node, placed: Mapping[int, Place], parts: Container[str]) -> str:

@@ -15,6 +15,7 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
 from gopt.passes.fuse_collectives.order import CallOrder
+from gopt.records.pass_facts import FusedCalls
 from gopt.records.placements import Sharding
 
 PACKED = ("AllReduce", "Reduce", "Broadcast")
@@ -91,14 +92,13 @@ class Packing:
     limits: PackLimits
     buckets: tuple[PackedBucket, ...]
 
-    def to_json(self) -> dict[str, object]:
-        sizes = [item.nbytes for bucket in self.buckets for item in bucket.items]
-        row: dict[str, object] = {"kind": self.key.kind, "group": self.key.group}
-        row |= {"root": self.key.root} if self.key.root >= 0 else {}
-        row |= {"reduce": self.key.reduce} if self.key.reduce else {}
-        bound = packing_bound(sizes, self.limits.cap)
-        row |= {"dtype": self.key.dtype, "cap_bytes": self.limits.cap, "calls_before": len(sizes)}
-        return row | {"calls_after": len(self.buckets), "packing_bound": bound}
+    @property
+    def facts(self) -> FusedCalls:
+        sizes, named = [item.nbytes for bucket in self.buckets for item in bucket.items], self.key
+        return FusedCalls(
+            named.kind, named.group, named.dtype, self.limits.cap, len(sizes), len(self.buckets),
+            packing_bound(sizes, self.limits.cap), root=named.root if named.root >= 0 else None, reduce=named.reduce,
+        )  # fmt: skip
 
 
 def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:

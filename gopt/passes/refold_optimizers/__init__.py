@@ -17,13 +17,14 @@ from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.passes.refold_optimizers.match import CurrentGraph, Match, NoFoldError, Pieces, slots
 from gopt.program import SpmdProgram
+from gopt.records.pass_facts import ExpandedWeights, OperatorFacts, PassOptions, RefoldFacts
 from gopt.records.placements import FULLY_REPLICATED
 
 NAME = "refold-optimizers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefoldOptions:
+class RefoldOptions(PassOptions):
     """Nothing to choose."""
 
 
@@ -40,9 +41,9 @@ def refold_optimizers(program: SpmdProgram, options: RefoldOptions) -> PassResul
         return PassResult(note="no opaque optimizer")
     rewriter = GraphRewriter(program.graph, NAME)
     folder = _Folder(program, rewriter)
-    rows = [folder.fold(each) for each in pieces.values()]
+    facts = RefoldFacts(tuple(folder.fold(each) for each in pieces.values()))
     rewriter.finish()
-    return PassResult(facts={"operators": rows})
+    return PassResult(facts=facts)
 
 
 def _pieces(program: SpmdProgram) -> dict[int, Pieces]:
@@ -75,7 +76,7 @@ class _Folder:
         self.statistics = {s.updated for s in program.training.states if s.kind is StateKind.STATISTIC}
         self.position = {id(node): place for place, node in enumerate(program.graph.nodes)}
 
-    def fold(self, pieces: Pieces) -> dict[str, object]:
+    def fold(self, pieces: Pieces) -> OperatorFacts:
         """Restore the operator of one call from the nodes of its body; returns the facts for the report."""
         call = pieces.call
         members: list[tuple[RefoldedWeight, list[Node]]] = []
@@ -94,14 +95,10 @@ class _Folder:
                 members.append((member, nodes))
             except NoFoldError as why:
                 reasons.setdefault(str(why), []).append(self._title(call, weight))
-        row: dict[str, object] = {"name": call.label, "operator": call.op_type, "kept": len(members)}
-        if elsewhere:
-            row["merged"] = elsewhere
-        if reasons:
-            row["expanded"] = [{"weights": titles, "why": why} for why, titles in reasons.items()]
         if members:
             self._add(pieces, members, whole=len(members) == len(call.slot_values.weights))
-        return row
+        expanded = tuple(ExpandedWeights(tuple(titles), why) for why, titles in reasons.items())
+        return OperatorFacts(call.label, call.op_type, len(members), tuple(elsewhere), expanded)
 
     def _check_joined(self, call: OpaqueCall, member: RefoldedWeight) -> None:
         """Refuse a run with states of other functions, whose bodies are equal: which operand is which is not known."""
@@ -164,4 +161,4 @@ class _Folder:
         return True
 
 
-PASS = Pass(NAME, RefoldOptions, refold_optimizers, after=("shard",))
+PASS = Pass(NAME, RefoldOptions, refold_optimizers, after=("shard",), facts=RefoldFacts)

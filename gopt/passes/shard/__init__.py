@@ -25,6 +25,7 @@ from gopt.passes.shard.shared_scalars import share
 from gopt.passes.shard.split import emit_split
 from gopt.passes.shard.whole import emit_replicated, emit_whole
 from gopt.program import SpmdProgram
+from gopt.records.pass_facts import BucketFacts, ShardFacts
 
 
 def shard(program: SpmdProgram, options: Options) -> PassResult:
@@ -71,16 +72,17 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
         reduced.update(made.reduced)
         emitted.append(made)
     parameters = [made.parameters for made in emitted if made.parameters is not None]
-    facts = gather.before_use(parameters)
-    facts |= scalars.complete([partial for made in emitted for partial in made.scalars])
+    facts = gather.before_use(parameters) | scalars.complete([each for made in emitted for each in made.scalars])
     _read_reduced(rewriter, reduced)
     share(program, rewriter, groups.data)
     rewriter.finish()
     _set_states(program, emitted, gather.dropped_copies(parameters), reduced.values)
     modes = Counter(subgraph.mode.value for subgraph in updates.subgraphs.values())
-    facts |= {"bucket_cap_bytes": plan.cap, "parameters": dict(sorted(modes.items()))}
-    facts["buckets"] = [_describe(program, bucket) for bucket in plan.buckets]
-    return PassResult(removed=rewriter.removed, facts=facts)
+    told = ShardFacts(
+        **facts, bucket_cap_bytes=plan.cap, parameters=dict(sorted(modes.items())),
+        buckets=tuple(_describe(program, bucket) for bucket in plan.buckets),
+    )  # fmt: skip
+    return PassResult(removed=rewriter.removed, facts=told)
 
 
 def _emit(
@@ -125,23 +127,20 @@ def _read_reduced(rewriter: GraphRewriter, reduced: ReducedGradients) -> None:
                 kept.inputs = [reduced.unrounded.get(name, name) for name in kept.inputs]
 
 
-def _describe(program: SpmdProgram, bucket: object) -> dict[str, object]:
+def _describe(program: SpmdProgram, bucket: object) -> BucketFacts:
     """Return the facts about a bucket for the report."""
     subgraphs: tuple[UpdateSubgraph, ...] = bucket.subgraphs  # type: ignore[attr-defined]
-    types = program.training.graph.types
-    row: dict[str, object] = {
-        "name": bucket.name,  # type: ignore[attr-defined]
-        "mode": subgraphs[0].mode.value,
-        "tensors": [subgraph.parameter.tensor for subgraph in subgraphs],
-        "bytes": sum(types[subgraph.gradient].nbytes for subgraph in subgraphs),
-        "dtype": types[subgraphs[0].gradient].dtype,
-        "closed_because": bucket.why,  # type: ignore[attr-defined]
-    }
-    if isinstance(bucket, SplitBucket):
-        row["classes"] = len(bucket.groups)
-    if subgraphs[0].mode is not UpdateMode.SPLIT:
-        row["reasons"] = sorted({subgraph.why for subgraph in subgraphs})
-    return row
+    types, mode = program.training.graph.types, subgraphs[0].mode
+    return BucketFacts(
+        name=bucket.name,  # type: ignore[attr-defined]
+        mode=mode.value,
+        tensors=tuple(subgraph.parameter.tensor for subgraph in subgraphs),
+        nbytes=sum(types[subgraph.gradient].nbytes for subgraph in subgraphs),
+        dtype=types[subgraphs[0].gradient].dtype,
+        closed_because=bucket.why,  # type: ignore[attr-defined]
+        classes=len(bucket.groups) if isinstance(bucket, SplitBucket) else None,
+        reasons=() if mode is UpdateMode.SPLIT else tuple(sorted({subgraph.why for subgraph in subgraphs})),
+    )
 
 
 def needed(program: SpmdProgram) -> str:
@@ -153,4 +152,4 @@ def needed(program: SpmdProgram) -> str:
     return ""
 
 
-PASS = Pass("shard", Options, shard, after=("hoist-casts",), needed=needed)
+PASS = Pass("shard", Options, shard, after=("hoist-casts",), needed=needed, facts=ShardFacts)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from fnmatch import fnmatchcase
+from typing import Annotated
 
 from gopt.analysis.partition import Owners, Partition, PartitionRule
 from gopt.analysis.training import StateKind
 from gopt.errors import OptionError
 from gopt.passes.shard.plan import StateLayout, TransferStyle
 from gopt.program import SpmdProgram
+from gopt.records.pass_facts import STAGES, Figure, PassOptions
 from gopt.suggestions import did_you_mean
 
 
@@ -32,28 +34,35 @@ class WireType(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the pass.
+class Options(PassOptions):
+    """The options of shard say what is sharded, and how."""
 
-    ``stage``: the tensors that are sharded. ``override``: another partition for some parameters
-    (``embed*:rows;*.bias:whole``). ``owners``: the rule that assigns whole tensors to ranks. ``rule`` and ``min_piece``
-    (elements): the positions of cuts between rows. ``style``: how whole tensors are sent. ``persist``: at stage 3,
-    parameters of fewer elements stay on every rank. ``loss_reduction``: gradients of ranks are combined as ``mean``,
-    ``sum``, ``weighted:VALUE``, ``sum:PARAMETER,PARAMETER`` (all others by mean) or ``auto``: each as the step has it.
-    """
-
-    stage: Stage = Stage.GRADIENTS
+    stage: Annotated[Stage, STAGES] = Stage.GRADIENTS
+    """The stage says what is sharded: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too."""
     partition: Partition = Partition.FLAT
+    """The partition says where a bucket may be cut: flat anywhere, rows between rows, whole between tensors."""
     override: str = ""
+    """The text gives some parameters another partition, as PATTERN:PARTITION with semicolons between; it is empty when
+    no parameter has one."""
     owners: Owners = Owners.LARGEST_FIRST
+    """The rule says how a tensor that stays whole finds its owner: largest-first, round-robin, in-order or hash."""
     rule: PartitionRule = PartitionRule.BALANCED
+    """The rule says how rows are cut: balanced or ceil."""
     min_piece: int | None = None
+    """The rule ceil cuts no piece of fewer elements; null means the default."""
     style: TransferStyle = TransferStyle.GATHER
+    """The style says how whole tensors travel: gather or broadcast."""
     bucket_mb: float | None = None
+    """A bucket has at most this many MiB of gradients; null means the default."""
     reduce_dtype: WireType | None = None
+    """Gradients travel in this type; null means the type in which they are made."""
     reshard_after_forward: bool = True
-    persist: int = 0
+    """The value says whether, at stage 3, the backward gathers parameters again."""
+    persist: Figure = 0
+    """At stage 3, parameters of fewer elements stay on every rank."""
     loss_reduction: str = "mean"
+    """Gradients of ranks are combined as mean, sum, weighted:VALUE, or sum:NAME,NAME (all others by mean), as in the
+    manifest; auto where gopt chose it: each as the step has it, a note and the manifest have the choice."""
 
 
 MOST_MB = 1 << 30

@@ -117,7 +117,7 @@ class ParameterGather:
             for subgraph in parcel.subgraphs if self.wire_type(subgraph)
         }  # fmt: skip
 
-    def before_use(self, parcels: Iterable[GatherBucket]) -> dict[str, object]:
+    def before_use(self, parcels: Iterable[GatherBucket]) -> dict[str, int]:
         """Write the gathers of all buckets that are gathered before their use; returns figures for the report."""
         windows = []
         for parcel in parcels:

@@ -52,7 +52,7 @@ class ScalarReductions:
         emit.select(self.rewriter, self.group, value, guarded, kind, sources)
         return PartialScalar(reduction.root, guarded)
 
-    def complete(self, partials: Iterable[PartialScalar]) -> dict[str, object]:
+    def complete(self, partials: Iterable[PartialScalar]) -> dict[str, int]:
         """Write joins and calls; returns figures for the report."""
         by_root: dict[str, list[str]] = {}
         for each in partials:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Annotated
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.passes.statistics.calls import StatisticCalls, readers_in_update, refuse_apart
 from gopt.program import SpmdProgram
+from gopt.records.pass_facts import STATISTICS, PassOptions, StatisticsFacts
 
 
 class StatisticPolicy(str, Enum):
@@ -36,12 +38,13 @@ class StatisticPolicy(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatisticsOptions:
-    """``auto`` combines each new statistic as it follows the batch: by mean, sum, maximum or minimum over the ranks
-    that see different data; ``mean`` averages all of them, ``root`` takes those of the first rank, ``local`` leaves
-    them apart, ``sync`` takes every value over samples over the samples of all ranks, in forward and backward."""
+class StatisticsOptions(PassOptions):
+    """The option of statistics says how new statistics are combined over the ranks."""
 
-    statistics: StatisticPolicy = StatisticPolicy.AUTO
+    statistics: Annotated[StatisticPolicy, STATISTICS] = StatisticPolicy.AUTO
+    """The word auto combines each statistic as it follows the batch, by mean, sum, maximum or minimum over the ranks
+    that see different data; mean averages all, root takes those of the first rank, local leaves each rank its own, and
+    sync takes every value over samples over the samples of all ranks, in forward and backward."""
 
 
 def statistics(program: SpmdProgram, options: StatisticsOptions) -> PassResult:
@@ -88,7 +91,7 @@ def statistics(program: SpmdProgram, options: StatisticsOptions) -> PassResult:
     program.statistics_of_root = options.statistics is StatisticPolicy.ROOT
     figures = {"averaged": "mean", "of_root": "root", "local": "local", "reduced": "points"}
     facts = {name: len(by_rule[rule]) for name, rule in figures.items() if rule in by_rule}
-    return PassResult(facts=facts | ({"calls": calls} if calls else {}))
+    return PassResult(facts=StatisticsFacts(**facts, calls=calls or None))
 
 
 def _reductions(training: TrainingGraph, policy: StatisticPolicy) -> dict[str, StatisticReduction]:
@@ -215,7 +218,7 @@ def _synchronised(program: SpmdProgram, group: str) -> PassResult:
         rewriter.rewire(producers[each.output], each.constant, fixed)
     rewriter.finish()
     program.synchronised = shared
-    return PassResult(facts={"synchronised": len(shared.points)})
+    return PassResult(facts=StatisticsFacts(synchronised=len(shared.points)))
 
 
 def _refuse_whole(program: SpmdProgram, points: Sequence[str]) -> None:
@@ -267,4 +270,4 @@ def needed(program: SpmdProgram) -> str:
     return f"statistic {held!r} follows each rank's own data, and nothing else averages it or marks it local"
 
 
-PASS = Pass("statistics", StatisticsOptions, statistics, needed=needed)
+PASS = Pass("statistics", StatisticsOptions, statistics, needed=needed, facts=StatisticsFacts)

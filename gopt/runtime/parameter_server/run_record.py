@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
@@ -21,7 +22,17 @@ from gopt.artifact.serialize import SOURCE_FILE
 from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.disk.files import digest_of, is_regular_file, reason
 from gopt.disk.staging import replace_file
-from gopt.documents.records import OPTIONAL, from_document, key, to_document
+from gopt.documents.records import (
+    OPTIONAL,
+    Bounds,
+    Count,
+    Digest,
+    Positive,
+    from_document,
+    key,
+    one_of,
+    to_document,
+)  # fmt: skip
 from gopt.errors import InputError, OptionError, RunError, UnsupportedError
 from gopt.ir.load import load
 from gopt.ir.node_kinds import draws
@@ -44,11 +55,13 @@ PIECE = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """A file, samples in several files, or ``module:function``, that a run read. ``sha256``: of a file, or of the
-    digests of several; '' for a function."""
+    """A file, samples in several files, or ``module:function``, that a run read."""
 
     name: str
-    sha256: str
+    """The name is the path of the file, or module:function, as the run was given it."""
+    sha256: Annotated[str, Bounds(pattern="^([0-9a-f]{64})?$")]
+    """The digest is the SHA-256 of the content of the file, or of the digests of several, in hexadecimal digits; it is
+    empty for a function."""
 
     @classmethod
     def of(cls, name: str) -> ReadFile:
@@ -62,18 +75,32 @@ class ReadFile:
 class JobRecord:
     """The options of a run that its results depend on."""
 
-    trainers: int
-    steps: int
+    trainers: Positive
+    """The run had this many trainers."""
+    steps: Positive
+    """The run ended after this step."""
     data: ReadFile
+    """The file, or function, has the samples (--data)."""
     state: ReadFile | None
+    """The file has values of states that the folder lacks (--state); null stands for none."""
     settings: Mapping[str, str]
-    shuffle: int | None
-    draws: int | None = field(default=None, metadata=OPTIONAL)
+    """The table has the values and schedules of hyper-parameters (--set). The text is the value or schedule of the
+    hyper-parameter that the key names."""
+    shuffle: Count | None
+    """The seed shuffles the samples (--shuffle); null stands for the order of the file."""
+    draws: Count | None = field(default=None, metadata=OPTIONAL)
+    """The seed is the one of the random numbers that the run drew (--draws); the key is absent where the run drew
+    none."""
     startup: bool
-    every: int
+    """The value is false where the run started from stored values (--no-startup)."""
+    every: Count
+    """Checkpoints, at which trainers come together, were this many steps apart; 0 stands for one at the end."""
     nan: OnNan
+    """Servers did this with gradients that are not finite (--nan)."""
     stop: StopFault | None
-    staleness: int | None
+    """The run ended with this trainer's data (--stop); null stands for data that must last."""
+    staleness: Count | None
+    """No trainer was further ahead of the slowest one than this many steps (--staleness); null stands for no limit."""
 
     @classmethod
     def of(cls, server_job: ServerJob) -> JobRecord:
@@ -102,32 +129,46 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message that was received. ``key``: the number of its bucket or table."""
+    """A message that was received."""
 
     sender: str = field(metadata=key("from"))
-    kind: str
-    key: int
-    round: int
+    """The message came from this trainer or server."""
+    kind: Annotated[str, one_of(*Kind.__members__)]
+    """The message is of this kind."""
+    key: Count
+    """The message is of the bucket, or with rows of the table, of this number."""
+    round: Count
+    """The message belongs to this round of its sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
-    """A state at the end of a run. ``holder``: the trainer or server that holds it."""
+    """A state at the end of a run."""
 
     holder: str = field(metadata=key("at"))
+    """This trainer or server holds the state."""
     state: str
-    sha256: str
+    """The state has this name in the file of its holder."""
+    sha256: Digest
+    """The digest is the SHA-256 of the bytes of the value, in hexadecimal digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """``folder``: SHA-256 of the manifest of the split. ``received``: trainer or server -> its messages in order."""
+    """The record of a run without rounds, which gopt run --record writes and gopt verify --replay reads, has the order
+    in which each trainer and server received messages, and the states that each held at the end."""
 
     format: str = FORMAT
-    folder: str
+    """The format is the name and version of this format."""
+    folder: Digest
+    """The digest identifies the split that was run: SHA-256, in hexadecimal digits, of its manifest.json."""
     job: JobRecord
+    """The table has the options of the run that its results depend on."""
     received: Mapping[str, tuple[Received, ...]]
+    """The table has what each trainer and server received, by its name. The list has the messages in the order in which
+    they were received."""
     states: tuple[HeldState, ...]
+    """The list has every state of every trainer and server at the end of the run."""
 
     def arrivals(self, roster: Roster, name: str) -> dict[int, list[Arrival]]:
         """The messages of each endpoint. Raises InputError for a sender or receiver that the job has not; ``name``:

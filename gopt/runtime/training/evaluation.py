@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gopt.artifact.checkpoint_index import BestEntry
+from gopt.documents.records import OPTIONAL, Amount, Count, to_document
 from gopt.errors import OptionError
 from gopt.sanitize import clean_line, show
 
@@ -45,6 +46,24 @@ class EvaluationPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationMessage:
+    """An evaluation in the message of a step."""
+
+    values: Mapping[str, float | None]
+    """The table has the mean of each metric over all samples, by name; null stands for a number that is not finite."""
+    samples: Count
+    """The evaluation read this many samples."""
+    seconds: Amount
+    """The evaluation took this many seconds."""
+    best: bool | None = field(default=None, metadata=OPTIONAL)
+    """The flag says whether the evaluation is the best so far; the key is absent without --keep-best."""
+    without: Count | None = field(default=None, metadata=OPTIONAL)
+    """The number counts the evaluations since the best one; the key is absent without --keep-best."""
+    ends: bool | None = field(default=None, metadata=OPTIONAL)
+    """The flag says whether the run ends because of them (--patience); the key is absent without --keep-best."""
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """The means of the metrics over ``samples``, after a step.
 
@@ -59,9 +78,14 @@ class Evaluation:
     without: int = 0
     ends: bool = False
 
+    @property
+    def message(self) -> EvaluationMessage:
+        """The evaluation in the message of its step."""
+        chosen = (None, None, None) if self.best is None else (self.best, self.without, self.ends)
+        return EvaluationMessage(dict(self.values), self.samples, round(self.seconds, 6), *chosen)
+
     def to_json(self) -> dict[str, Any]:
-        found = {"values": dict(self.values), "samples": self.samples, "seconds": round(self.seconds, 6)}
-        return found if self.best is None else {**found, "best": self.best, "without": self.without, "ends": self.ends}
+        return to_document(self.message)
 
 
 @dataclass(slots=True)

@@ -11,11 +11,12 @@ from typing import Any
 from gopt.artifact import manifest_check
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.path_diagnostics import check_folder
+from gopt.documents.records import OPTIONAL, Amount, Count, to_document
 from gopt.errors import RunError
 from gopt.records.mesh import Mesh
 from gopt.runtime.training.array_source import Last, SampleOrder
 from gopt.runtime.training.batch_stream import BatchStream
-from gopt.runtime.training.evaluation import Evaluation, EvaluationPlan
+from gopt.runtime.training.evaluation import Evaluation, EvaluationMessage, EvaluationPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,52 @@ class JobUsage:
     memory: int = 0
     flops: int = 0
     peak: float = 0.0
+
+
+Losses = tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMessage:
+    """The first rank sends its launcher one line of JSON for each training step."""
+
+    step: Count
+    """The step is the number of updates since the start of training, this one included."""
+    loss: float | None
+    """The loss is the mean of the losses of all ranks; null stands for a number that is not finite."""
+    losses: Losses
+    """The list has the loss of every rank, in the order of the ranks, with micro-steps the mean of theirs; null stands
+    for a number that is not finite."""
+    more_losses: Mapping[str, Losses] | None = field(default=None, metadata=OPTIONAL)
+    """The table has the losses beside the first, by name, each a list as for the first; the key is absent when there is
+    no other."""
+    seconds: float
+    """The step took this many seconds."""
+    samples_per_second: float
+    """The rate is the number of samples of all ranks divided by the seconds of the step."""
+    tokens_per_second: float | None = field(default=None, metadata=OPTIONAL)
+    """The rate is the number of tokens of all ranks divided by the seconds of the step; the key is absent where the
+    batch has no token ids."""
+    memory: Count = field(default=0, metadata=OPTIONAL)
+    """The number is the largest memory of a process by then, in bytes, which the system has counted."""
+    utilisation: Amount | None = field(default=None, metadata=OPTIONAL)
+    """The share is of the peak of floating-point operations (--peak-flops); the key is absent where no peak is
+    given."""
+    hyper: Mapping[str, float | None] | None = field(default=None, metadata=OPTIONAL)
+    """The table has the hyper-parameters of the step, such as its learning rate, by name; null stands for a number that
+    is not finite."""
+    evaluation: EvaluationMessage | None = field(default=None, metadata=OPTIONAL)
+    """The evaluation was made on held-out data behind the step (--eval); the key is absent where none was."""
+    cause: str = field(default="", metadata=OPTIONAL)
+    """The text says where numbers end in a first step whose loss is not finite; the key is absent in other steps."""
+    bytes_pushed: Count | None = field(default=None, metadata=OPTIONAL)
+    """Of a split: the first trainer pushed this many bytes in the step."""
+    bytes_pulled: Count | None = field(default=None, metadata=OPTIONAL)
+    """Of a split: the first trainer pulled this many bytes in the step."""
+    waited: Amount | None = field(default=None, metadata=OPTIONAL)
+    """Of a split: the first trainer waited this many seconds for messages."""
+    epoch: Amount | None = field(default=None, metadata=OPTIONAL)
+    """Of a split whose samples are in a file: they were dealt out this many times by then; 1 is one pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +195,15 @@ class Progress:
         return float(self.more.get("epoch", 0))
 
     def to_json(self) -> dict[str, Any]:
-        others = {name: list(losses) for name, losses in self.more_losses.items()}
-        evaluated = {} if self.evaluation is None else {"evaluation": self.evaluation.to_json()}
-        return {"step": self.step, "loss": self.loss, "losses": list(self.losses),
-                **({"more_losses": others} if others else {}), "seconds": round(self.seconds, 6),
-                "samples_per_second": round(self.samples_per_second, 3),
-                **self._used(), **({"hyper": dict(self.hyper)} if self.hyper else {}), **evaluated,
-                **({"cause": self.cause} if self.cause else {}), **self.more}  # fmt: skip
-
-    def _used(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"tokens_per_second": round(self.tokens_per_second, 3)} if self.tokens else {}
-        found |= {"memory": self.memory} if self.memory else {}
-        return found | ({"utilisation": round(self.utilisation, 6)} if self.usage.peak else {})
+        usage, others = self.usage, {name: tuple(losses) for name, losses in self.more_losses.items()}
+        message = StepMessage(
+            step=self.step, loss=self.loss, losses=tuple(self.losses), more_losses=others or None,
+            seconds=round(self.seconds, 6), samples_per_second=round(self.samples_per_second, 3),
+            tokens_per_second=round(self.tokens_per_second, 3) if usage.tokens else None, memory=usage.memory,
+            utilisation=round(self.utilisation, 6) if usage.peak else None, hyper=dict(self.hyper) or None,
+            evaluation=None if self.evaluation is None else self.evaluation.message, cause=self.cause, **self.more,
+        )  # fmt: skip
+        return to_document(message)
 
 
 def mean(values: Sequence[float]) -> float:

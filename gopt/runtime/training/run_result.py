@@ -11,24 +11,11 @@ from typing import TYPE_CHECKING, Any
 from gopt.artifact.checkpoint_index import BEST_DIR, INDEX_FILE, BestEntry, open_index
 from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
-from gopt.documents.records import OPTIONAL, to_document
+from gopt.documents.records import to_document
 from gopt.runtime.training.job import Progress
 
 if TYPE_CHECKING:
     from gopt.runtime.parameter_server.waits import ServerSummary
-
-
-@dataclass(frozen=True, slots=True)
-class StepMessage:
-    """The line that the first rank sends its launcher for a step, as far as the launcher shows it."""
-
-    step: int
-    loss: float | None
-    """None where it is not finite."""
-    samples_per_second: float
-    tokens_per_second: float = field(default=0.0, metadata=OPTIONAL)
-    memory: int = field(default=0, metadata=OPTIONAL)
-    utilisation: float = field(default=0.0, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)

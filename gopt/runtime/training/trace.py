@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 from gopt.disk.files import reason
+from gopt.documents.records import to_document
+from gopt.documents.trace_record import TraceEvent, TraceFile
 from gopt.errors import RunError
 from gopt.runtime.engines.base import Engine
 
@@ -45,20 +46,19 @@ class Trace:
     def write(self, engine: Engine, path: Path) -> None:
         """Write the events of all ranks to one file; every rank calls it, the first writes. Raises RunError."""
         mine = [
-            {"name": name, "ph": "X", "pid": self._rank, "tid": lane,
-             "ts": round((begin + self._offset) * 1e6, 1), "dur": round((end - begin) * 1e6, 1)}
+            (name, "X", self._rank, lane, round((begin + self._offset) * 1e6, 1), round((end - begin) * 1e6, 1))
             for lane, name, begin, end in self._events
-        ]  # fmt: skip
-        events: list[dict[str, Any]] = [event for rank in engine.gather(mine) for event in rank]
+        ]
+        events = [TraceEvent(*event) for rank in engine.gather(mine) for event in rank]
         if engine.rank:
             return
-        ranks = sorted({event["pid"] for event in events})
+        ranks = sorted({event.pid for event in events})
         named = [
-            {"name": "thread_name", "ph": "M", "pid": rank, "tid": lane, "args": {"name": _LANES[lane]}}
+            TraceEvent("thread_name", "M", rank, lane, args={"name": _LANES[lane]})
             for rank in ranks for lane in range(len(_LANES))
         ]  # fmt: skip
-        named += [{"name": "process_name", "ph": "M", "pid": r, "args": {"name": f"rank {r}"}} for r in ranks]
+        named += [TraceEvent("process_name", "M", rank, args={"name": f"rank {rank}"}) for rank in ranks]
         try:
-            path.write_text(json.dumps({"traceEvents": named + events}), encoding="utf-8")
+            path.write_text(json.dumps(to_document(TraceFile((*named, *events)))), encoding="utf-8")
         except OSError as error:
             raise RunError(f"cannot write {path}: {reason(error)}", "choose another path with --trace") from error

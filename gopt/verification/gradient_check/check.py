@@ -45,7 +45,7 @@ COARSE = 0.05
 """Times the tolerance: the same, where what is rounded are constants of the source (1/5 in float32)."""
 PATIENCE = 8
 """Wrong gradients that are looked into with all means."""
-LOOKS = 4
+LOOKS = 3
 """Directions along which gradients are held against slopes, each at the next batch."""
 SMALL = 1e-4
 """Share of the largest loss below which rounding may hide what a batch says: others are looked at first."""
@@ -56,6 +56,8 @@ POINTS = 3
 FAR, NEAR = 0.3, 1e-3
 """Moves of the states, relative to their size: to where what is zero may differ, and off a kink."""
 PHASE = "confirming gradients by finite differences"
+Results = tuple[np.ndarray, Values]
+"""Losses and gradients at a point."""
 
 
 def check_gradients(
@@ -135,11 +137,12 @@ class _GradientChecker:
         """Judge at the given states, near them, and for other batches, until there is a verdict."""
         # At the states themselves a tie (a ReLU of exactly zero) has no derivative. Nothing else changes so near.
         near = self._moved(NEAR)
-        finite = all(np.isfinite(self.slope_meter.forward.losses(point)).all() for point in near)
+        results = list(map(self.slope_meter.forward.loss_and_gradients, near))
+        finite = all(np.isfinite(losses).all() for losses, _ in results)
         for points in (near if finite else self.points, self._moved(FAR), *self._spare()):
             open = [name for name in names if name not in self.found or self._open(name)]
             before = {name: self.found.pop(name) for name in open if name in self.found}
-            self.judge(open, points) if open else None
+            self.judge(open, points, results if points is near else None) if open else None
             self.found |= {name: first for name, first in before.items() if self._open(name)}
         self._doubt([name for name in names if self.found[name].verdict is Verdict.REFUTED])
 
@@ -167,9 +170,10 @@ class _GradientChecker:
         for start in range(0, len(self.spare) - 1, POINTS):
             yield self.spare[start : start + POINTS]
 
-    def judge(self, names: list[str], points: list[Values]) -> None:
-        """Reach a verdict for each parameter, from these points alone."""
-        results = [self.slope_meter.forward.loss_and_gradients(point) for point in points]
+    def judge(self, names: list[str], points: list[Values], results: list[Results] | None = None) -> None:
+        """Reach a verdict for each parameter, from these points alone; ``results``: losses and gradients there, where
+        they are known."""
+        results = results or list(map(self.slope_meter.forward.loss_and_gradients, points))
         usable = [place for place, (losses, _) in enumerate(results) if np.isfinite(losses).all()]
         points, values = [points[place] for place in usable], [results[place][1] for place in usable]
         largest = max((_peak(each[name]) for each in values for name in each), default=0.0)

@@ -82,7 +82,11 @@ class SlopeCheck:
             if not math.isfinite(level):
                 return
             groups = self._groups(point, gradients, names) if groups is None else groups
-            groups = [group for group in groups if self._agrees(group, point, level, gradients)]
+            known = None  # gradients of one loss mostly have one factor: that of a group is the next one's first guess
+            for group in groups[:]:
+                if not self._agrees(group, point, level, gradients, known):
+                    groups.remove(group)
+                known = group.factor or known
             if not groups:
                 return
         for group in groups or ():
@@ -105,23 +109,37 @@ class SlopeCheck:
             groups[-1].weakest = reach[name]
         return groups
 
-    def _agrees(self, group: _Group, point: Values, level: float, gradients: dict[str, np.ndarray]) -> bool:
-        """Return whether the slope along a direction is what the gradients say."""
-        return self._is_slope(group, point, level, *self._direction(group, gradients))
+    def _agrees(
+        self, group: _Group, point: Values, level: float, gradients: dict[str, np.ndarray], known: float | None
+    ) -> bool:
+        """Return whether the slope along a direction is what the gradients say; ``known``: a factor to try first."""
+        direction, parts = self._direction(group, gradients)
+        if group.factor is None and known is not None:
+            group.factor = known
+            if self._is_slope(group, point, level, direction, parts, 1):
+                return True
+            group.factor = None
+        return self._is_slope(group, point, level, direction, parts)
 
     def _is_slope(
-        self, group: _Group, point: Values, level: float, direction: Gradients, parts: Sequence[float]
-    ) -> bool:
+        self, group: _Group, point: Values, level: float, direction: Gradients, parts: Sequence[float],
+        most: int | None = None,
+    ) -> bool:  # fmt: skip
         wanted, one = sum(parts), math.sqrt(sum(part * part for part in parts) / max(len(parts), 1))
         if not one or not math.isfinite(wanted):
             return False
         rounding = self.precision.rounding * max(abs(level), self.level, 1e-300)
         due = self.precision.tolerance * one
-        factor = group.factor or self._guess(point, direction, rounding, wanted, one * math.sqrt(len(parts)))
+        total = one * math.sqrt(len(parts))
+        factor, measured = group.factor, None
+        if factor is None:
+            factor, measured = self._guess(point, direction, rounding, wanted, total)
         slopes: list[float] = []
-        for count in self.precision.changes:
-            step = count * rounding * abs(factor) / (one * math.sqrt(len(parts)))
-            slope = self._slope(point, direction, step) if step <= FAR * group.weakest else 0.0
+        for place, count in enumerate(self.precision.changes[:most]):
+            step = count * rounding * abs(factor) / total
+            if step > FAR * group.weakest:
+                continue
+            slope = measured if measured is not None and place == 0 else self._slope(point, direction, step)
             if not math.isfinite(slope) or not slope:
                 continue
             factor = group.factor or wanted / slope
@@ -135,8 +153,10 @@ class SlopeCheck:
                 return True
         return False
 
-    def _guess(self, point: Values, direction: Gradients, rounding: float, wanted: float, total: float) -> float:
-        """About what gradients are of slopes, by a step that changes the loss as it should."""
+    def _guess(
+        self, point: Values, direction: Gradients, rounding: float, wanted: float, total: float
+    ) -> tuple[float, float | None]:
+        """About what gradients are of slopes, by a step that changes the loss as it should, and the slope by it."""
         factor = 1.0
         for _ in range(_GUESSES):
             step = self.precision.changes[0] * rounding * factor / total
@@ -146,8 +166,8 @@ class SlopeCheck:
                 continue
             before, factor = factor, abs(wanted / slope)
             if 0.5 < factor / before < 2:
-                break
-        return factor
+                return factor, slope
+        return factor, None
 
     def _direction(self, group: _Group, gradients: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[float]]:
         """A direction, and what each parameter adds to its slope."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ import gopt
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.frontends.derive import derive as front_end
 from gopt.frontends.derive.derive import derive
-from gopt.frontends.derive.optimizers import OPTIMIZERS
+from gopt.frontends.derive.optimizers import OPTIMIZERS, Decay
 from gopt.frontends.derive.options import DeriveOptions, Norms
 from gopt.frontends.derive.schedules import SCHEDULES
 
@@ -47,6 +48,25 @@ def test_five_steps_are_pytorchs(tmp_path: Path, name: str):
     np.testing.assert_allclose(losses, recorded[f"{name}/losses"], **NEAR)
     for parameter in ("w1", "b1", "w2", "b2"):
         np.testing.assert_allclose(run.states[parameter], recorded[f"{name}/{parameter}"], **NEAR, err_msg=parameter)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_inspect_names_what_derive_wrote(tmp_path: Path, mlp: Path, name: str, seed: int):
+    """The optimizer, its options and the weight decay, drawn at random, are read back from the graph alone."""
+    drawn, record = random.Random(f"{name} {seed}"), OPTIMIZERS[name]
+    ranges = {"eps": (1e-8, 1e-4), "momentum_decay": (1e-3, 1e-2)}
+    options = {key: float(f"{drawn.uniform(*ranges.get(key, (0.8, 0.99))):.3g}") for key in record.options}
+    decay = drawn.choice([0.0, 0.02])
+    settings = {"loss": "cross-entropy", "optimizer": name, "optimizer_options": options, "weight_decay": decay}
+    derive(mlp, tmp_path / "s.onnx", DeriveOptions(**settings))
+    found = gopt.inspect(gopt.load(tmp_path / "s.onnx"))
+    (optimizer,) = found.optimizers
+    names = {"sgd": "SGD", "nesterov": "momentum", "momentum": "momentum"}
+    assert optimizer.name.lower() == names.get(name, "adam" if name == "adamw" and not decay else name).lower()
+    expected = options | {"weight_decay": decay} | ({"nesterov": name == "nesterov"} if "momentum" in options else {})
+    assert {key: optimizer.hyper[key] for key in expected} == expected
+    assert not decay or name == "sgd" or optimizer.hyper["decoupled"] == (record.decay is Decay.DECOUPLED)
 
 
 def test_an_overflow_halves_a_dynamic_scale_and_keeps_the_rest(tmp_path: Path):

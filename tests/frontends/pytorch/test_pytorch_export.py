@@ -104,10 +104,6 @@ def test_a_schedule_without_a_closed_form_is_fed(tmp_path):
 
 REFUSED = {
     "lbfgs": (recipes.with_optimizer(lambda p: torch.optim.LBFGS(p)), UnsupportedError, "closure"),
-    "one cycle": (
-        recipes.with_scheduler(lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.3, total_steps=50)),
-        UnsupportedError, "momentum",
-    ),
     "dropout computed again": (recipes.checkpointed(False, 0.5), UnsupportedError, "random numbers"),
     "no tuple": (lambda: None, InputError, "NoneType"),
     "no loss": (

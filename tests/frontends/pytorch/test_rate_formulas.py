@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler as schedules  # noqa: E402
 import gopt  # noqa: E402
 from gopt.artifact.manifest_check import read_manifest  # noqa: E402
 from gopt.documents.default_values import DefaultValue  # noqa: E402
-from gopt.errors import OptionError  # noqa: E402
+from gopt.errors import OptionError, UnsupportedError  # noqa: E402
 from gopt.frontends.pytorch.export import export  # noqa: E402
 from gopt.frontends.pytorch.factory import make_recipe  # noqa: E402
 from gopt.frontends.pytorch.hyper import hyper_inputs  # noqa: E402
@@ -61,10 +61,14 @@ def transformers_linear(warmup: int, total: int):
     return lambda o: schedules.LambdaLR(o, rule)
 
 
-def in_sequence(o):
-    return schedules.SequentialLR(
-        o, [schedules.LinearLR(o, 0.1, total_iters=20), schedules.CosineAnnealingLR(o, 380, eta_min=0.01)], [20]
-    )
+def sequence(warmup: int, total: int):
+    """A warm-up and a cosine, each a scheduler of its own."""
+
+    def made(o):
+        warm = schedules.LinearLR(o, 0.1, total_iters=warmup)
+        return schedules.SequentialLR(o, [warm, schedules.CosineAnnealingLR(o, total - warmup, eta_min=0.01)], [warmup])
+
+    return made
 
 
 def one_cycle(o):
@@ -83,7 +87,9 @@ FORMULAS = {
     "steps": (lambda o: schedules.StepLR(o, 7, 0.5), "step:0.1:7:0.5"),
     "cosine": (lambda o: schedules.CosineAnnealingLR(o, STEPS), "cosine:0.1:0.0:400"),
     "constant": (lambda o: schedules.LambdaLR(o, lambda step: 0.5 if step < 10**9 else 1.0), "0.05"),
-    "a sequence": (in_sequence, None),
+    "a sequence that rises again": (sequence(20, 200), None),
+    "a sequence, to its lowest": (sequence(20, 420), "warmup-cosine:0.1:20:420:0.01:0.010000000000000002"),
+    "a sequence, not to its end": (sequence(20, 1500), "warmup-cosine:0.1:20:1500:0.01:0.010000000000000002"),
     "restarts": (lambda o: schedules.CosineAnnealingWarmRestarts(o, 30, 2), None),
     "one cycle": (one_cycle, None),
     "a cycle": (lambda o: schedules.CyclicLR(o, 0.01, 0.1, step_size_up=9, cycle_momentum=False), None),
@@ -172,3 +178,53 @@ def test_a_schedule_in_the_graph_starts_from_the_rate_before_it(tmp_path):
     found = export(code(lambda o: schedules.StepLR(o, 2, 0.5)), tmp_path / "step.onnx")
     assert found.hyper == {"lr": DefaultValue("0.1")}
     assert "gopt.roles" in {each.key for each in onnx.load(found.model).metadata_props}
+
+
+SGD, ADAM = ((lambda p: torch.optim.SGD(p, RATE, momentum=0.9)), (lambda p: torch.optim.AdamW(p, 3e-3)))
+CYCLES = {
+    "one cycle": (SGD, "momentum", lambda o: schedules.OneCycleLR(o, 0.3, total_steps=30)),
+    "one cycle of Adam": (ADAM, "betas_0", lambda o: schedules.OneCycleLR(o, 0.01, total_steps=30)),
+    "a cycle": (SGD, "momentum", lambda o: schedules.CyclicLR(o, 0.01, 0.1, step_size_up=4)),
+    "groups": (
+        lambda p: torch.optim.SGD([{"params": each, "lr": RATE / 2**k} for k, each in enumerate(p)], momentum=0.9),
+        "momentum", lambda o: schedules.OneCycleLR(o, 0.3, 30, max_momentum=[0.95, 0.9]),
+    ),
+}  # fmt: skip
+
+
+def cycle(name: str):
+    optimizer, _, schedule = CYCLES[name]
+    net, loss, _, batch = code(None)
+    made = optimizer(net.parameters())
+    return net, loss, made, batch, schedule(made)
+
+
+@pytest.mark.parametrize("name", CYCLES)
+def test_a_momentum_that_the_scheduler_moves_is_fed_as_its_rate_is(name, tmp_path):
+    """Exported, sharded and run with nothing set, the step makes the losses, states and state dict of eager PyTorch."""
+    found = export(cycle(name), tmp_path / "step.onnx", options=ExportOptions(schedule_steps=100))
+    fed = [CYCLES[name][1], *([f"{CYCLES[name][1]}.1"] if name == "groups" else [])]
+    assert [each for each in found.hyper if not each.startswith("lr")] == fed and all(map(found.hyper.get, fed))
+    gopt.shard(found.model, 2).write(tmp_path / "ranks")
+    net, loss, optimizer, batch, scheduler = cycle(name)
+    data = {each: np.concatenate([value.numpy()] * 2) for each, value in batch.items()}
+    ran = gopt.run(tmp_path / "ranks", data, 10, checkpoint=tmp_path / "at")
+    for step in range(10):
+        optimizer.zero_grad()
+        value = loss(net, batch)
+        value.backward()
+        optimizer.step()
+        scheduler.step()
+        assert ran.losses[step] == pytest.approx(float(value.detach()), rel=1e-5), step
+    gopt.save_state_dict(next((tmp_path / "at").glob("step_*")), tmp_path / "all.pt", all_states=True)
+    content = torch.load(tmp_path / "all.pt", weights_only=True)
+    for mine, theirs in zip(content["optimizer"]["param_groups"], optimizer.state_dict()["param_groups"], strict=True):
+        for key in {"lr", "momentum", "betas"} & theirs.keys():
+            assert mine[key] == pytest.approx(theirs[key], rel=1e-9), key
+    for key, each in net.state_dict().items():
+        assert torch.allclose(content["model"][key], each, atol=1e-5), key
+
+
+def test_a_momentum_that_moves_has_no_closed_form(tmp_path):
+    with pytest.raises(UnsupportedError, match="it changes 'momentum' beside the rate"):
+        export(cycle("one cycle"), tmp_path / "step.onnx", options=ExportOptions(schedules=Schedules.GRAPH))

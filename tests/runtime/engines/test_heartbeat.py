@@ -37,7 +37,7 @@ from gopt.runtime.engines.heartbeat import (
     waiting,
 )
 from gopt.runtime.engines.processes import RankProcesses
-from gopt.runtime.training.run_result import StepMessage
+from gopt.runtime.training.job import StepMessage
 
 
 def seen(*hows: tuple[int, int, int]) -> list[RankStatus]:
@@ -146,7 +146,7 @@ def test_a_record_is_valid_from_the_first_moment_others_can_read_it(tmp_path, mo
 
 def test_what_a_rank_tells_is_checked():
     line = '{"step": 1, "loss": null, "losses": [null, 1.5], "seconds": 0.5, "samples_per_second": 3}'
-    assert step_message(line) == StepMessage(1, None, 3)
+    assert step_message(line) == StepMessage(step=1, loss=None, losses=(None, 1.5), seconds=0.5, samples_per_second=3)
     with pytest.raises(RunError, match=r"a message of the first rank: losses\[1\]: 'x' is not of types"):
         step_message(line.replace("1.5", '"x"'))
 
