@@ -46,10 +46,10 @@ class Parts:
 def measure(model: Path, ranks: int, folder: Path) -> list[dict[str, Any]]:
     from gopt import api
     from gopt.analysis.role_map import RoleMap
-    from gopt.garbage import gc_paused
     from gopt.ir.load import load
-    from gopt.opaque.expand import expand
-    from gopt.pipeline import build_pipeline
+    from gopt.ir.opaque.expand import expand
+    from gopt.passes.pipeline import build_pipeline
+    from gopt.system.garbage import gc_paused
 
     parts = Parts()
     parts.end("start")

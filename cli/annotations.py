@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import click
 
 from gopt.errors import GoptError, StoppedError
-from gopt.sanitize import clean
+from gopt.text.sanitize import clean
 
 DIFFERENCE, USAGE, SYSTEM, MEMORY, STOPPED, DEFECT = "G100", "G200", "G510", "G520", "G600", "G700"
 """Codes of what is no ``GoptError``: those have their own; ``gopt help errors`` lists all."""

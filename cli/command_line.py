@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gopt.errors import InputError
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 if TYPE_CHECKING:
     from gopt.offline.reproducer.record import Argument, Reproducer

@@ -33,8 +33,8 @@ def command(folder: str, force: bool, as_json: bool) -> None:
     """
     from gopt.artifact.output_folder import replaced_folder
     from gopt.artifact.output_paths import resolve_output
-    from gopt.disk.files import write_new
     from gopt.errors import OptionError
+    from gopt.system.files import write_new
 
     target = Path(folder)
     whole = resolve_output(target)

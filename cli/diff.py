@@ -58,8 +58,8 @@ def command(
       gopt diff step.ranks other.ranks --markdown
       gopt diff ckpt/step_00000100 other/step_00000100 --rtol 1e-5
     """
-    from gopt.garbage import gc_paused
     from gopt.offline.diff import Tolerance, diff, review
+    from gopt.system.garbage import gc_paused
 
     compare = diff if full or summary or ignore or as_json else review
     with gc_paused():

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from gopt.errors import OptionError
-from gopt.garbage import gc_paused
 from gopt.offline.goldens.golden_files import GoldenCase, GoldenCheck, check_goldens, read_cases, update_goldens
 from gopt.offline.goldens.golden_text import golden_text
-from gopt.option_types import checked
-from gopt.progress import ProgressCallback, no_progress
+from gopt.options.types import checked
+from gopt.system.garbage import gc_paused
+from gopt.system.progress import ProgressCallback, no_progress
 
 from . import shard, split
 from .shard_request import ShardRequest

@@ -78,8 +78,8 @@ def print_text_of(path: Path, roles: Any) -> None:
     from gopt.errors import GoptError, InputError, UnsupportedError
     from gopt.importers.load import holds_step, load_step
     from gopt.ir.load import load, outline
+    from gopt.ir.opaque.expand import expand
     from gopt.offline.text import canonical_text
-    from gopt.opaque.expand import expand
 
     if path.is_dir() and not holds_step(path):
         done: set[str] = set()

@@ -16,8 +16,8 @@ import click
 
 from gopt import limits
 from gopt.errors import GoptError, OptionError, StoppedError
-from gopt.sanitize import show
-from gopt.suggestions import did_you_mean
+from gopt.text.sanitize import show
+from gopt.text.suggestions import did_you_mean
 
 from .annotations import code_of, is_asked, print_annotation
 from .elsewhere import meant_by

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gopt.sanitize import clean
+from gopt.text.sanitize import clean
 
 if TYPE_CHECKING:
     from gopt.offline.diff import Diff

@@ -10,9 +10,9 @@ import click
 
 from gopt import limits
 from gopt.errors import InputError, OptionError
-from gopt.option_types import is_digits
-from gopt.sanitize import show
-from gopt.suggestions import near_file
+from gopt.options.types import is_digits
+from gopt.text.sanitize import show
+from gopt.text.suggestions import near_file
 
 from .unchecked_option import unchecked_arguments
 from .verbosity import verbosity_arguments

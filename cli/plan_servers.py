@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gopt.errors import OptionError
-from gopt.garbage import gc_paused
+from gopt.system.garbage import gc_paused
 
 from .server_options import build_split_options
 from .terminal import print_json

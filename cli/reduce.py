@@ -75,9 +75,9 @@ def command(
     """
     from gopt.artifact.model_file import check_model
     from gopt.artifact.output_paths import resolve_output
-    from gopt.disk.signals import raise_on_signals
     from gopt.offline.reduce.reduction import parameter_groups, read_model, reduce_model
     from gopt.offline.reduce.search import SearchBudget
+    from gopt.system.signals import raise_on_signals
 
     from .render_progress import progress
 
@@ -202,8 +202,8 @@ def _runner(
 
 def _write(target: Path, shown: Path, reduction: Reduction, force: bool) -> None:
     """Put the model in place, whole or not at all."""
-    from gopt.disk.staging import staged_file
     from gopt.errors import OptionError
+    from gopt.system.staging import staged_file
 
     try:
         with staged_file(target) as staged:

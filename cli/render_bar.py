@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from gopt.progress import ProgressCallback
-from gopt.sanitize import clean_line
+from gopt.system.progress import ProgressCallback
+from gopt.text.sanitize import clean_line
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gopt.pass_records import format_bytes
+from gopt.spmd.pass_records import format_bytes
 
 from .render import console
 

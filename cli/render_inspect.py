@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from gopt.pass_records import format_bytes, group_ranks, rank_ranges
-from gopt.sanitize import listed
+from gopt.spmd.pass_records import format_bytes, group_ranks, rank_ranges
+from gopt.text.sanitize import listed
 
 from .render import calls_text, console, print_left, print_notes, print_ranks, table
 from .render_before_after import render_before_after, set_options

@@ -20,8 +20,8 @@ from gopt.offline.kinds.ort_models import OrtOptimizerInspection, OrtTrainingIns
 from gopt.offline.kinds.rank_file import RankFileInspection
 from gopt.offline.kinds.training_info import TrainingInfoInspection
 from gopt.offline.kinds.value_files import ValuesInspection
-from gopt.pass_records import format_bytes
-from gopt.sanitize import listed
+from gopt.spmd.pass_records import format_bytes
+from gopt.text.sanitize import listed
 
 from .render import console, print_left, table
 

@@ -9,7 +9,7 @@ from time import perf_counter
 
 from rich.console import Console
 
-from gopt.progress import ProgressCallback
+from gopt.system.progress import ProgressCallback
 
 from .terminal import print_note
 from .verbosity import Verbosity, verbosity

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from gopt.artifact.checkpoint_index import BEST_DIR, step_dir
-from gopt.sanitize import clean_line, show
+from gopt.text.sanitize import clean_line, show
 
 from .render import console
 from .verbosity import Verbosity, verbosity

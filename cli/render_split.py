@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from gopt.pass_records import format_bytes, rank_ranges
-from gopt.sanitize import listed
+from gopt.spmd.pass_records import format_bytes, rank_ranges
+from gopt.text.sanitize import listed
 
 from .render import console, few, print_left, table
 from .render_before_after import render_roles

@@ -76,11 +76,11 @@ def command_of(record: Reproducer, output: Path, folder: Path) -> list[str]:
 
 def _extract(file: Path, folder: Path, more: tuple[str, ...]) -> None:
     """Unpack into a new folder, whole or not at all."""
-    from gopt.disk.files import sync
-    from gopt.disk.paths import real_path
-    from gopt.disk.staging import staged_folder
     from gopt.errors import OptionError
     from gopt.offline.reproducer import archive
+    from gopt.system.files import sync
+    from gopt.system.paths import real_path
+    from gopt.system.staging import staged_folder
 
     try:
         target = real_path(folder)

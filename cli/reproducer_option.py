@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gopt.sanitize import line
+from gopt.text.sanitize import line
 
 from .command_line import COMMANDS, Recorder
 
@@ -100,8 +100,8 @@ def save_failure(code: int) -> int:
         if run.values:
             _note("--reproducer-values needs --reproducer FILE: no reproducer was written")
         return code
-    from gopt.disk.signals import raise_on_signals
     from gopt.errors import StoppedError
+    from gopt.system.signals import raise_on_signals
 
     try:
         with raise_on_signals():

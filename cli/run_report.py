@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from gopt.errors import RunError, StoppedError
-from gopt.sanitize import listed
+from gopt.text.sanitize import listed
 
 from .json_text import strict_json
 from .terminal import print_json_text, print_note

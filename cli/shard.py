@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from gopt.background import processes
-from gopt.garbage import free_at_exit, gc_paused
+from gopt.system.background import processes
+from gopt.system.garbage import free_at_exit, gc_paused
 
 from .auto import auto_of, auto_options, check_auto
 from .options import axis_option, group_option, jobs_option, pass_settings_option, role_options, stage_option
@@ -103,7 +103,7 @@ def command(model: str, **given: Any) -> None:
       gopt shard step.onnx --ranks 64 --auto --memory 80GB --link 200GB/s:5us
     """
     from gopt.artifact.output_paths import check_output_folder
-    from gopt.preflight import check_disk_space
+    from gopt.passes.preflight import check_disk_space
 
     from .render import render_report
     from .render_progress import progress

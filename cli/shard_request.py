@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gopt.analysis.role_map import RoleMap
     from gopt.api import Sharded, ShardOptions, Source
     from gopt.documents.config import GoptConfig
-    from gopt.progress import ProgressCallback
     from gopt.records.mesh import AxisKind, Mesh
+    from gopt.system.progress import ProgressCallback
     from gopt.verbs.shard import Auto
 
 
@@ -36,7 +36,7 @@ class ShardRequest:
     @classmethod
     def of(cls, model: str, given: dict[str, Any]) -> ShardRequest:
         """Read and check all that needs no model. Raises OptionError and InputError."""
-        from gopt.preflight import check_mesh, check_stage
+        from gopt.passes.preflight import check_mesh, check_stage
 
         config = read_config(given["config"])
         axes = axis_table(given["axis"], config.axes)
@@ -89,7 +89,7 @@ def shard_options(given: dict[str, Any], config: GoptConfig, link: str | None) -
 def _passes_in_order(given: dict[str, Any], config: GoptConfig) -> list[tuple[str, dict[str, str]]] | None:
     """Passes of ``--pipeline``, or of the configuration, with their options; None: the default passes."""
     from gopt.passes import DEFAULT
-    from gopt.pipeline import parse_pipeline
+    from gopt.passes.pipeline import parse_pipeline
 
     if given["pipeline"] is not None:
         return parse_pipeline(given["pipeline"])

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gopt.background import processes
 from gopt.errors import OptionError
-from gopt.garbage import gc_paused
+from gopt.system.background import processes
+from gopt.system.garbage import gc_paused
 
 from .options import is_given, jobs_option, read_config, role_map, role_options, statistics_option
 from .server_options import MODES, build_split_options, split_options
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gopt.analysis.role_map import RoleMap
     from gopt.api import Sharded, ShardOptions, Source, Split
     from gopt.parameter_server.options import SplitOptions
-    from gopt.progress import ProgressCallback
     from gopt.records.mesh import Mesh
+    from gopt.system.progress import ProgressCallback
 
 _SERVERS_ALONE = (
     "servers", "pull", "slicing", "minimum", "placement", "server_map", "roles", "fixed_trainers", "every",
@@ -70,7 +70,7 @@ def command(model: str, **given: Any) -> None:
     """
     from gopt.api import Sharded
     from gopt.artifact.output_paths import check_output_folder
-    from gopt.preflight import check_disk_space
+    from gopt.passes.preflight import check_disk_space
 
     from .render import render_report
     from .render_progress import progress

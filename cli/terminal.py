@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from gopt.errors import NoteWarning
-from gopt.sanitize import clean, line
+from gopt.text.sanitize import clean, line
 
 from .verbosity import Verbosity, verbosity
 

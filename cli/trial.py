@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gopt.background import die_with_parent
-from gopt.disk.signals import wakened_by_signals
+from gopt.system.background import die_with_parent
+from gopt.system.signals import wakened_by_signals
 
 if TYPE_CHECKING:
     from gopt.offline.reproducer.failure import Failure

@@ -14,11 +14,11 @@ from onnx import ModelProto, NodeProto, helper
 import gopt
 from gopt.api import Sharded
 from gopt.ir.graph import Graph, Node
-from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
-from gopt.pipeline import PassInstance, Pipeline, build_pipeline
-from gopt.program import SpmdProgram
+from gopt.passes.pipeline import PassInstance, Pipeline, build_pipeline
 from gopt.records.mesh import Mesh
+from gopt.spmd.pass_records import PassResult
+from gopt.spmd.program import SpmdProgram
 
 # --- rank files -------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gopt.analysis.state_matching import reachable_states
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 class ReplacedBatchError(OptionError):

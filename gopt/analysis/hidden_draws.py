@@ -11,7 +11,7 @@ from gopt.ir.graph import Graph
 from gopt.ir.node_kinds import control_flow
 from gopt.ir.nodes import nested
 from gopt.operators.kinds import RANDOM
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 def refuse_hidden_draws(graph: Graph) -> None:

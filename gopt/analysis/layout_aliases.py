@@ -14,7 +14,7 @@ import numpy as np
 
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Graph, Node
-from gopt.opaque.origin import Origin
+from gopt.ir.opaque.origin import Origin
 from gopt.operators.kinds import CASTS, PARTS, RESHAPES, VARIADIC
 
 COPIES = CASTS | {"Identity"}

@@ -9,7 +9,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError
 from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.types import FLOATS
-from gopt.suggestions import did_you_mean
+from gopt.text.suggestions import did_you_mean
 
 INTEGERS = frozenset({"int32", "int64", "uint8", "int8", "int16", "uint16", "uint32", "uint64", "bool"})
 

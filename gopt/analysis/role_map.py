@@ -11,8 +11,8 @@ from gopt.documents.roles import STATISTIC_RULES as STATISTIC_RULES
 from gopt.errors import OptionError
 from gopt.ir.graph import Graph
 from gopt.ir.types import FLOATS, TensorType, known
-from gopt.option_records import check_types
-from gopt.suggestions import did_you_mean
+from gopt.options.records import check_types
+from gopt.text.suggestions import did_you_mean
 
 STATISTIC_WORDS = ("auto", "mean", "root", "local", "sync")
 """How all statistics are combined."""

@@ -11,7 +11,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph
 from gopt.ir.nodes import nested
 from gopt.operators.kinds import MAY_DRAW, RANDOM
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 def why_unusable(startup: Graph, training: TrainingGraph) -> str:

@@ -23,7 +23,7 @@ from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import numpy_dtype
 from gopt.operators.kinds import ELEMENTWISE, SCALES
-from gopt.sanitize import listed
+from gopt.text.sanitize import listed
 
 JOIN_COST = 1 << 10
 """By how much a path is longer for each node that joins values of the state's shape: scaling and casting join none."""

@@ -18,7 +18,7 @@ from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, descendants, walk
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import CASTS, LAYOUT, SCALES
-from gopt.sanitize import listed
+from gopt.text.sanitize import listed
 
 
 def assemble(step: StepSkeleton, found: GradientMap, losses: tuple[str, ...]) -> TrainingGraph:

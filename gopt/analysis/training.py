@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from gopt import background
-from gopt.background import Task
 from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.phase import Phase
+from gopt.system import background
+from gopt.system.background import Task
 
 __all__ = ["Phase", "State", "StateKind", "TrainingGraph"]
 T = TypeVar("T")

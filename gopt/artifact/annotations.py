@@ -11,10 +11,10 @@ import onnx
 
 from gopt.ir.device_specs import OWN, ShardedDim, TensorSpec, add_configuration, with_specs
 from gopt.ir.graph import Graph, Node, clone
-from gopt.program import BucketSlice, SpmdProgram
 from gopt.records.mesh import Mesh
 from gopt.records.placements import FlatShard, OnMember, Shard, Sharding
-from gopt.sanitize import show
+from gopt.spmd.program import BucketSlice, SpmdProgram
+from gopt.text.sanitize import show
 
 
 def annotated(graph: Graph, nodes: Sequence[Node], program: SpmdProgram) -> tuple[onnx.ModelProto, list[Node]]:

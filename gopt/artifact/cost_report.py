@@ -14,9 +14,9 @@ from gopt.ir.graph import COMM
 from gopt.ir.types import LOW_PRECISION
 from gopt.lower.phases import phases
 from gopt.lower.rank_graph import RankGraph, RankState
-from gopt.pass_records import PassRun
-from gopt.program import SpmdProgram
-from gopt.sharding.traffic import CallContent, CollectiveCall, Overlap, calls_of, measure
+from gopt.spmd.pass_records import PassRun
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.traffic import CallContent, CollectiveCall, Overlap, calls_of, measure
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType
 from gopt.records.boxes import box_shape
 from gopt.records.mesh import AxisKind, Mesh
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 EDITED = "a file of the folder was edited or comes from another one: write the folder again"
 

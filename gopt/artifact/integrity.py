@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gopt.artifact.json_writer import appended, appended_table, without_end
-from gopt.disk.files import digest_of, reason
-from gopt.disk.hashed import HashedFile, create_hashed
 from gopt.documents.records import Count, Digest, key, to_document
 from gopt.errors import InputError, NoteWarning
+from gopt.system.files import digest_of, reason
+from gopt.system.hashed import HashedFile, create_hashed
 
 SEAL = "seal"
 _MANY = 1 << 26

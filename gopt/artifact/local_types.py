@@ -15,7 +15,7 @@ from gopt.ir.opset import opset_of
 from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import RankGraph
-from gopt.program import SpmdProgram
+from gopt.spmd.program import SpmdProgram
 
 UNKNOWN = TensorType("undefined", None)
 

@@ -23,7 +23,7 @@ from gopt.artifact.manifest import (
 from gopt.artifact.ranks import rank_file
 from gopt.artifact.serialize import SOURCE_FILE
 from gopt.lower.rank_graph import RankGraph, RankState
-from gopt.program import SpmdProgram
+from gopt.spmd.program import SpmdProgram
 
 
 def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> Manifest:

@@ -33,7 +33,7 @@ from gopt.errors import InputError, OptionError
 from gopt.ir.types import known, overflows
 from gopt.records.boxes import Box, box_elements
 from gopt.records.mesh import Mesh
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, Mesh]:

@@ -14,7 +14,7 @@ from gopt.artifact.server_entries import KeyEntry, KeyKind, ServerPlanEntry
 from gopt.collectives.layout import parse_shapes
 from gopt.collectives.messages import MESSAGES
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 _OF_SERVERS = ("Aggregate", "AggregateRows", "Pulled")
 """Messages in files of servers."""

@@ -17,13 +17,13 @@ from google.protobuf.message import DecodeError
 from gopt.artifact.output_paths import check_not_inside, existing
 from gopt.artifact.serialize import model_bytes
 from gopt.artifact.states_file import StatesFile
-from gopt.disk.files import digest_of, is_regular_file, remove
-from gopt.disk.hashed import hashed
-from gopt.disk.signals import defer_signals
-from gopt.disk.staging import Staged, staged_file
-from gopt.disk.staging_names import find_staged
 from gopt.errors import OptionError
 from gopt.ir.graph import Graph
+from gopt.system.files import digest_of, is_regular_file, remove
+from gopt.system.hashed import hashed
+from gopt.system.signals import defer_signals
+from gopt.system.staging import Staged, staged_file
+from gopt.system.staging_names import find_staged
 
 _DIGITS = 8
 LARGEST = 512 << 20

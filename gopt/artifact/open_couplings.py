@@ -8,8 +8,8 @@ from gopt.analysis.coupling.synchronise import synchronise
 from gopt.analysis.loss_reduction import LossRule
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import UnsupportedError
-from gopt.program import SpmdProgram
 from gopt.records.mesh import AxisKind
+from gopt.spmd.program import SpmdProgram
 
 SYNC = "--statistics sync"
 

@@ -8,11 +8,11 @@ from gopt.artifact.pass_facts import operators
 from gopt.artifact.removals import UNKNOWN
 from gopt.artifact.report_groups import OpFact, RemovedVarFact, Shape
 from gopt.ir.graph import Node
-from gopt.opaque.origin import OpaqueCall
-from gopt.opaque.refold import CoveredRange, RefoldedCall, RefoldedWeight
-from gopt.opaque.schema_roles import calls
-from gopt.pass_records import PassRun, rank_ranges
-from gopt.program import SpmdProgram
+from gopt.ir.opaque.origin import OpaqueCall
+from gopt.ir.opaque.refold import CoveredRange, RefoldedCall, RefoldedWeight
+from gopt.ir.opaque.schema_roles import calls
+from gopt.spmd.pass_records import PassRun, rank_ranges
+from gopt.spmd.program import SpmdProgram
 
 PASS = "refold-optimizers"
 UNREAD = "a result of an optimizer that nothing reads"

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gopt.artifact.output_paths import check_output_folder, check_replaceable, check_resolved_folder
-from gopt.background import held
-from gopt.disk.files import make_folders, reason
-from gopt.disk.signals import raise_on_signals
-from gopt.disk.staging import DisplacedTargetError, Staged, staged_folder
 from gopt.errors import OptionError, RunError
+from gopt.system.background import held
+from gopt.system.files import make_folders, reason
+from gopt.system.signals import raise_on_signals
+from gopt.system.staging import DisplacedTargetError, Staged, staged_folder
 
 
 @contextmanager

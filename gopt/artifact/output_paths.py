@@ -20,11 +20,11 @@ from gopt.artifact.report_record import REPORT_FILE
 from gopt.artifact.serialize import SOURCE_FILE
 from gopt.artifact.startup_graphs import STARTUP_FILE
 from gopt.artifact.states_file import STATES_FILE
-from gopt.disk.files import is_regular_file, reason
-from gopt.disk.paths import real_path
 from gopt.documents import read_bytes
 from gopt.documents.prescan import check_prescan
 from gopt.errors import GoptError, InputError, OptionError, RunError
+from gopt.system.files import is_regular_file, reason
+from gopt.system.paths import real_path
 
 _HINT = "choose another path with -o"
 _RANK = re.compile(r"((rank|server)_\d{4,}|trainer)(\.\w+)?\.onnx")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from gopt.documents.records import OPTIONAL, Amount, Count, Positive, from_document, one_of
-from gopt.pass_records import PassRecord
 from gopt.records.pass_facts import BucketFacts as BucketFacts
 from gopt.records.pass_facts import OperatorFacts
+from gopt.spmd.pass_records import PassRecord
 
 
 def buckets(passes: Iterable[PassRecord]) -> list[BucketFacts]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from gopt.artifact.checkpoint_index import INDEX_FILE, complete_steps, step_dir
-from gopt.disk.staging_names import displaced_copies
 from gopt.errors import InputError
-from gopt.sanitize import show
-from gopt.suggestions import LISTED, files_with_suffix, near_file
+from gopt.system.staging_names import displaced_copies
+from gopt.text.sanitize import show
+from gopt.text.suggestions import LISTED, files_with_suffix, near_file
 
 
 def check_folder(path: Path, *, checkpoints: bool = False) -> None:

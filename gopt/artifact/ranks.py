@@ -17,14 +17,14 @@ from gopt.documents.torch_record import KEY as TORCH_NAMES
 from gopt.errors import OptionError
 from gopt.ir.device_specs import drop_configurations, without_specs
 from gopt.ir.graph import COMM
+from gopt.ir.opaque.function_export import prepare
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import encoded_values, value_info
 from gopt.ir.wire_format import field, head
 from gopt.lower.phases import STEP, LoweredPhase
 from gopt.lower.rank_graph import RankBlock, RankGraph, RankState
-from gopt.opaque.function_export import prepare
-from gopt.program import SpmdProgram
-from gopt.progress import ProgressCallback, no_progress
+from gopt.spmd.program import SpmdProgram
+from gopt.system.progress import ProgressCallback, no_progress
 
 
 def write_ranks(

@@ -13,9 +13,9 @@ from gopt.ir.phase import Phase
 from gopt.ir.rewriter import Removal
 from gopt.ir.symbol_table import RESERVED
 from gopt.ir.types import TensorType
-from gopt.pass_records import PassRun, rank_ranges
-from gopt.program import ShardedState, SpmdProgram
 from gopt.records.placements import FULLY_REPLICATED, Sharding
+from gopt.spmd.pass_records import PassRun, rank_ranges
+from gopt.spmd.program import ShardedState, SpmdProgram
 
 
 class RemovalReason(NamedTuple):

@@ -20,16 +20,16 @@ from gopt.artifact.report_tables import OpTables, RemovedVarTables, group_added_
 from gopt.artifact.serialize import FILE_NODES, file_nodes
 from gopt.artifact.step_memory import SOURCE_PEAKS, live_in_source
 from gopt.artifact.step_size import before_after
-from gopt.background import Task
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node
 from gopt.lower.carried_values import FOLLOWED, find_followed
 from gopt.lower.invariants import Check
 from gopt.lower.rank_graph import RankGraph, RankState
-from gopt.pass_records import balance
-from gopt.program import SpmdProgram
-from gopt.sanitize import listed
-from gopt.sharding.traffic import calls_of
+from gopt.spmd.pass_records import balance
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.traffic import calls_of
+from gopt.system.background import Task
+from gopt.text.sanitize import listed
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.report_groups import AddedVarGroup, OpGroup, RemovedVarGroup
 from gopt.documents.records import BY_PASS, OPTIONAL, Amount, Count, Digest, document_items, key, to_document
 from gopt.lower.invariants import Check
-from gopt.pass_records import PassRecord
 from gopt.records.pass_facts import TrafficKind
-from gopt.sharding.traffic import Overlap
+from gopt.spmd.pass_records import PassRecord
+from gopt.spmd.traffic import Overlap
 
 FORMAT = "gopt-report/2"
 REPORT_FILE = "report.json"

@@ -14,14 +14,14 @@ from gopt.analysis.training import TrainingGraph
 from gopt.artifact.annotations import annotated
 from gopt.artifact.states_file import STATES_FILE, StatesFile
 from gopt.ir.graph import Graph, Node
+from gopt.ir.opaque.function_export import prepare, source_nodes
 from gopt.ir.symbol_table import RESERVED
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import encoded_values, value_info
 from gopt.ir.types import TensorType, dtype_code
 from gopt.ir.wire_format import field, head
-from gopt.opaque.function_export import prepare, source_nodes
 from gopt.operators.kinds import CONTROL_FLOW
-from gopt.program import SpmdProgram
+from gopt.spmd.program import SpmdProgram
 
 SOURCE_FILE = "source.onnx"
 FILE_NODES = "serialized nodes"

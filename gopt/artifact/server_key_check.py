@@ -13,7 +13,7 @@ from gopt.artifact.manifest import LocalState, Manifest
 from gopt.artifact.server_entries import KeyEntry, KeyKind, ServerPlanEntry
 from gopt.errors import InputError
 from gopt.ir.types import known, overflows
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 _PS = "parameter_server"
 _WIRES = ("float16", "bfloat16")

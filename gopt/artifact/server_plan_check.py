@@ -17,7 +17,7 @@ from gopt.artifact.table_parts import part_piece, table_layout
 from gopt.errors import InputError, OptionError
 from gopt.records.row_init import RowInit
 from gopt.records.tables import TableLayout
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 _PS = "parameter_server"
 _APART = (Mode.ASYNC, Mode.HALF_ASYNC)

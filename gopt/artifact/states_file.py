@@ -13,9 +13,9 @@ from gopt.ir.file_reads import read_chunks
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, nbytes
 from gopt.lower.rank_graph import RankState
-from gopt.program import SpmdProgram
 from gopt.records.boxes import Box, all_boxes, box_shape
 from gopt.records.placements import Sharding
+from gopt.spmd.program import SpmdProgram
 
 STATES_FILE = "states.bin"
 INLINE = 1024

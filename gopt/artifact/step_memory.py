@@ -12,11 +12,11 @@ from gopt.collectives.layout import ITEM_BYTES
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import nbytes
 from gopt.operators.kinds import VIEWS
-from gopt.pass_records import balance as one_balance
-from gopt.program import ShardedState, SpmdProgram
 from gopt.records.placements import Sharding
-from gopt.sharding.traffic import CallContent, CollectiveCall, calls_of
-from gopt.sharding.verifier import shardings_so_far
+from gopt.spmd.pass_records import balance as one_balance
+from gopt.spmd.program import ShardedState, SpmdProgram
+from gopt.spmd.traffic import CallContent, CollectiveCall, calls_of
+from gopt.spmd.verifier import shardings_so_far
 
 SHARES_MEMORY = VIEWS | {"Select"}
 """Operators whose result can share its operand's memory."""

@@ -9,8 +9,8 @@ from gopt.artifact.report_record import BeforeAfter, RankBytes, RankUsage, Sourc
 from gopt.artifact.step_memory import live, live_in_source
 from gopt.ir.tensor import Tensor
 from gopt.lower.rank_graph import RankGraph, RankState
-from gopt.program import SpmdProgram
-from gopt.sharding.traffic import calls_of
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.traffic import calls_of
 
 
 def before_after(

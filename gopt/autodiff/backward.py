@@ -15,7 +15,7 @@ from gopt.autodiff.simplify import rename, simplify
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.load import graph_of
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 _INSIDE = 4096
 """Bytes up to which a constant is shown to onnx-ad."""

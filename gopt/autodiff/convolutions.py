@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from gopt.autodiff.operators import ForwardOperator
 from gopt.errors import UnsupportedError
 from gopt.ir.tape import ProtoTape
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from gopt.autodiff.refusals import refuse
 from gopt.autodiff.rewrites import expand, rewrite
 from gopt.autodiff.sequences import split_without_sequences
 from gopt.errors import OptionError, UnsupportedError
-from gopt.sanitize import listed, show
+from gopt.text.sanitize import listed, show
 
 _WORD = re.compile(r"[A-Z]\w+")
 """An operator in a message: onnx-ad names it first."""

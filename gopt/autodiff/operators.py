@@ -14,7 +14,7 @@ from gopt.ir.attributes import attribute_value
 from gopt.ir.nodes import nested, reads
 from gopt.ir.type_proto import read_type
 from gopt.ir.types import FLOATS, TensorType, dtype_name
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)

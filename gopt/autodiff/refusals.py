@@ -23,7 +23,7 @@ from gopt.operators.kinds import (
     SCATTERS,
     SEQUENCES,
 )
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)

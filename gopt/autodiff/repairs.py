@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 def repair_transposed_convolutions(graph: Graph, forward: set[str]) -> None:

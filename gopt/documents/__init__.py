@@ -21,9 +21,9 @@ from gopt import limits
 from gopt.documents.prescan import check_prescan
 from gopt.documents.schema import VALUE, first_error
 from gopt.errors import InputError, RunError
-from gopt.garbage import gc_paused
-from gopt.sanitize import show
-from gopt.suggestions import near_file
+from gopt.system.garbage import gc_paused
+from gopt.text.sanitize import show
+from gopt.text.suggestions import near_file
 
 
 @dataclass(frozen=True, slots=True)

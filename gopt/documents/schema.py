@@ -9,8 +9,8 @@ from importlib import resources
 from itertools import islice
 from typing import Any, NamedTuple
 
-from gopt.sanitize import show
-from gopt.suggestions import did_you_mean
+from gopt.text.sanitize import show
+from gopt.text.suggestions import did_you_mean
 
 VALUE = "\0value\0"
 """Placeholder for a value in a message: the value may be long, or have control characters."""

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from onnx import ModelProto
 
-from gopt.disk.files import digest_of
 from gopt.errors import UnsupportedError
-from gopt.garbage import gc_paused
 from gopt.ir.external_data import naming
 from gopt.ir.graph import Graph
 from gopt.ir.load import checked_graph, read_file
 from gopt.ir.model_file import ModelFile
+from gopt.system.files import digest_of
+from gopt.system.garbage import gc_paused
 
 if TYPE_CHECKING:
     from gopt.importers.artifacts.folder import Artifacts

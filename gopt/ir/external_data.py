@@ -22,9 +22,9 @@ from gopt.documents import HEADER, parse_json
 from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, nbytes, overflows
-from gopt.sanitize import show as show
-from gopt.sanitize import show_path
-from gopt.suggestions import near_file
+from gopt.text.sanitize import show as show
+from gopt.text.sanitize import show_path
+from gopt.text.suggestions import near_file
 
 SAFETENSORS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",

@@ -11,7 +11,7 @@ import numpy as np
 
 from gopt.errors import RunError
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.sanitize import show_path
+from gopt.text.sanitize import show_path
 
 
 def read_values(path: str, offset: int, type: TensorType) -> np.ndarray:

@@ -86,7 +86,7 @@ class Node:
         self.captures: tuple[str, ...] = ()
         """Values of the outer graph that bodies of control flow read."""
         self.origin: Any = None
-        """The opaque operator this node was written for (``gopt.opaque.origin``), or None."""
+        """The opaque operator this node was written for (``gopt.ir.opaque.origin``), or None."""
         self.phase: Phase | None = None
         """Forward, backward or update, once the roles of the source are recovered."""
         self._attributes = attributes

@@ -14,7 +14,6 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 from onnx import ModelProto, OperatorSetIdProto, ValueInfoProto
 
 from gopt.errors import GoptError, InputError, UnsupportedError
-from gopt.garbage import gc_paused
 from gopt.ir.chunked_inference import header_for_chunks
 from gopt.ir.external_data import DataFolder, naming, regular_size, show
 from gopt.ir.functions import check_functions
@@ -33,7 +32,8 @@ from gopt.ir.topological_order import check_order
 from gopt.ir.type_proto import read_type
 from gopt.ir.types import TensorType, known
 from gopt.ir.wire_format import check_parts, encoded_nodes
-from gopt.suggestions import files_with_suffix
+from gopt.system.garbage import gc_paused
+from gopt.text.suggestions import files_with_suffix
 
 _PROTOBUF_LIMIT = 2**31 - 1
 _OWN_VALUES = 4

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from onnx import GraphProto, TensorProto
 
-from gopt.garbage import gc_paused
 from gopt.ir.external_data import DataFolder, naming
 from gopt.ir.graph import Graph
 from gopt.ir.graph_io import read_initializers
 from gopt.ir.load import checked_graph, header_of, read_file
 from gopt.ir.model_file import ModelFile
 from gopt.ir.symbol_table import SymbolTable
+from gopt.system.garbage import gc_paused
 
 _KEPT = 64
 """Graphs that are held to compare with: where all files differ, memory stays bounded."""

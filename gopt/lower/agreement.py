@@ -2,7 +2,7 @@
 
 Every node obeys the rules of sharding, and every state that is equal on ranks, and every shard of one, depends on
 batches and random numbers only through reductions over all ranks that see different data, whatever passes made the
-graph. See ``gopt.sharding``.
+graph. See ``gopt.spmd``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from gopt.analysis.training import Phase, StateKind
 from gopt.errors import GoptError, InvariantError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, descendants
-from gopt.program import ShardedState, SpmdProgram
 from gopt.records.placements import PerMember, Placement, Placements, Replicated, Shard, holder
-from gopt.sanitize import and_more
-from gopt.sharding.shardings import Shardings
+from gopt.spmd.program import ShardedState, SpmdProgram
+from gopt.spmd.shardings import Shardings
+from gopt.text.sanitize import and_more
 
 
 def check_placements(program: SpmdProgram, shardings: Shardings) -> int:

@@ -15,7 +15,7 @@ from gopt.errors import InvariantError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.graph_index import walk
-from gopt.program import Accumulator, SpmdProgram
+from gopt.spmd.program import Accumulator, SpmdProgram
 
 FOLLOWED = "old values that new values follow"
 """The question of ``TrainingGraph.once``."""

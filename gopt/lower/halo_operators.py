@@ -1,6 +1,6 @@
 """The halo on one rank: strips that others need, and what is put together of its own value and of the joined strips.
 
-Which places a member has and wants is known (``gopt.sharding.halo``); here they become slices, joins and sums.
+Which places a member has and wants is known (``gopt.spmd.halo``); here they become slices, joins and sums.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from gopt.ir.graph import Node
 from gopt.ir.types import LOW_PRECISION, dtype_code, numpy_dtype
 from gopt.lower.lowered import Lowered, LoweringContext, bounds, make, stand_in
-from gopt.sharding.halo import Halo, HaloPiece
+from gopt.spmd.halo import Halo, HaloPiece
 from gopt.tensor_parallel.builder import inner
 
 

@@ -12,9 +12,9 @@ from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
 from gopt.ir.graph import SPMD, Node
 from gopt.lower.rank_graph import RankGraph, RankState
-from gopt.program import SpmdProgram
 from gopt.records.boxes import Box, all_boxes, box_elements
 from gopt.records.pass_facts import Figure
+from gopt.spmd.program import SpmdProgram
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from gopt.ir.graph import Node
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.lower.lowered import Lowered, LoweringContext, bounds, make
 from gopt.lower.member_operators import MEMBER_OPERATORS
-from gopt.sharding.layouts import identity
+from gopt.spmd.layouts import identity
 from gopt.tensor_parallel.builder import inner
 
 __all__ = ["FLAT", "LOWERED", "Lowered", "LoweringContext"]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gopt.background import Task, begin_all
 from gopt.errors import InvariantError
 from gopt.ir.phase import complete_phases
 from gopt.lower.agreement import check_placements
@@ -17,12 +16,13 @@ from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.lower.refolded import check_refolded
 from gopt.lower.specialise import Specialiser, common_states
 from gopt.lower.variants import check_variants
-from gopt.program import SpmdProgram
-from gopt.progress import ProgressCallback, no_progress
-from gopt.sharding.bucket_order import check_bucket_order
-from gopt.sharding.kept_nodes import check_kept_nodes
-from gopt.sharding.scalar_order import check_scalar_order
-from gopt.sharding.verifier import infer_shardings
+from gopt.spmd.bucket_order import check_bucket_order
+from gopt.spmd.kept_nodes import check_kept_nodes
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.scalar_order import check_scalar_order
+from gopt.spmd.verifier import infer_shardings
+from gopt.system.background import Task, begin_all
+from gopt.system.progress import ProgressCallback, no_progress
 
 
 @dataclass(frozen=True, slots=True)

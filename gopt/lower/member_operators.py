@@ -15,7 +15,7 @@ from gopt.ir.graph import Node
 from gopt.ir.types import numpy_dtype
 from gopt.lower.halo_operators import HALO_OPERATORS
 from gopt.lower.lowered import Lowered, LoweringContext, bounds, make, stand_in
-from gopt.sharding.layouts import identity
+from gopt.spmd.layouts import identity
 from gopt.tensor_parallel.builder import inner
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node, clone
-from gopt.program import SpmdProgram
-from gopt.sanitize import show
+from gopt.spmd.program import SpmdProgram
+from gopt.text.sanitize import show
 
 STEP, MICRO, UPDATE = "step", "micro", "update"
 

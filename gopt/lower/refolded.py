@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gopt.errors import InvariantError
-from gopt.opaque.origin import Origin
-from gopt.opaque.refold import RefoldedCall, RefoldedWeight
-from gopt.program import ShardedState, SpmdProgram
+from gopt.ir.opaque.origin import Origin
+from gopt.ir.opaque.refold import RefoldedCall, RefoldedWeight
+from gopt.spmd.program import ShardedState, SpmdProgram
 
 
 def check_refolded(program: SpmdProgram) -> None:

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from onnx import FunctionProto
 
 from gopt.ir.graph import COMM, SPMD, Node
+from gopt.ir.opaque.function_export import with_functions
+from gopt.ir.opaque.refold import REFOLD, RefoldedCall
 from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType
 from gopt.lower.layout_operators import LOWERED, LoweringContext
 from gopt.lower.phases import LoweredPhase
 from gopt.lower.rank_graph import RankAccumulator, RankBlock, RankGraph, RankState, ShardRange
-from gopt.opaque.function_export import with_functions
-from gopt.opaque.refold import REFOLD, RefoldedCall
-from gopt.program import ShardedState, SpmdProgram
 from gopt.records.placements import Sharding
+from gopt.spmd.program import ShardedState, SpmdProgram
 
 LONGEST_BLOCK = 8192
 """Nodes of a shared block at most: the bytes of one are made in one piece."""

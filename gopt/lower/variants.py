@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator
 from gopt.errors import InvariantError, UnsupportedError
 from gopt.ir.graph import COMM
 from gopt.lower.specialise import common_states
-from gopt.program import SpmdProgram
+from gopt.spmd.program import SpmdProgram
 
 
 def check_variants(program: SpmdProgram) -> None:

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 import gopt
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
 """The wheels of ONNX Runtime: they share a folder, so that one of them at most may be there."""

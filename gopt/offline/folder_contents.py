@@ -40,16 +40,16 @@ from gopt.importers.load import holds_step
 from gopt.ir.external_data import load_state
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
+from gopt.ir.opaque.expand import expand
 from gopt.ir.tensor import Tensor
 from gopt.ir.twin_files import TwinFiles
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.offline.part_order import check_part_order
-from gopt.opaque.expand import expand
-from gopt.pass_records import rank_ranges
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.boxes import in_grid, rows_of
 from gopt.records.mesh import Mesh
-from gopt.sanitize import show
+from gopt.spmd.pass_records import rank_ranges
+from gopt.text.sanitize import show
 
 _AGAIN = "write the folder again with gopt shard or gopt split"
 _EDITED = "the manifest was edited: write the folder again"

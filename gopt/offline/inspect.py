@@ -18,12 +18,12 @@ from gopt.documents.records import to_document
 from gopt.errors import UnsupportedError
 from gopt.ir.device_specs import read_configurations
 from gopt.ir.types import LOW_PRECISION, TensorType
-from gopt.notebook import HtmlTable
 from gopt.offline.optimizer.controls import Controls, find_controls
 from gopt.offline.optimizer.evidence import Rule
 from gopt.offline.optimizer.formulas import Hyper
 from gopt.offline.optimizer.recogniser import Recogniser
-from gopt.progress import ProgressCallback, no_progress
+from gopt.system.progress import ProgressCallback, no_progress
+from gopt.text.notebook import HtmlTable
 
 if TYPE_CHECKING:
     from gopt.api import Source

@@ -19,9 +19,9 @@ from gopt.artifact.states_file import STATES_FILE
 from gopt.documents.draws import Draw
 from gopt.documents.records import OPTIONAL, to_document
 from gopt.lower.invariants import Check
-from gopt.notebook import HtmlTable
 from gopt.offline.inspect_split import SplitInspection, inspect_split
-from gopt.pass_records import PassRecord
+from gopt.spmd.pass_records import PassRecord
+from gopt.text.notebook import HtmlTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from gopt.documents.records import to_document
 from gopt.errors import GoptError, InputError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.load import load
-from gopt.notebook import HtmlTable
-from gopt.sanitize import show
+from gopt.text.notebook import HtmlTable
+from gopt.text.sanitize import show
 
 ROLE = "gopt.role"
 _SERVER = "gopt.server"

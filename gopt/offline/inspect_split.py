@@ -15,8 +15,8 @@ from gopt.artifact.server_entries import KeyKind, ServerPlanEntry
 from gopt.documents.draws import Draw
 from gopt.documents.records import OPTIONAL, to_document
 from gopt.errors import InputError
-from gopt.notebook import HtmlTable
-from gopt.pass_records import balance
+from gopt.spmd.pass_records import balance
+from gopt.text.notebook import HtmlTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,18 @@ from gopt import api
 from gopt.artifact.model_file import check_model, write_model
 from gopt.artifact.output_paths import resolve_output
 from gopt.artifact.states_file import INLINE, StatesFile
-from gopt.disk.files import make_folders, reason
-from gopt.disk.signals import raise_on_signals
 from gopt.errors import OptionError, RunError
 from gopt.ir.graph import Graph
-from gopt.notebook import HtmlTable
 from gopt.offline.folder_contents import FolderContents, kept_source, read_folder
 from gopt.passes import find
 from gopt.passes.base import build_options
+from gopt.passes.pipeline import Pipeline, build_pipeline
 from gopt.passes.shard.options import Options, useless
-from gopt.pipeline import Pipeline, build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology
+from gopt.system.files import make_folders, reason
+from gopt.system.signals import raise_on_signals
+from gopt.text.notebook import HtmlTable
 
 EMBED = 64 << 20
 """Bytes of values up to which a model is one file; larger ones have their values in a second file."""

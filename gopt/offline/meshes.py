@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.offline.plan import PlanChoice, split_choices, split_program
-from gopt.preflight import check_mesh
-from gopt.program import SpmdProgram
+from gopt.passes.preflight import check_mesh
 from gopt.records.mesh import SHARD, Mesh
 from gopt.records.topology import Topology
+from gopt.spmd.program import SpmdProgram
 from gopt.tensor_parallel.mesh_axes import TENSOR
 
 MOST_MEMBERS = 8

@@ -12,7 +12,7 @@ from gopt.artifact.manifest import LocalState
 from gopt.artifact.states_file import STATES_FILE
 from gopt.errors import InputError
 from gopt.ir.tensor import Tensor
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 def check_part_order(parts: Iterable[tuple[int, LocalState, Tensor]]) -> None:

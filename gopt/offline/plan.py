@@ -13,12 +13,12 @@ from gopt.artifact.step_memory import LivePeaks, balance, held, live, members, r
 from gopt.documents.records import to_document
 from gopt.ir.graph_index import GraphIndex
 from gopt.offline.times import CommTimes, times
-from gopt.pipeline import Pipeline, build_pipeline
-from gopt.preflight import check_mesh
-from gopt.program import SpmdProgram
+from gopt.passes.pipeline import Pipeline, build_pipeline
+from gopt.passes.preflight import check_mesh
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology
-from gopt.sharding.traffic import calls_of
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.traffic import calls_of
 
 MIB = 1 << 20
 STAGES = (0, 1, 2, 3)

@@ -25,13 +25,13 @@ from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.report_record import REPORT_FILE
 from gopt.artifact.states_file import STATES_FILE
-from gopt.disk.files import is_regular_file, reason
-from gopt.disk.lock import is_locked
-from gopt.disk.signals import raise_on_signals
-from gopt.disk.staging import replace_file
 from gopt.errors import InputError, RunError
 from gopt.ir.external_data import naming
 from gopt.ir.load import check_model_size
+from gopt.system.files import is_regular_file, reason
+from gopt.system.lock import is_locked
+from gopt.system.signals import raise_on_signals
+from gopt.system.staging import replace_file
 
 
 @dataclass(frozen=True, slots=True)

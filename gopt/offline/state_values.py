@@ -14,9 +14,6 @@ from gopt.artifact.checkpoint_index import open_index
 from gopt.artifact.model_file import check_model, put_file
 from gopt.artifact.output_paths import resolve_output
 from gopt.artifact.safetensors_file import safetensors_chunks
-from gopt.disk.files import make_folders, reason
-from gopt.disk.signals import defer_signals, raise_on_signals
-from gopt.disk.staging import staged_file
 from gopt.documents.torch_record import TorchRecord
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import load_state
@@ -26,8 +23,11 @@ from gopt.ir.tensor import Tensor
 from gopt.offline.folder_contents import read_folder, step_at
 from gopt.offline.merge import save_model
 from gopt.offline.unused_values import refuse_unused
-from gopt.sanitize import show
-from gopt.suggestions import did_you_mean
+from gopt.system.files import make_folders, reason
+from gopt.system.signals import defer_signals, raise_on_signals
+from gopt.system.staging import staged_file
+from gopt.text.sanitize import show
+from gopt.text.suggestions import did_you_mean
 
 OF_MODULE = (StateKind.PARAMETER, StateKind.STATISTIC)
 """States that a PyTorch module has: parameters and running statistics."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gopt.records.topology import Topology
-from gopt.sharding.traffic import CollectiveCall
+from gopt.spmd.traffic import CollectiveCall
 
 
 @dataclass(frozen=True, slots=True)

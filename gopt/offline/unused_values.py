@@ -11,7 +11,7 @@ from gopt.errors import InputError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, walk
 from gopt.ir.tensor import Tensor
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 def refuse_unused(training: TrainingGraph, given: Mapping[str, Tensor], file: str) -> None:

@@ -28,7 +28,7 @@ from gopt.errors import InvariantError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.graph_index import GraphIndex, walk
 from gopt.ir.tensor import Tensor
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)

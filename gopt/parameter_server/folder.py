@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from gopt import background
 from gopt.artifact.integrity import Inventory
 from gopt.artifact.manifest import MANIFEST_FILE, LocalState, Manifest, MeshEntry, PhaseEntry, RankEntry
 from gopt.artifact.manifest_builder import common_entry, local_accumulators, local_state, source_states
@@ -21,15 +20,16 @@ from gopt.artifact.serialize import SOURCE_FILE, model_bytes, without_values
 from gopt.artifact.startup_graphs import StartupFile, with_startup, write_startup
 from gopt.artifact.states_file import INLINE, STATES_FILE, StatesFile
 from gopt.artifact.table_parts import part_piece
-from gopt.disk.files import write_new
 from gopt.ir.graph import Graph
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.lower.rank_graph import RankState
 from gopt.parameter_server.report import build_split_report
 from gopt.parameter_server.split import SplitStep
-from gopt.progress import ProgressCallback, no_progress
 from gopt.records.tables import TableLayout
+from gopt.system import background
+from gopt.system.files import write_new
+from gopt.system.progress import ProgressCallback, no_progress
 
 TRAINER_FILES = RankFiles("trainer", alone=True)
 SERVER_FILES = RankFiles("server")

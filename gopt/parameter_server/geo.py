@@ -39,10 +39,10 @@ from gopt.parameter_server.table_choice import choose_tables
 from gopt.parameter_server.trainers import TrainerScalars, TrainerWriter
 from gopt.parameter_server.units import PlacedPiece, ServerUnit
 from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
-from gopt.program import BucketSlice, ShardedState, SpmdProgram
 from gopt.records.mesh import AxisKind, Mesh
 from gopt.records.placements import FlatShard, Sharding
-from gopt.sanitize import show
+from gopt.spmd.program import BucketSlice, ShardedState, SpmdProgram
+from gopt.text.sanitize import show
 
 SYNC = "sync"
 """The phase of the exchange."""

@@ -16,7 +16,7 @@ from gopt.ir.graph import COMM, Node
 from gopt.operators.kinds import CASTS, VIEWS
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import KeyBucket, ServerPlan
-from gopt.program import SpmdProgram
+from gopt.spmd.program import SpmdProgram
 
 Range: TypeAlias = tuple[str, int, int]
 """Some elements of a flattened tensor: its name, the first, and the one behind the last."""

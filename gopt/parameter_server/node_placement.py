@@ -15,7 +15,7 @@ from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, copied_from
 from gopt.parameter_server.table_choice import TableChoice
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)

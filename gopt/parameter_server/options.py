@@ -9,7 +9,7 @@ from gopt import limits
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.artifact.server_entries import Mode, PullAt
 from gopt.errors import OptionError
-from gopt.option_records import check_least, check_types, spelled
+from gopt.options.records import check_least, check_types, spelled
 from gopt.parameter_server.placement import Placement
 from gopt.parameter_server.slicing import Slicing
 from gopt.records.roles import Roles

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from gopt.errors import InvariantError, OptionError
 from gopt.parameter_server.server_map import assigned
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 class Placement(str, Enum):

@@ -20,7 +20,7 @@ from gopt.parameter_server.placement import PieceSize, place
 from gopt.parameter_server.slicing import pieces, static_shape
 from gopt.parameter_server.table_choice import TableChoice, choose_tables
 from gopt.parameter_server.units import PlacedPiece, ServerUnit, make_units
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)

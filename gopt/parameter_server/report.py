@@ -39,12 +39,12 @@ from gopt.parameter_server.role_sizes import role_sizes
 from gopt.parameter_server.servers import PASS
 from gopt.parameter_server.split import SplitStep
 from gopt.parameter_server.views import ROUND, ROUND_TYPE
-from gopt.pass_records import PassRecord, balance, format_bytes, rank_ranges
-from gopt.program import SpmdProgram
 from gopt.records.mesh import Mesh
 from gopt.records.tables import Rows
-from gopt.sanitize import show
-from gopt.sharding.traffic import Overlap
+from gopt.spmd.pass_records import PassRecord, balance, format_bytes, rank_ranges
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.traffic import Overlap
+from gopt.text.sanitize import show
 
 _REASONS = {
     Phase.FORWARD: "the layout of pulled parameters",

@@ -18,8 +18,8 @@ from typing import Annotated
 from gopt import documents
 from gopt.documents.records import Count
 from gopt.errors import InputError, OptionError
-from gopt.sanitize import listed, show
-from gopt.suggestions import did_you_mean, near_file
+from gopt.text.sanitize import listed, show
+from gopt.text.suggestions import did_you_mean, near_file
 
 Tensors = Mapping[str, frozenset[int]]
 """Tensor -> its pieces' numbers."""

@@ -27,17 +27,17 @@ from gopt.parameter_server.plan import KeyBucket, ServerPlan
 from gopt.parameter_server.table_choice import ServedTable
 from gopt.parameter_server.units import ServerUnit
 from gopt.parameter_server.views import ROUND, role_view
-from gopt.pass_records import PassResult
 from gopt.passes.shard.gradient_reduction import ReducedValue
 from gopt.passes.shard.plan import ParameterGroup, WholeBucket
 from gopt.passes.shard.scalar_reductions import PartialScalar, ScalarReductions
 from gopt.passes.shard.split import GroupEmitter
 from gopt.passes.shard.whole import partial_scalars
-from gopt.program import BucketSlice, ShardedState, SpmdProgram
 from gopt.records.mesh import AxisKind, Mesh
 from gopt.records.placements import FULLY_REPLICATED, FlatShard, OnMember, Sharding
 from gopt.records.tables import Rows
-from gopt.sanitize import and_more, show
+from gopt.spmd.pass_records import PassResult
+from gopt.spmd.program import BucketSlice, ShardedState, SpmdProgram
+from gopt.text.sanitize import and_more, show
 
 SERVER = "server"
 """The axis of the servers, and the group of calls among them."""

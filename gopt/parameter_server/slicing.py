@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 
 from gopt.analysis.partition import ceil_pieces
 from gopt.errors import InvariantError, OptionError, UnsupportedError
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 class Slicing(str, Enum):

@@ -33,11 +33,11 @@ from gopt.parameter_server.plan import ServerPlan, make_plan
 from gopt.parameter_server.servers import ServerKey, ServerProgram, key_name, server_program
 from gopt.parameter_server.table_choice import ServedTable
 from gopt.parameter_server.trainers import TrainerScalars, trainer_program
-from gopt.pass_records import PassResult
-from gopt.program import SpmdProgram
 from gopt.records.roles import RolesEntry
 from gopt.records.tables import TableLayout
-from gopt.sanitize import listed, show
+from gopt.spmd.pass_records import PassResult
+from gopt.spmd.program import SpmdProgram
+from gopt.text.sanitize import listed, show
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from gopt.parameter_server.table_patterns import chosen, fits
 from gopt.parameter_server.table_planner import plan_tables, row_traffic, table_size
 from gopt.records.row_init import RowInit
 from gopt.records.tables import Layout, Rows, TableLayout
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
 from gopt.errors import OptionError
-from gopt.sanitize import show
-from gopt.suggestions import did_you_mean
+from gopt.text.sanitize import show
+from gopt.text.suggestions import did_you_mean
 
 
 def chosen(given: Mapping[str, str], names: Collection[str], what: str = "table") -> dict[str, str]:

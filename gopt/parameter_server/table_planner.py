@@ -17,8 +17,8 @@ from gopt.errors import OptionError
 from gopt.ir.types import nbytes
 from gopt.parameter_server.table_patterns import chosen
 from gopt.records.tables import Layout, TableLayout, even_cuts
-from gopt.sanitize import show
-from gopt.suggestions import nearest
+from gopt.text.sanitize import show
+from gopt.text.suggestions import nearest
 
 ID_BYTES = 8
 NEARLY = 1.1

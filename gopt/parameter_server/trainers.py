@@ -30,8 +30,8 @@ from gopt.parameter_server.trainer_nodes import TrainerNodes
 from gopt.parameter_server.units import PlacedPiece, ServerUnit
 from gopt.parameter_server.views import DONE, ROUND, ROUND_TYPE, role_view
 from gopt.passes.shard.gradient_reduction import accumulated_dtype
-from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
 from gopt.records.mesh import Mesh
+from gopt.spmd.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
 
 
 @dataclass(frozen=True, slots=True)

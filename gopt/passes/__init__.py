@@ -14,7 +14,7 @@ from gopt.passes import (
     tensor_parallel,
 )
 from gopt.passes.base import Pass
-from gopt.suggestions import did_you_mean
+from gopt.text.suggestions import did_you_mean
 
 _ALL = (tensor_parallel, hoist_casts, shard, refold_optimizers, statistics, fuse_collectives, overlap, prune)
 PASSES: dict[str, Pass] = {each.PASS.name: each.PASS for each in _ALL}

@@ -10,9 +10,9 @@ from enum import Enum
 from typing import Any
 
 from gopt.errors import OptionError
-from gopt.pass_records import PassResult
-from gopt.program import SpmdProgram
-from gopt.suggestions import did_you_mean
+from gopt.spmd.pass_records import PassResult
+from gopt.spmd.program import SpmdProgram
+from gopt.text.suggestions import did_you_mean
 
 _MOST = 1 << 63
 """Exclusive upper bound of numeric options, so that a report can represent them."""

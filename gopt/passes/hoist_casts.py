@@ -9,10 +9,10 @@ from gopt.analysis.training import State
 from gopt.ir.graph import Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import dtype_code
-from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
-from gopt.program import BucketSlice, ShardedState, SpmdProgram
 from gopt.records.pass_facts import HoistFacts, PassOptions
+from gopt.spmd.pass_records import PassResult
+from gopt.spmd.program import BucketSlice, ShardedState, SpmdProgram
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,12 @@ from gopt.errors import OptionError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.node_kinds import heavy
 from gopt.ir.rewriter import GraphRewriter
-from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
-from gopt.program import SpmdProgram
 from gopt.records.pass_facts import Figure, HeldGather, OverlapFacts, PassOptions
-from gopt.sharding.traffic import CollectiveCall, calls_of, measure
-from gopt.sharding.verifier import shardings_so_far
+from gopt.spmd.pass_records import PassResult
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.traffic import CollectiveCall, calls_of, measure
+from gopt.spmd.verifier import shardings_so_far
 
 MIB = 1 << 20
 

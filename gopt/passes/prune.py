@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gopt.ir.rewriter import GraphRewriter
-from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
-from gopt.program import SpmdProgram
 from gopt.records.pass_facts import PassOptions, PruneFacts
+from gopt.spmd.pass_records import PassResult
+from gopt.spmd.program import SpmdProgram
 
 
 @dataclass(frozen=True, kw_only=True)

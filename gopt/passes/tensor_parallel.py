@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated
 
 from gopt.analysis.region_mappings import find_region_mappings
-from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
-from gopt.program import SpmdProgram
 from gopt.records.pass_facts import SIZES, PassOptions, TensorParallelFacts
 from gopt.records.topology import Topology
+from gopt.spmd.pass_records import PassResult
+from gopt.spmd.program import SpmdProgram
 from gopt.tensor_parallel.mesh_axes import splitting_axes
 from gopt.tensor_parallel.sizes import Sizes
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from gopt import limits
 from gopt.errors import OptionError
-from gopt.option_records import check_types
-from gopt.option_types import is_digits, is_whole
-from gopt.sanitize import show
+from gopt.options.records import check_types
+from gopt.options.types import is_digits, is_whole
+from gopt.text.sanitize import show
 
 
 class AxisKind(str, Enum):

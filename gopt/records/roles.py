@@ -16,8 +16,8 @@ from itertools import pairwise
 from gopt import limits
 from gopt.documents.records import OPTIONAL, Count, Positive
 from gopt.errors import OptionError
-from gopt.sanitize import show
-from gopt.suggestions import did_you_mean
+from gopt.text.sanitize import show
+from gopt.text.suggestions import did_you_mean
 
 
 class RoleKind(str, Enum):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from gopt.errors import OptionError
 from gopt.records.tables import Ids, TableLayout
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 Values = npt.NDArray[np.float64]
 GAP = 32

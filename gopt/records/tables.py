@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gopt.errors import InputError, InvariantError
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 Ids = npt.NDArray[np.int64]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gopt.errors import OptionError
 from gopt.records.mesh import Mesh
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 _NUMBER = r"([0-9]{1,15}(?:\.[0-9]{1,15})?)"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gopt.ir.graph import COMM, Graph
+from gopt.ir.opaque.expand import expand
 from gopt.ir.types import TensorType
-from gopt.opaque.expand import expand
 from gopt.runtime.device import HOST, Device
 from gopt.runtime.emulate_half import emulate_half
 from gopt.runtime.fold_transposes import fold_transposes

@@ -14,8 +14,8 @@ import onnx
 
 from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.opaque.expand import expand
 from gopt.ir.types import dtype_code, known
-from gopt.opaque.expand import expand
 from gopt.operators.kinds import RECURRENT
 from gopt.runtime import large_products
 from gopt.runtime.blas_threads import one_blas_thread

@@ -8,11 +8,11 @@ from typing import Any, TypedDict
 
 from gopt.analysis.role_map import parse_statistics
 from gopt.errors import OptionError
-from gopt.option_records import check_types, spelled
-from gopt.option_types import is_whole
+from gopt.options.records import check_types, spelled
+from gopt.options.types import is_whole
 from gopt.passes import find
-from gopt.pipeline import Pipeline, build_pipeline
-from gopt.program import SpmdProgram
+from gopt.passes.pipeline import Pipeline, build_pipeline
+from gopt.spmd.program import SpmdProgram
 
 Options = Mapping[str, Mapping[str, Any]]
 """Options of passes: pass -> option -> value."""

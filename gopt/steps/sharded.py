@@ -9,29 +9,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from gopt import background
 from gopt.analysis.coupling import refuse_unlike
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.report_record import ChoiceEntry, Report
-from gopt.background import Task
-from gopt.disk.files import write_new
 from gopt.errors import OptionError
-from gopt.garbage import gc_paused
 from gopt.ir.graph import Graph
 from gopt.lower.invariants import Check
 from gopt.lower.lowering import lower
 from gopt.lower.rank_graph import RankGraph, RankState
-from gopt.notebook import HtmlTable
-from gopt.option_records import changed
-from gopt.option_types import checked
-from gopt.pass_records import PassRun
-from gopt.preflight import check_passes
-from gopt.program import SpmdProgram
-from gopt.progress import ProgressCallback, no_progress
+from gopt.options.records import changed
+from gopt.options.types import checked
+from gopt.passes.preflight import check_passes
 from gopt.records.mesh import Mesh
+from gopt.spmd.pass_records import PassRun
+from gopt.spmd.program import SpmdProgram
 from gopt.steps.shard_options import ShardKeywords, ShardOptions
 from gopt.steps.source import Source, as_source, on_mesh, with_statistics
 from gopt.steps.stored_roles import roles_text
+from gopt.system import background
+from gopt.system.background import Task
+from gopt.system.files import write_new
+from gopt.system.garbage import gc_paused
+from gopt.system.progress import ProgressCallback, no_progress
+from gopt.text.notebook import HtmlTable
 
 if TYPE_CHECKING:
     from gopt.artifact.report_builder import RemovedItems

@@ -17,19 +17,19 @@ from gopt.analysis.training import TrainingGraph
 from gopt.artifact.path_diagnostics import model_is_folder
 from gopt.artifact.report_record import SourceEntry
 from gopt.errors import InputError
-from gopt.garbage import gc_paused
 from gopt.importers.collectives import recognise
 from gopt.importers.load import NO_STARTUP, read_step
 from gopt.ir.external_data import load_state
 from gopt.ir.graph import Graph
-from gopt.notebook import HtmlTable
-from gopt.opaque import schema_roles
-from gopt.opaque.expand import expand
-from gopt.option_types import checked
-from gopt.preflight import check_axes, check_mesh, check_states
-from gopt.progress import ProgressCallback, no_progress
+from gopt.ir.opaque import schema_roles
+from gopt.ir.opaque.expand import expand
+from gopt.options.types import checked
+from gopt.passes.preflight import check_axes, check_mesh, check_states
 from gopt.records.mesh import Mesh, axis_kinds
 from gopt.steps.stored_roles import with_stored_roles
+from gopt.system.garbage import gc_paused
+from gopt.system.progress import ProgressCallback, no_progress
+from gopt.text.notebook import HtmlTable
 
 
 @dataclass(slots=True)

@@ -8,17 +8,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gopt import background
 from gopt.analysis.coupling import refuse_unlike
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.report_record import Report
-from gopt.garbage import gc_paused
-from gopt.notebook import HtmlTable
-from gopt.option_types import checked
+from gopt.options.types import checked
 from gopt.parameter_server.options import SplitOptions
-from gopt.progress import ProgressCallback, no_progress
 from gopt.steps.source import Source, as_source
 from gopt.steps.stored_roles import roles_text
+from gopt.system import background
+from gopt.system.garbage import gc_paused
+from gopt.system.progress import ProgressCallback, no_progress
+from gopt.text.notebook import HtmlTable
 
 if TYPE_CHECKING:
     from gopt.parameter_server.split import SplitStep

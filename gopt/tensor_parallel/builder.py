@@ -15,8 +15,8 @@ from gopt.ir.tape import takes_axes
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.records.placements import Partial, Placement, Replicated, Shard, Window
-from gopt.sharding.conversions import Conversion
-from gopt.sharding.halo import Halo
+from gopt.spmd.conversions import Conversion
+from gopt.spmd.halo import Halo
 
 PASS = "tensor-parallel"
 

@@ -19,9 +19,9 @@ from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.operators.kinds import SIZES
 from gopt.records.placements import PARTS, REPLICATED, Part, Partial, Placement, Replicated, Shard, Window
-from gopt.sharding.halo import Halo
-from gopt.sharding.links import Slot, strategies
-from gopt.sharding.rules import Mismatch, Operand, Use, partial
+from gopt.spmd.halo import Halo
+from gopt.spmd.links import Slot, strategies
+from gopt.spmd.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.mappings import HALO, beside, described_as, is_mapping
 from gopt.tensor_parallel.pool_gradients import scattered
 from gopt.tensor_parallel.results import result_placements

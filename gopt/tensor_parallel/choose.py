@@ -16,7 +16,7 @@ from math import prod
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Node
 from gopt.records.placements import Shard
-from gopt.sharding.links import Slot, Strategy
+from gopt.spmd.links import Slot, Strategy
 from gopt.tensor_parallel.forward import COLUMN_PRODUCTS, LOSSES, Forward, sums
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
 

@@ -10,8 +10,8 @@ from gopt.ir.graph import Node, clone
 from gopt.ir.operator_use import use_of
 from gopt.ir.phase import Phase
 from gopt.records.placements import REPLICATED, Placement, Replicated, Shard, Window
-from gopt.sharding.conversions import Conversion
-from gopt.sharding.links import Slot, strategies
+from gopt.spmd.conversions import Conversion
+from gopt.spmd.links import Slot, strategies
 from gopt.tensor_parallel.builder import PASS, ExpansionBuilder
 from gopt.tensor_parallel.explain import PlacementOrigin
 from gopt.tensor_parallel.propagated import Propagated

@@ -14,7 +14,7 @@ from gopt.operators.kinds import CASTS, MOVES, SUMS
 from gopt.records.mesh import Mesh
 from gopt.records.placements import Placement
 from gopt.records.topology import Link, Topology
-from gopt.sharding.conversions import Conversion, MappingKind
+from gopt.spmd.conversions import Conversion, MappingKind
 
 _HANDED_ON = MOVES | SUMS | CASTS | {"Neg"}
 """Operators between the node that makes a gradient and the update."""

@@ -14,7 +14,7 @@ from gopt.ir.graph import Node
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
 from gopt.operators.kinds import CLASS_LOSSES, PART_NORMS, SMOOTH_MAXIMA
 from gopt.records.placements import Placement, Shard
-from gopt.sharding.links import OperatorUse, axes_of, softmax_axes
+from gopt.spmd.links import OperatorUse, axes_of, softmax_axes
 from gopt.tensor_parallel.builder import ExpansionBuilder
 from gopt.tensor_parallel.losses import loss, normalised
 from gopt.tensor_parallel.pooling import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gopt.errors import OptionError
 from gopt.ir.graph import Graph
 from gopt.records.placements import Placement, Replicated
-from gopt.suggestions import did_you_mean
+from gopt.text.suggestions import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from gopt.ir.operator_use import use_of
 from gopt.ir.phase import Phase
 from gopt.operators.kinds import PRODUCTS, SIZES
 from gopt.records.placements import Partial, Placement, Shard
-from gopt.sharding.links import OperatorUse, Slot, Strategy, strategies
+from gopt.spmd.links import OperatorUse, Slot, Strategy, strategies
 
 COLUMN_PRODUCTS = PRODUCTS | {"Conv"}
 LOSSES = ("LogSoftmax", "SoftmaxCrossEntropyLoss")

@@ -12,7 +12,7 @@ from typing import Any
 
 from gopt.ir.graph import Node
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
-from gopt.sharding.links import OperatorUse
+from gopt.spmd.links import OperatorUse
 from gopt.tensor_parallel.builder import ExpansionBuilder
 
 

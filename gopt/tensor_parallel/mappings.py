@@ -14,8 +14,8 @@ from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.operator_use import use_of
 from gopt.operators.kinds import GATHERS, SCATTERS
 from gopt.records.placements import PARTS, Partial, Placement
-from gopt.sharding.links import OperatorUse
-from gopt.sharding.rules import Mismatch, Operand
+from gopt.spmd.links import OperatorUse
+from gopt.spmd.rules import Mismatch, Operand
 
 MASKED = {name: f"Member{name}" for name in sorted(GATHERS - {"GatherND"} | SCATTERS - {"Scatter"})}
 """Operators that index along a sharded dimension -> the operator that a member runs instead."""

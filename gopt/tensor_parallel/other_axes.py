@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node
 from gopt.records.placements import PARTS, Placement
-from gopt.sharding.rules import Mismatch, Operand
+from gopt.spmd.rules import Mismatch, Operand
 from gopt.tensor_parallel.check import Checker, together
 from gopt.tensor_parallel.mappings import beside
 

@@ -14,11 +14,11 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.operator_use import use_of
 from gopt.ir.phase import Phase
 from gopt.records.placements import Partial, Shard
-from gopt.sharding.links import Slot
-from gopt.suggestions import did_you_mean
+from gopt.spmd.links import Slot
 from gopt.tensor_parallel.choose import Choice
 from gopt.tensor_parallel.forward import COLUMN_PRODUCTS, bare_strategies
 from gopt.tensor_parallel.sizes import Sizes, part_sizes
+from gopt.text.suggestions import did_you_mean
 
 WORDS = ("column", "row", "vocab", "expert", "replicate")
 FED = ("whole",)

@@ -21,9 +21,9 @@ from gopt.ir.operator_use import use_of
 from gopt.ir.phase import advance_phases
 from gopt.operators.kinds import MOVES, RESHAPES, SIZES, SUMS
 from gopt.records.placements import REPLICATED, Partial, Placement, Replicated, Shard, WindowTerms
-from gopt.sharding.conversions import Conversion
-from gopt.sharding.links import Strategy
-from gopt.sharding.rules import Mismatch, Operand, Use, partial
+from gopt.spmd.conversions import Conversion
+from gopt.spmd.links import Strategy
+from gopt.spmd.rules import Mismatch, Operand, Use, partial
 from gopt.tensor_parallel.builder import PASS, ExpansionBuilder
 from gopt.tensor_parallel.converted_values import ConvertedValues
 from gopt.tensor_parallel.cost import Cost

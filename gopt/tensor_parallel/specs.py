@@ -21,7 +21,7 @@ from gopt.ir.operator_use import use_of
 from gopt.operators.kinds import MOVES
 from gopt.records.mesh import Mesh
 from gopt.records.placements import REPLICATED, Placement, Shard
-from gopt.sharding.links import Slot, strategies
+from gopt.spmd.links import Slot, strategies
 from gopt.tensor_parallel.choose import Choice
 from gopt.tensor_parallel.patterns import Pattern
 from gopt.tensor_parallel.sizes import Sizes, part_sizes

@@ -9,9 +9,9 @@ from typing import Any
 
 from gopt.ir.graph import Graph, origin
 from gopt.ir.rewriter import Removal
-from gopt.pass_records import PassResult
-from gopt.program import SpmdProgram
 from gopt.records.placements import Sharding
+from gopt.spmd.pass_records import PassResult
+from gopt.spmd.program import SpmdProgram
 from gopt.tensor_parallel.axes import AxisRequest, AxisSplit, split_axes
 from gopt.tensor_parallel.classes import classes
 from gopt.tensor_parallel.explain import Explanation

@@ -11,7 +11,7 @@ from gopt.ir.graph import SPMD, Graph, Node
 from gopt.ir.types import nbytes
 from gopt.operators.kinds import RESHAPES
 from gopt.records.placements import REPLICATED, Partial, Placement, Shard, WindowTerms
-from gopt.sharding.links import Slot, Strategy, strategies
+from gopt.spmd.links import Slot, Strategy, strategies
 from gopt.tensor_parallel.cost import Cost, Packed
 from gopt.tensor_parallel.forward import COLUMN_PRODUCTS
 from gopt.tensor_parallel.mappings import described_as, is_mapping

@@ -9,8 +9,8 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import SPMD, Graph, Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.records.placements import REPLICATED, Placement, Shard, Window, WindowTerms
-from gopt.sharding.halo import Halo, shared_like, window
-from gopt.sharding.links import Strategy
+from gopt.spmd.halo import Halo, shared_like, window
+from gopt.spmd.links import Strategy
 from gopt.tensor_parallel.pool_gradients import Scattered, scattered
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gopt.frontends.derive.options import DeriveOptions
-from gopt.option_types import checked
+from gopt.options.types import checked
 
 if TYPE_CHECKING:
     from gopt.frontends.derive.derive import Derived

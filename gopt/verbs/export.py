@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gopt.errors import OptionError
 from gopt.frontends.pytorch.options import ExportOptions
-from gopt.option_types import checked
+from gopt.options.types import checked
 
 if TYPE_CHECKING:
     from gopt.frontends.pytorch.export import Exported

@@ -16,7 +16,7 @@ from gopt.offline.explain import explain as tell
 from gopt.offline.seal import Sealed
 from gopt.offline.seal import seal as seal_folder
 from gopt.offline.state_values import TORCH_FILES, StateDict
-from gopt.option_types import checked
+from gopt.options.types import checked
 from gopt.records.mesh import Mesh
 from gopt.verbs.export import needs_torch
 from gopt.verbs.on_disk import Folder, TemporaryFolder, keep_alive, on_disk

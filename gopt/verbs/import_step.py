@@ -11,11 +11,11 @@ from gopt import api
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
 from gopt.errors import InputError, OptionError
-from gopt.garbage import gc_paused
 from gopt.importers.load import read_step
-from gopt.notebook import HtmlTable
 from gopt.offline.merge import save_model
-from gopt.option_types import checked
+from gopt.options.types import checked
+from gopt.system.garbage import gc_paused
+from gopt.text.notebook import HtmlTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 from gopt import api
 from gopt.analysis.role_map import RoleMap
 from gopt.errors import InputError, UnsupportedError
-from gopt.garbage import gc_paused
 from gopt.offline.inspect import inspect_model
 from gopt.offline.kinds.inference import inspect_inference
 from gopt.offline.kinds.ort_artifacts import OrtArtifactsInspection
 from gopt.offline.kinds.registry import Description, inspect_path
-from gopt.option_types import checked
-from gopt.progress import ProgressCallback, no_progress
+from gopt.options.types import checked
+from gopt.system.garbage import gc_paused
+from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verbs.on_disk import Folder, on_disk
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from gopt import api
 from gopt.errors import OptionError
-from gopt.garbage import gc_paused
-from gopt.notebook import HtmlTable
 from gopt.offline.meshes import meshes_of, weigh
 from gopt.offline.plan_ranking import RankedChoice, rank_choices
-from gopt.option_types import checked
+from gopt.options.types import checked
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology, parse_bytes
+from gopt.system.garbage import gc_paused
+from gopt.text.notebook import HtmlTable
 
 
 @dataclass(frozen=True, slots=True)

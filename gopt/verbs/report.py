@@ -9,8 +9,8 @@ from typing import Any
 
 from gopt.offline.html_report import ReportPage, report_page, write_page
 from gopt.offline.html_report.write import check_page
-from gopt.option_types import checked
-from gopt.progress import ProgressCallback, no_progress
+from gopt.options.types import checked
+from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verbs.on_disk import Folder, on_disk
 from gopt.verification.result import Verification
 

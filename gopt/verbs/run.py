@@ -14,15 +14,15 @@ from gopt.api import Sharded, Split
 from gopt.artifact import manifest_check
 from gopt.artifact.checkpoint_index import BEST_DIR, step_dir
 from gopt.errors import OptionError
-from gopt.notebook import HtmlTable
 from gopt.offline.folder_contents import read_folder
-from gopt.option_records import changed
-from gopt.option_types import checked
+from gopt.options.records import changed
+from gopt.options.types import checked
 from gopt.runtime.session import Array
 from gopt.runtime.training.batch_stream import BatchStream, array
 from gopt.runtime.training.draws import seed_of
 from gopt.runtime.training.evaluation import Evaluation
 from gopt.runtime.training.job import Job, Progress, read_manifest
+from gopt.text.notebook import HtmlTable
 from gopt.verbs.curves import curves
 from gopt.verbs.on_disk import TemporaryFolder
 from gopt.verbs.run_options import RunKeywords, RunOptions, check_samples

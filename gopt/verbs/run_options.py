@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from gopt.errors import OptionError
-from gopt.option_records import check_deadline, check_least, check_types, check_words, spelled
+from gopt.options.records import check_deadline, check_least, check_types, check_words, spelled
 from gopt.runtime.session import Array
 from gopt.runtime.training.array_source import Last
 from gopt.runtime.training.batch_stream import BatchStream

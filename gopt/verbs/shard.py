@@ -9,16 +9,16 @@ from typing import Unpack
 from gopt.analysis.region_mappings import find_region_mappings, without_dual
 from gopt.artifact.report_record import ChoiceEntry
 from gopt.errors import OptionError
-from gopt.garbage import gc_paused
-from gopt.option_records import changed, check_types
-from gopt.option_types import checked
-from gopt.progress import ProgressCallback, no_progress
+from gopt.options.records import changed, check_types
+from gopt.options.types import checked
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology, parse_bytes
 from gopt.steps.shard_options import ShardKeywords, ShardOptions
 from gopt.steps.sharded import Sharded
 from gopt.steps.sharded import shard as shard_step
 from gopt.steps.source import Source, as_source, on_mesh
+from gopt.system.garbage import gc_paused
+from gopt.system.progress import ProgressCallback, no_progress
 
 CHOSEN = ("stage", "partition", "bucket_mb", "pipeline")
 """Fields of ``ShardOptions`` that ``auto`` finds."""

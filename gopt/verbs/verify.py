@@ -7,10 +7,10 @@ from dataclasses import fields
 from typing import Unpack
 
 from gopt.errors import OptionError
-from gopt.option_records import changed
-from gopt.option_types import checked
-from gopt.progress import ProgressCallback, no_progress
+from gopt.options.records import changed
+from gopt.options.types import checked
 from gopt.runtime.training.data import check_data
+from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verbs.on_disk import Folder, on_disk
 from gopt.verification.options import VerifyKeywords, VerifyOptions
 from gopt.verification.replay.replay import replay

@@ -12,7 +12,7 @@ from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.pieces import cut
 from gopt.errors import InputError
 from gopt.runtime.session import Array
-from gopt.sanitize import listed, show
+from gopt.text.sanitize import listed, show
 from gopt.verification.rank_programs import RankPrograms
 
 NAMED = 4

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gopt.sanitize import and_more, listed
+from gopt.text.sanitize import and_more, listed
 
 
 class LargeBatch(str, Enum):

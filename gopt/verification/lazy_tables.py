@@ -17,7 +17,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.errors import InputError
 from gopt.records.tables import Rows
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 from gopt.verification.compare import Values
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from gopt.errors import OptionError
-from gopt.option_records import check_deadline, check_least, check_types, spelled
+from gopt.options.records import check_deadline, check_least, check_types, spelled
 from gopt.runtime.training.schedules import USABLE, usable
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from gopt.notebook import HtmlTable
-from gopt.sanitize import and_more, listed
+from gopt.text.notebook import HtmlTable
+from gopt.text.sanitize import and_more, listed
 from gopt.verification.engine_check import EngineCheck
 from gopt.verification.gradient_check import GradientCheck, Verdict
 from gopt.verification.gradient_sample import GradientSample

@@ -12,7 +12,7 @@ from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.ir.types import FLOATS, numpy_dtype
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
-from gopt.sanitize import and_more
+from gopt.text.sanitize import and_more
 from gopt.verification.compare import Values
 from gopt.verification.conditions import Coverage
 from gopt.verification.reference_graphs import refuse_call, subgraph

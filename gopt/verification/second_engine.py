@@ -19,8 +19,8 @@ from gopt.errors import GoptError, RunError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.node_kinds import elementwise
+from gopt.ir.opaque.expand import expand
 from gopt.ir.types import TensorType
-from gopt.opaque.expand import expand
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.emulate_half import emulate_half
 from gopt.runtime.executor import Executor

@@ -19,8 +19,8 @@ from gopt.artifact.manifest import LocalState
 from gopt.artifact.pieces import cut
 from gopt.errors import UnsupportedError
 from gopt.ir.types import LOW_PRECISION
-from gopt.progress import ProgressCallback, no_progress
-from gopt.sanitize import listed
+from gopt.system.progress import ProgressCallback, no_progress
+from gopt.text.sanitize import listed
 from gopt.verification.all_ranks import AllRanks, RankResults, Tamper
 from gopt.verification.compare import StepComparisons, Values, became_not_finite, distance, finite, ratio, same_bits
 from gopt.verification.observations import Observations

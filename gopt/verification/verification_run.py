@@ -10,8 +10,8 @@ import numpy as np
 
 from gopt.analysis.training import StateKind
 from gopt.ir.graph_index import GraphIndex, descendants
-from gopt.progress import ProgressCallback
-from gopt.sanitize import listed
+from gopt.system.progress import ProgressCallback
+from gopt.text.sanitize import listed
 from gopt.verification.all_ranks import Tamper
 from gopt.verification.batches import Batches, SampledBatches
 from gopt.verification.compare import Values, finite, floating

@@ -29,21 +29,21 @@ from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import InputError, RunError
-from gopt.garbage import gc_paused
 from gopt.importers.collectives import DECLARED, parse_groups, recognise
 from gopt.importers.load import load_file
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.load import load
-from gopt.opaque.expand import expand
-from gopt.option_records import changed
+from gopt.ir.opaque.expand import expand
+from gopt.options.records import changed
 from gopt.parameter_server.views import ROUND
-from gopt.progress import ProgressCallback, no_progress
 from gopt.records.mesh import Mesh
 from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import check_threads, run_ranks
 from gopt.runtime.session import SessionCache
 from gopt.runtime.training.hyper_parameters import refuse_unknown
-from gopt.sanitize import listed
+from gopt.system.garbage import gc_paused
+from gopt.system.progress import ProgressCallback, no_progress
+from gopt.text.sanitize import listed
 from gopt.verification import sampling
 from gopt.verification.all_ranks import AllRanks, Tamper, Transport, data_ranks, gradient_boxes
 from gopt.verification.batches import Batches, SampledBatches, UserBatches

@@ -20,7 +20,7 @@ from gopt.analysis.roles import RoleMap
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.api import Source
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 
 SCALARS = {"step", "loss_scale", "good_steps", "micro_step"}
 

@@ -114,7 +114,7 @@ def test_equal_rows_have_a_spec_and_other_slices_a_note(tmp_path):
 
 def slices(start, elements, dims, cuts):
     from gopt.artifact.annotations import slice_spec
-    from gopt.program import BucketSlice
+    from gopt.spmd.program import BucketSlice
 
     sharding = Sharding.along("shard", FlatShard.whole(cuts))
     return slice_spec(BucketSlice("w", start, elements), dims, sharding, Mesh.parse("shard=2"))

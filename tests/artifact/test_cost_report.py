@@ -15,9 +15,9 @@ from gopt.api import Sharded, Source
 from gopt.artifact.cost_report import fewest_calls
 from gopt.artifact.cost_report import figures as cost_figures
 from gopt.documents.records import to_document
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
-from gopt.sharding.traffic import find_calls
+from gopt.spmd.traffic import find_calls
 
 HYBRID = Mesh((("dp", 2), ("shard", 4)))
 FLAT = Mesh((("shard", 8),))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gopt.artifact.output_folder import output_folder
-from gopt.disk.files import write_new
 from gopt.errors import OptionError, RunError, StoppedError
+from gopt.system.files import write_new
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,11 @@ import pytest
 from gopt.cli.main import main
 from helpers import FIXTURES
 
-import gopt.disk.staging as draft_module
 import gopt.offline.merge as merging
+import gopt.system.staging as draft_module
 from gopt.artifact import output_paths
-from gopt.disk import rename
 from gopt.errors import OptionError
+from gopt.system import rename
 
 MODEL = str(FIXTURES / "mlp_sgd.onnx")
 

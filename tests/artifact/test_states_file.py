@@ -16,9 +16,9 @@ from gopt.artifact.states_file import ALIGN, StatesFile, plan_states_file, store
 from gopt.errors import InvariantError, RunError
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
-from gopt.program import SpmdProgram
 from gopt.records.boxes import all_boxes, box_elements
 from gopt.records.mesh import Mesh
+from gopt.spmd.program import SpmdProgram
 
 
 def tensor(count: int, start: int = 0) -> Tensor:

@@ -10,9 +10,9 @@ from products import spread
 
 import gopt
 from gopt.artifact.step_memory import balance, held, live, members, reduced_gradient_bytes
-from gopt.program import SpmdProgram
 from gopt.records.mesh import Mesh
-from gopt.sharding.traffic import find_calls
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.traffic import find_calls
 
 MESH = Mesh((("dp", 2), ("shard", 4)))
 

@@ -60,7 +60,7 @@ def test_a_name_that_is_too_long(what, made, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("how", part(["closed", "full"], 1))
 def test_output_that_cannot_be_written(how):
-    """A whole process, to its end; ``tests/disk/streams.py`` has all commands."""
+    """A whole process, to its end; ``tests/system/streams.py`` has all commands."""
     with open("/dev/full", "wb") as full:
         given = {"stdout": full} if how == "full" else {"preexec_fn": lambda: os.close(1), "stdout": None}
         ended = gopt("passes", **given)

@@ -15,7 +15,7 @@ from gopt.cli.main import main
 from gopt.cli.terminal import print_error, quiet_libraries, safe_json
 from helpers import FIXTURES, is_clean
 
-from gopt.sanitize import line, show
+from gopt.text.sanitize import line, show
 
 EVIL = "w\x1b[31m\x9b2J\u202e\a[/red] [bold"
 """A name that colours, clears and turns a terminal, and that rich would take for its markup."""

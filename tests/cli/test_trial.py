@@ -82,7 +82,7 @@ OTHER_THREAD = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from gopt.cli import trial
-from gopt.disk.signals import raise_on_signals
+from gopt.system.signals import raise_on_signals
 from gopt.errors import StoppedError
 
 def send():

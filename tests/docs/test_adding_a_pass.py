@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import gopt
-from gopt.pipeline import PassInstance, Pipeline, build_pipeline
+from gopt.passes.pipeline import PassInstance, Pipeline, build_pipeline
 from gopt.verification.verify import Verifier
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from gopt.cli.main import COMMANDS
 
 import gopt.records.placements as placements
 from gopt.passes import PASSES
-from gopt.sharding.calls import CONVERSIONS
-from gopt.sharding.layouts import LAYOUTS
+from gopt.spmd.calls import CONVERSIONS
+from gopt.spmd.layouts import LAYOUTS
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}

@@ -29,11 +29,11 @@ import onnx.parser
 from gopt import api
 from gopt.errors import GoptError
 from gopt.offline.text import canonical_text, ref, sharding_notes
-from gopt.pass_records import PassResult
-from gopt.pipeline import build_pipeline, parse_pipeline
-from gopt.preflight import check_passes
-from gopt.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
+from gopt.passes.pipeline import build_pipeline, parse_pipeline
+from gopt.passes.preflight import check_passes
 from gopt.records.mesh import Mesh
+from gopt.spmd.pass_records import PassResult
+from gopt.spmd.program import Accumulator, BucketSlice, ShardedState, SpmdProgram
 
 HOME = Path(__file__).parent
 OPSETS = '<ir_version: 10, opset_import: ["" : 20]>\n'

@@ -12,7 +12,7 @@ import pytest
 from golden_case import AFTER, DIFF, HOME, NOTHING, REFUSED, Case, check, paths, read, write
 
 from gopt.passes import PASSES
-from gopt.pipeline import parse_pipeline
+from gopt.passes.pipeline import parse_pipeline
 
 CASES = [path.relative_to(HOME).with_suffix("").as_posix() for path in paths()]
 

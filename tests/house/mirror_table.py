@@ -55,26 +55,26 @@ OTHERS = {
     "runtime/parameter_server/test_process_faults.py": "trainers and servers as processes, killed and asked to end",
     "runtime/parameter_server/test_server_run.py": "trainers and servers, from split to losses and checkpoints",
     "analysis/test_coupling_random.py": "how samples of a batch meet, in graphs drawn at random",
-    "opaque/test_shard_opaque.py": "steps with an opaque optimizer, from file to ranks",
+    "ir/opaque/test_shard_opaque.py": "steps with an opaque optimizer, from file to ranks",
     "runtime/engines/test_nccl_api.py": "the functions of NCCL that the engine calls",
     "runtime/engines/test_nccl_gpu.py": "the NCCL engine on a real GPU",
     "runtime/test_path_diagnostics.py": "paths of the wrong kind given to each command, beside trained checkpoints",
     "runtime/test_run.py": "gopt run, on threads and on processes",
     "runtime/test_run_messages.py": "what gopt run says of jobs that fail",
     "cli/test_streams.py": "a whole command where names, disks, streams and folders are not as they should be",
-    "disk/test_small_disk.py": "every command that writes, on a disk of every size",
-    "disk/test_every_command.py": "every command: lost outputs, names that would forge lines, modes, links and devices",
-    "disk/test_signal_sweep.py": "every command that runs, with stop signals at drawn times",
-    "disk/test_sweeps.py": "every command that writes, killed and failed at every write",
+    "system/test_small_disk.py": "every command that writes, on a disk of every size",
+    "system/test_every_command.py": "every command: lost outputs, names that would forge lines, modes, links, devices",
+    "system/test_signal_sweep.py": "every command that runs, with stop signals at drawn times",
+    "system/test_sweeps.py": "every command that writes, killed and failed at every write",
     "documents/test_record_damage.py": "damaged documents: schemas, readers and writers decide alike",
     "documents/test_damage.py": "every document that gopt reads, with every key damaged",
     "tensor_parallel/test_random_placements.py": "steps whose parameters are split by dimensions drawn at random",
     "tensor_parallel/test_meshes_generated.py": "streams of tokens on drawn meshes against a simulator of the contract",
-    "sharding/test_rule_tables.py": "which operators the rules take, row by row, and no others",
-    "sharding/test_bucket_steps.py": "errors planted in the buckets of fixtures",
-    "sharding/test_placed_nodes.py": "nodes planted beside shards: what the verifier says that they make",
-    "sharding/test_kept_steps.py": "errors planted in the computation of fixtures: refused, and unequal where they run",
-    "sharding/test_mutants.py": "a step in which one thing is changed at random: what the verifier accepts runs equal",
+    "spmd/test_rule_tables.py": "which operators the rules take, row by row, and no others",
+    "spmd/test_bucket_steps.py": "errors planted in the buckets of fixtures",
+    "spmd/test_placed_nodes.py": "nodes planted beside shards: what the verifier says that they make",
+    "spmd/test_kept_steps.py": "errors planted in the computation of fixtures: refused, and unequal where they run",
+    "spmd/test_mutants.py": "a step in which one thing is changed at random: what the verifier accepts runs equal",
 }
 """Test files of no one module -> what they hold of many."""
 
@@ -115,7 +115,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("analysis.coupling.ignored_labels", "one kind of coupling", "analysis/test_coupling.py"),
     **_each("artifact.open_couplings", "couplings that stay", "laws/test_exactness.py", "numeric/test_adversary.py"),
     **_each("cli.demo cli.doctor cli.elsewhere", "small commands, and hints on options", "cli/test_help.py"),
-    **_each("progress", "a signature", "verbs/test_verbs_shard.py"),
+    **_each("system.progress", "a signature", "verbs/test_verbs_shard.py"),
     **_each("steps.source steps.sharded steps.split steps.stored_roles", "the verbs themselves", "test_api.py",
             "test_gopt.py", "cli/test_shard.py"),
     **_each(
@@ -153,7 +153,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "runtime/parameter_server/test_server_faults.py", "runtime/parameter_server/test_process_faults.py",
     ),
     **_each(
-        "offline.seal cli.seal cli.unchecked_option disk.hashed runtime.training.folder_files",
+        "offline.seal cli.seal cli.unchecked_option system.hashed runtime.training.folder_files",
         "digests of files: taken, compared, renewed, left out", "artifact/test_integrity.py",
     ),
     **_each("cli.run_servers", "the command for a split", "runtime/parameter_server/test_server_run.py"),
@@ -164,7 +164,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "parameter_server/test_parameter_server_split.py", "parameter_server/test_table_choice.py",
     ),
     **_each("collectives.messages", "messages as schemas", "collectives/test_schemas.py"),
-    **_each("sharding.shardings", "the table that the verifier fills", "sharding/test_verifier.py"),
+    **_each("spmd.shardings", "the table that the verifier fills", "spmd/test_verifier.py"),
     **_each("lower.rank_graph", _RECORDS, "lower/test_specialise.py"),
     **_each(
         "lower.lowering", "the order in which ranks are made and checked", "lower/test_invariants.py",
@@ -173,8 +173,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("lower.lowered", _RECORDS, "lower/test_layout_operators.py", "lower/test_member_operators.py"),
     **_each(
         "operators.dims.choices operators.dims.elements operators.dims.link operators.dims.moves "
-        "operators.dims.normalise operators.dims.products sharding.links.windows",
-        "families of one table: every operator of it is run whole and split", "sharding/test_links.py",
+        "operators.dims.normalise operators.dims.products spmd.links.windows",
+        "families of one table: every operator of it is run whole and split", "spmd/test_links.py",
     ),
     **_each("tensor_parallel.losses", "written by expansions", "tensor_parallel/test_expansions.py"),
     **_each(
@@ -184,7 +184,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("tensor_parallel.split_program", "the body of the pass", "passes/test_tensor_parallel.py"),
     **_each("errors", "classes with their exit codes, which every command ends with", "cli/test_main.py"),
     **_each(
-        "program", "the step that passes change: what it says of states is what ranks hold",
+        "spmd.program", "the step that passes change: what it says of states is what ranks hold",
         "lower/test_agreement.py", "lower/test_invariants.py", "golden",
     ),
     # --- artifacts ---
@@ -222,7 +222,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("artifact.ranks artifact.serialize", _WRITTEN, "cli/test_shard.py", "offline/test_merge.py", "numeric"),
     **_each(
-        "artifact.optimizer_report", "rows of the report on opaque optimizers", "opaque/test_shard_opaque.py",
+        "artifact.optimizer_report", "rows of the report on opaque optimizers", "ir/opaque/test_shard_opaque.py",
         "golden/refold-optimizers",
     ),
     **_each("artifact.path_diagnostics", "needs trained checkpoints", "runtime/test_path_diagnostics.py"),
@@ -320,7 +320,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("passes.prune", _GOLDEN, "golden/prune"),
     **_each(
         "passes.refold_optimizers passes.refold_optimizers.match", _GOLDEN, "golden/refold-optimizers",
-        "opaque/test_shard_opaque.py",
+        "ir/opaque/test_shard_opaque.py",
     ),
     **_each(
         "passes.fuse_collectives.diagnose passes.fuse_collectives.emit passes.fuse_collectives.order "
@@ -378,13 +378,13 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     # --- files in ---
     **_each("ir.graph_io ir.tensor_proto", "inputs, outputs and values of a file", "ir/test_load.py", "ir/test_npz.py"),
     **_each(
-        "opaque.body_builder opaque.operator_schema opaque.optimizer_math opaque.ort_optimizers "
-        "opaque.preview_optimizers opaque.table",
-        "what an optimizer operator computes, held against its formula", "opaque/test_table_body.py",
+        "ir.opaque.body_builder ir.opaque.operator_schema ir.opaque.optimizer_math ir.opaque.ort_optimizers "
+        "ir.opaque.preview_optimizers ir.opaque.table",
+        "what an optimizer operator computes, held against its formula", "ir/opaque/test_table_body.py",
     ),
     **_each(
-        "opaque.expand opaque.function_export opaque.origin opaque.refold opaque.schema_roles",
-        "how a step with an opaque optimizer is read and written", "opaque/test_shard_opaque.py",
+        "ir.opaque.expand ir.opaque.function_export ir.opaque.origin ir.opaque.refold ir.opaque.schema_roles",
+        "how a step with an opaque optimizer is read and written", "ir/opaque/test_shard_opaque.py",
         "golden/refold-optimizers",
     ),
     # --- runtime ---

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2] / "gopt"
 REFUSALS = frozenset({"InputError", "OptionError", "UnsupportedError"})
 PACKAGES = (
-    "analysis", "frontends", "importers", "opaque", "parameter_server", "passes", "steps", "tensor_parallel",
+    "analysis", "frontends", "importers", "parameter_server", "passes", "steps", "tensor_parallel",
     "verification",
 )  # fmt: skip
 

@@ -22,7 +22,7 @@ from recipes import CHECKS, DIRECTIONS, NORMS, Recipe, build
 
 import gopt
 from gopt.errors import GoptError, UnsupportedError
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 

@@ -18,10 +18,10 @@ import gopt
 from gopt.analysis.role_map import RoleMap
 from gopt.errors import InvariantError, UnsupportedError
 from gopt.ir.graph import COMM, SPMD, Node
-from gopt.program import SpmdProgram
 from gopt.records.mesh import Mesh, axis_kinds
 from gopt.records.placements import FlatShard, Sharding
-from gopt.sharding.verifier import infer_shardings
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.verifier import infer_shardings
 from gopt.verification.verify import Verifier
 
 

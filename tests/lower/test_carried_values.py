@@ -18,8 +18,8 @@ from gopt.errors import GoptError, InvariantError
 from gopt.ir.graph import Node
 from gopt.lower.carried_values import check_carried_values
 from gopt.passes.shard.gradient_reduction import GradientReduction
-from gopt.program import ShardedState, SpmdProgram
 from gopt.records.mesh import Mesh
+from gopt.spmd.program import ShardedState, SpmdProgram
 from gopt.verification.verify import Verifier
 
 

@@ -9,7 +9,7 @@ from gopt.ir.graph import SPMD, Node
 from gopt.ir.types import TensorType
 from gopt.lower.halo_operators import HALO_OPERATORS, lowest
 from gopt.lower.lowered import LoweringContext
-from gopt.sharding.halo import Halo
+from gopt.spmd.halo import Halo
 
 HALO = Halo((11, 11, 11, 11), ((-1, 12), (10, 23), (21, 34), (32, 45)))
 

@@ -13,10 +13,10 @@ from test_carried_values import exchanged
 import gopt
 from gopt.api import Sharded
 from gopt.errors import GoptError, InvariantError
+from gopt.ir.opaque.refold import RefoldedCall
 from gopt.lower.refolded import check_refolded
-from gopt.opaque.refold import RefoldedCall
-from gopt.program import SpmdProgram
 from gopt.records.mesh import Mesh
+from gopt.spmd.program import SpmdProgram
 from gopt.verification.verify import Verifier
 
 

@@ -12,8 +12,8 @@ import gopt
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Node
 from gopt.lower.variants import check_variants
-from gopt.program import SpmdProgram
 from gopt.records.mesh import Mesh
+from gopt.spmd.program import SpmdProgram
 
 
 def program(mesh: str = "shard=2,tp=3") -> SpmdProgram:

@@ -15,7 +15,7 @@ from steps_gen.oracle import cut, mean, run, session
 
 import gopt
 from gopt.errors import GoptError
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from mesh_gen.make import Step
 

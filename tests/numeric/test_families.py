@@ -13,7 +13,7 @@ from products import fewer, spread
 
 import gopt
 from gopt.offline.inspect import inspect_model
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 

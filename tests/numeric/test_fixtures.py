@@ -9,7 +9,7 @@ from products import fewer, part, spread
 
 import gopt
 from gopt.analysis.training import StateKind
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 

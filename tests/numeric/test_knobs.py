@@ -16,7 +16,7 @@ import gopt
 from gopt.errors import OptionError
 from gopt.ir.graph import COMM
 from gopt.passes import PASSES
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 

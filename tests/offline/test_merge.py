@@ -24,7 +24,7 @@ from gopt.offline import merge as module
 from gopt.offline.diff import diff
 from gopt.offline.folder_contents import read_folder
 from gopt.offline.merge import merge, reshard
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 

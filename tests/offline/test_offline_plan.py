@@ -12,7 +12,7 @@ from gopt.errors import OptionError, UnsupportedError
 from gopt.offline.plan import PlanChoice, ShardSettings, bucket_choices, choices, estimate_cost, split_program
 from gopt.offline.plan_ranking import best, rank_choices
 from gopt.offline.times import CommTimes
-from gopt.pipeline import Pipeline
+from gopt.passes.pipeline import Pipeline
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology
 

@@ -11,7 +11,7 @@ import gopt
 from gopt.offline.times import times
 from gopt.records.mesh import Mesh
 from gopt.records.topology import Topology
-from gopt.sharding.traffic import find_calls
+from gopt.spmd.traffic import find_calls
 
 
 def one_link(ranks: int) -> Topology:

@@ -13,7 +13,7 @@ from gopt.errors import InvariantError
 from gopt.ir.graph import Node
 from gopt.parameter_server import split as module
 from gopt.parameter_server.options import SplitOptions
-from gopt.program import SpmdProgram
+from gopt.spmd.program import SpmdProgram
 
 Plant = Callable[[SpmdProgram], object]
 

@@ -13,12 +13,12 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType
 from gopt.lower.phases import phases
 from gopt.lower.specialise import Specialiser
-from gopt.program import SpmdProgram
 from gopt.records.mesh import Mesh
 from gopt.runtime.engines.threads import run_ranks
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
-from gopt.sharding.verifier import infer_shardings
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.verifier import infer_shardings
 
 CACHE = SessionCache()
 

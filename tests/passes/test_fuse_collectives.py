@@ -19,10 +19,10 @@ from gopt.ir.graph import COMM, SPMD
 from gopt.ir.load import load
 from gopt.ir.types import TensorType
 from gopt.passes.fuse_collectives import FusionOptions, fuse_collectives
-from gopt.pipeline import build_pipeline
-from gopt.program import SpmdProgram
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.records.placements import FlatShard, Sharding
+from gopt.spmd.program import SpmdProgram
 from gopt.verification.verify import Verifier
 
 MIB = 1 << 20

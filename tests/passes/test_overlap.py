@@ -16,10 +16,10 @@ from gopt.artifact.report_builder import call_bytes
 from gopt.errors import OptionError
 from gopt.ir.node_kinds import heavy
 from gopt.passes.overlap import Issue, LiveRange, issue
-from gopt.pipeline import build_pipeline
-from gopt.program import SpmdProgram
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
-from gopt.sharding.traffic import CallContent, find_calls, measure, peak_gathered
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.traffic import CallContent, find_calls, measure, peak_gathered
 from gopt.verification.verify import Verifier
 
 FLAT = Mesh((("shard", 4),))

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gopt.errors import OptionError
-from gopt.pass_records import PassResult
 from gopt.passes import DEFAULT, PASSES, find
 from gopt.passes.base import Pass, build_options, option_table, show_options
-from gopt.program import SpmdProgram
+from gopt.spmd.pass_records import PassResult
+from gopt.spmd.program import SpmdProgram
 
 
 class Kind(str, Enum):

@@ -15,7 +15,7 @@ from recipes import Recipe, build
 
 import gopt
 from gopt.errors import OptionError, UnsupportedError
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 

@@ -10,7 +10,7 @@ from helpers import source
 
 import gopt
 from gopt.ir.load import load
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 

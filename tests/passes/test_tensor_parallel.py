@@ -11,7 +11,7 @@ from products import fewer, part, spread
 import gopt
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.phase import Phase
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 

@@ -27,7 +27,7 @@ from gopt.artifact.safetensors_file import safetensors_chunks
 from gopt.errors import GoptError, RunError
 from gopt.ir.types import TensorType
 from gopt.offline.merge import merge, reshard
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.runtime.engines import heartbeat, launch
 from gopt.runtime.engines.base import run_threads

@@ -17,11 +17,11 @@ from gopt.cli.main import main
 from test_run import command, mpi, run, samples, settings, train, written
 
 from gopt.artifact.checkpoint_index import LOCK_FILE
-from gopt.disk.lock import lock_file
 from gopt.errors import OptionError, RunError, StoppedError
 from gopt.runtime.engines import launch
 from gopt.runtime.engines.processes import RankProcesses
 from gopt.runtime.runtime_errors import MAX_TEXT, node_error
+from gopt.system.lock import lock_file
 
 
 def ran(folder: Path, data: str, steps: int, *more: str, lr: str = "") -> int:

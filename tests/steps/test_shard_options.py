@@ -9,7 +9,7 @@ import pytest
 import gopt
 from gopt.errors import OptionError
 from gopt.parameter_server.options import SplitOptions
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.steps.shard_options import ShardKeywords, ShardOptions
 from gopt.verbs.run_options import RunKeywords, RunOptions
 from gopt.verification.options import VerifyKeywords, VerifyOptions

@@ -19,7 +19,7 @@ from helpers import source
 
 import gopt
 from gopt.errors import OptionError, UnsupportedError
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 

@@ -20,7 +20,7 @@ from steps_gen.plan import draw
 import gopt
 from gopt.api import Source
 from gopt.errors import GoptError
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 
 MESHES = ("tp=2", "tp=2", "shard=2,tp=2", "dp=2,tp=2")

@@ -11,11 +11,11 @@ import gopt
 from gopt.errors import OptionError
 from gopt.ir.phase import Phase
 from gopt.offline.times import times
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.records.placements import REPLICATED, Partial, Shard
 from gopt.records.topology import Link, Topology
-from gopt.sharding.traffic import find_calls
+from gopt.spmd.traffic import find_calls
 from gopt.tensor_parallel.cost import Cost, Packed
 from gopt.verification.verify import Verifier
 

@@ -9,7 +9,7 @@ from members import Array, joined, run, simulated, swept
 from gopt.ir.graph import Node
 from gopt.ir.types import TensorType
 from gopt.records.placements import REPLICATED, Placement, Replicated, Shard
-from gopt.sharding.links import OperatorUse
+from gopt.spmd.links import OperatorUse
 from gopt.tensor_parallel.expansions import expansion
 
 SIZES = ((4, 3), (0, 7), (1, 2, 4), (3, 0, 4))

@@ -6,7 +6,7 @@ import pytest
 
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.records.placements import REPLICATED, Partial, Shard
-from gopt.sharding.rules import Mismatch, Operand
+from gopt.spmd.rules import Mismatch, Operand
 from gopt.tensor_parallel.mappings import beside, is_mapping
 
 

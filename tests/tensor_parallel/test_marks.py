@@ -12,8 +12,8 @@ from gopt.api import Sharded
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM
 from gopt.passes.base import build_options
+from gopt.passes.pipeline import build_pipeline
 from gopt.passes.tensor_parallel import PASS
-from gopt.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.tensor_parallel.marks import parse_marks
 from gopt.verification.verify import Verifier

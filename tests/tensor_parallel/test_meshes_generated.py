@@ -10,7 +10,7 @@ from mesh_gen.make import Recipe, make
 
 import gopt
 from gopt.errors import OptionError, UnsupportedError
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 

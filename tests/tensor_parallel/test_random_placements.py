@@ -12,7 +12,7 @@ from steps_gen.make import make
 from steps_gen.plan import draw as draw_plan
 
 import gopt
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.verification.verify import Verifier
 

@@ -8,7 +8,7 @@ from specs import say
 
 import gopt
 from gopt.errors import InputError, OptionError, UnsupportedError
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.records.placements import Shard
 from gopt.tensor_parallel.choose import Choice

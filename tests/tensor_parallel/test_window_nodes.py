@@ -16,12 +16,12 @@ import gopt
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.types import TensorType
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.records.placements import REPLICATED, Partial, Shard, Window, WindowTerms
-from gopt.sharding.halo import Halo
-from gopt.sharding.links import Strategy
-from gopt.sharding.rules import Mismatch, Operand
+from gopt.spmd.halo import Halo
+from gopt.spmd.links import Strategy
+from gopt.spmd.rules import Mismatch, Operand
 from gopt.tensor_parallel.check import check, together
 from gopt.tensor_parallel.mappings import beside, is_mapping
 from gopt.tensor_parallel.window_nodes import counted_as, placed, pool_member, taken

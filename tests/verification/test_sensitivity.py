@@ -14,7 +14,7 @@ from plants import attribute, gradient_calls, own_values, replace
 from products import spread
 
 import gopt
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.verification import variant_runner
 from gopt.verification.reference_step import LocalResults, ReferenceProgram
 from gopt.verification.result import Outcome, Verification

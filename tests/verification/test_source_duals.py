@@ -11,7 +11,7 @@ import gopt
 from gopt import api
 from gopt.api import on_mesh
 from gopt.errors import UnsupportedError
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.verification.source_duals import check_source_duals
 from gopt.verification.verify import Verifier

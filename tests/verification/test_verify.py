@@ -16,7 +16,7 @@ from products import spread
 
 import gopt
 from gopt.errors import RunError
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.verification.result import Outcome
 from gopt.verification.variants import INFINITE, PLAIN
 from gopt.verification.verify import Verifier

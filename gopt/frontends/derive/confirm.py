@@ -27,7 +27,7 @@ from gopt.ir.node_kinds import random
 from gopt.ir.tensor import Tensor
 from gopt.runtime.training.array_source import MicroStep
 from gopt.runtime.training.data import open_data
-from gopt.sanitize import listed, show
+from gopt.text.sanitize import listed, show
 from gopt.verification import sampling
 from gopt.verification.gradient_check import GradientCheck, Verdict, check_gradients
 from gopt.verification.gradient_check.forward import CheckedForward, Precision, Values, sessions_for

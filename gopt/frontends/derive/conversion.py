@@ -21,7 +21,7 @@ from gopt.operators.kinds import POOLS, RESIZES
 from gopt.runtime.runtime_errors import node_error
 from gopt.runtime.session import SessionCache
 from gopt.runtime.windows import window
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 _HALF_PIXELS = 11
 """The operator set from which on Resize has half pixels by default."""

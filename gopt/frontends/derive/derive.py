@@ -13,15 +13,15 @@ import numpy as np
 
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
-from gopt.disk.files import reason
 from gopt.errors import OptionError, RunError
 from gopt.frontends.derive.confirm import confirm
 from gopt.frontends.derive.forward_model import read_forward
 from gopt.frontends.derive.options import DeriveOptions
 from gopt.frontends.derive.step import write_step
 from gopt.ir.tensor import Tensor
-from gopt.notebook import HtmlTable
 from gopt.offline.merge import save_model
+from gopt.system.files import reason
+from gopt.text.notebook import HtmlTable
 
 IN_MEMORY = 1 << 28
 """Bytes of stored values above which they lie in a file while gradients are confirmed, which holds moved ones."""

@@ -25,7 +25,7 @@ from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import FLOATS, TensorType, dtype_name
 from gopt.runtime.capacity import check_batches_fit
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 _INSIDE = 1 << 12
 """Bytes up to which a constant stands in the model that is differentiated: axes, shapes, scales."""

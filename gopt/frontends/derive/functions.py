@@ -10,7 +10,7 @@ import onnx
 import onnx.parser
 from onnx import FunctionProto, NodeProto, numpy_helper
 
-from gopt.opaque.inline import inline_call
+from gopt.ir.opaque.inline import inline_call
 
 OPSET = 20
 """The operator set in which functions are written, and to which older forward models are converted."""

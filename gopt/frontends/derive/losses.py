@@ -11,7 +11,7 @@ from onnx import NodeProto
 from gopt.errors import OptionError
 from gopt.frontends.derive.functions import call
 from gopt.ir.types import TensorType, dtype_code, numpy_dtype
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 LOSS = "loss"
 

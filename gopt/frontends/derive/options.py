@@ -13,8 +13,8 @@ from gopt.errors import OptionError
 from gopt.frontends.derive.losses import LOSSES, Criterion
 from gopt.frontends.derive.optimizers import OPTIMIZERS, Optimizer
 from gopt.frontends.derive.schedules import SCHEDULES, ScheduleFormula
-from gopt.option_records import check_least, check_types, spelled
-from gopt.suggestions import did_you_mean
+from gopt.options.records import check_least, check_types, spelled
+from gopt.text.suggestions import did_you_mean
 
 BATCHES = 3
 """Batches that are drawn for the check of gradients."""

@@ -16,7 +16,7 @@ from gopt.ir.nodes import nested
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS
 from gopt.operators.table import operator
-from gopt.sanitize import listed, show
+from gopt.text.sanitize import listed, show
 
 MASK = 1e4
 """A constant with an element of this size or above is a mask, such as -10000 in front of a softmax."""

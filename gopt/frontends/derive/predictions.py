@@ -9,8 +9,8 @@ from gopt.errors import OptionError
 from gopt.frontends.derive.forward_model import ForwardModel
 from gopt.ir.types import FLOATS, TensorType
 from gopt.operators.kinds import VIEWS
-from gopt.sanitize import show
-from gopt.suggestions import did_you_mean
+from gopt.text.sanitize import show
+from gopt.text.suggestions import did_you_mean
 
 
 def predicted(forward: ForwardModel, wanted: str) -> str:

@@ -17,7 +17,7 @@ from gopt.operators.kinds import RANDOM
 from gopt.runtime.float64 import Float64Graph
 from gopt.runtime.session import SessionCache
 from gopt.runtime.widen import NARROW, widened
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 from gopt.verification.gradient_check.forward import Values
 from gopt.verification.reference_graphs import refuse_call, subgraph
 

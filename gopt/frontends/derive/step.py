@@ -28,8 +28,8 @@ from gopt.ir.load import graph_of
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import value_info
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
-from gopt.sanitize import listed, show
-from gopt.suggestions import did_you_mean
+from gopt.text.sanitize import listed, show
+from gopt.text.suggestions import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

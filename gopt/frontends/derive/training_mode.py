@@ -20,7 +20,7 @@ from gopt.frontends.derive.functions import call
 from gopt.frontends.derive.options import DeriveOptions, Norms
 from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import TensorType, dtype_code, numpy_dtype
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 DRAW = "draw_"
 """Inputs of uniform random numbers in [0, 1), as ``gopt export`` names them."""

@@ -17,7 +17,7 @@ from gopt.errors import UnsupportedError
 from gopt.frontends.pytorch.sized_constants import SizedConstants, affine
 from gopt.ir.attributes import attribute_value
 from gopt.ir.constant_folding import constant_array
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 T = TypeVar("T")
 SIZE = "batch"

@@ -19,7 +19,7 @@ from gopt.frontends.pytorch.python_values import Path, changed, is_number, is_va
 from gopt.frontends.pytorch.rates import moved_options
 from gopt.frontends.pytorch.reads import user_line
 from gopt.frontends.pytorch.surroundings import surroundings, tensors_around
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 @dataclass(slots=True)

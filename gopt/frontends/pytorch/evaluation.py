@@ -39,7 +39,7 @@ from gopt.frontends.pytorch.tracing import TracedStep, exportable, graph_of_code
 from gopt.ir.graph import Graph
 from gopt.runtime.executor import Executor, no_calls
 from gopt.runtime.session import SessionCache
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 Tensors = dict[str, torch.Tensor]
 

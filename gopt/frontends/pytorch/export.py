@@ -33,8 +33,8 @@ from gopt.frontends.pytorch.recorded_step import RecordedStep
 from gopt.frontends.pytorch.shapes import check_trained, without_values
 from gopt.frontends.pytorch.tracing import TracedStep
 from gopt.ir.graph import Graph
-from gopt.notebook import HtmlTable
 from gopt.offline.merge import save_model
+from gopt.text.notebook import HtmlTable
 
 
 @dataclass(frozen=True, slots=True)

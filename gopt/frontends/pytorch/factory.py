@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.frontends.pytorch.copies import OPTIMIZER_HOOKS, copy_tensor_hooks, rebind_hooks, rebound
 from gopt.frontends.pytorch.scripts import Script, script_factory
-from gopt.sanitize import show
-from gopt.suggestions import did_you_mean
+from gopt.text.sanitize import show
+from gopt.text.suggestions import did_you_mean
 
 RESERVED = ("lr", "loss")
 """An input and an output of each step."""

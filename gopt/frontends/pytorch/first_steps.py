@@ -21,7 +21,7 @@ from gopt.frontends.pytorch.options import ExportOptions
 from gopt.frontends.pytorch.randomness import RecordedDraws, ReplayedDraws
 from gopt.frontends.pytorch.stand_in import stand_in
 from gopt.frontends.pytorch.states import Place, StateForm, find_places, store_others
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 _SHARE, _ROUNDING = 1e-4, 1e-6
 """Differences of rounding: as a share of a state's change, and of its norm."""

@@ -21,8 +21,8 @@ from gopt.frontends.pytorch.rates import (
     scheduled_options,
     share_of,
 )
-from gopt.sanitize import show
-from gopt.suggestions import did_you_mean
+from gopt.text.sanitize import show
+from gopt.text.suggestions import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gopt.errors import OptionError
-from gopt.option_records import check_types
+from gopt.options.records import check_types
 
 MOST_STEPS = 1_000_000
 """Steps for which a schedule may be written down."""

@@ -15,8 +15,8 @@ import torch
 from gopt.errors import OptionError, UnsupportedError
 from gopt.frontends.pytorch.factory import Recipe, loss_in
 from gopt.frontends.pytorch.options import ExportOptions
-from gopt.sanitize import show
-from gopt.suggestions import did_you_mean
+from gopt.text.sanitize import show
+from gopt.text.suggestions import did_you_mean
 
 
 @dataclasses.dataclass(slots=True)

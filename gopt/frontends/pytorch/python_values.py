@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from gopt.errors import UnsupportedError
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 Path = tuple[str, ...]
 _OF_TORCH = {"defaults", "state", "param_groups", "_opt_called", "_zero_grad_profile_name"}

@@ -42,7 +42,7 @@ from gopt.frontends.pytorch.states import find_places
 from gopt.frontends.pytorch.surroundings import tensors_around
 from gopt.frontends.pytorch.tracing import TracedStep, trace
 from gopt.ir.graph import Graph
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 _CALLS = "the batch is a tuple: the loss is called as loss(module(*inputs), target); of a dict as loss(module, batch)"
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from gopt.errors import InputError, OptionError
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 GUARD = 'if __name__ == "__main__":'
 _LOSSES = ("criterion", "loss", "loss_fn", "loss_function", "compute_loss", "objective")

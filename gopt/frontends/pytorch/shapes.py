@@ -20,7 +20,7 @@ from gopt.frontends.pytorch.eager import autocast, clip
 from gopt.frontends.pytorch.eager_code import readable
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.options import ExportOptions
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 @contextlib.contextmanager

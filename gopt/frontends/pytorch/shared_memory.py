@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from gopt.errors import UnsupportedError
 from gopt.frontends.pytorch.python_values import Path, said
 from gopt.frontends.pytorch.states import Place, StateForm
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 def refuse_shared_memory(places: Sequence[Place], around: Mapping[Path, torch.Tensor]) -> None:

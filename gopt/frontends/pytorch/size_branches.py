@@ -39,7 +39,7 @@ from gopt.frontends.pytorch.options import ExportOptions
 from gopt.frontends.pytorch.raising_guards import may_catch, only_raises
 from gopt.frontends.pytorch.reads import is_of_user, user_frames, user_line
 from gopt.frontends.pytorch.samples import dimensions, of_one_size, resized, samples_of
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 SMOOTH = (
     sympy.Symbol, sympy.Number, sympy.Add, sympy.Mul, sympy.Pow, sympy.logic.boolalg.Boolean, IntTrueDiv, FloatTrueDiv,

@@ -17,7 +17,7 @@ from gopt.frontends.pytorch.tracing import BACKOFF, EPOCH, GROWTH, INTERVAL
 from gopt.ir.tensor import Tensor
 from gopt.offline.state_values import StateDict, StepValues, new_file, put_new
 from gopt.runtime.training.schedules import default_schedule
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 def save_torch(

@@ -44,7 +44,7 @@ from gopt.frontends.pytorch.recurrent import dropout_between_layers
 from gopt.frontends.pytorch.schedules import closed_form
 from gopt.frontends.pytorch.states import Place, StateForm
 from gopt.frontends.pytorch.value_shapes import refuse_shapes_of_values
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 EPOCH = "scheduler.step"
 FIRST_SCALE, GROWTH, BACKOFF, INTERVAL = 65536.0, 2.0, 0.5, 2000

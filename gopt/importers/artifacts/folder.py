@@ -15,7 +15,7 @@ from gopt.importers.artifacts.checkpoint import IDENTIFIER, OrtCheckpoint, read_
 from gopt.ir.external_data import naming
 from gopt.ir.functions import check_functions
 from gopt.ir.load import read_file
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 DOMAIN = "com.microsoft"
 ACCUMULATOR = "InPlaceAccumulatorV2"

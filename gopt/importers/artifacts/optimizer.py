@@ -1,6 +1,6 @@
 """The optimizer graph of artifacts, and the nodes that it becomes in a step: a clip, and one opaque optimizer.
 
-The graph takes sequences by position, one place for each parameter that is trained. ``gopt.opaque`` knows the
+The graph takes sequences by position, one place for each parameter that is trained. ``gopt.ir.opaque`` knows the
 arithmetic of the optimizer.
 """
 
@@ -18,8 +18,8 @@ from gopt.importers.artifacts.folder import DOMAIN, OPTIMIZERS
 from gopt.importers.artifacts.hints import EXPORT_AGAIN
 from gopt.importers.artifacts.lowering.builder import Builder
 from gopt.ir.external_data import show
-from gopt.opaque.operator_schema import OperatorSchema
-from gopt.opaque.table import OPERATORS
+from gopt.ir.opaque.operator_schema import OperatorSchema
+from gopt.ir.opaque.table import OPERATORS
 
 CLIP = "InplaceClipGradNorm"
 _EPSILON = 1e-6

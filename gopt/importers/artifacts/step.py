@@ -27,11 +27,11 @@ from gopt.ir.graph import ROLES, Graph, Node
 from gopt.ir.load import checked_graph
 from gopt.ir.model_file import ModelFile
 from gopt.ir.nodes import nested
+from gopt.ir.opaque.expand import expand
 from gopt.ir.opset import opset_of
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import value_info
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.opaque.expand import expand
 
 OPSET = 17
 """The oldest operator set of a step: earlier ones have no LayerNormalization, and no scatter that adds."""

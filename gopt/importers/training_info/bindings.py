@@ -13,7 +13,7 @@ from gopt.errors import UnsupportedError
 from gopt.importers.training_info.names import broken, stored_types
 from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import TensorType, known
-from gopt.sanitize import line, show
+from gopt.text.sanitize import line, show
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from gopt.importers.training_info.bindings import value_infos
 from gopt.ir.functions import check_functions, inline_functions, reached_functions
 from gopt.ir.nodes import nested, reads
 from gopt.ir.type_proto import read_type
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 PREVIEW = "ai.onnx.preview.training"
 

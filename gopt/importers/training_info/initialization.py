@@ -8,7 +8,7 @@ from gopt.importers.training_info.bindings import fits, value_types
 from gopt.importers.training_info.names import broken, check_reads, stored_types
 from gopt.ir.type_proto import read_type
 from gopt.ir.types import TensorType, known
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 def initialization_model(model: ModelProto, info: TrainingInfoProto) -> ModelProto:

@@ -10,7 +10,7 @@ from gopt.errors import InputError
 from gopt.ir.nodes import reads
 from gopt.ir.type_proto import read_type
 from gopt.ir.types import TensorType, dtype_name, known
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 def broken(text: str, *hints: str) -> InputError:

@@ -19,7 +19,7 @@ from gopt.importers.training_info.initialization import check_initialization
 from gopt.importers.training_info.names import broken, check_reads, join, stored_types
 from gopt.importers.training_info.startup import startup_model
 from gopt.ir.graph import ROLES, STEP_ROLES
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 @dataclass(frozen=True, slots=True)

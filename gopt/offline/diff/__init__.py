@@ -20,7 +20,7 @@ from gopt.offline.diff.folders import diff_folders, review_folders
 from gopt.offline.diff.models import diff_models
 from gopt.offline.diff.result import Diff
 from gopt.offline.diff.values import EXACT, Tolerance
-from gopt.suggestions import near_file
+from gopt.text.suggestions import near_file
 
 __all__ = ["Diff", "Tolerance", "diff", "review"]
 

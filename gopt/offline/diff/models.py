@@ -12,13 +12,13 @@ from gopt.api import read_roles, stored_roles
 from gopt.errors import GoptError
 from gopt.importers.load import load_step
 from gopt.ir.graph import Graph
+from gopt.ir.opaque.expand import expand
 from gopt.ir.tensor import Tensor
 from gopt.offline.diff.nodes import node_lines
 from gopt.offline.diff.pairing import Pairing
 from gopt.offline.diff.result import Diff, FileDifference
 from gopt.offline.diff.values import EXACT, Distance, Tolerance, distance
 from gopt.offline.text import digest, ref, tensor_text
-from gopt.opaque.expand import expand
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gopt.notebook import HtmlTable
 from gopt.offline.diff.sections import Section, kind_sections
+from gopt.text.notebook import HtmlTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from gopt.errors import OptionError
 from gopt.offline.explain.folder_index import FolderIndex
 from gopt.offline.explain.stories import STORIES
 from gopt.offline.explain.story import Fact, Story
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 __all__ = ["Fact", "Story", "explain"]
 

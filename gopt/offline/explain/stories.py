@@ -14,8 +14,8 @@ from gopt.offline.explain.folder_index import FolderIndex
 from gopt.offline.explain.split_stories import key_story, table_story
 from gopt.offline.explain.story import Fact
 from gopt.offline.explain.wiring import Wiring
-from gopt.pass_records import format_bytes, group_ranks, rank_ranges
-from gopt.sanitize import listed
+from gopt.spmd.pass_records import format_bytes, group_ranks, rank_ranges
+from gopt.text.sanitize import listed
 
 _MOST = 6
 """Names, and ranges of ranks, that a line or a story lists."""

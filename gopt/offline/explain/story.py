@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gopt.documents.records import to_document
-from gopt.notebook import HtmlTable
+from gopt.text.notebook import HtmlTable
 
 
 @dataclass(frozen=True, slots=True)

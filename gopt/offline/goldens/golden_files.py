@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 from gopt import documents
 from gopt.artifact.output_folder import replaced_folder
-from gopt.disk.files import is_regular_file, reason, write_new
-from gopt.disk.staging import sweep
 from gopt.documents.records import OPTIONAL, Name, from_document, key, one_of
 from gopt.errors import InputError, OptionError, RunError
 from gopt.offline.goldens.golden_text import FIRST_LINE, SECTIONS, CaseRequest
-from gopt.sanitize import listed, show
+from gopt.system.files import is_regular_file, reason, write_new
+from gopt.system.staging import sweep
+from gopt.text.sanitize import listed, show
 
 CONFIG_FILE = "gopt-golden.toml"
 FOLDER = "golden"

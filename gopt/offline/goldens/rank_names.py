@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gopt.pass_records import rank_ranges
+from gopt.spmd.pass_records import rank_ranges
 
 
 class RankNames:

@@ -19,7 +19,7 @@ from gopt.offline.html_report.proof import read_proof
 from gopt.offline.html_report.record import Heading, PassEntry, ReportPage, RoleCounts, SizeRow, SizeTable, Timeline
 from gopt.offline.html_report.step_timeline import step_timeline
 from gopt.offline.html_report.trace_timeline import trace_timeline
-from gopt.pass_records import PassRecord
+from gopt.spmd.pass_records import PassRecord
 
 _SIZES = (
     ("nodes", "nodes", "count"), ("parameters", "parameters", "bytes"),

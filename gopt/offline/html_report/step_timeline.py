@@ -19,10 +19,10 @@ from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.load import load
 from gopt.ir.node_kinds import heavy
+from gopt.ir.opaque.expand import expand
 from gopt.ir.phase import Phase
 from gopt.offline.html_report.record import Span, Timeline
-from gopt.opaque.expand import expand
-from gopt.sharding.traffic import GATHERS, uses_of_results
+from gopt.spmd.traffic import GATHERS, uses_of_results
 
 SPANS = 4000
 """Spans of a timeline at most."""

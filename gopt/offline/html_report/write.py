@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 from gopt.artifact.output_paths import check_not_inside, existing, resolve_output
-from gopt.disk.files import is_regular_file, make_folders, reason
-from gopt.disk.signals import raise_on_signals
-from gopt.disk.staging import staged_file
 from gopt.errors import OptionError, RunError
 from gopt.offline.html_report.page import HEAD, page_text
 from gopt.offline.html_report.record import ReportPage
+from gopt.system.files import is_regular_file, make_folders, reason
+from gopt.system.signals import raise_on_signals
+from gopt.system.staging import staged_file
 
 _HINT = "choose another path with --html"
 

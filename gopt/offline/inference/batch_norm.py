@@ -17,7 +17,7 @@ from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.offline.inference.forward_subgraph import ForwardSubgraph, evaluate
 from gopt.operators.kinds import CASTS, MEANS, SPREADS
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 _LAYOUT = SPREADS | CASTS
 _SCALE = frozenset(["Mul", "Div", "Sub", "Add", "Sqrt", "Reciprocal", "Pow", "Max", "Clip"])

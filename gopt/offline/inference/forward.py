@@ -16,8 +16,8 @@ from gopt.offline.inference.batch_norm import evaluated
 from gopt.offline.inference.dropout import as_identities, uniform_draws
 from gopt.offline.inference.forward_subgraph import ForwardSubgraph
 from gopt.operators.kinds import HEAVY
-from gopt.sanitize import show
-from gopt.suggestions import did_you_mean
+from gopt.text.sanitize import show
+from gopt.text.suggestions import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

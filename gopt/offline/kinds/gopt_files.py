@@ -17,8 +17,8 @@ from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import Report
 from gopt.documents.records import from_document, to_document
 from gopt.errors import InputError
-from gopt.notebook import HtmlTable
 from gopt.offline.kinds.candidate import FileCandidate
+from gopt.text.notebook import HtmlTable
 
 MANIFEST, REPORT, RECORD = "gopt-manifest/1", report_record.FORMAT, "gopt-record/1"
 

@@ -20,16 +20,16 @@ import onnx
 from gopt.analysis.coupling.marks import Relation
 from gopt.analysis.coupling.propagate import propagate, start
 from gopt.analysis.roles import carried_states, trained_outputs
-from gopt.disk.files import digest_of
 from gopt.documents.records import to_document
 from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.ir.functions import inline_functions
 from gopt.ir.graph import Graph
 from gopt.ir.load import graph_of, load, outline
 from gopt.ir.types import TensorType, dtype_name
-from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
 from gopt.offline.kinds.candidate import FileCandidate
+from gopt.system.files import digest_of
+from gopt.text.notebook import HtmlTable
 
 SIZE = 8
 """A size that a hint gives to a dimension that has a name."""

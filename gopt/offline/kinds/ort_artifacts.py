@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gopt.documents.records import to_document
-from gopt.notebook import HtmlTable
 from gopt.offline.inspect import Inspection
 from gopt.offline.kinds.candidate import FileCandidate
 from gopt.offline.kinds.ort_checkpoint import OrtCheckpointInspection, inspect_ort_checkpoint, is_ort_checkpoint
@@ -19,6 +18,7 @@ from gopt.offline.kinds.ort_models import (
     is_ort_optimizer,
     is_ort_training,
 )
+from gopt.text.notebook import HtmlTable
 
 MOST = 32
 """Files of a folder that are looked at."""

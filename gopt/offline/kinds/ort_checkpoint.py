@@ -7,9 +7,9 @@ from typing import Any
 
 from gopt.documents.records import to_document
 from gopt.importers.artifacts.checkpoint import IDENTIFIER, OptimizerGroup, Stored, read_checkpoint
-from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
 from gopt.offline.kinds.candidate import FileCandidate
+from gopt.text.notebook import HtmlTable
 
 NEXT = "it holds values for the training_model.onnx beside it: gopt inspect FOLDER shows both"
 

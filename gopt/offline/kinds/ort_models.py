@@ -17,9 +17,9 @@ from onnx import NodeProto, ValueInfoProto
 from gopt.documents.records import to_document
 from gopt.importers.artifacts.folder import ACCUMULATOR, OPTIMIZERS, is_optimizer, is_training, of_type
 from gopt.ir.types import TensorType, dtype_name
-from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
 from gopt.offline.kinds.candidate import FileCandidate
+from gopt.text.notebook import HtmlTable
 
 BACKWARD = "Backward pass"
 """The ``doc_string`` of each node of the backward."""

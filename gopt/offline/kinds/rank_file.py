@@ -10,9 +10,9 @@ from typing import Any
 from gopt.documents.records import to_document
 from gopt.ir.graph import COMM
 from gopt.ir.load import load
-from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
 from gopt.offline.kinds.candidate import FileCandidate
+from gopt.text.notebook import HtmlTable
 
 RANK, MESH, FORMAT = "gopt.rank", "gopt.mesh", "gopt.format"
 

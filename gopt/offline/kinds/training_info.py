@@ -10,8 +10,8 @@ from typing import Any
 from gopt import api
 from gopt.documents.records import to_document
 from gopt.errors import GoptError
-from gopt.notebook import HtmlTable
 from gopt.offline.kinds.candidate import FileCandidate
+from gopt.text.notebook import HtmlTable
 
 NEXT = "gopt shard MODEL --ranks N shards it: algorithm and update_binding are read as one step"
 REFUSED = "correct what is refused, or write the step as one plain graph: new states as outputs"

@@ -15,9 +15,9 @@ from gopt.documents.records import to_document
 from gopt.errors import InputError
 from gopt.ir.external_data import naming, read_safetensors
 from gopt.ir.types import TensorType
-from gopt.notebook import HtmlTable
 from gopt.offline.inspect import NamedValue
 from gopt.offline.kinds.candidate import FileCandidate
+from gopt.text.notebook import HtmlTable
 
 NEXT = "it holds only values: gopt shard MODEL --state FILE gives them to a step whose inputs have these names"
 

@@ -16,8 +16,6 @@ from onnx import ModelProto
 
 from gopt import documents, limits
 from gopt.artifact.states_file import STATES_FILE
-from gopt.disk.paths import real_path
-from gopt.disk.staging import staged_file
 from gopt.documents.records import from_document, to_document
 from gopt.errors import InputError, OptionError
 from gopt.ir.external_data import naming, reason, regular_size, show
@@ -26,6 +24,8 @@ from gopt.ir.wire_format import check_parts
 from gopt.offline.reproducer.inputs import VALUES_FILE, Content
 from gopt.offline.reproducer.record import FORMAT, Input, Reproducer
 from gopt.offline.reproducer.values import fill_values, is_external, write_external
+from gopt.system.paths import real_path
+from gopt.system.staging import staged_file
 
 RECORD_FILE = "reproducer.json"
 _TIME = (1980, 1, 1, 0, 0, 0)

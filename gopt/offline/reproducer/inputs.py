@@ -21,13 +21,13 @@ from gopt.artifact.manifest_check import parse_manifest
 from gopt.artifact.report_record import REPORT_FILE
 from gopt.artifact.serialize import SOURCE_FILE
 from gopt.artifact.states_file import STATES_FILE
-from gopt.disk.files import is_regular_file
 from gopt.errors import InputError
 from gopt.importers.load import holds_step
 from gopt.ir.external_data import DataFolder
 from gopt.ir.model_file import parse_model
 from gopt.ir.wire_format import check_parts
 from gopt.offline.reproducer.values import leave_out_values, move_external
+from gopt.system.files import is_regular_file
 
 VALUES_FILE = "values.bin"
 """External values of a model, in a reproducer and beside its unpacked model."""

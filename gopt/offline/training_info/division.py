@@ -16,10 +16,10 @@ from gopt.autodiff.operators import FreeNames
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node, clone
 from gopt.ir.nodes import nested
+from gopt.ir.opaque.function_export import source_nodes
 from gopt.ir.symbol_table import RESERVED
 from gopt.offline.inference.forward import InferenceForward
-from gopt.opaque.function_export import source_nodes
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 IN_TRAINING = "training"
 """The end of the name of a value that is another one in evaluation."""

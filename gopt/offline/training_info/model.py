@@ -18,12 +18,12 @@ from gopt.documents.roles import RolesRecord
 from gopt.errors import InputError
 from gopt.ir.graph import STEP_ROLES, Graph, Node
 from gopt.ir.nodes import nested
+from gopt.ir.opaque.function_export import prepare
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import value_info
 from gopt.offline import merge
 from gopt.offline.training_info.division import StepDivision
-from gopt.opaque.function_export import prepare
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 OLDEST = 7
 """Version of the file format since which models have ``training_info``."""

@@ -9,16 +9,16 @@ from gopt.analysis.partition import MIB
 from gopt.errors import OptionError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
-from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.passes.fuse_collectives.diagnose import Place, neighbours
 from gopt.passes.fuse_collectives.emit import NAME, fuse
 from gopt.passes.fuse_collectives.order import CallOrder, orders
 from gopt.passes.fuse_collectives.pack import Packing, bound_by, item, pack
 from gopt.passes.fuse_collectives.rules import combine
-from gopt.program import SpmdProgram
 from gopt.records.pass_facts import FusionFacts, PassOptions
-from gopt.sharding.verifier import parts_so_far
+from gopt.spmd.pass_records import PassResult
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.verifier import parts_so_far
 
 
 @dataclass(frozen=True, kw_only=True)

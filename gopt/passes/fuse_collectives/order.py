@@ -9,7 +9,7 @@ from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.node_kinds import heavy
 from gopt.operators.kinds import REDUCTIONS
-from gopt.program import SpmdProgram
+from gopt.spmd.program import SpmdProgram
 
 _REDUCTIONS = frozenset(REDUCTIONS)
 

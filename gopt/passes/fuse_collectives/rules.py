@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
-from gopt.program import SpmdProgram
 from gopt.records.placements import FlatShard, Sharding
+from gopt.spmd.program import SpmdProgram
 
 
 def combine(program: SpmdProgram, rewriter: GraphRewriter) -> dict[str, int]:

@@ -9,16 +9,16 @@ from functools import cached_property
 
 from gopt.analysis.training import StateKind
 from gopt.ir.graph import SPMD, Graph, Node
+from gopt.ir.opaque.operator_schema import Values
+from gopt.ir.opaque.origin import OpaqueCall, Origin
+from gopt.ir.opaque.refold import REFOLD, RefoldedCall, RefoldedWeight
 from gopt.ir.rewriter import GraphRewriter
-from gopt.opaque.operator_schema import Values
-from gopt.opaque.origin import OpaqueCall, Origin
-from gopt.opaque.refold import REFOLD, RefoldedCall, RefoldedWeight
-from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.passes.refold_optimizers.match import CurrentGraph, Match, NoFoldError, Pieces, slots
-from gopt.program import SpmdProgram
 from gopt.records.pass_facts import ExpandedWeights, OperatorFacts, PassOptions, RefoldFacts
 from gopt.records.placements import FULLY_REPLICATED
+from gopt.spmd.pass_records import PassResult
+from gopt.spmd.program import SpmdProgram
 
 NAME = "refold-optimizers"
 

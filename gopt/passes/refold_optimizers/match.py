@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gopt.ir.graph import SPMD, Node
+from gopt.ir.opaque.operator_schema import Values
+from gopt.ir.opaque.origin import SHARED, OpaqueCall
+from gopt.ir.opaque.refold import CoveredRange, RefoldedWeight
 from gopt.ir.types import TensorType
-from gopt.opaque.operator_schema import Values
-from gopt.opaque.origin import SHARED, OpaqueCall
-from gopt.opaque.refold import CoveredRange, RefoldedWeight
-from gopt.program import ShardedState
 from gopt.records.placements import FULLY_REPLICATED, Sharding
+from gopt.spmd.program import ShardedState
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ from gopt.analysis.training import Phase
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.analysis.updates import UpdateMode, UpdateSubgraph
 from gopt.ir.rewriter import GraphRewriter
-from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.passes.shard.emit import Groups
 from gopt.passes.shard.emitted_bucket import EmittedBucket
@@ -24,8 +23,9 @@ from gopt.passes.shard.scalar_reductions import ScalarReductions
 from gopt.passes.shard.shared_scalars import share
 from gopt.passes.shard.split import emit_split
 from gopt.passes.shard.whole import emit_replicated, emit_whole
-from gopt.program import SpmdProgram
 from gopt.records.pass_facts import BucketFacts, ShardFacts
+from gopt.spmd.pass_records import PassResult
+from gopt.spmd.program import SpmdProgram
 
 
 def shard(program: SpmdProgram, options: Options) -> PassResult:

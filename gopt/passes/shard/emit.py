@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
-from gopt.program import BucketSlice
 from gopt.records.placements import FULLY_REPLICATED, Sharding
+from gopt.spmd.program import BucketSlice
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from gopt.passes.shard.gradient_reduction import ReducedGradients
 from gopt.passes.shard.parameter_gather import GatherBucket
 from gopt.passes.shard.scalar_reductions import PartialScalar
-from gopt.program import ShardedState
+from gopt.spmd.program import ShardedState
 
 
 @dataclass(slots=True)

@@ -15,8 +15,8 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code
 from gopt.passes.shard import emit
 from gopt.passes.shard.loss_weights import LossWeights
-from gopt.program import Accumulator, SpmdProgram
 from gopt.records.placements import FULLY_REPLICATED, FlatShard, OnMember, Sharding
+from gopt.spmd.program import Accumulator, SpmdProgram
 
 
 @dataclass(slots=True)

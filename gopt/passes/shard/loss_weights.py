@@ -15,8 +15,8 @@ from gopt.analysis.loss_reduction import LossRule
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code, scalar_of
 from gopt.passes.shard import emit
-from gopt.program import Accumulator, SpmdProgram
 from gopt.records.placements import FULLY_REPLICATED, Sharding
+from gopt.spmd.program import Accumulator, SpmdProgram
 
 
 @dataclass

@@ -11,9 +11,9 @@ from gopt.analysis.partition import Owners, Partition, PartitionRule
 from gopt.analysis.training import StateKind
 from gopt.errors import OptionError
 from gopt.passes.shard.plan import StateLayout, TransferStyle
-from gopt.program import SpmdProgram
 from gopt.records.pass_facts import STAGES, Figure, PassOptions
-from gopt.suggestions import did_you_mean
+from gopt.spmd.program import SpmdProgram
+from gopt.text.suggestions import did_you_mean
 
 
 class Stage(IntEnum):

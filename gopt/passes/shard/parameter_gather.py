@@ -18,8 +18,8 @@ from gopt.ir.graph import Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code
 from gopt.passes.shard import emit
-from gopt.program import ShardedState, SpmdProgram
 from gopt.records.placements import OnMember, Sharding
+from gopt.spmd.program import ShardedState, SpmdProgram
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from gopt.analysis.training import Phase, TrainingGraph
 from gopt.analysis.updates import UpdateMode, Updates, UpdateSubgraph
 from gopt.collectives.layout import flat_cuts
 from gopt.ir.types import TensorType
-from gopt.program import BucketSlice, ShardedState
 from gopt.records.placements import FlatShard, OnMember, Sharding
+from gopt.spmd.program import BucketSlice, ShardedState
 
 
 class TransferStyle(str, Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gopt.errors import OptionError
 from gopt.ir.rewriter import GraphRewriter
 from gopt.passes.shard import emit
-from gopt.program import SpmdProgram
+from gopt.spmd.program import SpmdProgram
 
 
 def share(program: SpmdProgram, rewriter: GraphRewriter, data: str | None) -> None:

@@ -17,7 +17,7 @@ from gopt.passes.shard.gradient_reduction import GradientReduction, ReducedValue
 from gopt.passes.shard.parameter_gather import GatherBucket, OwnedParameter
 from gopt.passes.shard.plan import ParameterGroup, SplitBucket
 from gopt.passes.shard.scalar_reductions import PartialScalar, ScalarReductions
-from gopt.program import ShardedState
+from gopt.spmd.program import ShardedState
 
 
 def emit_split(

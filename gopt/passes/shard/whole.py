@@ -12,8 +12,8 @@ from gopt.passes.shard.gradient_reduction import GradientReduction, ReducedGradi
 from gopt.passes.shard.parameter_gather import GatherBucket, OwnedParameter
 from gopt.passes.shard.plan import ReplicatedBucket, TransferStyle, WholeBucket
 from gopt.passes.shard.scalar_reductions import PartialScalar, ScalarReductions
-from gopt.program import BucketSlice, ShardedState
 from gopt.records.placements import Sharding
+from gopt.spmd.program import BucketSlice, ShardedState
 
 
 def emit_replicated(bucket: ReplicatedBucket, reduction: GradientReduction) -> EmittedBucket:

@@ -20,11 +20,11 @@ from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import FLOATS, numpy_dtype
-from gopt.pass_records import PassResult
 from gopt.passes.base import Pass
 from gopt.passes.statistics.calls import StatisticCalls, readers_in_update, refuse_apart
-from gopt.program import SpmdProgram
 from gopt.records.pass_facts import STATISTICS, PassOptions, StatisticsFacts
+from gopt.spmd.pass_records import PassResult
+from gopt.spmd.program import SpmdProgram
 
 
 class StatisticPolicy(str, Enum):

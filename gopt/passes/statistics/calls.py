@@ -15,7 +15,7 @@ from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import scalar_of
 from gopt.operators.kinds import SIZES
 from gopt.passes.statistics.rows import RowCalls
-from gopt.program import Accumulator, SpmdProgram
+from gopt.spmd.program import Accumulator, SpmdProgram
 
 
 def readers_in_update(training: TrainingGraph) -> dict[str, list[Node]]:

@@ -11,7 +11,7 @@ from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.program import SpmdProgram
+from gopt.spmd.program import SpmdProgram
 
 
 class RowCalls:

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gopt.disk.lock import LockState, lock_existing, lock_file
 from gopt.errors import RunError
-from gopt.pass_records import rank_ranges
 from gopt.runtime.engines.processes import new_name, remove_shared
 from gopt.runtime.engines.watchdog import Watchdog
+from gopt.spmd.pass_records import rank_ranges
+from gopt.system.lock import LockState, lock_existing, lock_file
 
 HEARTBEATS = "GOPT_HEARTBEATS"
 """Environment variable: the folder in which ranks publish their positions."""

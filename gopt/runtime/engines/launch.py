@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from gopt.disk.signals import INTERRUPT, STOPS, handle_signals
 from gopt.errors import RunError, StoppedError
 from gopt.limits import LINE_BYTES
 from gopt.runtime.engines.heartbeat import (
@@ -36,6 +35,7 @@ from gopt.runtime.engines.heartbeat import (
     waiting,
 )
 from gopt.runtime.engines.processes import RankProcesses, catches
+from gopt.system.signals import INTERRUPT, STOPS, handle_signals
 
 COPYING = 20.0
 """Seconds that the last output of ranks has to come, once all have ended."""

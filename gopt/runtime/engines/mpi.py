@@ -18,7 +18,6 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
-from gopt.background import dying_with_parent
 from gopt.collectives.layout import lengths, parse_shapes, resized, total_elements
 from gopt.errors import GoptError, InvariantError, OptionError, RunError
 from gopt.ir.graph import Node
@@ -41,6 +40,7 @@ from gopt.runtime.shared_memory import (
     SharedMemory,
     SharedSend,
 )
+from gopt.system.background import dying_with_parent
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from gopt.records.mesh import Mesh
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.session import Array
-from gopt.sanitize import listed
+from gopt.text.sanitize import listed
 
 DEADLINE = 120.0
 """Seconds for which a rank waits for the others at one call."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gopt.errors import OptionError
-from gopt.sanitize import listed
+from gopt.text.sanitize import listed
 
 
 @dataclass(frozen=True, slots=True)

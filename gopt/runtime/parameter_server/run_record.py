@@ -20,8 +20,6 @@ from gopt.artifact.json_writer import pretty_json
 from gopt.artifact.manifest import MANIFEST_FILE
 from gopt.artifact.serialize import SOURCE_FILE
 from gopt.artifact.server_entries import ServerPlanEntry
-from gopt.disk.files import digest_of, is_regular_file, reason
-from gopt.disk.staging import replace_file
 from gopt.documents.records import (
     OPTIONAL,
     Bounds,
@@ -46,7 +44,9 @@ from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.session import Array
 from gopt.runtime.training.job import Job
 from gopt.runtime.training.sample_files import on_disk, sample_paths
-from gopt.sanitize import show
+from gopt.system.files import digest_of, is_regular_file, reason
+from gopt.system.staging import replace_file
+from gopt.text.sanitize import show
 
 FORMAT = "gopt-record/1"
 PIECE = 1 << 18

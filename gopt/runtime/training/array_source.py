@@ -14,7 +14,7 @@ from gopt.ir.types import TensorType
 from gopt.runtime.session import Array
 from gopt.runtime.training.draws import NO_DRAWS, DrawnInputs
 from gopt.runtime.training.sample_rows import Samples
-from gopt.sanitize import show_path
+from gopt.text.sanitize import show_path
 
 Batch = dict[str, Array]
 Shape = tuple[int, ...]

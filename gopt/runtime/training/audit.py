@@ -21,7 +21,7 @@ from gopt.errors import GoptError, RunError
 from gopt.runtime.engines.base import Engine
 from gopt.runtime.session import Array
 from gopt.runtime.training.start_values import Replicas, StartDifference, first_difference
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 _SMALL = 4096
 """Bytes of a value up to which a cyclic redundancy check of it is faster than sums of its words."""

@@ -29,9 +29,6 @@ from gopt.artifact.checkpoint_index import (
 from gopt.artifact.integrity import FileEntry
 from gopt.artifact.manifest import LocalState, Manifest, Piece
 from gopt.artifact.safetensors_file import safetensors_chunks
-from gopt.disk.files import sync, write_new
-from gopt.disk.hashed import create_hashed
-from gopt.disk.staging import Staged, staged_folder
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import load_state
 from gopt.ir.types import TensorType
@@ -50,7 +47,10 @@ from gopt.runtime.training.checkpoint_folder import (
     remove_step,
     unwritable,
 )
-from gopt.sanitize import show
+from gopt.system.files import sync, write_new
+from gopt.system.hashed import create_hashed
+from gopt.system.staging import Staged, staged_folder
+from gopt.text.sanitize import show
 
 exchanged(FileEntry)
 NOTHING: Mapping[str, Array] = MappingProxyType({})

@@ -36,14 +36,14 @@ from gopt.artifact.output_paths import check_not_inside, resolve_output
 from gopt.artifact.report_record import REPORT_FILE
 from gopt.artifact.serialize import SOURCE_FILE, model_bytes
 from gopt.artifact.states_file import INLINE, StatesFile
-from gopt.disk.files import digest_of, is_regular_file, make_folders, reason, sync
-from gopt.disk.lock import is_at, is_locked, lock_file
-from gopt.disk.staging import replace_file, staged_file, sweep
 from gopt.documents import MANIFEST, REPORT, parse_json, read_bytes, read_json
 from gopt.documents.records import from_document
 from gopt.errors import InputError, NoteWarning, OptionError, RunError
 from gopt.ir.load import load
-from gopt.sanitize import show_path
+from gopt.system.files import digest_of, is_regular_file, make_folders, reason, sync
+from gopt.system.lock import is_at, is_locked, lock_file
+from gopt.system.staging import replace_file, staged_file, sweep
+from gopt.text.sanitize import show_path
 
 _HINT = "choose another --checkpoint"
 

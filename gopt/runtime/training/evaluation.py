@@ -11,7 +11,7 @@ from typing import Any
 from gopt.artifact.checkpoint_index import BestEntry
 from gopt.documents.records import OPTIONAL, Amount, Count, to_document
 from gopt.errors import OptionError
-from gopt.sanitize import clean_line, show
+from gopt.text.sanitize import clean_line, show
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from gopt.runtime.training.data import batch_function, open_data
 from gopt.runtime.training.evaluation import BestRule, Evaluation, EvaluationPlan, KeptChoice
 from gopt.runtime.training.fitted_arrays import fitted
 from gopt.runtime.training.sample_files import on_disk
-from gopt.sanitize import clean_line, listed, show
+from gopt.text.sanitize import clean_line, listed, show
 
 MOST_BATCHES = 10_000_000
 """Of a function: one that yields more has no end."""

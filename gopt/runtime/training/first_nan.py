@@ -16,7 +16,7 @@ from gopt.offline.inference.forward import pruned
 from gopt.runtime.executor import Executor, no_calls
 from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.training.job import Job
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 
 def first_nan(

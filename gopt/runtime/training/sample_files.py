@@ -16,7 +16,7 @@ from gopt.errors import InputError, OptionError
 from gopt.ir.external_data import absolute, load_state, naming, regular_size
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
-from gopt.sanitize import listed, show_path
+from gopt.text.sanitize import listed, show_path
 
 FILES = (".npz", ".safetensors", ".npy")
 """Suffixes of files of arrays."""

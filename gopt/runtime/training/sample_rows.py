@@ -14,7 +14,7 @@ from gopt.ir.file_reads import fill
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, nbytes, numpy_dtype
 from gopt.runtime.session import Array
-from gopt.sanitize import show_path
+from gopt.text.sanitize import show_path
 
 
 class Samples(Protocol):

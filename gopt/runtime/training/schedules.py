@@ -15,7 +15,7 @@ import numpy as np
 from gopt.documents.default_values import DefaultValue
 from gopt.errors import InputError, OptionError
 from gopt.runtime.training.data import load_function
-from gopt.sanitize import show
+from gopt.text.sanitize import show
 
 Rule = Callable[[int], float]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from gopt.disk.signals import INTERRUPT, STOPS, handle_signals
 from gopt.errors import StoppedError
+from gopt.system.signals import INTERRUPT, STOPS, handle_signals
 
 _USUAL = (signal.SIG_DFL, signal.default_int_handler)
 

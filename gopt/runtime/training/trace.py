@@ -6,11 +6,11 @@ import json
 import time
 from pathlib import Path
 
-from gopt.disk.files import reason
 from gopt.documents.records import to_document
 from gopt.documents.trace_record import TraceEvent, TraceFile
 from gopt.errors import RunError
 from gopt.runtime.engines.base import Engine
+from gopt.system.files import reason
 
 _LANES = ("compute", "calls")
 

@@ -12,8 +12,8 @@ import numpy as np
 from gopt.analysis.coupling.marks import Relation
 from gopt.analysis.coupling.step_couplings import analyse_couplings
 from gopt.analysis.training import TrainingGraph
-from gopt.progress import ProgressCallback, no_progress
 from gopt.runtime.bound_calls import CollectiveCallback
+from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.gradient_check import verdict as said
 from gopt.verification.gradient_check.additivity import Additivity, SampleExchange, sample_exchanges
 from gopt.verification.gradient_check.alternatives import (

@@ -14,7 +14,6 @@ from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.server_entries import Mode
 from gopt.errors import InputError, OptionError
-from gopt.progress import ProgressCallback, no_progress
 from gopt.runtime.engines.threads import DEADLINE
 from gopt.runtime.messages.failures import LateError
 from gopt.runtime.messages.order import OrderError, Replayed
@@ -22,6 +21,7 @@ from gopt.runtime.parameter_server.run import Hooks, run_in_threads
 from gopt.runtime.parameter_server.run_record import RunRecord, read_record
 from gopt.runtime.session import SessionCache
 from gopt.runtime.training.job import Progress
+from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.compare import tolerance_of
 from gopt.verification.folder_check import check_roles
 from gopt.verification.replay.source_replay import SourceReplay

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import gopt.disk.staging as staging
+import gopt.system.staging as staging
 from gopt.errors import InputError, OptionError, RunError
 from gopt.offline.goldens.golden_files import check_goldens, read_cases, update_goldens
 from gopt.offline.goldens.golden_text import FIRST_LINE, SECTIONS

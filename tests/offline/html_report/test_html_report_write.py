@@ -10,8 +10,8 @@ import pytest
 from gopt.cli.main import main
 from helpers import FIXTURES
 
-from gopt.disk import staging
 from gopt.offline.html_report import page_text, report_page
+from gopt.system import staging
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from gopt.errors import OptionError, RunError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import numpy_dtype
 from gopt.offline.merge import merge
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.runtime import session
 from gopt.runtime.device import HOST

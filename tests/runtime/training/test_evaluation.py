@@ -23,7 +23,7 @@ from gopt.ir.load import load
 from gopt.offline.inference.write import merge_inference
 from gopt.offline.merge import merge
 from gopt.parameter_server.options import SplitOptions
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.runtime.training.evaluation import BestRule, Evaluation, KeptChoice
 
 RECIPE = Recipe(widths=(3, 6, 4), lr_input=True)

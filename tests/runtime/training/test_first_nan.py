@@ -14,7 +14,7 @@ from recipes import Recipe, build
 
 import gopt
 from gopt.errors import RunError
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 
 RATE = {"lr": 0.05}
 

@@ -12,7 +12,7 @@ from helpers import source
 import gopt
 from gopt.errors import OptionError, RunError
 from gopt.ir.types import TensorType
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.runtime.device import HOST
 from gopt.runtime.engines.base import run_threads

@@ -17,7 +17,7 @@ from test_run import command, mpi, run, samples, settings, train, values, writte
 import gopt
 from gopt.artifact.manifest import InputKind
 from gopt.ir.types import numpy_dtype
-from gopt.pipeline import build_pipeline
+from gopt.passes.pipeline import build_pipeline
 from gopt.records.mesh import Mesh
 from gopt.runtime.device import Host
 from gopt.runtime.engines.base import run_threads

@@ -1,6 +1,0 @@
-"""Atomic writes: a draft with a random name beside the target replaces the target in one step.
-
-``files`` creates new files and syncs them, ``rename`` moves them into place, ``staging_names`` names staged files,
-``lock`` distinguishes live staged files from those that a dead process left, ``staging`` combines these, ``paths``
-resolves targets, ``signals`` defers interrupts during steps that belong together.
-"""

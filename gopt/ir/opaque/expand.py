@@ -1,0 +1,293 @@
+"""Expand opaque optimizer nodes into standard operators, so that later stages read them as any update.
+
+An operator of the table, or a function of the model that updates a state, is replaced by its body, weight by weight;
+every node of it remembers its origin. The nodes as the file has them stay in ``Graph.file_nodes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import onnx
+from onnx import FunctionProto, ModelProto, NodeProto
+
+from gopt.errors import InputError, UnsupportedError
+from gopt.ir.graph import COMM, EXPANDED, MADE_BY, Graph, Node
+from gopt.ir.inference import infer_types
+from gopt.ir.opaque.body_builder import SHARED
+from gopt.ir.opaque.branches import open_branches
+from gopt.ir.opaque.inline import inline_call
+from gopt.ir.opaque.operator_schema import Arrangement, OperatorSchema, SlotValues
+from gopt.ir.opaque.origin import OpaqueCall, Origin
+from gopt.ir.opaque.selection import select_opaque_nodes
+from gopt.ir.opaque.sequences import look_through_sequences
+from gopt.ir.opaque.table import OPERATORS
+from gopt.ir.opaque.table_body import same_body, table_body
+from gopt.ir.opset import opset_of
+from gopt.ir.type_proto import read_type, value_info
+from gopt.ir.types import TensorType, known
+
+PREFIX = "gopt.update"
+DEPTH = 100
+_SMALL = 1024
+"""Bytes up to which a constant takes part in inferring types."""
+Key = tuple[str, str, str]
+
+
+def expand(graph: Graph, prefix: str = PREFIX) -> Graph:
+    """The graph with its opaque updates expanded; the same graph where it has none.
+
+    Values inside a body are named ``<prefix>.<number of the node>.…``. Raises InputError for a node whose lists do not
+    fit its operator, UnsupportedError for a sequence or a type that cannot be followed.
+    """
+    graph = open_branches(graph, prefix)
+    chosen = select_opaque_nodes(graph)
+    if not chosen:
+        return graph
+    work = _Expansion(graph, prefix)
+    work.first(chosen)
+    for _ in range(DEPTH):
+        work.read_sequences()
+        work.infer()
+        if not work.deeper():
+            break
+    else:
+        raise InputError(
+            "functions of the model call one another in a cycle",
+            "export the model without functions that call themselves",
+        )
+    result = work.finish()
+    if any(name and name not in result.types for node in result.nodes for name in node.outputs):
+        infer_types(result)
+    return result
+
+
+class _Expansion:
+    """The expansion of one graph: its nodes, level by level of calls."""
+
+    def __init__(self, graph: Graph, prefix: str) -> None:
+        self.graph, self.prefix = graph, prefix
+        self.types = dict(graph.types)
+        self.nodes = list(graph.nodes)
+        self.functions: dict[Key, FunctionProto] = {
+            (each.domain, each.name, each.overload): each for each in graph.header.functions
+        }
+        self.calls: list[OpaqueCall] = []
+        self.count = 0
+        self.producers = graph.producers()
+
+    # --- bodies ---------------------------------------------------------------------------------------------------
+
+    def first(self, chosen: set[int]) -> None:
+        """Replace the nodes of the graph that are to be expanded."""
+        nodes: list[Node] = []
+        for node in self.nodes:
+            nodes.extend(self._open(node) if id(node) in chosen else [node])
+        self.nodes = nodes
+
+    def deeper(self) -> bool:
+        """Expand the calls inside bodies; returns whether there were any."""
+        nodes: list[Node] = []
+        found = False
+        for node in self.nodes:
+            origin = node.origin
+            if isinstance(origin, Origin) and (self._key(node) in self.functions or self._operator(node)):
+                found = True
+                nodes.extend(self._inner(node, origin))
+            else:
+                nodes.append(node)
+        self.nodes = nodes
+        return found
+
+    def _key(self, node: Node) -> Key:
+        return (node.domain, node.op_type, proto.overload if (proto := node.proto) is not None else "")
+
+    def _operator(self, node: Node) -> OperatorSchema | None:
+        return OPERATORS.get((node.domain, node.op_type))
+
+    def _open(self, node: Node) -> list[Node]:
+        function, tags, given, operator = self._body(node)
+        call = OpaqueCall(len(self.calls), node, operator, given, dict(node.attributes))
+        self.calls.append(call)
+        return self._written(node, function, tags, call)
+
+    def _inner(self, node: Node, origin: Origin) -> list[Node]:
+        function, tags, _, _ = self._body(node)
+        return self._written(node, function, [origin.weight for _ in tags], origin.call)
+
+    def _written(self, node: Node, function: FunctionProto, tags: Sequence[int], call: OpaqueCall) -> list[Node]:
+        prefix = f"{self.prefix}.{self.count}"
+        self.count += 1
+        protos = inline_call(function, node.to_proto(), prefix)
+        weights = [*tags, *[SHARED] * (len(protos) - len(tags))]
+        return [_node(proto, Origin(call, weight, 0)) for proto, weight in zip(protos, weights)]
+
+    def _body(self, node: Node) -> tuple[FunctionProto, list[int], SlotValues, OperatorSchema | None]:
+        """A node's body, the weights of its nodes, the values in its slots, and its record in the table."""
+        held = self.functions.get(self._key(node))
+        operator = self._operator(node)
+        if operator is not None:
+            given = self._given(operator, node)
+            function, tags = table_body(operator, node, given, self.types, opset_of(self.graph.header))
+            if held is None or same_body(held, function):
+                return function, tags, given, operator
+        assert held is not None
+        given = SlotValues(
+            {}, [{f: a for f, a in zip(held.input, node.inputs) if a}],
+            {}, [{f: a for f, a in zip(held.output, node.outputs) if a}],
+        )  # fmt: skip
+        return held, [0] * len(held.node), given, None
+
+    def _given(self, operator: OperatorSchema, node: Node) -> SlotValues:
+        given = operator.read(node.label, node.inputs, node.outputs)
+        if operator.arrangement is not Arrangement.SEQUENCE:
+            return given
+        members = {slot: self._members(node, slot, name) for slot, name in given.weights[0].items()}
+        counts = {slot: len(names) for slot, names in members.items()}
+        if len(set(counts.values())) != 1 or not all(counts.values()):
+            raise InputError(
+                f"the sequences of {node.op_type} {node.label!r} differ in length, or are empty: {counts}",
+                "give every sequence one tensor for each weight",
+            )
+        count = next(iter(counts.values()))
+        prefix = f"{self.prefix}.{self.count}"
+        given.weights = [{slot: names[place] for slot, names in members.items()} for place in range(count)]
+        given.updated = [{slot: f"{prefix}.{slot}_{place}" for slot in given.updated[0]} for place in range(count)]
+        return given
+
+    def _members(self, node: Node, slot: str, name: str) -> list[str]:
+        producer = self.producers.get(name)
+        if producer is None or not producer.is_a("SequenceConstruct"):
+            raise UnsupportedError(
+                f"sequence {name!r}, the {slot} of {node.op_type} {node.label!r}, is not put together by "
+                "SequenceConstruct",
+                "list its tensors with one SequenceConstruct",
+            )
+        return producer.inputs
+
+    # --- sequences and types --------------------------------------------------------------------------------------
+
+    def read_sequences(self) -> None:
+        """Let readers of a sequence's members read the members directly, and remove nodes that are unused then."""
+        producers = {name: node for node in self.nodes for name in node.outputs if name}
+        found = look_through_sequences(self.nodes, producers, self.graph.initializers)
+        new: dict[str, str] = {}
+        nodes = []
+        for node in self.nodes:
+            value = found.get(node.outputs[0], "") if node.is_a("SequenceAt") else ""
+            if not value or (node.origin is None and producers.get(value, node).origin is None):
+                nodes.append(node)
+            elif node.origin is not None:
+                new[node.outputs[0]] = value
+            elif value.startswith(f"{self.prefix}.") and value not in new:
+                new[value] = node.outputs[0]
+            else:
+                nodes.append(_node(onnx.helper.make_node("Identity", [value], node.outputs, name=node.name), None))
+        self.nodes = nodes
+        if new:
+            self._rename(new)
+        self._sweep()
+        self._check_sequences()
+
+    def _rename(self, new: Mapping[str, str]) -> None:
+        def name(old: str) -> str:
+            while old in new:
+                old = new[old]
+            return old
+
+        for node in self.nodes:
+            if any(each in new for each in (*node.inputs, *node.outputs)):
+                node.inputs, node.outputs = [name(each) for each in node.inputs], [name(each) for each in node.outputs]
+                if node.encoded is not None:
+                    node.proto = node.to_proto()
+        for call in self.calls:
+            for table in (
+                call.slot_values.scalars,
+                call.slot_values.results,
+                *call.slot_values.weights,
+                *call.slot_values.updated,
+            ):
+                table.update({slot: name(value) for slot, value in table.items()})
+
+    def _sweep(self) -> None:
+        """Remove nodes of bodies, and SequenceConstructs, that nothing reads."""
+        needed, kept = set(self.graph.outputs), []
+        for node in reversed(self.nodes):
+            loose = node.origin is not None or node.is_a("SequenceConstruct")
+            if not loose or any(name in needed for name in node.outputs):
+                kept.append(node)
+                needed.update(node.reads)
+        self.nodes = kept[::-1]
+
+    def _check_sequences(self) -> None:
+        made = {
+            name: node.origin.call
+            for node in self.nodes
+            if isinstance(node.origin, Origin) and node.is_a("SequenceConstruct")
+            for name in node.outputs
+        }
+        for node in self.nodes:
+            for name in node.reads if made else ():
+                if name in made and not isinstance(node.origin, Origin):
+                    raise UnsupportedError(
+                        f"sequence {name!r} that {made[name].label!r} makes is read by {node.op_type} {node.label!r}",
+                        "read its tensors by SequenceAt with constant places",
+                    )
+
+    def infer(self) -> None:
+        """Types of the values of bodies."""
+        nodes = [node for node in self.nodes if isinstance(node.origin, Origin)]
+        made = {name for node in nodes for name in node.outputs}
+        reads = dict.fromkeys(name for node in nodes for name in node.reads if name not in made)
+        model = ModelProto(ir_version=max(self.graph.header.ir_version, 10))
+        model.opset_import.extend(each for each in self.graph.header.opset_import if each.domain != COMM)
+        model.functions.extend(self.graph.header.functions)
+        body = model.graph
+        body.name = "bodies"
+        for name in reads:
+            stored = self.graph.initializers.get(name)
+            if stored is not None and name not in self.graph.inputs and stored.proto and stored.nbytes <= _SMALL:
+                body.initializer.append(stored.proto)
+            else:
+                body.input.append(value_info(name, self.types.get(name) or TensorType("undefined", None)))
+        body.node.extend(node.to_proto() for node in nodes)
+        try:
+            result = onnx.shape_inference.infer_shapes(model, data_prop=True, strict_mode=False)
+        except MemoryError:
+            raise
+        except Exception:  # its exceptions have no common base; code that needs a type reports it
+            return
+        for info in result.graph.value_info:
+            type = read_type(info.type)
+            if known(type.dtype) and not self.types.get(info.name, TensorType("undefined", None)).static:
+                self.types[info.name] = type
+
+    def finish(self) -> Graph:
+        places: dict[int, int] = {}
+        for node in self.nodes:
+            if isinstance(node.origin, Origin):
+                place = places[node.origin.call.number] = places.get(node.origin.call.number, -1) + 1
+                node.origin = replace(node.origin, place=place)
+        outputs = {
+            name: type if known(type.dtype) else self.types.get(name, type) for name, type in self.graph.outputs.items()
+        }
+        return replace(
+            self.graph,
+            nodes=self.nodes,
+            types=self.types,
+            outputs=outputs,
+            file_nodes=self.graph.file_nodes or self.graph.nodes,
+        )
+
+
+def _node(proto: NodeProto, origin: Origin | None) -> Node:
+    node = Node(
+        proto.op_type, proto.input, proto.output,
+        domain=proto.domain, name=proto.name, encoded=proto.SerializeToString(deterministic=True),
+        made_by=EXPANDED if origin is not None else "",
+    )  # fmt: skip
+    if origin is not None and not proto.metadata_props:
+        proto.metadata_props.add(key=MADE_BY, value=EXPANDED)
+    node.origin = origin
+    return node

@@ -1,0 +1,97 @@
+"""Functions for opaque operators, so that any runtime can run the file: one for each distinct body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from onnx import FunctionProto, ModelProto, NodeProto
+
+from gopt.ir.graph import Graph, Node
+from gopt.ir.opaque.origin import OpaqueCall, Origin
+from gopt.ir.opaque.table_body import table_body
+from gopt.ir.opset import opset_of
+
+
+def with_functions(
+    nodes: Iterable[tuple[Node, FunctionProto | None]], header: ModelProto
+) -> tuple[list[Node], list[FunctionProto]]:
+    """Return the nodes whose bodies are functions of the file, and the functions missing from its header.
+
+    A second body of one operator gets an overload of its own, and so do the nodes that need it.
+    """
+    held = {(each.domain, each.name, each.overload): _bytes(each) for each in header.functions}
+    found: list[FunctionProto] = []
+    result: list[Node] = []
+    for node, function in nodes:
+        if function is None:
+            result.append(node)
+            continue
+        body, number, overload = _bytes(function), 0, ""
+        while held.get((function.domain, function.name, overload), body) != body:
+            number += 1
+            overload = f"body{number}"
+        key = (function.domain, function.name, overload)
+        if key not in held:
+            held[key] = body
+            copy = FunctionProto()
+            copy.CopyFrom(function)
+            copy.overload = overload
+            found.append(copy)
+        result.append(_overloaded(node, overload) if overload else node)
+    return result, found
+
+
+def _bytes(function: FunctionProto) -> bytes:
+    copy = FunctionProto()
+    copy.CopyFrom(function)
+    copy.ClearField("overload")
+    data: bytes = copy.SerializeToString(deterministic=True)
+    return data
+
+
+def _overloaded(node: Node, overload: str) -> Node:
+    proto = NodeProto()
+    proto.CopyFrom(node.to_proto())
+    proto.overload = overload
+    return Node(
+        node.op_type,
+        node.inputs,
+        node.outputs,
+        domain=node.domain,
+        name=node.name,
+        made_by=node.made_by,
+        encoded=proto.SerializeToString(deterministic=True),
+    )
+
+
+def source_nodes(graph: Graph) -> tuple[list[Node], list[FunctionProto]]:
+    """The nodes of a source as its file has them, and the functions that make it run."""
+    if graph.file_nodes is None:
+        return graph.nodes, []
+    calls = {id(call.node): call for call in _calls(graph)}
+    pairs = [(node, _function(graph, calls.get(id(node)))) for node in graph.file_nodes]
+    return with_functions(pairs, graph.header)
+
+
+def _calls(graph: Graph) -> list[OpaqueCall]:
+    found = {node.origin.call.number: node.origin.call for node in graph.nodes if isinstance(node.origin, Origin)}
+    return list(found.values())
+
+
+def _function(graph: Graph, call: OpaqueCall | None) -> FunctionProto | None:
+    if call is None or call.operator is None:
+        return None
+    return table_body(call.operator, call.node, call.slot_values, graph.types, opset_of(graph.header))[0]
+
+
+def prepare(header: ModelProto, functions: Sequence[FunctionProto]) -> None:
+    """Prepare a file's header for functions: the version that has them, and the operator sets they import."""
+    if not functions:
+        return
+    oldest = 10 if any(each.overload for each in functions) else 8
+    header.ir_version = max(header.ir_version, oldest)
+    header.functions.extend(functions)
+    domains = {each.domain for each in header.opset_import}
+    for each in dict.fromkeys(function.domain for function in functions):
+        if each not in domains:
+            header.opset_import.add(domain=each, version=1)

@@ -1,0 +1,194 @@
+"""The record of an opaque optimizer operator: its slots, how they repeat per weight, and its body for one weight.
+
+A node lists its values in one of four arrangements; ``SlotValues`` holds the same values by slot and weight,
+whichever the arrangement, so that nothing else needs to know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from gopt.errors import InputError, UnsupportedError
+from gopt.text.sanitize import show
+
+if TYPE_CHECKING:
+    from gopt.ir.opaque.body_builder import BodyBuilder
+
+Values = dict[str, str]
+"""Slot -> its value; absent slots are left out."""
+
+
+class Arrangement(str, Enum):
+    """Order in which a node lists the values of several weights."""
+
+    SINGLE = "one weight a node"
+    GROUPED = "scalars, then one group of slots per weight"
+    VARIADIC = "scalars, then slot by slot, each for all weights"
+    SEQUENCE = "a sequence of tensors in each slot of a weight"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaSlot:
+    """One input or output; ``each``: a full-shaped value per weight, else one scalar per node."""
+
+    name: str
+    each: bool = False
+    optional: bool = False
+
+
+@dataclass(slots=True)
+class SlotValues:
+    """The values of one node by slot: scalars, and one table per weight."""
+
+    scalars: Values = field(default_factory=dict)
+    weights: list[Values] = field(default_factory=list)
+    results: Values = field(default_factory=dict)
+    updated: list[Values] = field(default_factory=list)
+
+    def only(self, weight: int) -> SlotValues:
+        """The values of one weight, as of a node that has no other."""
+        return SlotValues(self.scalars, [self.weights[weight]], self.results, [self.updated[weight]])
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSchema:
+    """One row of the table. ``body`` writes what the operator does to one weight; ``attributes`` are the defaults.
+
+    ``lists``: attributes that hold one number per weight. ``pairs``: weight slot in -> the output that replaces it.
+    """
+
+    domain: str
+    op_type: str
+    arrangement: Arrangement
+    inputs: tuple[SchemaSlot, ...]
+    outputs: tuple[SchemaSlot, ...]
+    body: Callable[[BodyBuilder], None]
+    pairs: Mapping[str, str]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    lists: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
+    """Attributes that have no default."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.domain}.{self.op_type}"
+
+    # --- from a node to slots -----------------------------------------------------------------------------------
+
+    def read(self, label: str, inputs: Sequence[str], outputs: Sequence[str]) -> SlotValues:
+        """The values of a node by slot. Sequences stay whole, under weight 0, until ``sequences`` takes them apart.
+
+        Raises InputError when a slot that must be there is not, or the lists do not come out even.
+        """
+        given = SlotValues()
+        given.scalars, given.weights = self._read(label, self.inputs, inputs)
+        given.results, given.updated = self._read(label, self.outputs, outputs)
+        if len(given.weights) != len(given.updated):
+            raise InputError(
+                f"{self.op_type} {label!r} has {len(given.weights)} weights, but {len(given.updated)} new",
+                "give one new value for each weight",
+            )
+        for slot in self.inputs:
+            for table in given.weights if slot.each else [given.scalars]:
+                if slot.name not in table and not slot.optional:
+                    raise InputError(
+                        f"{self.op_type} {label!r} has no {slot.name}",
+                        "gopt help optimizers lists the operators that gopt knows",
+                    )
+        return given
+
+    def _read(self, label: str, slots: Sequence[SchemaSlot], names: Sequence[str]) -> tuple[Values, list[Values]]:
+        if self.arrangement in (Arrangement.SINGLE, Arrangement.SEQUENCE):
+            if len(names) > len(slots):
+                raise InputError(
+                    f"{self.op_type} {label!r} has {len(names)} values, it takes {len(slots)}",
+                    "gopt help optimizers lists the operators that gopt knows",
+                )
+            found = {slot.name: name for slot, name in zip(slots, names) if name}
+            each = {slot.name for slot in slots if slot.each}
+            return {k: v for k, v in found.items() if k not in each}, [{k: v for k, v in found.items() if k in each}]
+        alone = [slot for slot in slots if not slot.each]
+        each = [slot.name for slot in slots if slot.each]  # type: ignore[assignment]
+        scalars = {slot.name: name for slot, name in zip(alone, names) if name}
+        rest = list(names[len(alone) :])
+        if self.arrangement is Arrangement.GROUPED:
+            rest += [""] * (-len(rest) % len(each))  # an exporter may leave out absent values at the end
+        if not rest or len(rest) % len(each):
+            raise InputError(
+                f"{self.op_type} {label!r} lists {len(rest)} values in groups of {len(each)}",
+                "list as many values of each kind as there are weights",
+            )
+        count = len(rest) // len(each)
+        if self.arrangement is Arrangement.GROUPED:
+            groups: Iterable[Sequence[str]] = (rest[i * len(each) : (i + 1) * len(each)] for i in range(count))
+        else:
+            groups = zip(*(rest[i * count : (i + 1) * count] for i in range(len(each))))
+        return scalars, [{slot: name for slot, name in zip(each, group) if name} for group in groups]
+
+    # --- from slots to a node -----------------------------------------------------------------------------------
+
+    def arrange(self, slots: Sequence[SchemaSlot], scalars: Values, weights: Sequence[Values]) -> list[str]:
+        """The list a node has for these values; for sequences, the names of their tensors by slot are expected in
+        ``weights[0]``."""
+        if self.arrangement in (Arrangement.SINGLE, Arrangement.SEQUENCE):
+            names = [(weights[0] if slot.each else scalars).get(slot.name, "") for slot in slots]
+        else:
+            each = [slot.name for slot in slots if slot.each]
+            names = [scalars.get(slot.name, "") for slot in slots if not slot.each]
+            if self.arrangement is Arrangement.GROUPED:
+                return names + [table.get(slot, "") for table in weights for slot in each]
+            return names + [table.get(slot, "") for slot in each for table in weights]
+        while names and not names[-1]:
+            names.pop()
+        return names
+
+    # --- attributes ---------------------------------------------------------------------------------------------
+
+    def resolve_attributes(self, label: str, attributes: Mapping[str, Any], weights: int) -> dict[str, Any]:
+        """The attributes with their defaults; lists hold exactly one number per weight."""
+        unknown = set(attributes) - set(self.attributes) - self.required
+        if unknown:
+            raise UnsupportedError(
+                f"{self.op_type} {label!r} has attribute {min(unknown)!r}, which gopt does not know",
+                "leave it out, or write the update in standard operators",
+            )
+        missing = self.required - set(attributes)
+        if missing:
+            raise InputError(
+                f"{self.op_type} {label!r} has no attribute {min(missing)!r}",
+                "set the attribute: the operator needs it",
+            )
+        for name, value in attributes.items():
+            if not self._fits(name, value):
+                wanted = "text" if name == "mode" else "a whole number" if self._is_whole(name) else "a number"
+                raise InputError(
+                    f"{self.op_type} {label!r}: {name} is {show(value)}, and must be {wanted}",
+                    "correct it in the program that wrote the model",
+                )
+        settled = {**self.attributes, **attributes}
+        for name in self.lists:
+            held = settled[name]
+            values = list(held) if isinstance(held, (list, tuple)) else [held] * weights
+            if len(values) < weights:
+                raise InputError(
+                    f"{self.op_type} {label!r}: {name} has {len(values)} numbers for {weights} weights",
+                    "give one number for each weight",
+                )
+            settled[name] = values[:weights]
+        return settled
+
+    def _is_whole(self, name: str) -> bool:
+        return isinstance(self.attributes.get(name), int)
+
+    def _fits(self, name: str, value: object) -> bool:
+        """Return whether an attribute holds what its default does; one without a default is a number, but for
+        ``mode``."""
+        if name == "mode":
+            return isinstance(value, str)
+        kind = int if self._is_whole(name) else (int, float)
+        if name in self.lists and isinstance(value, (list, tuple)):
+            return all(isinstance(each, kind) for each in value)
+        return isinstance(value, kind)

@@ -1,0 +1,168 @@
+"""Types of options and arguments as their annotations say: whether a value is of one, and what to call it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from numbers import Integral, Real
+from typing import Any, ParamSpec, TypeVar
+
+from gopt.errors import GoptError, KeywordError, OptionError
+from gopt.options.keyword_texts import keyword_text
+from gopt.text.sanitize import show
+from gopt.text.suggestions import did_you_mean, nearest
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def is_whole(value: object) -> bool:
+    """Return whether a value is a whole number, of numpy too; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_digits(text: str) -> bool:
+    """Return whether a text is a whole number from 0 in decimal digits, and not endless."""
+    return text.isascii() and text.isdigit() and len(text) <= 100
+
+
+_PLAIN: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
+    int: (is_whole, "a whole number"),
+    float: (lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
+    bool: (lambda value: isinstance(value, bool), "True or False"),
+    str: (lambda value: isinstance(value, str), "a text"),
+    types.NoneType: (lambda value: value is None, "None"),
+    os.PathLike: (lambda value: isinstance(value, os.PathLike), "a path"),
+    Callable: (callable, "a function"),
+}
+"""Type -> whether a value is of it, and what to call it."""
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that refuses arguments of other types than its annotations say, and keywords that it does not have, by
+    name; raises OptionError.
+
+    Further keywords (``**changes``) are for the option record that they change.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*given: P.args, **named: P.kwargs) -> R:
+        hints, known = _hints(function), _keywords(function)
+        try:
+            for name in named:
+                if name not in known:
+                    raise unknown(name, known, f"gopt.{function.__name__}: ", _of_record(hints.get("options")))
+            for name, value in signature.bind(*given, **named).arguments.items():
+                if name in hints and not fits(value, hints[name]):
+                    raise wrong(f"gopt.{function.__name__}: {name}", value, hints[name])
+            return function(*given, **named)
+        except GoptError as error:
+            error.spell(functools.partial(keyword_text, known={*known, *_of_record(hints.get("options"))}))
+            raise
+
+    return call
+
+
+def unknown(name: str, known: Sequence[str], where: str = "", fields: Mapping[str, str] = {}) -> KeywordError:
+    """The refusal of a keyword that is no option, with the nearest that is, or all. ``fields``: of the record that
+    options are given in -> how to write one."""
+    field = nearest(name, fields)
+    near = did_you_mean(name, known) or (f"write {fields[field]}" if field is not None else None)
+    hint = near or _by_words(name, known) or f"there are {', '.join(known)}"
+    return KeywordError(f"{where}no option {name!r}", hint)
+
+
+def _by_words(name: str, known: Sequence[str]) -> str | None:
+    """The known name that is near one word of ``name``: ``zero_stgae`` means ``stage``."""
+    return next((found for word in name.split("_") if (found := did_you_mean(word, known))), None)
+
+
+def wrong(what: str, value: object, hint: Any) -> OptionError:
+    """The refusal of a value that is not of the type ``hint``."""
+    return OptionError(f"{what} cannot be {show(value)}", f"it takes {called(hint)}")
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of a type. A number of numpy is a number, a list is a tuple of any length."""
+    kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        return any(fits(value, each) for each in parts)
+    if kind in _PLAIN:
+        return _PLAIN[kind][0](value)
+    if kind is tuple and parts[1:] != (...,):
+        return isinstance(value, tuple) and len(value) == len(parts) and all(map(fits, value, parts))
+    if kind in (tuple, Sequence):
+        return isinstance(value, Sequence) and not isinstance(value, str | bytes) and _all_fit(value, parts[0])
+    if kind is Mapping:
+        return isinstance(value, Mapping) and _all_fit(value, parts[0]) and _all_fit(value.values(), parts[1])
+    if hasattr(kind, "__array__"):
+        plain = isinstance(value, Sequence | Real) and not isinstance(value, str | bytes)
+        return plain or hasattr(value, "__array__")
+    return kind is Any or isinstance(value, kind)
+
+
+def called(hint: Any) -> str:
+    """A type in words: ``int | None`` -> ``a whole number or None``."""
+    kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(called, parts)))
+    if kind in _PLAIN:
+        return _PLAIN[kind][1]
+    if kind is tuple and parts[1:] != (...,):
+        return f"a tuple of {', '.join(map(called, parts))}"
+    if kind in (tuple, Sequence):
+        return f"a list, each item {called(parts[0])}"
+    if kind is Mapping:
+        return f"a mapping, each key {called(parts[0])}, each value {called(parts[1])}"
+    if hasattr(kind, "__array__"):
+        return "an array"
+    if kind is Any:
+        return "anything"
+    if issubclass(kind, Enum):
+        return f"one of {', '.join(str(each.value) for each in kind)}"
+    return f"a {kind.__qualname__}"
+
+
+def _all_fit(values: Any, hint: Any) -> bool:
+    return all(fits(each, hint) for each in values)
+
+
+@functools.cache
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Parameter -> its type; none for one without an annotation and for further keywords."""
+    return {name: hint for name, hint in _annotations(function).items() if typing.get_origin(hint) is not typing.Unpack}
+
+
+@functools.cache
+def _keywords(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of all keywords: the parameters, and the keys of ``**changes: Unpack[SomeTypedDict]``."""
+    known: list[str] = []
+    for name in inspect.signature(function).parameters:
+        hint = _annotations(function).get(name)
+        further = typing.get_origin(hint) is typing.Unpack
+        known += typing.get_args(hint)[0].__annotations__ if further else [name]
+    return tuple(known)
+
+
+def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    written = {each.name: each.annotation for each in parameters if each.annotation is not each.empty}
+    named = types.SimpleNamespace(__annotations__=written)
+    return typing.get_type_hints(named, vars(inspect.getmodule(function)))
+
+
+def _of_record(hint: Any) -> dict[str, str]:
+    """Field of an option record -> how to write it as an argument; none where the type has no record."""
+    return {
+        field.name: f"options={kind.__name__}({field.name}=...)"
+        for kind in typing.get_args(hint) or (hint,)
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+        for field in dataclasses.fields(kind)
+    }

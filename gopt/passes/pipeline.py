@@ -1,0 +1,125 @@
+"""Run the passes: plan first, then pass by pass, each checked and recorded. A pipeline is data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gopt.errors import InvariantError, OptionError
+from gopt.ir.def_use_check import check_graph
+from gopt.passes import DEFAULT, find
+from gopt.passes.base import Pass, build_options, show_options
+from gopt.spmd.bucket_order import check_bucket_order
+from gopt.spmd.kept_nodes import check_kept_nodes
+from gopt.spmd.pass_records import PassRecord, PassRun
+from gopt.spmd.program import SpmdProgram
+from gopt.spmd.verifier import infer_shardings
+from gopt.system.progress import ProgressCallback, no_progress
+
+_ITEM = re.compile(r"\s*([A-Za-z0-9_-]+)\s*(?:\{([^{}]*)\})?\s*(,|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class PassInstance:
+    """One pass of a pipeline with its options settled."""
+
+    spec: Pass
+    options: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Passes in order. Validated on construction, before any work."""
+
+    stages: tuple[PassInstance, ...]
+    verify_each: bool = False
+    after_each: Callable[[str, SpmdProgram], None] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        names = [stage.spec.name for stage in self.stages]
+        for place, stage in enumerate(self.stages):
+            late = [name for name in stage.spec.after if name in names[place + 1 :]]
+            if late:
+                raise OptionError(
+                    f"pass {stage.spec.name} cannot run before {late[0]}", f"put {late[0]} in front of it"
+                )
+            if names.index(stage.spec.name) != place:
+                raise OptionError(f"pass {stage.spec.name} is in the pipeline twice", "name it once")
+
+    def run(self, program: SpmdProgram, advance: ProgressCallback = no_progress) -> list[PassRun]:
+        """Apply every pass to a program and its variants in place; the graphs are checked after each."""
+        for number, stage in enumerate(self.stages, 1):
+            name = stage.spec.name
+            advance(f"pass {name}", number, len(self.stages))
+            others = list(program.others)  # those that the pass itself makes are done
+            try:
+                result = stage.spec.apply(program, stage.options)
+                for other in others:
+                    stage.spec.apply(other, stage.options)
+                for each in program.variants:
+                    if self.verify_each or stage is self.stages[-1]:
+                        check_graph(each.graph)
+                    if self.verify_each:
+                        infer_shardings(each)
+                        check_bucket_order(each)
+                        check_kept_nodes(each)
+            except InvariantError as error:
+                before = ", ".join(program.applied) or "none"
+                raise InvariantError(f"pass {name}: {error.message}", f"passes already run: {before}") from error
+            record = PassRecord(name, show_options(stage.options), result.figures, result.note)
+            program.passes.append(PassRun(record, result))
+            if self.after_each is not None:
+                self.after_each(name, program)
+        return program.passes
+
+
+def parse_pipeline(text: str) -> list[tuple[str, dict[str, str]]]:
+    """``"shard{stage=1,bucket-mb=4},statistics"`` -> names with their options as text."""
+    items: list[tuple[str, dict[str, str]]] = []
+    place = 0
+    while place < len(text):
+        match = _ITEM.match(text, place)
+        if match is None:
+            raise OptionError(
+                f"cannot read the pipeline at {text[place : place + 20]!r}", "write it as PASS{option=value},PASS"
+            )
+        options = {}
+        for part in filter(None, (part.strip() for part in (match[2] or "").split(","))):
+            key, equals, value = part.partition("=")
+            if not equals:
+                raise OptionError(f"cannot read {part!r} in the options of {match[1]}", "write option=value")
+            options[key.strip()] = value.strip()
+        items.append((match[1], options))
+        place = match.end()
+    if not items:
+        raise OptionError("the pipeline is empty", "see gopt passes")
+    return items
+
+
+def build_pipeline(
+    items: Sequence[tuple[str, Mapping[str, Any]]] | None = None,
+    defaults: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    verify_each: bool = False,
+    after_each: Callable[[str, SpmdProgram], None] | None = None,
+) -> Pipeline:
+    """A pipeline from names and options; ``defaults`` holds option values by pass that ``items`` may override.
+
+    A default for a pass that is not in the pipeline is refused: no option is dropped silently.
+    """
+    chosen = [(name, {}) for name in DEFAULT] if items is None else list(items)
+    defaults = dict(defaults or {})
+    stages = []
+    for name, given in chosen:
+        spec = find(name)
+        stages.append(PassInstance(spec, build_options(spec, {**defaults.pop(name, {}), **given})))
+    for name, left in defaults.items():
+        find(name)
+        if left:
+            raise OptionError(
+                f"options are given for pass {name}, which is not in the pipeline: {', '.join(left)}",
+                "add the pass to --pipeline, or leave its options out",
+            )
+    return Pipeline(tuple(stages), verify_each, after_each)

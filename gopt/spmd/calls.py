@@ -1,0 +1,178 @@
+"""Collectives as conversions between placements, along one axis of their group.
+
+A call of gopt's own must convert something; a call that the source brought is taken at its word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gopt.records.placements import (
+    FLAG_COUNT,
+    PER_MEMBER,
+    REPLICATED,
+    FlatShard,
+    OnMember,
+    Partial,
+    PerMember,
+    Placement,
+    Replicated,
+    Shard,
+    holder,
+)
+from gopt.spmd.rules import Mismatch, Operand
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveUse:
+    """One use of a collective, along one axis of its group.
+
+    ``alone``: no other axis of the group has several members, so that places in the group are places along the axis.
+    ``own``: a pass made the call, and not the source.
+    """
+
+    op_type: str
+    attributes: Mapping[str, Any]
+    alone: bool = True
+    own: bool = True
+    statistic: bool = False
+    """The call makes new running statistics, of which any member's will do for all, or gathers rows that they keep."""
+
+    @property
+    def reduce(self) -> str:
+        return str(self.attributes.get("reduce", "sum"))
+
+
+Rule = Callable[[CollectiveUse, Operand], Placement]
+
+
+def convert(call: CollectiveUse, operand: Operand) -> Placement:
+    """Return the placement of a call's result for an operand; raises Mismatch."""
+    return CONVERSIONS.get(call.op_type, _own)(call, operand)
+
+
+def _own(call: CollectiveUse, operand: Operand) -> Placement:
+    """A call of which nothing more is known: every member has something of its own."""
+    if not isinstance(operand.placement, (Replicated, PerMember)):
+        raise Mismatch(operand, "a whole value of each member")
+    return PER_MEMBER
+
+
+def beside(call: CollectiveUse, operand: Operand, moved: bool) -> Placement:
+    """Return the placement along an axis outside the call's group.
+
+    ``moved``: the call changes the value along its own axes. A reduction passes through terms only if the two
+    reductions commute.
+    """
+    given = operand.placement
+    if isinstance(given, Partial) and moved and "Reduce" in call.op_type:
+        linear = {"sum", "mean"}
+        if given.op != call.reduce and not {given.op, call.reduce} <= linear:
+            raise Mismatch(operand, f"terms of a {call.reduce}: a {call.reduce} of terms of a {given.op} is not a term")
+    return given
+
+
+def _reducible(call: CollectiveUse, operand: Operand) -> None:
+    """Refuse what a reduction over members would count twice, or would add up across places."""
+    given = operand.placement
+    if isinstance(given, Partial):
+        if given.on is not None:
+            raise Mismatch(operand, "terms that all members have")
+        if given.op != call.reduce:
+            raise Mismatch(operand, f"terms of a {call.reduce}")
+    elif isinstance(given, Replicated):
+        # The mean, maximum and minimum of equal values are that value; their sum is a multiple of it.
+        if call.own and call.reduce == "sum":
+            raise Mismatch(operand, "values that differ between members: it is reduced already")
+    elif not isinstance(given, PerMember):
+        raise Mismatch(operand, "a whole value of each member, or terms of one")
+
+
+def all_reduce(call: CollectiveUse, operand: Operand) -> Placement:
+    """Each member's own, or terms -> replicated. A sum of flags is not a flag: it is their number."""
+    if operand.placement == Partial("count") and call.reduce == "sum":
+        return FLAG_COUNT
+    _reducible(call, operand)
+    return REPLICATED
+
+
+def reduce(call: CollectiveUse, operand: Operand) -> Placement:
+    """The same -> on the root alone."""
+    _reducible(call, operand)
+    if call.own and not call.alone:
+        raise Mismatch(operand, "a group of one axis: the root of several is not a member of one")
+    return OnMember(int(call.attributes["root"])) if call.alone else PER_MEMBER
+
+
+def reduce_scatter(call: CollectiveUse, operand: Operand) -> Placement:
+    """The same -> sharded; each member's own where the source shards a dimension: its types are those of one rank."""
+    _reducible(call, operand)
+    if not call.alone or not (call.own or "cuts" in call.attributes):
+        return PER_MEMBER
+    if "cuts" in call.attributes:
+        return FlatShard.whole(tuple(call.attributes["cuts"]))
+    return Shard(int(call.attributes["axis"]), tuple(call.attributes["sizes"]))
+
+
+def all_gather(call: CollectiveUse, operand: Operand) -> Placement:
+    """Sharded -> replicated; the shards must match the attributes of the call.
+
+    In a source, members' own values may be concatenated too, and so may rows that statistics keep.
+    """
+    given = operand.placement
+    if isinstance(given, FlatShard):
+        if not call.alone or given != FlatShard.whole(tuple(call.attributes.get("cuts", (0,)))):
+            raise Mismatch(operand, f"shards that lie as its cuts say, {list(call.attributes.get('cuts', ()))}")
+    elif isinstance(given, Shard):
+        here = Shard(int(call.attributes.get("axis", -1)), tuple(call.attributes.get("sizes", ())))
+        if given != here:
+            raise Mismatch(operand, f"a value {here}")
+    elif isinstance(given, (Partial, OnMember)) or (call.own and not _own_rows(call, given)):
+        raise Mismatch(operand, "shards")
+    return REPLICATED
+
+
+def _own_rows(call: CollectiveUse, given: Placement) -> bool:
+    return call.statistic and isinstance(given, PerMember) and "axis" in call.attributes
+
+
+def broadcast(call: CollectiveUse, operand: Operand) -> Placement:
+    """Value on the root -> replicated.
+
+    One member's own data keep that placement: to broadcast them reduces nothing. Running statistics may be one
+    member's: they feed no gradient.
+    """
+    given = operand.placement
+    if isinstance(given, Replicated):
+        return REPLICATED
+    if call.alone and holder(given) == call.attributes["root"]:
+        return REPLICATED
+    if call.statistic and isinstance(given, PerMember):
+        return REPLICATED
+    if call.own or not isinstance(given, PerMember):
+        raise Mismatch(operand, f"a value on member {call.attributes['root']}")
+    return PER_MEMBER
+
+
+def all_to_all(call: CollectiveUse, operand: Operand) -> Placement:
+    """Sharded along one dimension -> along another; of members' own values, each has something of its own."""
+    given = operand.placement
+    at = call.attributes
+    if call.alone and given == Shard(int(at["concat_axis"]), tuple(at["concat_sizes"])):
+        return Shard(int(at["split_axis"]), tuple(at["split_sizes"]))
+    if not isinstance(given, (Replicated, PerMember)):
+        raise Mismatch(operand, f"a value sharded along dimension {at['concat_axis']} in {list(at['concat_sizes'])}")
+    return PER_MEMBER
+
+
+CONVERSIONS: dict[str, Rule] = {
+    "AllReduce": all_reduce,
+    "Reduce": reduce,
+    "ReduceScatter": reduce_scatter,
+    "AllGather": all_gather,
+    "Broadcast": broadcast,
+    "AllToAll": all_to_all,
+}
+"""Collective -> what it converts."""

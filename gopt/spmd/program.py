@@ -1,0 +1,303 @@
+"""The rank-independent step: one graph with placements, and what every rank holds of each state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from gopt.analysis.loss_reduction import LossReduction
+from gopt.analysis.statistic_points import StatisticReduction
+from gopt.analysis.synchronised_values import SynchronisedValues
+from gopt.analysis.training import StateKind, TrainingGraph
+from gopt.ir.graph import COMM, Graph
+from gopt.ir.types import TensorType
+from gopt.records.boxes import Box, box_of
+from gopt.records.mesh import Mesh
+from gopt.records.placements import FULLY_REPLICATED, FlatShard, OnMember, Sharding
+from gopt.spmd.pass_records import PassRun
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSlice:
+    """Elements of a source tensor inside a bucket: where they start in the bucket, how many they are, and the first of
+    them in the tensor."""
+
+    tensor: str
+    offset: int
+    elements: int
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedState:
+    """A state as the ranks hold it.
+
+    Sharded flat: each rank's elements of the bucket that the ``slices`` make, as one 1-D tensor. Otherwise the tensor
+    ``slices[0]``, where the sharding says.
+    """
+
+    input: str
+    output: str
+    dtype: str
+    slices: tuple[BucketSlice, ...]
+    sharding: Sharding = FULLY_REPLICATED
+    local: bool = False
+    copy: bool = False
+    """A low-precision copy of ``slices[0]``: always the cast of the master."""
+
+    @property
+    def sharded(self) -> bool:
+        """Whether ranks hold different parts of it, or some do not hold it."""
+        return any(isinstance(place, (FlatShard, OnMember)) for _, place in self.sharding.by_axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """A sum of gradients that a rank carries through the micro-steps of an update: zero before the first of them.
+
+    ``input`` -> ``output`` in both phases: ``added`` is its value after a micro-step, ``output`` itself the zeros that
+    the update leaves. ``type`` is that of the whole sum.
+    """
+
+    input: str
+    output: str
+    added: str
+    type: TensorType
+    sharding: Sharding = FULLY_REPLICATED
+    own_along: tuple[str, ...] = ()
+    """Axes along which members sum other elements: those of parts of a parameter."""
+    reduced: bool = False
+    """It sums what is equal on all ranks, such as weights that are reduced in each micro-step."""
+
+    def present(self, coordinates: Mapping[str, int]) -> bool:
+        """Return whether a rank has it. Every rank has its part of a bucket, which may be empty."""
+        return self.sharding.flat is not None or self.sharding.covers(coordinates)
+
+    def local_type(self, coordinates: Mapping[str, int]) -> TensorType:
+        """Its type on a rank."""
+        return TensorType(self.type.dtype, self.sharding.local_shape(self.type.dims, coordinates))
+
+
+class PlacementExplainer(Protocol):
+    """Says where the placement of a value came from."""
+
+    def lines(self, value: str) -> list[str]: ...
+
+
+@dataclass(slots=True)
+class SpmdProgram:
+    """The program that passes rewrite: the roles of the source, one graph for all ranks, and the mesh.
+
+    ``states`` are in the order of the source's states; ``layout`` lists the sequences in which values are stored.
+    ``micro_steps`` forwards and backwards make one update; when there are several, ``accumulators`` carry the
+    gradients, and ``loop_carried`` names what a micro-step makes of a state that it changes (a statistic): input ->
+    value.
+    """
+
+    training: TrainingGraph
+    graph: Graph
+    mesh: Mesh
+    states: list[ShardedState]
+    layout: list[tuple[str, ...]] = field(default_factory=list)
+    passes: list[PassRun] = field(default_factory=list)
+    """The passes that ran, in order, with their results."""
+    micro_steps: int = 1
+    accumulators: list[Accumulator] = field(default_factory=list)
+    loop_carried: dict[str, str] = field(default_factory=dict)
+    loss_reduction: LossReduction = field(default_factory=LossReduction)
+    """How the ranks' gradients become the step's."""
+    sharded: dict[str, Sharding] = field(default_factory=dict)
+    """Values of which ranks hold parts, once the program is verified."""
+    source: TrainingGraph = field(init=False)
+    """The step as it was read; ``training`` is what one member of it computes, once the computation is split."""
+    parts: dict[str, Sharding] = field(default_factory=dict)
+    """State of the source -> its sharding, where dimensions of it are."""
+    fed: dict[str, Sharding] = field(default_factory=dict)
+    """Input of the batch -> its sharding, where ranks are fed parts of it."""
+    explanations: list[PlacementExplainer] = field(default_factory=list)
+    """The effects on values of the source of axes along which the computation is split."""
+    synchronised: SynchronisedValues = field(default_factory=SynchronisedValues)
+    """Values that ranks average in the forward and the backward."""
+    warnings: list[str] = field(default_factory=list)
+    """Warnings of passes, beside their notes: options that the step contradicts."""
+    reductions: dict[str, StatisticReduction] = field(default_factory=dict)
+    """How the ranks' values of each statistic are combined."""
+    statistics_of_root: bool = False
+    """New running statistics are those of the first of the ranks that see different data, and not their mean."""
+    split: dict[str, str] = field(default_factory=dict)
+    """Axis that splits the computation -> the rule by which parts get their sizes."""
+    places: tuple[Mapping[str, int], ...] = ()
+    """Where the ranks of this program stand on the axes that split the computation; (): all ranks are of it."""
+    others: list[SpmdProgram] = field(default_factory=list)
+    """The programs of the other ranks, whose parts have other sizes. Passes do to them what they do to this one."""
+    first: SpmdProgram | None = None
+    """The program whose ``others`` has this one."""
+    _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _found_for: tuple[object, ...] = field(default=(), init=False, repr=False, compare=False)
+    """The lists of nodes and states of which ``_found`` holds."""
+
+    def __post_init__(self) -> None:
+        self.source = self.training
+
+    def __repr__(self) -> str:
+        did = f"{len(self.graph.nodes)} nodes, {len(self.passes)} passes applied"
+        return f"<SpmdProgram {self.graph.name} on {self.mesh}: {did}>"
+
+    @property
+    def variants(self) -> tuple[SpmdProgram, ...]:
+        """The programs of all ranks: one for each class of ranks whose parts have equal sizes."""
+        return (self, *self.others)
+
+    def of(self, rank: int) -> SpmdProgram:
+        """The variant that a rank runs."""
+        return self.at(self.mesh.coordinates(rank))
+
+    def at(self, coordinates: Mapping[str, int]) -> SpmdProgram:
+        """The variant that the rank at some coordinates runs."""
+        return next(each for each in self.variants if each._has(coordinates))
+
+    def _has(self, at: Mapping[str, int]) -> bool:
+        return not self.places or any(all(at[axis] == own for axis, own in each.items()) for each in self.places)
+
+    @property
+    def weighed(self) -> Mapping[str, TensorType]:
+        """Types by which passes weigh values that they put together: those of the first variant, so that all variants
+        decide alike."""
+        return (self.first or self).graph.types
+
+    def once(self, question: Hashable, find: Callable[[], T]) -> T:
+        """Return the cached result of ``find`` for ``question``, which must concern the nodes and states only.
+
+        It is found again once either list was replaced: a pass that changes some assigns another. The returned object
+        is shared: callers must not change it.
+        """
+        lists = (self.graph.nodes, self.states)
+        if len(self._found_for) != 2 or any(known is not now for known, now in zip(self._found_for, lists)):
+            self._found, self._found_for = {}, lists
+        if question not in self._found:
+            self._found[question] = find()
+        found: T = self._found[question]
+        return found
+
+    @property
+    def applied(self) -> list[str]:
+        """The names of the passes that ran."""
+        return [each.record.name for each in self.passes]
+
+    @classmethod
+    def start(cls, training: TrainingGraph, mesh: Mesh, micro_steps: int = 1) -> SpmdProgram:
+        """Every state whole on every rank, the graph a copy of the source."""
+        program = cls(training, training.graph.copy(), mesh, [], micro_steps=micro_steps)
+        program.hold_whole()
+        return program
+
+    def hold_whole(self) -> None:
+        """Let every rank hold every state of ``training`` whole."""
+        types = self.training.graph.types
+        self.set_states([
+            ShardedState(
+                s.tensor, s.updated, types[s.tensor].dtype, (BucketSlice(s.tensor, 0, types[s.tensor].elements),)
+            )
+            for s in self.training.states
+        ])  # fmt: skip
+
+    def fork(self) -> SpmdProgram:
+        """The program as it stands, once more with its variants, for passes that are tried on it.
+
+        It shares what no pass changes, and has graphs and lists of its own.
+        """
+        made = self._alone()
+        made.others = [each._alone() for each in self.others]
+        for other in made.others:
+            other.first = made
+        return made
+
+    def _alone(self) -> SpmdProgram:
+        made = copy(self)
+        made.graph = self.graph.twin()
+        made.states, made.layout, made.passes = list(self.states), list(self.layout), list(self.passes)
+        made.accumulators, made.explanations = list(self.accumulators), list(self.explanations)
+        made.loop_carried, made.sharded = dict(self.loop_carried), dict(self.sharded)
+        return made
+
+    def split_along(self, gradient: str) -> tuple[str, ...]:
+        """The axes along which members have other parts of a gradient."""
+        if not self.parts:
+            return ()
+        shardings = {self.parts.get(name) for name in self.training.weights_of(gradient)}
+        sharding = (
+            shardings.pop() if len(shardings) == 1 else None
+        )  # of parameters that are not split alike it is whole
+        return sharding.sharding_axes if sharding is not None else ()
+
+    def box(self, tensor: str, coordinates: Mapping[str, int]) -> Box | None:
+        """The part of a state of the source that a rank has where dimensions of it are sharded; None: all of it."""
+        sharding = self.parts.get(tensor)
+        if sharding is None:
+            return None
+        return box_of(sharding, self.source.graph.types[tensor].dims, coordinates)
+
+    def fed_boxes(self, coordinates: Mapping[str, int]) -> dict[str, Box]:
+        """The parts of the batch's inputs that are fed to a rank, for inputs that ranks are fed parts of."""
+        types = self.source.graph.types
+        boxes = {name: box_of(sharding, types[name].dims, coordinates) for name, sharding in self.fed.items()}
+        return {name: box for name, box in boxes.items() if box is not None}
+
+    def set_states(self, states: list[ShardedState]) -> None:
+        """Take ``states`` as what the ranks hold, and let the graph's inputs and outputs follow."""
+        source, types = self.training.graph, self.graph.types
+        inputs = {state.tensor for state in self.training.states}
+        outputs = {state.updated for state in self.training.states}
+        self.states = states
+        self.graph.inputs = {name: type for name, type in source.inputs.items() if name not in inputs}
+        self.graph.outputs = {name: type for name, type in source.outputs.items() if name not in outputs}
+        for state in states:
+            self.graph.inputs[state.input] = types[state.input]
+            self.graph.outputs[state.output] = types[state.output]
+        for held in self.accumulators:
+            self.graph.inputs[held.input] = types[held.input]
+            self.graph.outputs[held.output] = types[held.output]
+        self.graph.initializers = {name: tensor for name, tensor in source.initializers.items() if name not in inputs}
+
+    def results(self) -> set[str]:
+        """Every value that leaves the step, or goes from one of its phases into the next."""
+        names = {*self.training.shown, *self.loop_carried.values()}
+        names.update(state.output for state in self.states)
+        return names.union(*((held.output, held.added) for held in self.accumulators))
+
+    def phase_results(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The results of a micro-step and those of the update: output -> the value that it is."""
+        summed = {held.input for held in self.accumulators}
+        for node in self.graph.nodes:
+            if not summed.isdisjoint(node.reads):
+                summed.update(node.outputs)
+        shown = self.training.shown
+        micro = {held.output: held.added for held in self.accumulators}
+        update = {held.output: held.output for held in self.accumulators}
+        statistics = {state.tensor for state in self.training.states if state.kind is StateKind.STATISTIC}
+        for state in self.states:
+            if state.input in self.loop_carried:
+                micro[state.output] = self.loop_carried[state.input]
+            moves = state.input in statistics and state.input not in self.loop_carried  # in each micro-step
+            alone = moves and state.output not in summed
+            (micro if alone else update)[state.output] = state.output
+        micro.update({name: name for name in shown if name not in summed})
+        update.update({name: name for name in shown if name in summed})
+        return micro, update
+
+    def live_nodes(self) -> set[int]:
+        """The nodes on which a result of the step depends, and all calls, by id. One sweep."""
+        needed, live = self.results(), set()
+        for node in reversed(self.graph.nodes):
+            if node.domain == COMM or not needed.isdisjoint(node.outputs):
+                live.add(id(node))
+                needed.update(node.reads)
+        return live
+
+    def copies(self) -> dict[str, ShardedState]:
+        """Low-precision copies by parameter."""
+        return {state.slices[0].tensor: state for state in self.states if state.copy}

@@ -1,0 +1,140 @@
+"""The sharding of every value of a program: a table that the verifier fills, and how states and inputs begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gopt.ir.graph import Node
+from gopt.ir.types import TensorType
+from gopt.records.placements import (
+    FULLY_REPLICATED,
+    PER_MEMBER,
+    REPLICATED,
+    FlatShard,
+    OnMember,
+    PerMember,
+    Place,
+    Placement,
+    Placements,
+    Replicated,
+    Shard,
+    Sharding,
+)
+from gopt.spmd.program import Accumulator, ShardedState, SpmdProgram
+from gopt.spmd.rules import Operand
+
+SHARDS = (Shard, FlatShard)
+
+
+@dataclass(slots=True)
+class Shardings:
+    """The sharding of every value that is not replicated along all axes. ``axes``: those with several members."""
+
+    program: SpmdProgram
+    axes: tuple[str, ...] = field(init=False)
+    known: dict[str, Placements] = field(default_factory=dict)
+    equal: Placements = field(init=False)
+    """Replicated along all axes."""
+    own: Placements = field(init=False)
+    """Each member's own along the axes whose members see different data."""
+    everywhere: Placements = field(init=False)
+    """Each member's own along all axes."""
+
+    def __post_init__(self) -> None:
+        mesh = self.program.mesh
+        self.axes = tuple(name for name, size in mesh.axes if size > 1)
+        self.everywhere = tuple(PER_MEMBER for _ in self.axes)
+        self.equal = tuple(REPLICATED for _ in self.axes)
+        self.own = tuple(PER_MEMBER if name in mesh.data_axes else REPLICATED for name in self.axes)
+
+    def of(self, name: str) -> Placements:
+        """The sharding of a value."""
+        return self.known.get(name, self.equal)
+
+    def sharding(self, name: str) -> Sharding:
+        """The sharding of a value, by the names of axes."""
+        by_axis = zip(self.axes, self.known.get(name, ()))
+        return Sharding(tuple((axis, each) for axis, each in by_axis if not isinstance(each, Replicated)))
+
+    def parts(self) -> dict[str, Sharding]:
+        """Every value of which ranks hold parts of a bucket. Shards of a dimension are not listed: their types in the
+        graph are those of one rank."""
+        found: dict[str, Sharding] = {}
+        flat: dict[int, Sharding | None] = {}
+        """By the id of placements, which many values share: their sharding, None where no part of a bucket is held."""
+        for name, placements in self.known.items():
+            if id(placements) not in flat:
+                cut = any(isinstance(placement, FlatShard) for placement in placements)
+                flat[id(placements)] = self.sharding(name) if cut else None
+            sharding = flat[id(placements)]
+            if sharding is not None:
+                found[name] = sharding
+        return found
+
+    def state(self, state: ShardedState) -> Placements:
+        """Return the placements that a state must have, before the step and after it."""
+        if state.local:
+            return self.own
+        placed = self.placed(self.equal, state.sharding)
+        apart = self.program.parts.get(state.slices[0].tensor) if state.slices else None
+        if apart is None:
+            return placed
+        axes = apart.sharding_axes
+        return tuple(PER_MEMBER if axis in axes else place for axis, place in zip(self.axes, placed))
+
+    def accumulator(self, held: Accumulator) -> Placements:
+        """Return the placements of an accumulator: rank-local sums, or shards of sums over the sharding group."""
+        if held.reduced:
+            return self.equal
+        placed = self.placed(self.own, held.sharding)
+        return tuple(PER_MEMBER if axis in held.own_along else place for axis, place in zip(self.axes, placed))
+
+    def batch(self, name: str) -> Placements:
+        """Return the placements of a batch input: rank-local, also along axes that receive parts of it."""
+        fed = self.program.fed.get(name)
+        axes = fed.sharding_axes if fed is not None else ()
+        return tuple(PER_MEMBER if axis in axes else own for axis, own in zip(self.axes, self.own))
+
+    def operands(self, names: Sequence[str], axis: int) -> tuple[Operand, ...]:
+        """Return the operands of a node as a rule takes them: the placement of each along an axis."""
+        types = self.program.graph.types
+        return tuple(_operand(name, self.of(name)[axis], types.get(name)) for name in names if name)
+
+    def set(self, name: str, axis: int, placement: Placement) -> None:
+        """Note the placement of a value along one axis."""
+        row = list(self.of(name))
+        row[axis] = placement
+        self.note(name, tuple(row))
+
+    def note(self, name: str, sharding: Placements) -> None:
+        """Note the sharding of a value."""
+        if name and sharding != self.equal:
+            self.known[name] = sharding
+
+    def give(self, node: Node, sharding: Placements) -> None:
+        """Note one sharding for all results of a node."""
+        if sharding is not self.equal and sharding != self.equal:
+            sharding = self.own if sharding == self.own else sharding
+            for name in node.outputs:
+                if name:  # an absent result is not a value
+                    self.known[name] = sharding
+
+    def placed(self, placements: Placements, sharding: Sharding) -> Placements:
+        """Return ``placements``, replaced along the axes for which ``sharding`` gives others."""
+        if sharding is FULLY_REPLICATED:
+            return placements
+        said = dict(sharding.by_axis)
+        return tuple([said.get(axis, placement) for axis, placement in zip(self.axes, placements)])
+
+    def place(self, sharding: Sharding, axis: int) -> Place:
+        """Return the members that run a node along an axis."""
+        place = sharding.on(self.axes[axis]) if sharding is not FULLY_REPLICATED else REPLICATED
+        assert isinstance(place, (Replicated, OnMember, FlatShard))
+        return place
+
+
+def _operand(name: str, placement: Placement, type: TensorType | None) -> Operand:
+    if type is None or isinstance(placement, PerMember):
+        return Operand(name, placement)
+    return Operand(name, placement, type.elements == 1 and not isinstance(placement, SHARDS), type.dtype)

@@ -1,0 +1,8 @@
+"""What gopt asks of the operating system: files that appear whole or not at all, signals, children, memory.
+
+An atomic write is a draft with a random name beside the target, which replaces the target in one step.
+
+``files`` creates new files and syncs them, ``rename`` moves them into place, ``staging_names`` names staged files,
+``lock`` distinguishes live staged files from those that a dead process left, ``staging`` combines these, ``paths``
+resolves targets, ``signals`` defers interrupts during steps that belong together.
+"""
