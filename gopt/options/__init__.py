@@ -1,1 +1,1 @@
-"""What options and keywords may be: their types, their bounds, and what is said of a wrong one."""
+"""Options and keywords: their types, their bounds, and the messages about wrong ones."""

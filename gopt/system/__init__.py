@@ -1,4 +1,4 @@
-"""What gopt asks of the operating system: files that appear whole or not at all, signals, children, memory.
+"""The operating system: files that appear whole or not at all, signals, child processes, memory.
 
 An atomic write is a draft with a random name beside the target, which replaces the target in one step.
 
