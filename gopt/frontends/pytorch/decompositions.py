@@ -202,6 +202,11 @@ def lerp(x: Any, end: Any, weight: Any) -> Any:
     return x + weight * (end - x) if abs(weight) < 0.5 else end - (end - x) * (1 - weight)
 
 
+def lerp_by_tensor(x: Any, end: Any, weight: Any) -> Any:
+    """As ``lerp``; PyTorch's own copies strides, which ONNX has none of."""
+    return torch.where(weight.abs() < 0.5, x + weight * (end - x), end - (end - x) * (1 - weight))
+
+
 def pow_scalar(base: Any, exponent: Any) -> Any:
     """Keep the base in float64: the exporter rounds it to float32, and ``1 - 0.999 ** count`` loses its digits."""
     if exponent.dtype is not torch.float64:
@@ -271,6 +276,7 @@ def table() -> Any:
         aten.clamp.default: clamp,
         aten.native_layer_norm.default: native_layer_norm,
         aten.lerp.Scalar: lerp,
+        aten.lerp.Tensor: lerp_by_tensor,
         aten.amin.default: least,
         aten.amax.default: greatest,
         aten.squeeze.dim: squeeze_one,

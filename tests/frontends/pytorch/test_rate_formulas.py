@@ -228,3 +228,22 @@ def test_a_momentum_that_the_scheduler_moves_is_fed_as_its_rate_is(name, tmp_pat
 def test_a_momentum_that_moves_has_no_closed_form(tmp_path):
     with pytest.raises(UnsupportedError, match="it changes 'momentum' beside the rate"):
         export(cycle("one cycle"), tmp_path / "step.onnx", options=ExportOptions(schedules=Schedules.GRAPH))
+
+
+def test_a_beta_that_moves_meets_a_gradient_of_other_strides(tmp_path):
+    """A vision transformer's patches: the gradient of their kernel is no contiguous one."""
+
+    def make():
+        torch.manual_seed(0)
+        patches = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 4, 4), torch.nn.Flatten(2))
+        optimizer = torch.optim.AdamW(patches.parameters(), 1e-3)
+        rest = schedules.OneCycleLR(optimizer, 3e-3, total_steps=40)
+        return (
+            patches,
+            lambda m, b: m(b["x"]).transpose(1, 2).square().mean(),
+            optimizer,
+            {"x": torch.randn(4, 3, 16, 16)},
+            rest,
+        )
+
+    assert "betas_0" in export(make, tmp_path / "step.onnx").inputs
