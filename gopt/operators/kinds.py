@@ -42,9 +42,7 @@ WRITES = SCATTERS | {"TensorScatter"}
 """Put elements in the places of others."""
 AVERAGES = frozenset({"ReduceMean", "BatchNormalization", "GlobalAveragePool"})
 """Take a mean."""
-DEPTH_MOVES = frozenset({"DepthToSpace", "SpaceToDepth"})
 POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
-GLOBAL_POOLS = frozenset({"GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"})
 MEANS = frozenset({"ReduceSum", "ReduceMean"})
 """Linear reductions."""
 EXTREME_REDUCTIONS = frozenset({"ReduceMax", "ReduceMin"})

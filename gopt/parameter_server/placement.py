@@ -126,11 +126,3 @@ _PLACE: dict[Placement, Callable[[Sequence[PieceSize], Sequence[int], int, Mappi
     Placement.HASH: _hash,
     Placement.BYTES: _bytes,
 }
-
-
-def bytes_per_server(pieces: Sequence[PieceSize], owners: Sequence[int], servers: int) -> tuple[int, ...]:
-    """Return the bytes of the pieces that each server owns."""
-    held = [0] * servers
-    for piece, server in zip(pieces, owners, strict=True):
-        held[server] += piece.nbytes
-    return tuple(held)

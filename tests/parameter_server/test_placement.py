@@ -5,12 +5,21 @@ from __future__ import annotations
 import random
 import secrets
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
 from gopt.errors import InvariantError, OptionError
-from gopt.parameter_server.placement import PieceSize, Placement, bytes_per_server, place
+from gopt.parameter_server.placement import PieceSize, Placement, place
 from gopt.parameter_server.slicing import Slicing, pieces
+
+
+def bytes_per_server(pieces: Sequence[PieceSize], owners: Sequence[int], servers: int) -> tuple[int, ...]:
+    """Return the bytes of the pieces that each server owns."""
+    held = [0] * servers
+    for piece, server in zip(pieces, owners, strict=True):
+        held[server] += piece.nbytes
+    return tuple(held)
 
 
 def sized(**tensors):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -67,23 +66,6 @@ class Serial:
     def pick(self, numbers: Sequence[int]) -> int:
         """Return the endpoint that continues."""
         return min(numbers)
-
-
-class Seeded(Serial):
-    """Receives messages in a random order that follows from a seed. On threads, endpoints run one at a time, so that
-    the whole run follows from the seed."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def ready(self, receiver: int, heads: Sequence[Header]) -> bool:
-        return bool(heads)
-
-    def choose(self, receiver: int, heads: Sequence[Header]) -> int:
-        return self._random.choice(sorted(head.source for head in heads))
-
-    def pick(self, numbers: Sequence[int]) -> int:
-        return self._random.choice(sorted(numbers))
 
 
 class Recorded:

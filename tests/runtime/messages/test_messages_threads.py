@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from seeded_order import Seeded
 
 from gopt.errors import RunError
 from gopt.runtime.messages.failures import LateError
 from gopt.runtime.messages.message import Kind
-from gopt.runtime.messages.order import Arrival, Recorded, Seeded
+from gopt.runtime.messages.order import Arrival, Recorded
 from gopt.runtime.messages.roster import Roster, Settings
 from gopt.runtime.messages.threads import ThreadHub, run_threads
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from async_runs import buckets, folder, run_split
+from seeded_order import Seeded
 
 from gopt.artifact.checkpoint_index import complete_steps
 from gopt.artifact.server_entries import Mode
 from gopt.errors import OptionError, RunError
-from gopt.runtime.messages.order import Seeded
 from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, StopFault
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.parameter_server.trainer_messages import TrainerMessages

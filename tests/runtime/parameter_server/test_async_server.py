@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from async_runs import Run, buckets, folder, interpret, interpret_geo, pieces, run_split
 from async_steps import SourceUpdate
+from seeded_order import Seeded
 
 from gopt import api
 from gopt.artifact.checkpoint_index import step_dir
 from gopt.artifact.server_entries import Mode, PullAt
 from gopt.runtime.messages.failures import LateError
 from gopt.runtime.messages.message import Header, Kind, Message
-from gopt.runtime.messages.order import Order, Recorded, Seeded
+from gopt.runtime.messages.order import Order, Recorded
 from gopt.runtime.messages.roster import Settings
 from gopt.runtime.messages.threads import ThreadHub
 from gopt.runtime.parameter_server.async_server import AsyncServer

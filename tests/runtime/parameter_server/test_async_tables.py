@@ -15,13 +15,13 @@ from async_runs import Run, run_split
 from onnx import numpy_helper
 from products import fewer, part, spread
 from row_simulator import Event, Fault, Rule, Simulation
+from seeded_order import Seeded
 
 from gopt import api
 from gopt.artifact.server_entries import Mode
 from gopt.parameter_server.options import SplitOptions
 from gopt.records.tables import Ids, TableLayout, TableRequest
 from gopt.runtime.messages.message import Kind, Message
-from gopt.runtime.messages.order import Seeded
 from gopt.runtime.parameter_server import table_rows
 from gopt.runtime.parameter_server.async_server import AsyncServer
 from gopt.runtime.parameter_server.table_state import TableState

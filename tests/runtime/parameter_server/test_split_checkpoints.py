@@ -12,6 +12,7 @@ from async_runs import SourceGradients, folder, interpret, pieces, run_split
 from async_steps import SourceUpdate
 from gopt.cli.main import main
 from helpers import source
+from seeded_order import Seeded
 
 import gopt
 from gopt import api
@@ -23,7 +24,6 @@ from gopt.ir.external_data import load_state
 from gopt.offline.resplit import resplit
 from gopt.parameter_server.options import SplitOptions
 from gopt.records.roles import Roles
-from gopt.runtime.messages.order import Seeded
 from gopt.runtime.session import Array
 from gopt.runtime.training.array_source import MicroStep
 from gopt.runtime.training.checkpoint import Checkpoints

@@ -10,13 +10,14 @@ from async_runs import Run, buckets, interpret, pieces, run_split, table_pieces
 from async_steps import SourceUpdate
 from helpers import ROOT
 from lazy_reference import touched_of_dlrm
+from seeded_order import Seeded
 from table_runs import batches, folder, run
 
 from gopt import api
 from gopt.artifact.server_entries import Mode
 from gopt.errors import RunError
 from gopt.runtime.messages.message import Kind, Message
-from gopt.runtime.messages.order import Order, Recorded, Seeded
+from gopt.runtime.messages.order import Order, Recorded
 from gopt.runtime.parameter_server.async_server import AsyncServer
 
 RATE = {"lr": "0.5"}
