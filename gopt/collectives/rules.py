@@ -181,9 +181,9 @@ def _match(call: Call, axis: int, size: int | None) -> None:
     shape = _shape(call)
     if axis < 0 or (shape is not None and axis >= len(shape)):
         raise InputError(f"{call.op}: the input of shape {shape} has no axis {axis}")
-    found = None if shape is None else shape[axis]
-    if isinstance(found, int) and size is not None and found != size:
-        raise InputError(f"{call.op}: axis {axis} of the input has length {found}, the sizes say {size}")
+    result = None if shape is None else shape[axis]
+    if isinstance(result, int) and size is not None and result != size:
+        raise InputError(f"{call.op}: axis {axis} of the input has length {result}, the sizes say {size}")
 
 
 def _sliced(call: Call) -> Shape:

@@ -77,8 +77,8 @@ def message_schema(record: MessageOperator) -> OpSchema:
         single, optional = OpSchema.FormalParameterOption.Single, OpSchema.FormalParameterOption.Optional
         options = [single] * low + [optional] * (high - low)
         return [
-            OpSchema.FormalParameter(f"{name}{place}", type, param_option=option)
-            for place, option in enumerate(options)
+            OpSchema.FormalParameter(f"{name}{position}", type, param_option=option)
+            for position, option in enumerate(options)
         ]
 
     number = "tensor(int64)"
@@ -138,8 +138,8 @@ def _inference(record: Collective | MessageOperator) -> Callable[[Any], None]:
         types = record.infer(attributes, inputs)
         if len(types) != context.get_num_outputs():
             raise InputError(f"{record.name} gives {len(types)} outputs, the node has {context.get_num_outputs()}")
-        for place, (dtype, shape) in enumerate(types):
-            context.set_output_type(place, _type_proto(dtype, shape))
+        for position, (dtype, shape) in enumerate(types):
+            context.set_output_type(position, _type_proto(dtype, shape))
 
     return infer
 
@@ -174,29 +174,29 @@ def _input_type(proto: onnx.TypeProto) -> PartialType | None:
 
 def _input_types(context: Any) -> list[PartialType] | None:
     """Types of the inputs; one of which nothing is known has the dtype of the others. None: not even that."""
-    found: list[PartialType | None] = []
-    for place in range(context.get_num_inputs()):
-        proto = context.get_input_type(place)
-        found.append(_input_type(proto) if proto is not None else None)
-    known = [given for given in found if given is not None]
-    if found and not known:
+    result: list[PartialType | None] = []
+    for position in range(context.get_num_inputs()):
+        proto = context.get_input_type(position)
+        result.append(_input_type(proto) if proto is not None else None)
+    known = [given for given in result if given is not None]
+    if result and not known:
         return None
-    return [(known[0][0], None) if given is None else given for given in found]
+    return [(known[0][0], None) if given is None else given for given in result]
 
 
 def _message_types(context: Any) -> list[PartialType] | None:
     """Types of the inputs of a message, ("", None) of an absent one; None where one is not known."""
-    found: list[PartialType] = []
-    for place in range(context.get_num_inputs()):
-        proto = context.get_input_type(place)
+    result: list[PartialType] = []
+    for position in range(context.get_num_inputs()):
+        proto = context.get_input_type(position)
         if proto is None:
-            found.append(("", None))
+            result.append(("", None))
             continue
         known = _input_type(proto)
         if known is None:
             return None
-        found.append(known)
-    return found
+        result.append(known)
+    return result
 
 
 def _type_proto(dtype: str, shape: tuple[int | str | None, ...] | None) -> onnx.TypeProto:

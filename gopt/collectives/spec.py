@@ -94,9 +94,9 @@ class Collective:
         and an empty list; either record gives the whole transfer. Raises as ``outputs`` does, and InvariantError
         where an array is not of ``dtype`` or the members' calls differ.
         """
-        found = sorted({_dtype_name(array) for arrays in contributions for array in arrays} - {dtype})
-        if found:
-            raise InvariantError(f"{self.name} of {dtype} was given {found[0]}")
+        result = sorted({_dtype_name(array) for arrays in contributions for array in arrays} - {dtype})
+        if result:
+            raise InvariantError(f"{self.name} of {dtype} was given {result[0]}")
         size = len(contributions)
         types = [[(dtype, array.shape) for array in arrays] for arrays in contributions]
         if self.pairwise:

@@ -88,16 +88,16 @@ def parse_json(data: bytes | str, kind: DocumentKind, name: str) -> dict[str, An
         try:
             text = data.decode("utf-8")
             del data
-            found = json.loads(text, object_pairs_hook=table, parse_float=number, parse_constant=_constant)
+            result = json.loads(text, object_pairs_hook=table, parse_float=number, parse_constant=_constant)
         except UnicodeDecodeError as error:
             raise InputError(f"{name} is not JSON: byte {error.start} is not UTF-8") from None
         except (ValueError, RecursionError) as error:
             raise InputError(f"{name} is not JSON: {error}") from None
         del text
         if surrogates:
-            _check_text(found, name)
-        _check_schema(found, kind, name, bool(floats))
-    record: dict[str, Any] = found
+            _check_text(result, name)
+        _check_schema(result, kind, name, bool(floats))
+    record: dict[str, Any] = result
     return record
 
 
@@ -108,16 +108,16 @@ def read_toml(path: str | os.PathLike[str], kind: DocumentKind) -> dict[str, Any
     name, data = os.fspath(path), read_bytes(path, kind.limit)
     _check_dots(data, name)
     try:
-        found = tomllib.loads(data.decode("utf-8"))
+        result = tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise InputError(f"{name} is not TOML: byte {error.start} is not UTF-8", "save the file as UTF-8") from None
     except RecursionError:
         raise InputError(f"{name} is nested more than {limits.DOCUMENT_DEPTH} levels deep") from None
     except ValueError as error:
         raise InputError(f"{name} is not TOML: {error}") from None
-    _check_plain(found, name)
-    _check_schema(found, kind, name, True)
-    return found
+    _check_plain(result, name)
+    _check_schema(result, kind, name, True)
+    return result
 
 
 def _check_dots(data: bytes, name: str) -> None:
@@ -128,8 +128,8 @@ def _check_dots(data: bytes, name: str) -> None:
             "write keys as tables, not with dots",
             limits.hint("CONFIG_DOTS", data.count(b".")),
         )
-    for number, each in enumerate(data.split(b"\n"), 1):
-        if each.count(b".") > limits.CONFIG_LINE_DOTS:
+    for number, part in enumerate(data.split(b"\n"), 1):
+        if part.count(b".") > limits.CONFIG_LINE_DOTS:
             raise InputError(f"{name}: line {number} has more than {limits.CONFIG_LINE_DOTS} dots (CONFIG_LINE_DOTS)")
 
 
@@ -176,16 +176,18 @@ def _check_schema(found: Any, kind: DocumentKind, name: str, floats: bool) -> No
         wrong = first_error(kind.schema, _split(found))
     if wrong is None:
         return
-    place, where = wrong.place, found
-    for key in place:
+    position, where = wrong.place, found
+    for key in position:
         where = where[key]
     if (
         isinstance(found, dict)
         and "format" in found
-        and (place in ([], ["format"]) or _is_other(found["format"], kind))
+        and (position in ([], ["format"]) or _is_other(found["format"], kind))
     ):
         _check_format(found["format"], kind, name)
-    raise InputError(f"{name}: {_told(place)}{wrong.message.replace(VALUE, show(where))}", *filter(None, [wrong.hint]))
+    raise InputError(
+        f"{name}: {_told(position)}{wrong.message.replace(VALUE, show(where))}", *filter(None, [wrong.hint])
+    )
 
 
 def key_path(place: Sequence[str | int]) -> str:
@@ -221,14 +223,14 @@ def _check_format(given: Any, kind: DocumentKind, name: str) -> None:
 
 
 def _unique(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    result = dict(pairs)
+    if len(result) != len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
                 raise InputError(f"{name}: the key {show(key)} occurs twice in one table")
             seen.add(key)
-    return found
+    return result
 
 
 def _number(seen: list[float], text: str) -> float:
@@ -248,41 +250,41 @@ def _walk(found: Any) -> Iterator[tuple[list[str | int], Any]]:
     """Every value with the path of its key."""
     left: list[tuple[list[str | int], Any]] = [([], found)]
     while left:
-        place, value = left.pop()
-        yield place, value
+        position, value = left.pop()
+        yield position, value
         items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        left += [([*place, key], each) for key, each in items]
+        left += [([*position, key], item) for key, item in items]
 
 
 def _check_text(found: Any, name: str) -> None:
-    for place, value in _walk(found):
+    for position, value in _walk(found):
         keys = value if isinstance(value, dict) else [value] if isinstance(value, str) else []
         for text in keys:
             try:
                 text.encode()
             except UnicodeEncodeError:
-                raise InputError(f"{name}: {_told(place)}{show(text)} is an unpaired surrogate") from None
+                raise InputError(f"{name}: {_told(position)}{show(text)} is an unpaired surrogate") from None
 
 
 def _check_plain(found: Any, name: str) -> None:
     """Refuse TOML values that JSON has not, and apply the limits that JSON is checked for before it is parsed."""
-    for place, value in _walk(found):
-        if len(place) > limits.DOCUMENT_DEPTH:
+    for position, value in _walk(found):
+        if len(position) > limits.DOCUMENT_DEPTH:
             raise InputError(f"{name} is nested more than {limits.DOCUMENT_DEPTH} levels deep")
         if not isinstance(value, dict | list | str | bool | int | float):
-            raise InputError(f"{name}: {_told(place)}a date or a time is not allowed here")
+            raise InputError(f"{name}: {_told(position)}a date or a time is not allowed here")
         if isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"{name}: {_told(place)}{value} is not allowed here")
+            raise InputError(f"{name}: {_told(position)}{value} is not allowed here")
         if isinstance(value, int) and abs(value) >= limits.ELEMENTS:
-            raise InputError(f"{name}: {_told(place)}a number of more than 63 bits")
+            raise InputError(f"{name}: {_told(position)}a number of more than 63 bits")
 
 
 def _split(found: Any) -> Any:
     """A copy in which no float is a whole number: a schema takes 4.0 for an integer, readers do not."""
     if isinstance(found, dict):
-        return {key: _split(each) for key, each in found.items()}
+        return {key: _split(item) for key, item in found.items()}
     if isinstance(found, list):
-        return [_split(each) for each in found]
+        return [_split(item) for item in found]
     if isinstance(found, float) and found.is_integer():
         return 0.5 if 0 <= found <= 1 else math.copysign(1.5, found)
     return found

@@ -10,7 +10,7 @@ from gopt.errors import InputError
 
 _BLOCK = 1 << 20
 _LONG = re.compile(rb"(?<![0-9.])[0-9]{%d}" % (limits.NUMBER_DIGITS + 1))
-_DIGITS = bytes(ord("0") if chr(each).isdigit() and each < 128 else each for each in range(256))
+_DIGITS = bytes(ord("0") if chr(item).isdigit() and item < 128 else item for item in range(256))
 _TWENTY = b"0" * (limits.NUMBER_DIGITS + 1)
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -47,8 +47,8 @@ def _outside(data: bytes, name: str) -> Iterator[bytes]:
     if b"\\" in data:  # escapes become letters: the quotes that are left begin and end texts
         data = data.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     inside, length = 0, 0
-    for place in range(0, len(data), _BLOCK):
-        parts = data[place : place + _BLOCK].split(b'"')
+    for position in range(0, len(data), _BLOCK):
+        parts = data[position : position + _BLOCK].split(b'"')
         texts = parts[1 - inside :: 2]
         yield b"".join(parts[inside::2])
         open_first, ends_inside = inside, (inside + len(parts) - 1) % 2
@@ -66,8 +66,8 @@ def _outside(data: bytes, name: str) -> Iterator[bytes]:
 
 def _is_deep(brackets: bytes) -> bool:
     depth = 0
-    for each in brackets:
-        depth += 1 if each == ord("[") else -1
+    for bracket in brackets:
+        depth += 1 if bracket == ord("[") else -1
         if depth > limits.DOCUMENT_DEPTH:
             return True
         if depth < 0:  # not JSON

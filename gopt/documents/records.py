@@ -48,7 +48,7 @@ class Bounds:
             "minimum": self.minimum, "maximum": self.maximum, "pattern": self.pattern, "minLength": self.min_length,
             "minItems": self.min_items, "enum": self.allowed and list(self.allowed),
         }  # fmt: skip
-        return {name: each for name, each in words.items() if each is not None}
+        return {name: item for name, item in words.items() if item is not None}
 
 
 def one_of(*allowed: str) -> Bounds:
@@ -132,8 +132,8 @@ def _plan(cls: Any, convert: Callable[[Any], Convert | None]) -> list[tuple[str,
     """Return for each field its name, key, converter, and its default if the key may be absent."""
     hints = typing.get_type_hints(cls)
     return [
-        (each.name, key_of(each), convert(hints[each.name]), each.default if is_optional(each) else MISSING)
-        for each in fields(cls)
+        (field.name, key_of(field), convert(hints[field.name]), field.default if is_optional(field) else MISSING)
+        for field in fields(cls)
     ]
 
 
@@ -196,14 +196,14 @@ def _lazy_writer(hint: Any) -> Convert | None:
     item: Any = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
     if not _is_record(item):
         return _writer(hint)
-    write = _line_writer(item) if any("lines" in each.metadata for each in fields(item)) else _record_writer(item)
+    write = _line_writer(item) if any("lines" in field.metadata for field in fields(item)) else _record_writer(item)
     return lambda records: map(write, records)
 
 
 def _line_writer(cls: Any) -> Convert:
     """Like ``_record_writer``, but a field with ``LINES`` is an iterator."""
     write = _record_writer(cls)
-    lazy = [(each.name, key_of(each)) for each in fields(cls) if "lines" in each.metadata]
+    lazy = [(field.name, key_of(field)) for field in fields(cls) if "lines" in field.metadata]
     hints = typing.get_type_hints(cls)
     items = {name: _record_writer(typing.get_args(hints[name])[0]) for name, _ in lazy}
 
@@ -220,7 +220,7 @@ def _container(hint: Any, inner: Callable[[Any], Convert | None], sequence: type
     """A union with None, a tuple or a mapping, whose parts ``inner`` converts."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        converts = [(_kind(each), convert) for each in arguments if (convert := inner(each)) is not None]
+        converts = [(_kind(argument), convert) for argument in arguments if (convert := inner(argument)) is not None]
         if len(converts) == 1 and len(arguments) == 2 and type(None) in arguments:
             convert = converts[0][1]
             return lambda value: None if value is None else convert(value)
@@ -249,5 +249,5 @@ def _item(inner: Callable[[Any], Convert | None], arguments: tuple[Any, ...]) ->
     """Return the converter of the items of a tuple; all have one type, or need no conversion."""
     if arguments[1:] == (...,):
         return inner(arguments[0])
-    assert all(inner(each) is None for each in arguments)
+    assert all(inner(argument) is None for argument in arguments)
     return None

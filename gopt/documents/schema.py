@@ -61,14 +61,14 @@ def _violation(schema: str, found: Any) -> Violation | None:
     try:
         _validator(schema).validate(found)
     except ValidationError as error:
-        place, kind = list(error.instance_path), error.kind
+        position, kind = list(error.instance_path), error.kind
         if isinstance(kind, ValidationErrorKind.AdditionalProperties):
             unknown = kind.unexpected[0]
             hint = did_you_mean(unknown, _known_keys(schema, error.schema_path[:-1]))
-            return Violation(place, f"there is no key {show(unknown)}", hint)
+            return Violation(position, f"there is no key {show(unknown)}", hint)
         if isinstance(kind, ValidationErrorKind.Required):
-            return Violation(place, f"the key {show(kind.property)} is missing")
-        return Violation(place, error.message)
+            return Violation(position, f"the key {show(kind.property)} is missing")
+        return Violation(position, error.message)
     return None
 
 
@@ -88,10 +88,10 @@ def _slim(found: Any) -> Any:
         nonlocal left
         left -= 1
         if isinstance(value, list):
-            return [cut(each) for each in value[: _FEW if left > 0 else 0]]
+            return [cut(item) for item in value[: _FEW if left > 0 else 0]]
         if isinstance(value, dict):
             most = _MANY if left > 0 else _FEW if left > -_SLIM else 0
-            return {key: cut(each) for key, each in islice(value.items(), most)}
+            return {key: cut(item) for key, item in islice(value.items(), most)}
         return value
 
     return cut(found)

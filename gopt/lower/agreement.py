@@ -97,15 +97,15 @@ class _ErrorBuilder:
 
     def error(self, what: str, output: str, wanted: Placements) -> GoptError:
         """The refusal of a value that is not sharded as ``wanted``, by the axes along which it is not."""
-        found = self.shardings.of(output)
+        result = self.shardings.of(output)
         wrong = {
-            axis: one for axis, one, other in zip(self.shardings.axes, found, wanted) if not _fits((one,), (other,))
+            axis: one for axis, one, other in zip(self.shardings.axes, result, wanted) if not _fits((one,), (other,))
         }
         ours = (*self.program.mesh.data_axes, *self.program.split)
         apart = [axis for axis, one in wrong.items() if axis not in ours and isinstance(one, (PerMember, Shard))]
         if apart:
             value, reader = self._source(output, apart)
-            of = next((name for name, each in self.program.training.gradients.items() if each == value), "")
+            of = next((name for name, item in self.program.training.gradients.items() if item == value), "")
             axes = "+".join(apart)
             what = f"state {of!r} is held equal along {axes}" if of else what  # a bucket has many
             return UnsupportedError(
@@ -132,17 +132,17 @@ class _ErrorBuilder:
         gradient, or the value at which it began."""
         training, producers = self.program.training, self.program.graph.producers()
         local = {
-            each for node in training.graph.nodes if node.phase is not Phase.UPDATE
-            for each in node.outputs
+            output for node in training.graph.nodes if node.phase is not Phase.UPDATE
+            for output in node.outputs
         }  # fmt: skip
         reader: Node | None = None
         while name in producers and (reader is None or name not in local):
-            behind = next((each for each in producers[name].reads if self._differs(each, axes)), None)
+            behind = next((name for name in producers[name].reads if self._differs(name, axes)), None)
             if behind is None:
                 break
             reader, name = producers[name], behind
         return name, f"{reader.op_type} {reader.label!r} reads" if reader is not None else "it is"
 
     def _differs(self, name: str, axes: list[str]) -> bool:
-        found: dict[str, Placement] = dict(zip(self.shardings.axes, self.shardings.of(name)))
-        return any(isinstance(found[axis], (PerMember, Shard)) for axis in axes)
+        result: dict[str, Placement] = dict(zip(self.shardings.axes, self.shardings.of(name)))
+        return any(isinstance(result[axis], (PerMember, Shard)) for axis in axes)

@@ -84,7 +84,7 @@ class _HaloNodes:
             self.output,
             **({"axis": self.axis} if len(parts) > 1 else {}),
         )
-        shape = tuple((each.op_type, *each.inputs, *each.outputs) for each in self.nodes)
+        shape = tuple((node.op_type, *node.inputs, *node.outputs) for node in self.nodes)
         return Lowered(shape, lambda: self.nodes, self.constants)
 
 
@@ -94,7 +94,7 @@ def strips(node: Node, context: LoweringContext) -> Lowered:
     pieces = made.halo.strip_pieces(made.member)
     if not pieces:
         pieces = [HaloPiece(0, 0, 0)]
-    return made.joined([made.slice(each, f"strip{number}") for number, each in enumerate(pieces)])
+    return made.joined([made.slice(piece, f"strip{number}") for number, piece in enumerate(pieces)])
 
 
 def join(node: Node, context: LoweringContext) -> Lowered:
@@ -119,7 +119,7 @@ def total(node: Node, context: LoweringContext) -> Lowered:
     made = _HaloNodes.of(node, context)
     parts = []
     for number, ((start, stop), pieces) in enumerate(made.halo.runs(made.member)):
-        terms = [made.slice(piece, f"run{number}.{place}") for place, piece in enumerate(pieces)]
+        terms = [made.slice(piece, f"run{number}.{position}") for position, piece in enumerate(pieces)]
         if not terms:
             parts.append(made.zeros(stop - start, f"run{number}"))
         else:

@@ -135,7 +135,7 @@ def _calls(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
     count = 0
     for rank in ranks:
         firsts: dict[str, int] = {}
-        for node in (each for each in rank.calls if each.op_type not in MESSAGES):
+        for node in (call for call in rank.calls if call.op_type not in MESSAGES):
             group = str(node.attributes["group"])
             if group not in firsts:
                 firsts[group] = program.mesh.first(group, rank.rank)
@@ -176,13 +176,13 @@ def _tiles(program: SpmdProgram, ranks: Iterable[RankGraph]) -> int:
         for part in sharded.slices if sharded.sharded else ():
             if part.tensor in program.parts:
                 continue
-            place = 0
+            position = 0
             for start, stop in sorted(set(ranges.get(part.tensor, []))):
-                if start != place:
-                    raise InvariantError(f"pieces of {part.tensor!r} omit or repeat elements at {min(start, place)}")
-                place = stop
-            if place != types[part.tensor].elements or len(ranges[part.tensor]) % copies:
-                raise InvariantError(f"pieces of {part.tensor!r} end at {place} of {types[part.tensor].elements}")
+                if start != position:
+                    raise InvariantError(f"pieces of {part.tensor!r} omit or repeat elements at {min(start, position)}")
+                position = stop
+            if position != types[part.tensor].elements or len(ranges[part.tensor]) % copies:
+                raise InvariantError(f"pieces of {part.tensor!r} end at {position} of {types[part.tensor].elements}")
     return len({tensor for tensor, _ in boxed})
 
 
@@ -194,19 +194,19 @@ def _boxes(program: SpmdProgram, boxed: Mapping[tuple[str, Box | None], list[tup
         known[tensor].add(box)
     for tensor, sharding in program.parts.items():
         wanted = set(all_boxes(sharding, types[tensor].dims))
-        found = known[tensor] | {box for box in wanted if box is not None and not box_elements(box)}
-        if found != wanted or sum(box_elements(box) for box in wanted if box) != types[tensor].elements:
+        result = known[tensor] | {box for box in wanted if box is not None and not box_elements(box)}
+        if result != wanted or sum(box_elements(box) for box in wanted if box) != types[tensor].elements:
             raise InvariantError(f"the ranks' parts of {tensor!r} are not those of its sharding, {sharding}")
         for box in wanted:
-            place = 0
+            position = 0
             for start, stop in sorted(set(boxed.get((tensor, box), ()))):
-                if start != place:
+                if start != position:
                     raise InvariantError(
-                        f"pieces of {tensor!r} omit or repeat elements at {min(start, place)} of {box}"
+                        f"pieces of {tensor!r} omit or repeat elements at {min(start, position)} of {box}"
                     )
-                place = stop
-            if box is not None and place != box_elements(box):
-                raise InvariantError(f"pieces of {tensor!r} end at {place} of {box_elements(box)} in {box}")
+                position = stop
+            if box is not None and position != box_elements(box):
+                raise InvariantError(f"pieces of {tensor!r} end at {position} of {box_elements(box)} in {box}")
 
 
 def _outputs(program: SpmdProgram) -> int:

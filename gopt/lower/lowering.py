@@ -67,7 +67,7 @@ def lower(
         }
         graphs = []
         for number, rank in enumerate(ranks, 1):
-            graphs += [each.rank(rank) for each in specialisers[id(program.of(rank))]]
+            graphs += [item.rank(rank) for item in specialisers[id(program.of(rank))]]
             advance("making ranks", number, len(ranks))
         advance("checking ranks")
         common = common_states(program)

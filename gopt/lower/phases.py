@@ -33,12 +33,12 @@ def phases(program: SpmdProgram) -> list[LoweredPhase]:
     if program.micro_steps == 1:
         return [LoweredPhase(STEP, 1, program.graph)]
     micro, update = program.phase_results()
-    found = [_phase(program, MICRO, program.micro_steps, micro), _phase(program, UPDATE, 1, update)]
+    result = [_phase(program, MICRO, program.micro_steps, micro), _phase(program, UPDATE, 1, update)]
     for state in program.states:  # a state that nothing reads is held all the same, where its new value is made
-        if all(state.input not in phase.graph.inputs for phase in found):
-            maker = next(phase.graph for phase in found if state.output in phase.graph.outputs)
+        if all(state.input not in phase.graph.inputs for phase in result):
+            maker = next(phase.graph for phase in result if state.output in phase.graph.outputs)
             maker.inputs[state.input] = program.graph.inputs[state.input]
-    return found
+    return result
 
 
 def _phase(program: SpmdProgram, name: str, times: int, results: Mapping[str, str]) -> LoweredPhase:
@@ -59,9 +59,9 @@ def _phase(program: SpmdProgram, name: str, times: int, results: Mapping[str, st
         name,
         times,
         Graph(
-            graph.name, nodes, {each: type for each, type in graph.inputs.items() if each in needed},
+            graph.name, nodes, {item: type for item, type in graph.inputs.items() if item in needed},
             {output: types[output] for output in results},
-            {each: tensor for each, tensor in graph.initializers.items() if each in needed},
+            {item: tensor for item, tensor in graph.initializers.items() if item in needed},
             types, graph.header, dict(graph.metadata),
         ),
     )  # fmt: skip

@@ -34,7 +34,7 @@ def check_refolded(program: SpmdProgram) -> None:
 
 def _fill(slots: dict[str, dict[str, set[str]]], program: SpmdProgram, operator: str) -> dict[str, set[str]]:
     """Add the tensors in the slots of all calls of an operator."""
-    found, seen = slots[operator], set[int]()
+    result, seen = slots[operator], set[int]()
     for node in program.source.graph.nodes:
         call = node.origin.call if isinstance(node.origin, Origin) else None
         if call is None or call.op_type != operator or call.number in seen:
@@ -42,8 +42,8 @@ def _fill(slots: dict[str, dict[str, set[str]]], program: SpmdProgram, operator:
         seen.add(call.number)
         for table in call.slot_values.weights:
             for slot, name in table.items():
-                found.setdefault(slot, set()).add(name)
-    return found
+                result.setdefault(slot, set()).add(name)
+    return result
 
 
 def _check_member(
@@ -73,11 +73,11 @@ def _check_member(
 def _slot_pairs(call: RefoldedCall, new: Mapping[str, str]) -> dict[tuple[str, str], str]:
     """Slot and state in it -> the slot of its new value: weights of one call may each have a state in other slots.
     ``new``: state of the source -> its new value."""
-    given, found = call.call.slot_values, dict[tuple[str, str], str]()
+    given, result = call.call.slot_values, dict[tuple[str, str], str]()
     for before, after in zip(given.weights, given.updated):
         slots = {name: slot for slot, name in after.items()}
-        found.update({(slot, name): slots[new[name]] for slot, name in before.items() if new.get(name) in slots})
-    return found
+        result.update({(slot, name): slots[new[name]] for slot, name in before.items() if new.get(name) in slots})
+    return result
 
 
 def _check_scalars(program: SpmdProgram, call: RefoldedCall) -> None:

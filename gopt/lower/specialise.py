@@ -115,10 +115,10 @@ class Specialiser:
     def _refold(self, at: _Rank, node: Node, refolded: RefoldedCall) -> Sequence[Node]:
         """An opaque operator over what the rank has of its weights."""
         nodes, function, made = refolded.on(at.coordinates, self.program.graph.types, self._version, node.made_by)
-        for each in nodes:
-            each.inputs = [at.alias.get(name, name) for name in each.inputs]
+        for item in nodes:
+            item.inputs = [at.alias.get(name, name) for name in item.inputs]
         if function is not None:
-            at.bodies.update((each, function) for each in nodes if each.domain)
+            at.bodies.update((node, function) for node in nodes if node.domain)
         at.present.update(made)
         return nodes
 
@@ -165,10 +165,10 @@ class _Rank:
 
     def runs(self, sharding: Sharding) -> bool:
         """Return whether the rank runs nodes with this sharding."""
-        found = self._covered.get(id(sharding))
-        if found is None:
-            found = self._covered[id(sharding)] = sharding.covers(self.coordinates)
-        return found
+        result = self._covered.get(id(sharding))
+        if result is None:
+            result = self._covered[id(sharding)] = sharding.covers(self.coordinates)
+        return result
 
 
 def _items(nodes: Sequence[Node]) -> Iterator[RankBlock | Node]:

@@ -31,7 +31,7 @@ def check_variants(program: SpmdProgram) -> None:
 def _refuse_single(program: SpmdProgram, other: SpmdProgram) -> None:
     """Raise UnsupportedError for a parameter that has one element at some places and not at others."""
     for state in program.training.parameters:
-        mine, theirs = (each.training.graph.types[state.tensor].elements for each in (program, other))
+        mine, theirs = (item.training.graph.types[state.tensor].elements for item in (program, other))
         if 1 in (mine, theirs) and mine != theirs:
             raise UnsupportedError(
                 f"ranks at {_where(program)} have {mine} and ranks at {_where(other)} have {theirs} elements of "
@@ -42,8 +42,8 @@ def _refuse_single(program: SpmdProgram, other: SpmdProgram) -> None:
 
 def _common(program: SpmdProgram) -> Iterator[tuple[str, list[Hashable]]]:
     """Yield the properties that must be equal in all variants, each with a name and as an ordered list."""
-    yield "states", [(each.input, each.output, *(part.tensor for part in each.slices)) for each in program.states]
-    yield "accumulators", [(each.input, each.output) for each in program.accumulators]
+    yield "states", [(state.input, state.output, *(part.tensor for part in state.slices)) for state in program.states]
+    yield "accumulators", [(accumulator.input, accumulator.output) for accumulator in program.accumulators]
     yield "buckets", list(program.layout)
     yield "states that all ranks have", list(common_states(program))
     split = set(program.split)
@@ -60,4 +60,4 @@ def _common(program: SpmdProgram) -> Iterator[tuple[str, list[Hashable]]]:
 
 
 def _where(program: SpmdProgram) -> str:
-    return " and ".join(",".join(f"{axis}={at}" for axis, at in place.items()) for place in program.places)
+    return " and ".join(",".join(f"{axis}={at}" for axis, at in position.items()) for position in program.places)

@@ -29,7 +29,7 @@ def keyword_text(text: str, known: Collection[str] = ()) -> str:
         command = _COMMAND.search(part)
         end = command.start() if command else len(part)
         named = part[:end].replace(" with -o", "")
-        return _OPTION.sub(lambda found: _keyword(found, known), named) + part[end:]
+        return _OPTION.sub(lambda result: _keyword(result, known), named) + part[end:]
 
     return "; ".join(map(clause, text.split("; ")))
 
@@ -67,7 +67,7 @@ def _list(value: str) -> str:
 
 
 def _table(value: str) -> str:
-    pairs = (each.partition("=") for each in value.split(","))
+    pairs = (part.partition("=") for part in value.split(","))
     return f"{{{', '.join(f'{_quoted(name)}: {_quoted(other)}' for name, _, other in pairs)}}}"
 
 

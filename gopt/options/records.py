@@ -29,7 +29,7 @@ def changed(options: R | None, kind: type[R], changes: Mapping[str, Any]) -> R:
     if not isinstance(options, kind):
         hint = f"give a gopt.{kind.__name__}, or its fields as keywords"
         raise OptionError(f"options cannot be of type {type(options).__name__}", hint)
-    known = [each.name for each in fields(kind)]
+    known = [field.name for field in fields(kind)]
     for name in changes:
         if name not in known:
             raise unknown(name, known)
@@ -59,17 +59,17 @@ def check_types(record: Any, *, but: Collection[str] = ()) -> None:
     Whole numbers of other libraries, such as numpy's, become Python's; the text of an enum becomes its member.
     """
     hints = _hints(type(record))
-    for each in fields(record):
-        if each.name in but:
+    for field in fields(record):
+        if field.name in but:
             continue
-        value, hint = getattr(record, each.name), hints[each.name]
+        value, hint = getattr(record, field.name), hints[field.name]
         member = _member(value, hint)
         if member is not None:
-            object.__setattr__(record, each.name, member)
+            object.__setattr__(record, field.name, member)
         elif not fits(value, hint):
-            raise wrong(f"option {each.name}", value, hint)
+            raise wrong(f"option {field.name}", value, hint)
         elif isinstance(value, Integral) and not isinstance(value, bool | int):
-            object.__setattr__(record, each.name, int(value))
+            object.__setattr__(record, field.name, int(value))
 
 
 def check_least(record: Any, **least: int) -> None:
@@ -104,5 +104,5 @@ def _member(value: Any, hint: Any) -> Enum | None:
     """The member of an enum that a text names, where the type is the enum, or it and None."""
     for kind in typing.get_args(hint) or (hint,):
         if isinstance(value, str) and isinstance(kind, type) and issubclass(kind, Enum):
-            return next((each for each in kind if each.value == value), None)
+            return next((item for item in kind if item.value == value), None)
     return None

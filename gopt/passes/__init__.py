@@ -17,7 +17,7 @@ from gopt.passes.base import Pass
 from gopt.text.suggestions import did_you_mean
 
 _ALL = (tensor_parallel, hoist_casts, shard, refold_optimizers, statistics, fuse_collectives, overlap, prune)
-PASSES: dict[str, Pass] = {each.PASS.name: each.PASS for each in _ALL}
+PASSES: dict[str, Pass] = {item.PASS.name: item.PASS for item in _ALL}
 DEFAULT = (
     "tensor-parallel",
     "hoist-casts",

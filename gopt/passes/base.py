@@ -48,9 +48,9 @@ def option_table(spec: Pass) -> list[tuple[str, str, str]]:
     """``(name, type, default)`` of every option, for help and docs."""
     hints = typing.get_type_hints(spec.options)
     rows = []
-    for each in fields(spec.options):
-        default = "required" if each.default is MISSING else _show(each.default)
-        rows.append((each.name.replace("_", "-"), _type_name(hints[each.name]), default))
+    for field in fields(spec.options):
+        default = "required" if field.default is MISSING else _show(field.default)
+        rows.append((field.name.replace("_", "-"), _type_name(hints[field.name]), default))
     return rows
 
 
@@ -61,7 +61,7 @@ def build_options(spec: Pass, given: Mapping[str, Any]) -> Any:
     for key, value in given.items():
         name = key.replace("-", "_")
         if name not in hints:
-            known = [each.name.replace("_", "-") for each in fields(spec.options)]
+            known = [field.name.replace("_", "-") for field in fields(spec.options)]
             hint = did_you_mean(key, known) or f"it takes {', '.join(known) or 'no options'}"
             raise OptionError(f"pass {spec.name} has no option {key!r}", hint)
         values[name] = _convert(spec.name, key, value, hints[name])
@@ -70,7 +70,7 @@ def build_options(spec: Pass, given: Mapping[str, Any]) -> Any:
 
 def show_options(options: Any) -> dict[str, Any]:
     """Options as resolved, for the report."""
-    values = {each.name: getattr(options, each.name) for each in fields(options)}
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
     return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
 
 
@@ -78,12 +78,12 @@ def _convert(owner: str, key: str, value: Any, hint: Any) -> Any:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         if value is None or value == "auto":
             return None
-        hint = next(each for each in typing.get_args(hint) if each is not type(None))
+        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
     try:
         if isinstance(hint, type) and issubclass(hint, Enum):
             return hint(type(next(iter(hint)).value)(value))
         if hint is str and isinstance(value, Mapping):  # a table of a configuration file
-            return ";".join(f"{name}:{each}" for name, each in value.items())
+            return ";".join(f"{name}:{item}" for name, item in value.items())
         if hint is bool:
             return {"true": True, "false": False}[str(value).lower()]
         made = hint(value)
@@ -96,9 +96,9 @@ def _convert(owner: str, key: str, value: Any, hint: Any) -> Any:
 
 def _type_name(hint: Any) -> str:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " | ".join("auto" if each is type(None) else _type_name(each) for each in typing.get_args(hint))
+        return " | ".join("auto" if arg is type(None) else _type_name(arg) for arg in typing.get_args(hint))
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return " | ".join(str(each.value) for each in hint)
+        return " | ".join(str(item.value) for item in hint)
     return str(getattr(hint, "__name__", hint))
 
 

@@ -76,16 +76,16 @@ def overlap(program: SpmdProgram, options: OverlapOptions) -> PassResult:
     if due := early | _ahead(nodes, gathers, issues):
         _move(program, due)
         shardings_so_far(program, shardings)
-    found = measure(calls_of(program))
-    over = limit is not None and found.peak_gathered_bytes > limit
+    result = measure(calls_of(program))
+    over = limit is not None and result.peak_gathered_bytes > limit
     facts = OverlapFacts(
-        found.hidden_share, found.by_kind, found.peak_gathered_bytes, len(gathers),
-        sum(each.at < call.first for each, call in zip(issues, gathers)), moved,
-        tuple(HeldGather(call.node.label, each.why) for call, each in zip(gathers, issues) if each.why),
+        result.hidden_share, result.by_kind, result.peak_gathered_bytes, len(gathers),
+        sum(item.at < call.first for item, call in zip(issues, gathers)), moved,
+        tuple(HeldGather(call.node.label, item.why) for call, item in zip(gathers, issues) if item.why),
     )  # fmt: skip
     return PassResult(
         facts=facts,
-        note=f"over the limit: {found.peak_gathered_bytes} gathered bytes are in use at once" if over else "",
+        note=f"over the limit: {result.peak_gathered_bytes} gathered bytes are in use at once" if over else "",
     )
 
 
@@ -97,8 +97,8 @@ def issue(live_ranges: Sequence[LiveRange], prefetch: int, limit: float | None) 
     """
     budget = None if limit is None else _MemoryBudget(live_ranges, limit)
     result = []
-    for place, live_range in enumerate(live_ranges):
-        wanted = live_ranges[place - prefetch].first if place >= prefetch else 0
+    for position, live_range in enumerate(live_ranges):
+        wanted = live_ranges[position - prefetch].first if position >= prefetch else 0
         at, why = min(max(wanted, live_range.copy + 1), live_range.first), ""
         if at > wanted:
             why = "an earlier copy is still in use"
@@ -114,7 +114,7 @@ class _MemoryBudget:
     def __init__(self, live_ranges: Sequence[LiveRange], limit: float) -> None:
         self.limit = limit
         self.points = sorted({0, *(w.first for w in live_ranges), *(w.last + 1 for w in live_ranges)})
-        self.number = {place: number for number, place in enumerate(self.points)}
+        self.number = {position: number for number, position in enumerate(self.points)}
         change = [0.0] * len(self.points)
         for live_range in live_ranges:
             change[self.number[live_range.first]] += live_range.nbytes
@@ -149,7 +149,7 @@ def _early(nodes: Sequence[Node], calls: Sequence[CollectiveCall]) -> tuple[dict
     """
     gathers = {call.place for call in calls if call.before_use}
     waits = _waiting(nodes, gathers)
-    stop = max((place for place, node in enumerate(nodes) if heavy(node) and not waits[place]), default=-1)
+    stop = max((position for position, node in enumerate(nodes) if heavy(node) and not waits[position]), default=-1)
     at: dict[str, float] = {}
     due: dict[int, float] = {}
     free: dict[int, float] = {}
@@ -166,9 +166,9 @@ def _early(nodes: Sequence[Node], calls: Sequence[CollectiveCall]) -> tuple[dict
         for name in node.outputs:
             at[name] = when
     _take_along(nodes, due, free)
-    staying = [0, *accumulate(int(place not in due) for place in range(len(nodes)))]
+    staying = [0, *accumulate(int(position not in due) for position in range(len(nodes)))]
     moved = sum(c.place in due and staying[c.place] > staying[int(due[c.place] + 0.5)] for c in calls)
-    late = any(when > place for place, when in due.items())
+    late = any(when > position for position, when in due.items())
     return (due if moved or late else {}), moved
 
 
@@ -176,9 +176,9 @@ def _waiting(nodes: Sequence[Node], gathers: set[int]) -> list[bool]:
     """Return, per node, whether it depends on the result of a call other than a gather before use."""
     behind: set[str] = set()
     waits = []
-    for place, node in enumerate(nodes):
+    for position, node in enumerate(nodes):
         waits.append(not behind.isdisjoint(node.reads))
-        if waits[-1] or (node.domain == COMM and place not in gathers):
+        if waits[-1] or (node.domain == COMM and position not in gathers):
             behind.update(node.outputs)
     return waits
 
@@ -186,27 +186,27 @@ def _waiting(nodes: Sequence[Node], gathers: set[int]) -> list[bool]:
 def _take_along(nodes: Sequence[Node], due: dict[int, float], free: Mapping[int, float]) -> None:
     """Add to ``due`` the free nodes that something in it reads, directly or through others."""
     wanted: set[str] = set()
-    for place in range(len(nodes) - 1, -1, -1):
-        node = nodes[place]
-        if place in free and not wanted.isdisjoint(node.outputs):
-            due[place] = free[place]
-        if place in due:
+    for position in range(len(nodes) - 1, -1, -1):
+        node = nodes[position]
+        if position in free and not wanted.isdisjoint(node.outputs):
+            due[position] = free[position]
+        if position in due:
             wanted.update(node.reads)
 
 
 def _ahead(nodes: Sequence[Node], gathers: Sequence[CollectiveCall], issues: Sequence[Issue]) -> dict[int, float]:
     """Return gather -> place at which it is due, also for the nodes that produce its inputs if they are later."""
-    due = {call.place: each.at - 0.25 for call, each in zip(gathers, issues)}
+    due = {call.place: item.at - 0.25 for call, item in zip(gathers, issues)}
     if not due:
         return {}
     needed: dict[str, float] = {}
-    for place in range(max(due), -1, -1):
-        when = min((needed[name] for name in nodes[place].outputs if name in needed), default=due.get(place))
+    for position in range(max(due), -1, -1):
+        when = min((needed[name] for name in nodes[position].outputs if name in needed), default=due.get(position))
         if when is None:
             continue
-        if place not in due and place > when:
-            due[place] = when
-        for name in nodes[place].reads:
+        if position not in due and position > when:
+            due[position] = when
+        for name in nodes[position].reads:
             needed[name] = min(when, needed.get(name, when))
     return due
 
@@ -214,8 +214,8 @@ def _ahead(nodes: Sequence[Node], gathers: Sequence[CollectiveCall], issues: Seq
 def _move(program: SpmdProgram, due: Mapping[int, float]) -> None:
     """Bring the graph's nodes in their new order."""
     rewriter = GraphRewriter(program.graph, "overlap")
-    for place, when in due.items():
-        rewriter.move(program.graph.nodes[place], when)
+    for position, when in due.items():
+        rewriter.move(program.graph.nodes[position], when)
     rewriter.finish()
 
 

@@ -39,13 +39,13 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         names = [stage.spec.name for stage in self.stages]
-        for place, stage in enumerate(self.stages):
-            late = [name for name in stage.spec.after if name in names[place + 1 :]]
+        for position, stage in enumerate(self.stages):
+            late = [name for name in stage.spec.after if name in names[position + 1 :]]
             if late:
                 raise OptionError(
                     f"pass {stage.spec.name} cannot run before {late[0]}", f"put {late[0]} in front of it"
                 )
-            if names.index(stage.spec.name) != place:
+            if names.index(stage.spec.name) != position:
                 raise OptionError(f"pass {stage.spec.name} is in the pipeline twice", "name it once")
 
     def run(self, program: SpmdProgram, advance: ProgressCallback = no_progress) -> list[PassRun]:
@@ -58,13 +58,13 @@ class Pipeline:
                 result = stage.spec.apply(program, stage.options)
                 for other in others:
                     stage.spec.apply(other, stage.options)
-                for each in program.variants:
+                for variant in program.variants:
                     if self.verify_each or stage is self.stages[-1]:
-                        check_graph(each.graph)
+                        check_graph(variant.graph)
                     if self.verify_each:
-                        infer_shardings(each)
-                        check_bucket_order(each)
-                        check_kept_nodes(each)
+                        infer_shardings(variant)
+                        check_bucket_order(variant)
+                        check_kept_nodes(variant)
             except InvariantError as error:
                 before = ", ".join(program.applied) or "none"
                 raise InvariantError(f"pass {name}: {error.message}", f"passes already run: {before}") from error
@@ -78,12 +78,12 @@ class Pipeline:
 def parse_pipeline(text: str) -> list[tuple[str, dict[str, str]]]:
     """``"shard{stage=1,bucket-mb=4},statistics"`` -> names with their options as text."""
     items: list[tuple[str, dict[str, str]]] = []
-    place = 0
-    while place < len(text):
-        match = _ITEM.match(text, place)
+    position = 0
+    while position < len(text):
+        match = _ITEM.match(text, position)
         if match is None:
             raise OptionError(
-                f"cannot read the pipeline at {text[place : place + 20]!r}", "write it as PASS{option=value},PASS"
+                f"cannot read the pipeline at {text[position : position + 20]!r}", "write it as PASS{option=value},PASS"
             )
         options = {}
         for part in filter(None, (part.strip() for part in (match[2] or "").split(","))):
@@ -92,7 +92,7 @@ def parse_pipeline(text: str) -> list[tuple[str, dict[str, str]]]:
                 raise OptionError(f"cannot read {part!r} in the options of {match[1]}", "write option=value")
             options[key.strip()] = value.strip()
         items.append((match[1], options))
-        place = match.end()
+        position = match.end()
     if not items:
         raise OptionError("the pipeline is empty", "see gopt passes")
     return items

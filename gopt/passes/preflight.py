@@ -68,16 +68,16 @@ def check_disk_space(training: TrainingGraph, ranks: int, target: Path, split: b
     bytes: what every rank has of the forward and backward, and all values once. ``split``: of trainers and servers,
     ``ranks`` is the number of trainers' files."""
     graph = training.graph
-    each = sum(len(node.encoded or node.to_bytes()) for node in graph.nodes if node.phase is not Phase.UPDATE)
+    item = sum(len(node.encoded or node.to_bytes()) for node in graph.nodes if node.phase is not Phase.UPDATE)
     values = sum(tensor.nbytes for tensor in graph.initializers.values())
     home = next(folder for folder in (target, *target.parents) if folder.is_dir())
-    free, needed = shutil.disk_usage(home).free, ranks * each + values
+    free, needed = shutil.disk_usage(home).free, ranks * item + values
     if needed > free:
         if split:
             what = f"{home}: trainers and servers take at least {needed} bytes, and {free} are free"
             raise RunError(what, "choose another folder with -o")
         raise RunError(
-            f"{home}: {ranks} ranks take at least {needed} bytes ({each} a rank, {values} of values), {free} are free",
+            f"{home}: {ranks} ranks take at least {needed} bytes ({item} a rank, {values} of values), {free} are free",
             "take fewer ranks, write some of them with --only-ranks, or choose another folder with -o",
         )
 

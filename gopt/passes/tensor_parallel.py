@@ -80,8 +80,8 @@ def tensor_parallel(program: SpmdProgram, options: TensorParallelOptions) -> Pas
     activations in the forward and two in the backward, 8(t-1)/t of their bytes.
     """
     mesh, training = program.mesh, program.training
-    found = [each.to_json() for each in find_region_mappings(training) if mesh.live(each.group)]
-    of_source = {"source_mappings": found} if found else {}
+    result = [mapping.to_json() for mapping in find_region_mappings(training) if mesh.live(mapping.group)]
+    of_source = {"source_mappings": result} if result else {}
     if options.link:
         Topology.parse(options.link, mesh)
     if not splitting_axes(mesh, training):

@@ -22,7 +22,7 @@ Box = tuple[Annotated[tuple[Count, ...], Bounds(min_items=2)], ...]
 def box_of(sharding: Sharding, shape: Sequence[int], coordinates: Mapping[str, int]) -> Box | None:
     """Return the box of a tensor that a rank has; None if it has the whole tensor."""
     box: list[tuple[int, ...]] = [(0, size) for size in shape]
-    sharded = [(axis, place) for axis, place in sharding.by_axis if isinstance(place, Shard)]
+    sharded = [(axis, position) for axis, position in sharding.by_axis if isinstance(position, Shard)]
     for axis, place in sharded:
         box[place.dim] = _both(box[place.dim], place.parts(coordinates[axis]), shape[place.dim])
     return tuple(box) if sharded else None
@@ -38,7 +38,7 @@ def _both(dimension: tuple[int, ...], parts: Sequence[tuple[int, int]], size: in
 
 def all_boxes(sharding: Sharding, shape: Sequence[int]) -> Iterator[Box | None]:
     """The boxes of a tensor that together are all of it, members of the last axis first."""
-    axes = [(axis, len(place.sizes)) for axis, place in sharding.by_axis if isinstance(place, Shard)]
+    axes = [(axis, len(position.sizes)) for axis, position in sharding.by_axis if isinstance(position, Shard)]
     for members in product(*(range(count) for _, count in axes)):
         yield box_of(sharding, shape, {axis: member for (axis, _), member in zip(axes, members)})
 
@@ -73,12 +73,12 @@ def in_grid(boxes: Collection[Box | None], shape: Sequence[int]) -> bool:
 
 def _shared_out(side: Iterable[tuple[int, ...]], size: int) -> bool:
     """Return whether ranges cover a dimension without gaps or overlaps."""
-    place = 0
+    position = 0
     for start, stop in sorted(part for ends in side for part in ranges_of(ends)):
-        if start != place:
+        if start != position:
             return False
-        place = stop
-    return place == size
+        position = stop
+    return position == size
 
 
 def rows_of(box: Box, shape: Sequence[int]) -> tuple[int, int] | None:

@@ -46,14 +46,14 @@ _ELSEWHERE = {
 def nearest(name: str) -> str:
     """The known axis that a name may stand for, or ''."""
     close = get_close_matches(name.lower(), AXES, 3)
-    close.sort(key=lambda each: each[0] != name[0].lower())  # dpp is dp, as near as pp
+    close.sort(key=lambda item: item[0] != name[0].lower())  # dpp is dp, as near as pp
     return _ELSEWHERE.get(name.lower()) or (close[0] if close else "")
 
 
 def axis_kinds(texts: Iterable[str] | Mapping[str, str]) -> dict[str, AxisKind]:
     """``["rep=replica", "zone=data"]``, or the same as a table -> axis -> its kind; raises OptionError."""
     pairs = texts.items() if isinstance(texts, Mapping) else [text.partition("=")[::2] for text in texts]
-    found: dict[str, AxisKind] = {}
+    result: dict[str, AxisKind] = {}
     for name, word in pairs:
         if not name.isidentifier() or word not in (AxisKind.DATA.value, AxisKind.REPLICA.value):
             raise OptionError(
@@ -66,11 +66,11 @@ def axis_kinds(texts: Iterable[str] | Mapping[str, str]) -> dict[str, AxisKind]:
                 f"mesh axis {name} cannot be of kind {word}: it is known as one of kind {AXES[name].value}",
                 "give the axis another name",
             )
-        if found.setdefault(name, AxisKind(word)) is not AxisKind(word):
+        if result.setdefault(name, AxisKind(word)) is not AxisKind(word):
             raise OptionError(
-                f"mesh axis {name} is given two kinds, {found[name].value} and {word}", "keep one --axis for it"
+                f"mesh axis {name} is given two kinds, {result[name].value} and {word}", "keep one --axis for it"
             )
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -212,17 +212,17 @@ class Mesh:
         for name, size in self.axes:
             stride //= size
             places = range(size) if name in axes else (own[name],)
-            members = [base + place * stride for base in members for place in places]
+            members = [base + position * stride for base in members for position in places]
         return tuple(members)
 
     def index(self, group: str, rank: int) -> int:
         """Place of a rank inside its group."""
         sizes = dict(self.axes)
         own = self.coordinates(rank)
-        place = 0
+        position = 0
         for axis in self.split(group):
-            place = place * sizes[axis] + own[axis]
-        return place
+            position = position * sizes[axis] + own[axis]
+        return position
 
     @property
     def shard_axis(self) -> str:

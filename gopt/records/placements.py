@@ -95,13 +95,13 @@ class Shard:
         """
         if self.dim != other.dim:
             return True
-        outer, inner = sorted((self, other), key=lambda each: each.runs)
+        outer, inner = sorted((self, other), key=lambda item: item.runs)
         even = len({*self.sizes}) == len({*other.sizes}) == 1 and self.length == other.length
         return even and inner.runs % (outer.runs * len(outer.sizes)) == 0
 
     def __str__(self) -> str:
-        each = f" of each of {self.runs} runs" if self.runs > 1 else ""
-        return f"sharded along dimension {self.dim} in {list(self.sizes)}{each}"
+        item = f" of each of {self.runs} runs" if self.runs > 1 else ""
+        return f"sharded along dimension {self.dim} in {list(self.sizes)}{item}"
 
 
 Ranges = tuple[tuple[int, int], ...]
@@ -143,7 +143,7 @@ class Window(_Places):
     border: str = "zeros"
 
     def __str__(self) -> str:
-        return f"windows {[list(each) for each in self.ranges]} of dimension {self.dim} with {self.border} beside it"
+        return f"windows {[list(item) for item in self.ranges]} of dimension {self.dim} with {self.border} beside it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class WindowTerms(_Places):
     """
 
     def __str__(self) -> str:
-        return f"terms of a sum for places {[list(each) for each in self.ranges]} of dimension {self.dim}"
+        return f"terms of a sum for places {[list(item) for item in self.ranges]} of dimension {self.dim}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,42 +263,42 @@ class Sharding:
 
     def on(self, axis: str) -> Placement:
         """The placement along an axis."""
-        return next((place for name, place in self.by_axis if name == axis), REPLICATED)
+        return next((position for name, position in self.by_axis if name == axis), REPLICATED)
 
     def covers(self, coordinates: Mapping[str, int]) -> bool:
         """Return whether a rank has some of it; ``coordinates``: the rank's index by axis."""
-        return all(place.covers(coordinates[axis]) for axis, place in self.by_axis)
+        return all(position.covers(coordinates[axis]) for axis, position in self.by_axis)
 
     @property
     def flat(self) -> tuple[str, FlatShard] | None:
         """The axis that shares out elements of a bucket, and how; None where tensors are whole."""
-        return next(((axis, place) for axis, place in self.by_axis if isinstance(place, FlatShard)), None)
+        return next(((axis, position) for axis, position in self.by_axis if isinstance(position, FlatShard)), None)
 
     @property
     def sharding_axes(self) -> tuple[str, ...]:
         """The axes whose members hold different parts."""
-        return tuple(axis for axis, place in self.by_axis if isinstance(place, (FlatShard, *PARTS)))
+        return tuple(axis for axis, position in self.by_axis if isinstance(position, (FlatShard, *PARTS)))
 
     def part(self, coordinates: Mapping[str, int]) -> tuple[int, int]:
         """A rank's elements of the bucket; empty when start >= stop. Only for a sharding that is ``flat``."""
         assert self.flat is not None
-        axis, place = self.flat
-        return place.part(coordinates[axis])
+        axis, position = self.flat
+        return position.part(coordinates[axis])
 
     def local_shape(self, shape: tuple[int, ...], coordinates: Mapping[str, int]) -> tuple[int, ...]:
         """The shape that a rank has of a value whose logical shape is ``shape``."""
-        for axis, place in self.by_axis:
-            if isinstance(place, FlatShard):
-                shape = (place.length(coordinates[axis]),)
-            elif isinstance(place, Shard) and place.length:
-                local = shape[place.dim] * place.local(coordinates[axis]) // place.length
-                shape = (*shape[: place.dim], local, *shape[place.dim + 1 :])
-            elif isinstance(place, (Window, WindowTerms)):
-                shape = (*shape[: place.dim], place.local(coordinates[axis]), *shape[place.dim + 1 :])
+        for axis, position in self.by_axis:
+            if isinstance(position, FlatShard):
+                shape = (position.length(coordinates[axis]),)
+            elif isinstance(position, Shard) and position.length:
+                local = shape[position.dim] * position.local(coordinates[axis]) // position.length
+                shape = (*shape[: position.dim], local, *shape[position.dim + 1 :])
+            elif isinstance(position, (Window, WindowTerms)):
+                shape = (*shape[: position.dim], position.local(coordinates[axis]), *shape[position.dim + 1 :])
         return shape
 
     def __str__(self) -> str:
-        return ", ".join(f"{place} along {axis}" for axis, place in self.by_axis) or str(REPLICATED)
+        return ", ".join(f"{position} along {axis}" for axis, position in self.by_axis) or str(REPLICATED)
 
 
 FULLY_REPLICATED = Sharding()

@@ -243,7 +243,7 @@ def _check_size(trainers: int, servers: int, least: int) -> None:
 
 
 def _rank_by_role(of: Sequence[Sequence[Role]]) -> dict[Role, int]:
-    found: dict[Role, int] = {}
+    result: dict[Role, int] = {}
     for rank, roles in enumerate(of):
         if not roles:
             raise OptionError(f"rank {rank} has no role", "each is a trainer, a server or both")
@@ -251,9 +251,9 @@ def _rank_by_role(of: Sequence[Sequence[Role]]) -> dict[Role, int]:
             if role.kind is other.kind:
                 raise OptionError(f"rank {rank} is {role} and {other}: it can be one {role.kind.value} alone", _HINT)
         for role in roles:
-            if found.setdefault(role, rank) != rank:
-                raise OptionError(f"{role} is on rank {found[role]} and on rank {rank}", _HINT)
-    return found
+            if result.setdefault(role, rank) != rank:
+                raise OptionError(f"{role} is on rank {result[role]} and on rank {rank}", _HINT)
+    return result
 
 
 def _named_ranks(text: str) -> Iterator[tuple[RoleKind, int]]:

@@ -60,22 +60,22 @@ class RowInit:
             word, given = "constant", ["0"]
         counts = {"normal": 2, "uniform": 2, "constant": 1}
         try:
-            numbers = [float(each) for each in given]
+            numbers = [float(item) for item in given]
         except ValueError:
             numbers = []
         if counts.get(word) != len(numbers) or not all(map(math.isfinite, numbers)):
             raise OptionError(f"cannot read as the first values of rows: {show(text)}", _HINT)
         first, second = (*numbers, 0.0)[:2]
-        found = cls(RowDraw(word), first, second, int(seed or 0))
-        if found.draw is RowDraw.NORMAL and found.second < 0:
+        result = cls(RowDraw(word), first, second, int(seed or 0))
+        if result.draw is RowDraw.NORMAL and result.second < 0:
             raise OptionError(
                 f"cannot read as the first values of rows: {show(text)}: the deviation is negative", _HINT
             )
-        if found.draw is RowDraw.UNIFORM and found.second < found.first:
+        if result.draw is RowDraw.UNIFORM and result.second < result.first:
             raise OptionError(
                 f"cannot read as the first values of rows: {show(text)}: the lower bound exceeds the upper one", _HINT
             )
-        return found
+        return result
 
     def __str__(self) -> str:
         """The text that ``parse`` reads."""
@@ -96,44 +96,44 @@ class RowInit:
     def part(self, tensor: str, layout: TableLayout, server: int, dtype: np.dtype) -> np.ndarray:
         """Return a server's rows and columns of a tensor at the start, flattened."""
         ids, columns = np.asarray(layout.row_ids(server), np.int64), layout.columns(server)
-        found = np.empty((ids.size, len(columns)), dtype)
+        result = np.empty((ids.size, len(columns)), dtype)
         step = max(1, CHUNK // max(layout.width, 1))
         for start in range(0, ids.size, step):
             rows = self.rows(tensor, ids[start : start + step], layout.width)
-            found[start : start + step] = rows[:, columns.start : columns.stop]
-        return found.reshape(-1)
+            result[start : start + step] = rows[:, columns.start : columns.stop]
+        return result.reshape(-1)
 
     def _bits(self, tensor: str, ids: Ids, width: int) -> npt.NDArray[np.uint64]:
         """Return 64 random bits for each element."""
         blocks = -(-width // 4)  # a counter gives four numbers
         digest = hashlib.sha256(f"{self.seed}:{tensor}".encode()).digest()
         source = np.random.Philox(key=int.from_bytes(digest[:16], "little"), counter=0)
-        found = np.empty((ids.size, width), np.uint64)
-        place = 0
+        result = np.empty((ids.size, width), np.uint64)
+        position = 0
         cuts = [0, *(np.flatnonzero(np.diff(ids) > GAP) + 1).tolist(), ids.size]
         for start, stop in pairwise(cuts):
             if start == stop:
                 continue
             first, last = int(ids[start]), int(ids[stop - 1])
-            source.advance(first * blocks - place)
-            place = (last + 1) * blocks
+            source.advance(first * blocks - position)
+            position = (last + 1) * blocks
             drawn = source.random_raw((last + 1 - first) * blocks * 4).reshape(-1, blocks * 4)
-            found[start:stop] = drawn[ids[start:stop] - first, :width]
-        return found
+            result[start:stop] = drawn[ids[start:stop] - first, :width]
+        return result
 
 
 def normal_quantile(unit: Values) -> Values:
     """Return the inverse of the normal distribution function: Wichura's algorithm AS 241, PPND16."""
-    found = np.empty_like(unit)
+    result = np.empty_like(unit)
     centred = unit - 0.5
     middle = np.abs(centred) <= 0.425
     q = centred[middle]
-    found[middle] = q * _ratio(0.180625 - q * q, _A, _B)
+    result[middle] = q * _ratio(0.180625 - q * q, _A, _B)
     tail = np.sqrt(-_log(np.minimum(unit[~middle], 1.0 - unit[~middle])))
     near = tail <= 5.0
     out = np.where(near, _ratio(tail - 1.6, _C, _D), _ratio(tail - 5.0, _E, _F))
-    found[~middle] = np.where(centred[~middle] < 0, -out, out)
-    return found
+    result[~middle] = np.where(centred[~middle] < 0, -out, out)
+    return result
 
 
 def _log(x: Values) -> Values:

@@ -85,10 +85,10 @@ class Topology:
         axes = self.mesh.split(group)
         if self.by_axis:
             known = dict(self.by_axis)
-            found = known[axes[0]]
+            result = known[axes[0]]
             for axis in axes[1:]:
-                found = found.slower(known[axis])
-            return found
+                result = result.slower(known[axis])
+            return result
         return next(link for ranks, link in self.tiers if not ranks or self._inside(axes, ranks))
 
     def _inside(self, axes: Sequence[str], ranks: int) -> bool:
@@ -103,27 +103,27 @@ class Topology:
 
 
 def _axes(parts: Iterable[str], mesh: Mesh) -> tuple[tuple[str, Link], ...]:
-    found: dict[str, Link] = {}
+    result: dict[str, Link] = {}
     for part in parts:
         name, equals, link = part.partition("=")
-        if not equals or name in found:
+        if not equals or name in result:
             raise OptionError(f"cannot read {show(part)} as the link of an axis", _HINT)
         if name not in dict(mesh.axes):
             raise OptionError(f"--link names axis {name!r}, which the mesh {mesh} does not have", "name axes of --mesh")
-        found[name] = Link.parse(link)
-    lost = [name for name, _ in mesh.axes if name not in found]
+        result[name] = Link.parse(link)
+    lost = [name for name, _ in mesh.axes if name not in result]
     if lost:
         raise OptionError(
             f"--link gives no rate for axis {lost[0]!r} of the mesh {mesh}", f"add {lost[0]}=RATE[:LATENCY]"
         )
-    return tuple(found.items())
+    return tuple(result.items())
 
 
 def _tiers(parts: Sequence[str]) -> tuple[tuple[int, Link], ...]:
-    found: list[tuple[int, Link]] = []
+    result: list[tuple[int, Link]] = []
     for part in parts[:-1]:
         ranks, times, link = part.partition("x")
-        if not times or not re.fullmatch("[0-9]{1,9}", ranks) or int(ranks) <= (found[-1][0] if found else 0):
+        if not times or not re.fullmatch("[0-9]{1,9}", ranks) or int(ranks) <= (result[-1][0] if result else 0):
             raise OptionError(f"cannot read {show(part)} as the link inside a node", _HINT)
-        found.append((int(ranks), Link.parse(link)))
-    return (*found, (0, Link.parse(parts[-1])))
+        result.append((int(ranks), Link.parse(link)))
+    return (*result, (0, Link.parse(parts[-1])))

@@ -53,11 +53,11 @@ class Sharded(HtmlTable):
     """The choice of ``--auto`` and its reason; None without it."""
 
     def __repr__(self) -> str:
-        ranks = len({each.rank for each in self.ranks})
+        ranks = len({rank.rank for rank in self.ranks})
         return f"<Sharded {self.source.name} on {self.program.mesh}: {ranks} ranks, {len(self.checks)} checks passed>"
 
     def html_rows(self) -> Iterable[tuple[str, object]]:
-        passes = ", ".join(each.record.name for each in self.ran)
+        passes = ", ".join(item.record.name for item in self.ran)
         return [("source", self.source.name), ("mesh", str(self.program.mesh)), ("passes", passes)]
 
     @property
@@ -90,7 +90,7 @@ class Sharded(HtmlTable):
 
     def explain(self, value: str) -> list[str]:
         """Where the placement of a value came from, a line for each step; raises OptionError for an unknown value."""
-        lines = [line for each in self.program.explanations for line in each.lines(value)]
+        lines = [line for explanation in self.program.explanations for line in explanation.lines(value)]
         return lines or ["no axis of the mesh splits the computation: every value is whole"]
 
     @gc_paused()

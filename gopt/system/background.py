@@ -52,8 +52,8 @@ class _ProcessPool:
                     child = _Child.fork([task.work for task in tasks])
                     if child is not None:
                         self.children.append(child)
-                        for place, task in enumerate(tasks):
-                            task.hand_over(child, place)
+                        for position, task in enumerate(tasks):
+                            task.hand_over(child, position)
 
 
 _pool: ContextVar[_ProcessPool | None] = ContextVar("_pool", default=None)
@@ -235,14 +235,14 @@ class _Child:
                 raise self._death()
             self._sizes += _SIZE.unpack(size)
         start = sum(self._sizes[:place])
-        done, found = pickle.loads(_read(self._answers, start, self._sizes[place]))
+        done, result = pickle.loads(_read(self._answers, start, self._sizes[place]))
         self._wanted -= 1
         if not self._wanted:
             self._wait()
             self._close()
         if not done:
-            raise found
-        return found
+            raise result
+        return result
 
     def _death(self) -> RunError:
         """It ended without an answer."""

@@ -89,7 +89,7 @@ def sync_folder(folder: Path) -> None:
 
 def make_folders(path: Path) -> None:
     """Create a folder and its missing parents; raises OSError, NotADirectoryError where a parent is a file."""
-    missing = list(takewhile(lambda each: not each.exists(), (path, *path.parents)))
+    missing = list(takewhile(lambda item: not item.exists(), (path, *path.parents)))
     nearest = missing[-1].parent if missing else path
     if not nearest.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, f"{show(os.fspath(nearest))} is a file, not a folder", str(path))

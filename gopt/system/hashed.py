@@ -44,8 +44,8 @@ class HashedFile:
 
     def writelines(self, pieces: Iterable[bytes | memoryview]) -> None:
         """Write all of them; raises OSError."""
-        for each in pieces:
-            self.write(each)
+        for piece in pieces:
+            self.write(piece)
 
     def close(self) -> None:
         """End the thread that hashes; the file itself stays open."""
@@ -56,15 +56,15 @@ class HashedFile:
 @contextmanager
 def hashed(file: BinaryIO) -> Iterator[HashedFile]:
     """Hash what is written to an open file in the block."""
-    found = HashedFile(file)
+    result = HashedFile(file)
     try:
-        yield found
+        yield result
     finally:
-        found.close()
+        result.close()
 
 
 @contextmanager
 def create_hashed(path: Path) -> Iterator[HashedFile]:
     """A new file to write, which is hashed; raises as ``create``."""
-    with create(path) as file, hashed(file) as found:
-        yield found
+    with create(path) as file, hashed(file) as result:
+        yield result

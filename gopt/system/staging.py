@@ -204,18 +204,18 @@ def create_staged(target: Path, make: Callable[[Path], None]) -> Staged:
 
 def sweep(folder: Path, target: Path | None = None) -> None:
     """Remove drafts of dead processes in a folder, for one target or all, and restore a missing target."""
-    found = []
+    result = []
     with suppress(OSError):
-        found = staging_names.find_staged(folder, target)
-    for each in found:
+        result = staging_names.find_staged(folder, target)
+    for item in result:
         with suppress(OSError), defer_signals():
-            held = lock_existing(each.path)
+            held = lock_existing(item.path)
             if held is None:
                 continue
             number, taken = held
             try:
                 if taken is LockState.MINE and os.fstat(number).st_uid == os.geteuid():
-                    _settle(each)
+                    _settle(item)
             finally:
                 os.close(number)
 

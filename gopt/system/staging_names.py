@@ -37,18 +37,18 @@ class StagedEntry:
 def find_staged(folder: Path, target: Path | None = None) -> list[StagedEntry]:
     """Drafts of one target, or of all in a folder; ``.old`` ones first. Raises OSError."""
     wanted = None if target is None else _short(target.name)
-    found = []
+    result = []
     for name in os.listdir(folder):
         match = _DRAFT.fullmatch(name)
         if match and wanted in (None, match[1]):
-            found.append(StagedEntry(folder / name, match[2], target or folder / match[1]))
-    return sorted(found, key=lambda each: (each.kind != OLD, each.path))
+            result.append(StagedEntry(folder / name, match[2], target or folder / match[1]))
+    return sorted(result, key=lambda item: (item.kind != OLD, item.path))
 
 
 def displaced_copies(target: Path) -> list[Path]:
     """Return the paths of old targets that a process moved aside before it died."""
     with suppress(OSError):
-        return [each.path for each in find_staged(target.parent, target) if each.kind == OLD]
+        return [item.path for item in find_staged(target.parent, target) if item.kind == OLD]
     return []
 
 

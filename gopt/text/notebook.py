@@ -39,10 +39,10 @@ def html_table(title: str, rows: Iterable[tuple[str, object]]) -> str:
 def brief(value: object) -> str:
     """A value as a cell shows it: a collection by its number of items unless it is short."""
     if isinstance(value, Mapping):
-        simple = len(value) <= 4 and all(isinstance(each, str | int | float) for each in value.values())
-        return ", ".join(f"{name} {each}" for name, each in value.items()) if simple else _count(len(value))
+        simple = len(value) <= 4 and all(isinstance(item, str | int | float) for item in value.values())
+        return ", ".join(f"{name} {item}" for name, item in value.items()) if simple else _count(len(value))
     if isinstance(value, list | tuple):
-        simple = len(value) <= 4 and all(isinstance(each, str | int | float) for each in value)
+        simple = len(value) <= 4 and all(isinstance(item, str | int | float) for item in value)
         return ", ".join(map(str, value)) if simple else _count(len(value))
     return "" if value is None else str(value)
 

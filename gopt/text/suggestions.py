@@ -54,17 +54,17 @@ def near_file(path: str | os.PathLike[str], *, folders: bool = False) -> tuple[s
     except (OSError, ValueError):  # it cannot be read; ValueError: a NUL in the path
         return ()
     if folders:
-        names = [each for each in names if os.path.isdir(os.path.join(folder, each))]
+        names = [name for name in names if os.path.isdir(os.path.join(folder, name))]
     stem, suffix = os.path.splitext(name)
-    near = nearest(stem, (os.path.splitext(each)[0] for each in names))  # equal suffixes make no names alike
+    near = nearest(stem, (os.path.splitext(name)[0] for name in names))  # equal suffixes make no names alike
     if near is not None:
-        alike = [each for each in names if os.path.splitext(each)[0] == near]
+        alike = [name for name in names if os.path.splitext(name)[0] == near]
         return (f"did you mean {show(os.path.join(folder, nearest(name, alike) or alike[0]))}?",)
     if folders:
         return ()
-    others = [each for each in names if each.endswith(suffix) and not each.startswith(".")]
+    others = [name for name in names if name.endswith(suffix) and not name.startswith(".")]
     if others:
-        nearest_paths = [os.path.join(folder, each) for each in nearest_first(name, others)[:LISTED]]
+        nearest_paths = [os.path.join(folder, item) for item in nearest_first(name, others)[:LISTED]]
         return (f"there are {', '.join(map(show, nearest_paths))}",)
     where = f"folder {show(folder)}" if folder else "the current folder"
     return (f"{where} has no {show(suffix)} file" if suffix else f"{where} is empty",)

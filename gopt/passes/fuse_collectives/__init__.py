@@ -48,19 +48,19 @@ def fuse_collectives(program: SpmdProgram, options: FusionOptions) -> PassResult
     rewriter.finish()
     parts = parts_so_far(program)
     free = [node for node in program.graph.nodes if node.domain == COMM and not bound_by(program.graph, node, parts)]
-    found = [_plan(program, free, order, options) for order in orders(program, free)] if free else [()]
-    packings = min(found, key=lambda plan: sum(len(packing.buckets) for packing in plan))
+    result = [_plan(program, free, order, options) for order in orders(program, free)] if free else [()]
+    packings = min(result, key=lambda plan: sum(len(packing.buckets) for packing in plan))
     removed = rewriter.removed
     rewriter = GraphRewriter(program.graph, NAME)
     placed: dict[int, Place] = {}
     number = 0
     for packing in packings:
-        for place, bucket in enumerate(packing.buckets):
+        for position, bucket in enumerate(packing.buckets):
             call = bucket.items[0].node
             if len(bucket.items) > 1:
                 call = fuse(rewriter, [each.node for each in bucket.items], packing.key, f"b{number}")
                 number += 1
-            placed[id(call)] = place, bucket
+            placed[id(call)] = position, bucket
     rewriter.finish()
     facts = FusionFacts(
         fused_calls=number, **combined, keys=tuple(packing.facts for packing in packings),

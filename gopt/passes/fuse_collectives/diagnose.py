@@ -36,4 +36,4 @@ def _why(graph: Graph, first: Node, second: Node, placed: Mapping[int, Place], p
             return bound_by(graph, node, parts)
     held = [placed[id(first)], placed[id(second)]]
     alone = [bucket.why for _, bucket in held if bucket.alone]
-    return alone[0] if alone else min(held, key=lambda each: each[0])[1].why
+    return alone[0] if alone else min(held, key=lambda item: item[0])[1].why

@@ -48,9 +48,9 @@ class _Writer:
         inputs: list[str] = []
         members = len(self.nodes[0].attributes["sizes"])
         for member in range(members):
-            for place, node in enumerate(self.nodes):
+            for position, node in enumerate(self.nodes):
                 axis, size = node.attributes["axis"], node.attributes["sizes"][0]
-                output = self._named(f"slice{place}_{member}")
+                output = self._named(f"slice{position}_{member}")
                 bounds = self._bounds(member * size, (member + 1) * size, axis)
                 self._add("Slice", [node.inputs[0], *bounds], {output: self.types[node.outputs[0]]})
                 inputs.append(output)
@@ -60,8 +60,8 @@ class _Writer:
         attributes = {"group": key.group, "reduce": key.reduce, "cuts": cuts}
         call = self._add(key.kind, inputs, {shard: TensorType(key.dtype, (length,))}, COMM, **attributes)
         start = 0
-        for place, (node, size) in enumerate(zip(self.nodes, sizes)):
-            flat = self._named(f"flat{place}")
+        for position, (node, size) in enumerate(zip(self.nodes, sizes)):
+            flat = self._named(f"flat{position}")
             bounds = self._bounds(start, start + size, 0)
             self._add("Slice", [shard, *bounds], {flat: TensorType(key.dtype, (size,))})
             self._shape(flat, node.outputs[0])
@@ -71,8 +71,8 @@ class _Writer:
     def all_gather(self, key: Key) -> Node:
         """The inverse: each member's tensors side by side, then every tensor's slices joined along its axis."""
         flats = []
-        for place, node in enumerate(self.nodes):
-            flat = self._named(f"flat{place}")
+        for position, node in enumerate(self.nodes):
+            flat = self._named(f"flat{position}")
             elements = self.types[node.inputs[0]].elements
             self._add("Reshape", [node.inputs[0], self._ints(-1)], {flat: TensorType(key.dtype, (elements,))})
             flats.append(flat)
@@ -88,8 +88,8 @@ class _Writer:
         shapes = [",".join(map(str, type.dims)) for type in parts.values()]
         cuts = [member * length for member in range(members + 1)]
         call = self._add(key.kind, [shard], parts, COMM, group=key.group, cuts=cuts, shapes=shapes)
-        for place, node in enumerate(self.nodes):
-            slices = [self._named(f"slice{place}_{member}") for member in range(members)]
+        for position, node in enumerate(self.nodes):
+            slices = [self._named(f"slice{position}_{member}") for member in range(members)]
             output = node.outputs[0]
             self._add("Concat", slices, {output: self.types[output]}, axis=node.attributes["axis"])
         return call

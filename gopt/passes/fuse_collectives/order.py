@@ -43,18 +43,18 @@ def orders(program: SpmdProgram, packable: Collection[Node]) -> list[CallOrder]:
     by_file = sorted(range(len(nodes)), key=lambda at: at in late)
     depth = _depths(program.graph)
     by_depth = sorted(range(len(nodes)), key=lambda at: (at in late, depth[at], at))
-    found = [_order(program.graph, [nodes[at] for at in order]) for order in (by_file, by_depth)]
+    result = [_order(program.graph, [nodes[at] for at in order]) for order in (by_file, by_depth)]
     ids = set(map(id, packable))
     tails = [_levels(program.graph, _unawaited(program.graph, late), ids), _levels(program.graph, late, ids)]
     if not any(tails[0]):
-        return found
+        return result
     levels = [tails[at in late][at] for at in range(len(nodes))]
     by_level = sorted(range(len(nodes)), key=lambda at: (at in late, levels[at], at))
     begins: dict[tuple[bool, int], int] = {}
-    for place, at in enumerate(by_level):
-        begins.setdefault((at in late, levels[at]), place)
+    for position, at in enumerate(by_level):
+        begins.setdefault((at in late, levels[at]), position)
     floors = [begins[at in late, levels[at]] if levels[at] else 0 for at in by_level]
-    return [_order(program.graph, [nodes[at] for at in by_level], floors), *found]
+    return [_order(program.graph, [nodes[at] for at in by_level], floors), *result]
 
 
 def _update(program: SpmdProgram) -> set[int]:
@@ -65,13 +65,13 @@ def _update(program: SpmdProgram) -> set[int]:
     """
     values = {held.input for held in program.accumulators}
     sums = {held.added for held in program.accumulators}
-    found = set()
-    for place, node in enumerate(program.graph.nodes):
+    result = set()
+    for position, node in enumerate(program.graph.nodes):
         own = node.phase is Phase.UPDATE and node.domain != COMM
         if own or (any(name in values for name in node.reads) and sums.isdisjoint(node.outputs)):
-            found.add(place)
+            result.add(position)
             values.update(node.outputs)
-    return found
+    return result
 
 
 def _depths(graph: Graph) -> list[int]:
@@ -89,7 +89,7 @@ def _unawaited(graph: Graph, late: Container[int]) -> set[int]:
     """Places of nodes of forward and backward for which neither a heavy operator nor a reduction of these waits: what
     is done to a gradient once the source made it."""
     awaited: set[str] = set()
-    found = set()
+    result = set()
     for at in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[at]
         if at in late:
@@ -98,8 +98,8 @@ def _unawaited(graph: Graph, late: Container[int]) -> set[int]:
         if makes or not awaited.isdisjoint(node.outputs):
             awaited.update(node.reads)
         else:
-            found.add(at)
-    return found
+            result.add(at)
+    return result
 
 
 def _levels(graph: Graph, among: Container[int], packable: Container[int]) -> list[int]:
@@ -128,12 +128,12 @@ def _order(graph: Graph, nodes: list[Node], floors: Sequence[int] = ()) -> CallO
         keys.append((last, call, at))  # after the node at ``last``, and after the calls that were already placed there
         for name in node.outputs:
             ready[name] = last
-    place = {id(nodes[key[2]]): number for number, key in enumerate(sorted(keys))}
+    position = {id(nodes[key[2]]): number for number, key in enumerate(sorted(keys))}
     calls = [node for node in nodes if node.domain == COMM]
     due = {id(call): (len(nodes), "") for call in calls}
     sent = {name: id(call) for call in calls for name in call.outputs}
     readers = (node for node in nodes if not sent.keys().isdisjoint(node.reads))
     for node in readers:
         for name in sent.keys() & node.reads:
-            due[sent[name]] = min(due[sent[name]], (place[id(node)], name))
-    return CallOrder(place, due)
+            due[sent[name]] = min(due[sent[name]], (position[id(node)], name))
+    return CallOrder(position, due)

@@ -139,13 +139,13 @@ def item(graph: Graph, node: Node, order: CallOrder, weighed: Mapping[str, Tenso
 def pack(items: Sequence[PackedItem], cap: int | None, first: int | None, tensors: int | None) -> list[Packing]:
     """Buckets by key; ``cap`` None chooses one for each key from the sizes of its tensors."""
     ordered = sorted(items, key=lambda each: (_first(each), each.place))
-    found = []
+    result = []
     for _, run in groupby(ordered, key=_first):
         group = list(run)
         own = choose_cap([each.nbytes for each in group]) if cap is None else cap
         limits = PackLimits(own, own if first is None else min(first, own), tensors)
-        found.append(Packing(group[0].key, limits, tuple(_next_fit(group, limits))))
-    return found
+        result.append(Packing(group[0].key, limits, tuple(_next_fit(group, limits))))
+    return result
 
 
 def _first(each: PackedItem) -> tuple[str, str, int, str, str, str, bool]:

@@ -31,8 +31,8 @@ def combine(program: SpmdProgram, rewriter: GraphRewriter) -> dict[str, int]:
     tiles = _tiles(program, users, taken)
     for number, tile in enumerate(tiles):
         _reduce_scatter(rewriter, tile, f"gopt.{rewriter.pass_name}.s{number}.shard")
-    found = {"reduce_broadcast": len(pairs), "reduce_slice": sum(len(tile.calls) for tile in tiles)}
-    return found | ({"reduce_reduce": len(joined) // 2} if joined else {})
+    result = {"reduce_broadcast": len(pairs), "reduce_slice": sum(len(tile.calls) for tile in tiles)}
+    return result | ({"reduce_reduce": len(joined) // 2} if joined else {})
 
 
 def _is(node: Node, op_type: str) -> bool:
@@ -82,7 +82,7 @@ def _join_groups(program: SpmdProgram, rewriter: GraphRewriter, users: dict[str,
         above = made.get(below.inputs[0])
         if above is None or {id(above), id(below)} & taken or above.sharding != below.sharding:
             continue
-        axes = [str(each.attributes["group"]).split("+") for each in (above, below)]
+        axes = [str(item.attributes["group"]).split("+") for item in (above, below)]
         name = above.outputs[0]
         if set(axes[0]) & set(axes[1]) or users.get(name) != [below] or name in graph.outputs:
             continue
@@ -148,14 +148,14 @@ def _tiles(program: SpmdProgram, users: dict[str, list[Node]], taken: set[int]) 
         dtype = program.graph.types[view.sources[0]].dtype
         key = (view.axis, view.span.cuts, dtype, call.attributes.get("reduce", "sum"))
         waiting.setdefault(key, {}).setdefault(view.span.start, []).append(view)
-    found = []
+    result = []
     for by_start in waiting.values():
         while (views := _cover(by_start)) is not None:
             calls = {id(producer[name]): producer[name] for view in views for name in view.sources}
             held = Counter(name for view in views for name in view.sources)
             if Counter(name for call in calls.values() for name in call.outputs) == held:
-                found.append(_Tile(tuple(views), tuple(calls.values())))
-    return found
+                result.append(_Tile(tuple(views), tuple(calls.values())))
+    return result
 
 
 def _views(graph: Graph, users: dict[str, list[Node]], producer: dict[str, Node]) -> list[_View]:
@@ -165,7 +165,7 @@ def _views(graph: Graph, users: dict[str, list[Node]], producer: dict[str, Node]
         if node.domain == SPMD and node.op_type == "LocalSlice" and all(name in producer for name in node.inputs):
             key = (node.sharding, tuple(node.inputs), tuple(node.attributes["starts"]))
             alike.setdefault(key, []).append(node)
-    found = []
+    result = []
     for nodes in alike.values():
         sharding, ids = nodes[0].sharding, {id(node) for node in nodes}
         parts = [reader for node in nodes for name in node.outputs for reader in users.get(name, ())]
@@ -176,18 +176,18 @@ def _views(graph: Graph, users: dict[str, list[Node]], producer: dict[str, Node]
         reduces = {producer[name].attributes.get("reduce", "sum") for name in nodes[0].inputs}
         # A part that another layout operator reads is known there by name: it must stay a value of its own.
         if over == {axis} and lone and not shown and len(reduces) == 1 and all(reader.domain == "" for reader in parts):
-            found.append(_View(sharding, tuple(nodes[0].inputs), tuple(nodes)))
-    return found
+            result.append(_View(sharding, tuple(nodes[0].inputs), tuple(nodes)))
+    return result
 
 
 def _cover(by_start: dict[int, list[_View]]) -> list[_View] | None:
     """Remove from the table adjacent views that cover all elements, and return them; None if there are none."""
     views: list[_View] = []
-    place = 0
-    while by_start.get(place):
-        views.append(by_start[place].pop())
-        place = views[-1].span.stop
-        if place == views[-1].span.cuts[-1]:
+    position = 0
+    while by_start.get(position):
+        views.append(by_start[position].pop())
+        position = views[-1].span.stop
+        if position == views[-1].span.cuts[-1]:
             return views
     return None
 

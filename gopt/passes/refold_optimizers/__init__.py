@@ -41,27 +41,27 @@ def refold_optimizers(program: SpmdProgram, options: RefoldOptions) -> PassResul
         return PassResult(note="no opaque optimizer")
     rewriter = GraphRewriter(program.graph, NAME)
     folder = _Folder(program, rewriter)
-    facts = RefoldFacts(tuple(folder.fold(each) for each in pieces.values()))
+    facts = RefoldFacts(tuple(folder.fold(piece) for piece in pieces.values()))
     rewriter.finish()
     return PassResult(facts=facts)
 
 
 def _pieces(program: SpmdProgram) -> dict[int, Pieces]:
-    found: dict[int, Pieces] = {}
+    result: dict[int, Pieces] = {}
     for node in program.source.graph.nodes:  # a body that is split is no longer one
         if isinstance(node.origin, Origin):
-            pieces = found.setdefault(node.origin.call.number, Pieces(node.origin.call))
+            pieces = result.setdefault(node.origin.call.number, Pieces(node.origin.call))
             pieces.source.setdefault(node.origin.weight, []).append(node)
     types = program.source.graph.types
     for node in program.source.looked_through:
         wide = node.outputs[0] not in types or types[node.outputs[0]].elements != 1
-        if wide and isinstance(node.origin, Origin) and node.origin.call.number in found:
-            found[node.origin.call.number].dropped.append(node)
+        if wide and isinstance(node.origin, Origin) and node.origin.call.number in result:
+            result[node.origin.call.number].dropped.append(node)
     for node in program.graph.nodes:
         if isinstance(node.origin, Origin):
-            held = found[node.origin.call.number].now.setdefault(node.origin.weight, {})
+            held = result[node.origin.call.number].now.setdefault(node.origin.weight, {})
             held.setdefault(node.origin.place, []).append(node)
-    return found
+    return result
 
 
 class _Folder:
@@ -74,7 +74,7 @@ class _Folder:
         users, producers = program.graph.users(), program.graph.producers()
         self.now = CurrentGraph(program.source.graph.types, program.graph.outputs, users, producers, states)
         self.statistics = {s.updated for s in program.training.states if s.kind is StateKind.STATISTIC}
-        self.position = {id(node): place for place, node in enumerate(program.graph.nodes)}
+        self.position = {id(node): position for position, node in enumerate(program.graph.nodes)}
 
     def fold(self, pieces: Pieces) -> OperatorFacts:
         """Restore the operator of one call from the nodes of its body; returns the facts for the report."""
@@ -111,13 +111,13 @@ class _Folder:
     @cached_property
     def _tensors(self) -> Mapping[tuple[str, str], set[str]]:
         """Operator and slot -> the tensors of the source that stand in it, in any call."""
-        found: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+        result: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         for call in {node.origin.call.number: node.origin.call for node in self.program.source.graph.nodes
                      if isinstance(node.origin, Origin)}.values():  # fmt: skip
             for table in call.slot_values.weights:
                 for slot, name in table.items():
-                    found[call.op_type, slot].add(name)
-        return found
+                    result[call.op_type, slot].add(name)
+        return result
 
     @staticmethod
     def _title(call: OpaqueCall, weight: int) -> str:

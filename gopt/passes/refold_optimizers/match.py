@@ -66,12 +66,12 @@ class Match:
     def _running(self) -> list[Node]:
         """The source's nodes that handle a weight's own values; the others are constants and scalars of the node."""
         local = set(self.inputs.values())
-        found = []
+        result = []
         for node in self.pieces.source.get(self.weight, []):
             if any(name in local for name in node.reads):
                 local.update(node.outputs)
-                found.append(node)
-        return found
+                result.append(node)
+        return result
 
     def gone(self) -> bool:
         """Return whether the weight's update runs as a part of another's: no node of it is left."""
@@ -83,26 +83,26 @@ class Match:
         now = self.pieces.now.get(self.weight, {})
         renamed: dict[str, str] = {}
         local = set(self.inputs.values())
-        found: list[Node] = []
+        result: list[Node] = []
         for node in self.running:
             held = now.get(node.origin.place, [])
             if len(held) != 1:
                 raise NoFoldError(f"its {node.op_type} is taken over the shards of all ranks")
             self._follow(node, held[0], local, renamed)
             local.update(node.outputs)
-            found.append(held[0])
-        sharding = self._sharding(found)
+            result.append(held[0])
+        sharding = self._sharding(result)
         if self.pieces.dropped and sharding.flat is not None:
             raise NoFoldError(f"its {self.pieces.dropped[0].op_type} works on whole tensors")
-        self._check_scalars(found, sharding)
-        self._check_inside(found, renamed)
+        self._check_scalars(result, sharding)
+        self._check_inside(result, renamed)
         unread = self.inputs if sharding == FULLY_REPLICATED else {}
         inputs = {slot: renamed.get(name, name if slot in unread else "") for slot, name in self.inputs.items()}
         for slot, name in inputs.items():
             if not name:
                 raise NoFoldError(f"its {slot} is not read by its body")
         outputs = {slot: renamed[name] for slot, name in self.outputs.items() if name in renamed}
-        return RefoldedWeight(sharding, self.weight, inputs, outputs, self._covers(sharding, inputs)), found
+        return RefoldedWeight(sharding, self.weight, inputs, outputs, self._covers(sharding, inputs)), result
 
     def _follow(self, source: Node, now: Node, local: set[str], renamed: dict[str, str]) -> None:
         """Compare a node with the source's, operand by operand, and learn the names of today."""
@@ -141,7 +141,7 @@ class Match:
         own, shown = set(map(id, nodes)), {renamed.get(name, name) for name in self.outputs.values()}
         for node in nodes:
             for name in node.outputs:
-                outside = [each for each in self.graph.users.get(name, ()) if id(each) not in own]
+                outside = [user for user in self.graph.users.get(name, ()) if id(user) not in own]
                 if name not in shown and (outside or name in self.graph.outputs):
                     raise NoFoldError(f"{name}, inside its body, is read elsewhere")
 

@@ -72,7 +72,7 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
         reduced.update(made.reduced)
         emitted.append(made)
     parameters = [made.parameters for made in emitted if made.parameters is not None]
-    facts = gather.before_use(parameters) | scalars.complete([each for made in emitted for each in made.scalars])
+    facts = gather.before_use(parameters) | scalars.complete([scalar for made in emitted for scalar in made.scalars])
     _read_reduced(rewriter, reduced)
     share(program, rewriter, groups.data)
     rewriter.finish()
@@ -109,10 +109,10 @@ def _set_states(
 
     A state that keeps a gradient keeps it ``reduced``: its update is replicated (``update_subgraphs``).
     """
-    states = {name: holding for each in emitted for name, holding in each.states.items()}
+    states = {name: holding for item in emitted for name, holding in item.states.items()}
     shown = (replace(h, output=reduced[h.output]) if h.output in reduced else h for h in program.states)
     kept = (states.get(held.input, held) for held in shown if held.input not in dropped)
-    program.layout = [names for each in emitted for names in each.layout]
+    program.layout = [names for item in emitted for names in item.layout]
     program.set_states(
         list({id(holding): holding for holding in kept}.values())
     )  # one of a class represents many states

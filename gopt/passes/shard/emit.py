@@ -45,11 +45,11 @@ def local_slice(
     rewriter: GraphRewriter, slices: Sequence[BucketSlice], sharding: Sharding, output: str, dtype: str
 ) -> None:
     """The rank's elements of a run, cut out of whole tensors of which the bucket has ``slices``."""
-    sources = [each.tensor for each in slices]
-    sizes, wholes = [each.elements for each in slices], [rewriter.graph.types[name].elements for name in sources]
-    attributes = {"starts": [each.offset for each in slices], "sizes": sizes}
+    sources = [item.tensor for item in slices]
+    sizes, wholes = [item.elements for item in slices], [rewriter.graph.types[name].elements for name in sources]
+    attributes = {"starts": [item.offset for item in slices], "sizes": sizes}
     if sizes != wholes:
-        attributes |= {"firsts": [each.start for each in slices], "wholes": wholes}
+        attributes |= {"firsts": [item.start for item in slices], "wholes": wholes}
     rewriter.add(
         "LocalSlice", sources, {output: run(dtype, sharding)}, domain=SPMD, attributes=attributes, sharding=sharding
     )

@@ -69,7 +69,7 @@ class GradientReduction:
         """The mean gradient of a bucket, 1-D: each member has its shard."""
         dtype = self._dtype(gradients[0])
         shard = emit.named(bucket, "gradient")
-        given = [self._given(bucket, place, name) for place, name in enumerate(gradients)]
+        given = [self._given(bucket, position, name) for position, name in enumerate(gradients)]
         scattered = emit.named(bucket, "scattered")
         emit.reduce_scatter(self.rewriter, self.groups.shard, given, cuts, scattered, self.weights.reduce)
         value = scattered
@@ -81,9 +81,9 @@ class GradientReduction:
     def everywhere(self, bucket: str, gradients: Sequence[str]) -> ReducedGradients:
         """The mean gradients on every rank, one call each: nothing cuts them, so that they can still be packed."""
         reduced = ReducedGradients()
-        for place, name in enumerate(gradients):
-            given = self._given(bucket, place, name, local=True)
-            result = emit.named(bucket, f"gradient{place}")
+        for position, name in enumerate(gradients):
+            given = self._given(bucket, position, name, local=True)
+            result = emit.named(bucket, f"gradient{position}")
             value = self._finish(given, result, self._dtype(name), self.groups.data, FULLY_REPLICATED)
             reduced.add(name, value)
         return reduced
@@ -91,9 +91,9 @@ class GradientReduction:
     def to_owners(self, bucket: str, gradients: Sequence[str], owners: Sequence[int]) -> ReducedGradients:
         """The mean of each gradient on its owner alone, one call each."""
         reduced = ReducedGradients()
-        for place, (name, owner) in enumerate(zip(gradients, owners)):
-            given = self._given(bucket, place, name)
-            value, result = emit.named(bucket, f"owned{place}"), emit.named(bucket, f"gradient{place}")
+        for position, (name, owner) in enumerate(zip(gradients, owners)):
+            given = self._given(bucket, position, name)
+            value, result = emit.named(bucket, f"owned{position}"), emit.named(bucket, f"gradient{position}")
             there = Sharding.along(self.groups.shard, OnMember(owner))
             emit.reduce(self.rewriter, self.groups.shard, owner, given, value, self.weights.reduce)
             if self.micro and self.scattered:

@@ -92,21 +92,21 @@ def useless(options: Options) -> dict[str, tuple[str, ...]]:
     """Options that are set and have no use beside the others -> why, and what would give them one."""
     kinds = {options.partition, *(kind for _, kind in _parse_overrides(options.override))}
     stage = f"has no use at stage {options.stage.value}"
-    found: dict[str, tuple[str, ...]] = {}
+    result: dict[str, tuple[str, ...]] = {}
     if options.stage is Stage.NONE:
         sharding = ("partition", "override", "owners", "rule", "min_piece", "style")
         hint = "leave it out, or add stage=1, 2 or 3"
-        found |= {name: (f"{name.replace('_', '-')} {stage}", hint) for name in sharding}
+        result |= {name: (f"{name.replace('_', '-')} {stage}", hint) for name in sharding}
     if options.stage is not Stage.PARAMETERS:
         hint = "leave it out, or add stage=3"
-        found |= {name: (f"{name.replace('_', '-')} {stage}", hint) for name in ("persist", "reshard_after_forward")}
+        result |= {name: (f"{name.replace('_', '-')} {stage}", hint) for name in ("persist", "reshard_after_forward")}
     if Partition.ROWS not in kinds:
         cut = ("rule and min-piece cut rows, and nothing is cut in rows", "add partition=rows")
-        found = {"rule": cut, "min_piece": cut} | found
+        result = {"rule": cut, "min_piece": cut} | result
     if kinds != {Partition.WHOLE}:
         whole = ("style=broadcast sends whole tensors, and some are to be cut", "add partition=whole")
-        found = {"style": whole} | found
-    return {name: why for name, why in found.items() if getattr(options, name) != getattr(Options(), name)}
+        result = {"style": whole} | result
+    return {name: why for name, why in result.items() if getattr(options, name) != getattr(Options(), name)}
 
 
 def layout_of(program: SpmdProgram, options: Options) -> StateLayout:
@@ -128,10 +128,10 @@ def layout_of(program: SpmdProgram, options: Options) -> StateLayout:
 
 def _parse_overrides(text: str) -> tuple[tuple[str, Partition], ...]:
     """``embed*:rows;*.bias:whole`` -> patterns with their partitions; raises OptionError."""
-    found = []
+    result = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
         pattern, colon, kind = part.rpartition(":")
-        if not colon or kind not in {each.value for each in Partition}:
+        if not colon or kind not in {item.value for item in Partition}:
             raise OptionError(f"cannot read {part!r} as a partition of some parameters", "write it as 'embed*:rows'")
-        found.append((pattern, Partition(kind)))
-    return tuple(found)
+        result.append((pattern, Partition(kind)))
+    return tuple(result)

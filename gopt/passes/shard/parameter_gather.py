@@ -71,13 +71,13 @@ class ParameterGather:
             return
         names = {state.tensor for state in self.program.training.parameters}
         names |= {copy.input for copy in self.copies.values()}
-        for place, node in enumerate(self.program.training.graph.nodes):
+        for position, node in enumerate(self.program.training.graph.nodes):
             for name in dict.fromkeys(node.reads) if node.phase is not Phase.UPDATE else ():
                 kept = self.rewriter.lookup(node) if name in names else None
                 if kept is not None:
                     users = self._readers.setdefault(name, _Readers([], []))
                     (users.backward if node.phase is Phase.BACKWARD else users.forward).append(kept)
-                    self._place[id(kept)] = place
+                    self._place[id(kept)] = position
 
     def wire_type(self, subgraph: UpdateSubgraph) -> str:
         """The type of the low-precision copy in which a parameter is sent; '' where it is sent in its own."""
@@ -126,10 +126,10 @@ class ParameterGather:
             names = [self._read_as(subgraph) for subgraph in parcel.subgraphs]
             self._state_shapes(names)
             held = [self._readers[name] for name in names if name in self._readers]
-            nodes = _Readers([n for each in held for n in each.forward], [n for each in held for n in each.backward])
+            nodes = _Readers([n for item in held for n in item.forward], [n for item in held for n in item.backward])
             windows.append((parcel, names, nodes))
         starts = sorted(
-            self._at(nodes)[0] for _, _, each in windows for nodes in (each.forward, each.backward) if nodes
+            self._at(nodes)[0] for _, _, item in windows for nodes in (item.forward, item.backward) if nodes
         )
         kept = 0
         for parcel, names, nodes in windows:
@@ -157,7 +157,7 @@ class ParameterGather:
     def _send_regather(
         self, parcel: GatherBucket, packed: Sequence[str], names: Sequence[str], backward: Sequence[Node]
     ) -> None:
-        regather = {name: emit.named(parcel.bucket, f"again{place}") for place, name in enumerate(names)}
+        regather = {name: emit.named(parcel.bucket, f"again{position}") for position, name in enumerate(names)}
         for old, new in regather.items():
             self.rewriter.graph.types[new] = self.rewriter.graph.types[old]
             for node in self._readers[old].backward if old in self._readers else ():
@@ -179,7 +179,7 @@ class ParameterGather:
         for name in names:
             users = self._readers.get(name, _Readers([], []))
             for held in (users.forward, users.backward):
-                for node in [each for each in held if each.is_a("Shape") and not each.attributes]:
+                for node in [item for item in held if item.is_a("Shape") and not item.attributes]:
                     held.remove(node)
                     output, dims = node.outputs[0], list(self.rewriter.graph.types[name].dims)
                     self.rewriter.remove(node, f"the shape of {name} is known")
@@ -189,9 +189,9 @@ class ParameterGather:
         """The owned values as they are sent: in low precision where there is a copy; for a gather as one shard, which
         every rank has."""
         narrow, names = self.wire_type(parcel.subgraphs[0]), []
-        for place, (name, part) in enumerate(zip(values, parcel.parts)):
+        for position, (name, part) in enumerate(zip(values, parcel.parts)):
             if narrow:
-                sent = emit.named(parcel.bucket, f"narrow{place}")
+                sent = emit.named(parcel.bucket, f"narrow{position}")
                 made = {sent: TensorType(narrow, self.rewriter.graph.types[name].shape)}
                 attributes = {"to": dtype_code(narrow)}
                 self.rewriter.add("Cast", [name], made, attributes=attributes, sharding=part.sharding, before=before)

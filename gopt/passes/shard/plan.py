@@ -218,18 +218,18 @@ def _made(training: TrainingGraph) -> dict[str, int]:
     """Gradient -> place of the node that makes it."""
     wanted = set(training.gradients.values())
     nodes = enumerate(training.graph.nodes)
-    return {name: place for place, node in nodes for name in node.outputs if name in wanted}
+    return {name: position for position, node in nodes for name in node.outputs if name in wanted}
 
 
 def _first_uses(training: TrainingGraph) -> dict[str, int]:
     """Parameter -> place of its first reader in the forward, or in the backward where it has none."""
     names = {state.tensor for state in training.parameters}
-    found: dict[str, int] = {}
-    for place, node in enumerate(training.graph.nodes):
+    result: dict[str, int] = {}
+    for position, node in enumerate(training.graph.nodes):
         for name in node.reads if node.phase is not Phase.UPDATE else ():
             if name in names:
-                found.setdefault(name, place)
-    return found
+                result.setdefault(name, position)
+    return result
 
 
 @dataclass(slots=True)
@@ -253,8 +253,8 @@ class _Placer:
                 first = lightest_window(load, len(pieces))
                 own = self._pieces(self.types[name], name)
                 self.sliced[name] = window_cuts(own, first, self.layout.ranks)
-                for place, piece in enumerate(pieces):
-                    load[first + place] += piece
+                for position, piece in enumerate(pieces):
+                    load[first + position] += piece
             elif subgraph.mode is UpdateMode.WHOLE or (
                 subgraph.mode is UpdateMode.SPLIT and self.kind(name) is Partition.WHOLE
             ):
@@ -300,18 +300,18 @@ def _split(name: str, members: list[UpdateSubgraph], placer: _Placer, why: str) 
     ordered = placer.order([subgraph for group in by_class.values() for subgraph in group])
     starts = offsets([placer.types[subgraph.parameter.tensor].elements for subgraph in ordered])
     cuts = tuple(placer.cuts(ordered))
-    groups, place = [], 0
+    groups, position = [], 0
     for _, run in groupby(ordered, key=lambda subgraph: subgraph.equivalence_class):
         group = tuple(run)
-        stop = place + len(group)
-        whole = Sharding.along(placer.layout.axis, FlatShard(cuts, starts[place], starts[stop]))
-        groups.append(ParameterGroup(group, tuple(starts[place:stop]), whole))
-        place = stop
+        stop = position + len(group)
+        whole = Sharding.along(placer.layout.axis, FlatShard(cuts, starts[position], starts[stop]))
+        groups.append(ParameterGroup(group, tuple(starts[position:stop]), whole))
+        position = stop
     return SplitBucket(name, tuple(ordered), tuple(starts), cuts, tuple(groups), members[0].whole_gradient, why)
 
 
 def _whole(name: str, members: list[UpdateSubgraph], placer: _Placer, why: str) -> WholeBucket:
-    sizes = {each.parameter.tensor: placer.types[each.gradient].elements for each in members}
+    sizes = {member.parameter.tensor: placer.types[member.gradient].elements for member in members}
     ordered = sorted(members, key=lambda subgraph: placer.owner[subgraph.parameter.tensor])
     owners = [placer.owner[subgraph.parameter.tensor] for subgraph in ordered]
     starts = offsets([sizes[subgraph.parameter.tensor] for subgraph in ordered])

@@ -55,8 +55,8 @@ class ScalarReductions:
     def complete(self, partials: Iterable[PartialScalar]) -> dict[str, int]:
         """Write joins and calls; returns figures for the report."""
         by_root: dict[str, list[str]] = {}
-        for each in partials:
-            by_root.setdefault(each.root, []).append(each.value)
+        for partial in partials:
+            by_root.setdefault(partial.root, []).append(partial.value)
         levels = self._levels() if by_root else {}
         packed: dict[tuple[int, str, str], list[tuple[str, ScalarReduction]]] = {}
         for root, values in by_root.items():
@@ -66,7 +66,7 @@ class ScalarReductions:
             packed.setdefault((levels[root], dtype, reduce), []).append((value, reduction))
         for number, ((_, _, reduce), items) in enumerate(sorted(packed.items(), key=lambda item: item[0])):
             inputs = [value for value, _ in items]
-            outputs = [f"gopt.shard.scalars.call{number}_{place}" for place in range(len(items))]
+            outputs = [f"gopt.shard.scalars.call{number}_{position}" for position in range(len(items))]
             emit.all_reduce(self.rewriter, self.group, inputs, outputs, reduce)
             for output, (_, reduction) in zip(outputs, items):
                 self._complete(reduction, output)
@@ -81,8 +81,8 @@ class ScalarReductions:
             values = [self._counted(value, negate=reduction.kind == "all") for value in values]
         value = values[0]
         join = {"max": "Max", "min": "Min"}.get(reduction.kind, "Add")
-        for place, other in enumerate(values[1:], 1):
-            joined = f"{values[0]}.joined{place}"
+        for position, other in enumerate(values[1:], 1):
+            joined = f"{values[0]}.joined{position}"
             self.rewriter.add(join, [value, other], {joined: types[value]})
             value = joined
         return value, {"max": "max", "min": "min"}.get(reduction.kind, "sum")
@@ -110,9 +110,9 @@ class ScalarReductions:
             rewriter.add("Sqrt", [value], {f"{value}.sqrt": types[value]})
             value = f"{value}.sqrt"
         join = {"sum": "Add", "max": "Max", "min": "Min", "any": "Or", "all": "And"}  # norms are never joined
-        for place, operand in enumerate(reduction.epilogue):
-            rewriter.add(join[reduction.kind], [value, operand], {f"{value}.with{place}": types[value]})
-            value = f"{value}.with{place}"
+        for position, operand in enumerate(reduction.epilogue):
+            rewriter.add(join[reduction.kind], [value, operand], {f"{value}.with{position}": types[value]})
+            value = f"{value}.with{position}"
         shape = types[reduction.root].dims
         if shape:
             target = self.constant("shape" + "_".join(map(str, shape)), list(shape))

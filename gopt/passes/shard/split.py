@@ -116,7 +116,7 @@ class GroupEmitter:
         if self.owned:
             types[parameter] = self.run_type(types[subgraph.parameter.tensor].dtype)
         else:
-            slices = self.group.slices([each.parameter.tensor for each in self.group.subgraphs], types)
+            slices = self.group.slices([subgraph.parameter.tensor for subgraph in self.group.subgraphs], types)
             emit.local_slice(rewriter, slices, run, parameter, types[slices[0].tensor].dtype)
         for slot in range(1, len(subgraph.states)):
             self.local[subgraph.states[slot].tensor] = self._named(f"state{slot}")
@@ -142,14 +142,14 @@ class GroupEmitter:
 
     def emit_nodes(self) -> None:
         """The nodes of the update, once gradient and states have their names in ``local``."""
-        for place, node in enumerate(self.subgraph.nodes):
-            self._emit(place, node)
+        for position, node in enumerate(self.subgraph.nodes):
+            self._emit(position, node)
 
     def add_states(self) -> None:
         """List the states, once their new values have their names in ``local``."""
         types = self.rewriter.graph.types
         for slot in range(0 if self.owned else 1, len(self.subgraph.states)):
-            parts = self.group.slices([each.states[slot].tensor for each in self.group.subgraphs], types)
+            parts = self.group.slices([subgraph.states[slot].tensor for subgraph in self.group.subgraphs], types)
             state = self.subgraph.states[slot]
             holding = ShardedState(
                 self.local[state.tensor],

@@ -36,15 +36,15 @@ def emit_whole(
     types = rewriter.graph.types
     out = EmittedBucket(reduced=_reduce(rewriter, bucket, style, scalars, reduction))
     parts = []
-    for place, subgraph in enumerate(bucket.subgraphs):
-        part = _run_on_owner(rewriter, bucket, place, owned=owned)
-        out.scalars += partial_scalars(rewriter, bucket, place, scalars)
-        parts.append(part if style is TransferStyle.BROADCAST else _flat(rewriter, bucket, place, part, scalars))
+    for position, subgraph in enumerate(bucket.subgraphs):
+        part = _run_on_owner(rewriter, bucket, position, owned=owned)
+        out.scalars += partial_scalars(rewriter, bucket, position, scalars)
+        parts.append(part if style is TransferStyle.BROADCAST else _flat(rewriter, bucket, position, part, scalars))
         for state in subgraph.states[0 if owned else 1 :]:
             input = part.current if state is subgraph.parameter else state.tensor
             held = BucketSlice(state.tensor, 0, types[state.tensor].elements)
             out.states[state.tensor] = ShardedState(
-                input, state.updated, types[state.tensor].dtype, (held,), bucket.owned(place)
+                input, state.updated, types[state.tensor].dtype, (held,), bucket.owned(position)
             )
             out.layout.append((state.tensor,))
     cuts = None if style is TransferStyle.BROADCAST else bucket.cuts
@@ -69,18 +69,18 @@ def _reduce(
         return reduction.to_owners(bucket.name, gradients, bucket.owners)
     reduced, types = ReducedGradients(), rewriter.graph.types
     shard = reduction.to_shard(bucket.name, gradients, bucket.cuts)
-    for place, (gradient, subgraph) in enumerate(zip(gradients, bucket.subgraphs)):
+    for position, (gradient, subgraph) in enumerate(zip(gradients, bucket.subgraphs)):
         if not types[gradient].static:
             raise UnsupportedError(
                 f"the shape of {gradient!r}, the gradient of {subgraph.parameter.tensor!r}, is not known",
                 "declare its type in the file (value_info)",
             )
-        whole, exact = emit.named(bucket.name, f"gradient{place}"), ""
-        _unpack(rewriter, whole, types[gradient], shard.name, bucket.run(place), scalars)
+        whole, exact = emit.named(bucket.name, f"gradient{position}"), ""
+        _unpack(rewriter, whole, types[gradient], shard.name, bucket.run(position), scalars)
         if shard.unrounded:
             exact = f"{whole}_exact"
             type = TensorType(types[shard.unrounded].dtype, types[gradient].shape)
-            _unpack(rewriter, exact, type, shard.unrounded, bucket.run(place), scalars)
+            _unpack(rewriter, exact, type, shard.unrounded, bucket.run(position), scalars)
         reduced.add(gradient, ReducedValue(whole, exact))
     return reduced
 

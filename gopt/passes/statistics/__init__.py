@@ -97,18 +97,18 @@ def statistics(program: SpmdProgram, options: StatisticsOptions) -> PassResult:
 def _reductions(training: TrainingGraph, policy: StatisticPolicy) -> dict[str, StatisticReduction]:
     """How each statistic is combined: as the user says, and the others by the policy."""
     states = [state.tensor for state in training.states if state.kind is StateKind.STATISTIC]
-    found = analyse_couplings(training).statistics
-    rings = {p.ring.pointer for each in found.known.values() for p in each.points if p.ring is not None}
+    result = analyse_couplings(training).statistics
+    rings = {p.ring.pointer for item in result.known.values() for p in item.points if p.ring is not None}
     asked = states
     if policy is not StatisticPolicy.AUTO:
         asked = [name for name in states if name in training.reductions or name in rings]
-    unclear = [name for name in asked if name in found.unclear]
+    unclear = [name for name in asked if name in result.unclear]
     if unclear:
-        raise _unclear(training, {name: found.unclear[name] for name in unclear})
+        raise _unclear(training, {name: result.unclear[name] for name in unclear})
     if policy is StatisticPolicy.MEAN:
         _refuse_integers(training, set(states).difference(asked))
     plain = {name: StatisticReduction(name, policy.value) for name in states}
-    return plain | {name: found.known[name] for name in asked}
+    return plain | {name: result.known[name] for name in asked}
 
 
 def _refuse_chosen(program: SpmdProgram) -> None:
@@ -141,7 +141,7 @@ def _unclear(training: TrainingGraph, unclear: Mapping[str, OpenStatistic]) -> U
     if why.literal:
         hints.append("write the number of samples as the size (Shape) of a batch input, and ranks add it up")
     rules = WHOLE if said and why.rules == RULES else why.rules
-    named = ",".join(f"{name}={rules[0] if name == first else each.rules[0]}" for name, each in unclear.items())
+    named = ",".join(f"{name}={rules[0] if name == first else item.rules[0]}" for name, item in unclear.items())
     if why.rules == GATHERED:
         hints.append(
             f"--statistics {named}: ranks gather the rows of all; local keeps each rank's own, and root those of the "
@@ -174,8 +174,8 @@ def _alike(
     start = len({program.graph.types[name].dtype for name in made})
     for number, held in enumerate(by_dtype.values()):
         inputs = []
-        for place, state in enumerate(held):
-            name, local = state.updated, f"gopt.statistics.b{start + number}.local{place}"
+        for position, state in enumerate(held):
+            name, local = state.updated, f"gopt.statistics.b{start + number}.local{position}"
             rewriter.rename_output(producers[name], name, local)
             made[name] = local
             for reader in users.get(name, ()):
@@ -211,11 +211,11 @@ def _synchronised(program: SpmdProgram, group: str) -> PassResult:
     producers, users = program.graph.producers(), program.graph.users()
     for number, name in enumerate(shared.points):
         _share(program, rewriter, group, number, name, producers, users)
-    for number, each in enumerate(shared.corrected):
-        type = program.graph.types[each.constant]
+    for number, item in enumerate(shared.corrected):
+        type = program.graph.types[item.constant]
         fixed = f"gopt.statistics.sync.constant{number}"
-        rewriter.constant(fixed, np.full(type.dims, each.value, numpy_dtype(type.dtype)))
-        rewriter.rewire(producers[each.output], each.constant, fixed)
+        rewriter.constant(fixed, np.full(type.dims, item.value, numpy_dtype(type.dtype)))
+        rewriter.rewire(producers[item.output], item.constant, fixed)
     rewriter.finish()
     program.synchronised = shared
     return PassResult(facts=StatisticsFacts(synchronised=len(shared.points)))

@@ -28,11 +28,11 @@ def readers_in_update(training: TrainingGraph) -> dict[str, list[Node]]:
         return {}
     others = [state.updated for state in training.states if state.tensor not in names]
     needed = ancestors(GraphIndex(training.graph), others)[0]
-    found: dict[str, list[Node]] = {}
+    result: dict[str, list[Node]] = {}
     for node in updating:
         for name in names.intersection(node.reads) if id(node) in needed else ():
-            found.setdefault(name, []).append(node)
-    return found
+            result.setdefault(name, []).append(node)
+    return result
 
 
 def refuse_apart(states: Iterable[State], read: Collection[str], rule: str) -> None:
@@ -192,14 +192,14 @@ class StatisticCalls:
         Nodes of the step that nothing else reads are left without readers: prune removes them.
         """
         renamed = dict(values)
-        for place, node in enumerate(path):
+        for position, node in enumerate(path):
             if not renamed.keys().isdisjoint(node.captures):
                 raise UnsupportedError(
                     f"statistic {state.tensor!r}: the body of {node.op_type} {node.label!r} reads a value that ranks "
                     "reduce",
                     f"combine the new values themselves: --statistics {state.tensor}=mean",
                 )
-            outputs = {name: f"{prefix}.{place}.{at}" for at, name in enumerate(node.outputs) if name}
+            outputs = {name: f"{prefix}.{position}.{at}" for at, name in enumerate(node.outputs) if name}
             types = {new: self.graph.types[old] for old, new in outputs.items()}
             copy = self.rewriter.repeat(node, [renamed.get(name, name) for name in node.inputs], types, node.sharding)
             copy.origin = None

@@ -57,7 +57,7 @@ class RowCalls:
         type, wide = self.types[value], self._wide(value, axis)
         dims = type.dims
         apart = (*dims[:axis], self.ranks, *dims[axis:])
-        shape = [self.ranks if place == axis else 1 for place in range(len(apart))]
+        shape = [self.ranks if position == axis else 1 for position in range(len(apart))]
         steps = (np.arange(self.ranks) * ring.step).reshape(shape).astype(numpy_dtype(type.dtype))
         one = self.rewriter.constant(f"{made}.one", np.array([*dims[:axis], 1, *dims[axis:]]))
         alone, moved, all_ = f"{made}.alone", f"{made}.moved", f"{made}.all" if ring.wraps else made
