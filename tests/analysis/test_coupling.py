@@ -392,3 +392,20 @@ def test_the_gradient_of_a_linear_model_is_no_count(form: str, reduce: str, tmp_
     training = gopt.load(tmp_path / "step.onnx").training
     told = [each.what for each in find_couplings(training)]
     assert (told == []) if reduce == "mean" else all("sums over the samples" in each for each in told) and told
+
+
+def test_a_factor_of_the_model_behind_the_derivative_of_a_mean_says_nothing_of_samples(tmp_path: Path) -> None:
+    """A tenth of a quarter is one of the forty numbers of a sample, and was taken for a mean over these alone."""
+    text = """<ir_version: 9, opset_import: ["" : 20]>
+    f (float[4,5,8] x, float lr, float[8,1] w) => (float loss, float[8,1] w_out)
+    <float tenth = {0.1}, float quarter = {0.25}, int64[2] rest = {1, 2}, int64[3] apart = {4, 1, 1},
+    int64[3] spread = {4, 5, 1}, int64[2] rows = {20, 8}, int64[2] column = {20, 1}>
+    {
+        h = MatMul(x, w) s = ReduceSum<keepdims = 0>(h, rest) t = Mul(s, tenth) each = Softplus(t)
+        loss = ReduceMean<keepdims = 0>(each)
+        slope = Sigmoid(t) d = Mul(slope, quarter) e = Mul(d, tenth) u = Reshape(e, apart) v = Expand(u, spread)
+        flat = Reshape(x, rows) turned = Transpose<perm = [1, 0]>(flat) back = Reshape(v, column)
+        grad = MatMul(turned, back) moved = Mul(lr, grad) w_out = Sub(w, moved)
+    }"""
+    (tmp_path / "step.onnx").write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    assert not find_couplings(gopt.load(tmp_path / "step.onnx").training)

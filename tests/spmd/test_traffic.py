@@ -17,6 +17,7 @@ from gopt.spmd.program import SpmdProgram
 from gopt.spmd.traffic import (
     CallContent,
     CollectiveCall,
+    Overlap,
     find_calls,
     measure,
     peak_gathered,
@@ -226,10 +227,9 @@ def test_only_gathers_before_use_are_alive_from_their_issue_to_their_last_reader
     assert peak_gathered([early, late]) == 10 and peak_gathered([late]) == 0
 
 
-def test_an_overlap_as_json():
-    shares = measure([call(CallContent.PARAMETERS, 4.0, hidden=True)])
-    assert shares.to_json() == {"hidden_share": 1.0, "by_kind": {"parameters": 1.0}, "peak_gathered_bytes": 0}
-    assert measure([]).to_json() == {"hidden_share": 0.0, "by_kind": {}, "peak_gathered_bytes": 0}
+def test_an_overlap_of_nothing_hides_nothing():
+    assert measure([call(CallContent.PARAMETERS, 4.0, hidden=True)]) == Overlap(1.0, {"parameters": 1.0}, 0)
+    assert measure([]) == Overlap(0.0, {}, 0)
 
 
 def test_what_a_call_carries_follows_all_that_it_moves():

@@ -486,6 +486,8 @@ class GradientUnits:
             found, degree=found.degree - sign * factor.batches, explicit=found.explicit or bool(factor.batches)
         )
         if samples:
+            if self.terms.begun(found.factor):  # what follows is of the model
+                found = self.settled(found, self._others(samples[0]))
             if found.start and not factor.uniform:
                 seeded = replace(found, factor=found.factor * factor.number**sign, model=False)
                 return self._seeded(seeded, self.settled(found, self._others(samples[0])), factor, samples[0])
