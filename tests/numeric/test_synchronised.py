@@ -79,8 +79,8 @@ def test_what_does_not_go_with_it(tmp_path):
 @pytest.mark.parametrize(
     "kind,why",
     [
-        (Coupled(loss="summed"), "the loss is made of sums"),
-        (Coupled(loss="largest"), "the loss is made of sums or maxima"),
+        (Coupled(loss="summed"), "the loss 'loss' is made of sums"),
+        (Coupled(loss="largest"), "the loss 'loss' is made of sums or maxima"),
         (Coupled(loss="shares"), "is made of sums"),
         (Coupled(loss="pairs"), "compares samples with each other"),
         (Coupled(loss="first"), "some samples are picked"),

@@ -110,8 +110,7 @@ def _sound(training: TrainingGraph, context: CouplingContext, nodes: list[Node],
     for name in sorted({*read, *training.losses, *(wanted.keys() - context.fed.keys())}):
         mark = context.marks.get(name)
         if mark is not None and not mark.sound:
-            alone = training.losses == (name,)
-            what = "the loss" if alone else f"the loss {name!r}" if name in training.losses else f"{name!r}"
+            what = f"the loss {name!r}" if name in training.losses else repr(name)
             raise UnsupportedError(
                 f"--statistics sync cannot give the step of one large batch: {what} is made of sums or maxima over "
                 "samples that no count divides, or of a count with a lower bound",
