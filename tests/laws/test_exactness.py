@@ -34,6 +34,11 @@ def test_a_derivative_that_a_mask_chooses_begins_as_one_that_is_multiplied() -> 
     assert of_kind("linear_critic", 3030).kind == "right"
 
 
+def test_a_size_of_the_batch_that_is_a_number_counts_samples() -> None:
+    """What is shown is a sum; the backward divides by a Size, and was called a sum, too."""
+    assert of_kind("shown_apart", 95004).kind == "right"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3000, 3120))
 def test_what_is_told_of_fresh_steps_is_so(seed: int) -> None:

@@ -61,10 +61,11 @@ class UniformFactors:
         return self._known[name]
 
     def _find(self, name: str, depth: int) -> UniformFactor:
+        found, value = self._made(name, depth), self.context.constant(name)  # a Size may be a constant, too
+        return found if found.batches or value is None else _of_array(value)
+
+    def _made(self, name: str, depth: int) -> UniformFactor:
         context = self.context
-        value = context.constant(name)
-        if value is not None:
-            return _of_array(value)
         node = context.index.producers.get(name)
         if node is None or any(each in context.marks for each in node.inputs):
             sized = self._size(node) if node is not None else None
