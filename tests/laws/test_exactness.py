@@ -37,6 +37,14 @@ def test_a_derivative_that_a_mask_chooses_begins_as_one_that_is_multiplied() -> 
 def test_a_size_of_the_batch_that_is_a_number_counts_samples() -> None:
     """What is shown is a sum; the backward divides by a Size, and was called a sum, too."""
     assert of_kind("shown_apart", 95004).kind == "right"
+    assert of_kind("folded_by_hand", 96347).kind == "right"  # such a number divides the loss alone
+
+
+def test_a_sum_that_is_taken_axis_by_axis_counts_all_of_them() -> None:
+    """Behind it stands one constant that divides by the samples and their places."""
+    assert of_kind("folded_start", 96148).kind == "right"
+    assert of_kind("folded_start", 96733).kind == "right"
+    assert of_kind("folded_start", 96544).kind == "right"  # whose samples and places stand in one dimension
 
 
 @pytest.mark.slow

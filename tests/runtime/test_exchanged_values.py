@@ -101,7 +101,7 @@ def test_damaged_bytes_give_a_value_or_a_refusal():
 
 
 PICKLES = {
-    "background.py": "of its own forked children, in memory without a name",
+    "system/background.py": "of its own forked children, in memory without a name",
     "frontends/pytorch/randomness.py": "written, and never read",
     "frontends/pytorch/python_values.py": "written, and never read",
 }
@@ -122,4 +122,4 @@ def test_nothing_that_another_process_sends_is_unpickled():
         if names & {"pickle", "dill", "cloudpickle", "marshal", "shelve"}:
             assert place in PICKLES, place
             loads = "pickle.load" in text
-            assert loads == (place == "background.py"), place
+            assert loads == (place == "system/background.py"), place

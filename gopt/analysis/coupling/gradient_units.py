@@ -266,7 +266,7 @@ class GradientUnits:
         assert unit is not None
         before = self.context.marks[name]
         if before.kind is not Relation.SAMPLES:
-            return unit
+            return replace(unit, sizes=(*unit.sizes, round(1 / self._share(node)))) if node.is_a("ReduceSum") else unit
         if mark.kind is Relation.SAMPLES:
             if node.is_a("ReduceSum") and name in self.trained:
                 return self.settled(unit, self._others(name))  # behind a broadcast of the model
@@ -278,7 +278,7 @@ class GradientUnits:
     def _over_samples(self, node: Node, unit: Unit, names: list[str]) -> Unit:
         """The unit of what is summed over samples, or is their mean."""
         among = [name for name in names if self.context.samples(name) is not None]
-        made = [name for name in among if self.units.get(name) is not None and name in self.trained]
+        made = [name for name in among if (own := self.units.get(name)) and not own.model and name in self.trained]
         sizes = self._others((made or among)[-1]) if among else []
         if node.is_a("ReduceMean"):
             unit = self.settled(unit, sizes)
@@ -537,7 +537,7 @@ class GradientUnits:
                 return replace(unit, degree=unit.degree - total.batches)
             if self.context.batch and division(total.number, self.context.batch, unit.sizes).by_batch:
                 more, sure = self.terms.degree(unit.factor * total.number, bool(unit.lone), unit.sizes)
-                if sure and more == 1:
+                if more == 1 or not sure:
                     return replace(unit, degree=1, sure=False)
             if len(readers) > 1:
                 break

@@ -121,7 +121,7 @@ def _following(
         if node.is_a("Div") and node.inputs[0] != marked[0]:
             return []
         other = next(name for name in node.inputs if name != marked[0])
-        factor = factors.of(other)
+        factor = factors.written(other)
         if not factor.uniform:
             return []
         return [(marked[0], UniformFactor().times(factor, -1 if node.is_a("Div") else 1))]

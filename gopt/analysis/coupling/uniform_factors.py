@@ -60,6 +60,10 @@ class UniformFactors:
             self._known[name] = self._find(name, depth) if depth < DEPTH else UNEQUAL
         return self._known[name]
 
+    def written(self, name: str) -> UniformFactor:
+        """The factor as marks read it: a Size that is a number is that number."""
+        return self.of(name) if (value := self.context.constant(name)) is None else _of_array(value)
+
     def _find(self, name: str, depth: int) -> UniformFactor:
         found, value = self._made(name, depth), self.context.constant(name)  # a Size may be a constant, too
         return found if found.batches or value is None else _of_array(value)
