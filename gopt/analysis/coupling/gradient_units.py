@@ -266,7 +266,8 @@ class GradientUnits:
         assert unit is not None
         before = self.context.marks[name]
         if before.kind is not Relation.SAMPLES:
-            return replace(unit, sizes=(*unit.sizes, round(1 / self._share(node)))) if node.is_a("ReduceSum") else unit
+            summed = operator(node.op_type).pieces == "sum"
+            return replace(unit, sizes=(*unit.sizes, round(1 / self._share(node)))) if summed else unit
         if mark.kind is Relation.SAMPLES:
             if node.is_a("ReduceSum") and name in self.trained:
                 return self.settled(unit, self._others(name))  # behind a broadcast of the model
@@ -278,7 +279,7 @@ class GradientUnits:
     def _over_samples(self, node: Node, unit: Unit, names: list[str]) -> Unit:
         """The unit of what is summed over samples, or is their mean."""
         among = [name for name in names if self.context.samples(name) is not None]
-        made = [name for name in among if (own := self.units.get(name)) and not own.model and name in self.trained]
+        made = [name for name in among if (u := self.units.get(name)) and not u.model and name in self.trained]
         sizes = self._others((made or among)[-1]) if among else []
         if node.is_a("ReduceMean"):
             unit = self.settled(unit, sizes)

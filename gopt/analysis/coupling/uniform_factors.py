@@ -61,12 +61,12 @@ class UniformFactors:
         return self._known[name]
 
     def written(self, name: str) -> UniformFactor:
-        """The factor as marks read it: a Size that is a number is that number."""
+        """Return the factor of a value as marks read a constant Size: by number alone."""
         return self.of(name) if (value := self.context.constant(name)) is None else _of_array(value)
 
     def _find(self, name: str, depth: int) -> UniformFactor:
-        found, value = self._made(name, depth), self.context.constant(name)  # a Size may be a constant, too
-        return found if found.batches or value is None else _of_array(value)
+        factor, value = self._made(name, depth), self.context.constant(name)  # a Size may be a constant, too
+        return factor if factor.batches or value is None else _of_array(value)
 
     def _made(self, name: str, depth: int) -> UniformFactor:
         context = self.context
