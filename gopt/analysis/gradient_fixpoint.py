@@ -119,9 +119,10 @@ def _pair_hints(step: StepSkeleton, made: Collection[str]) -> list[str]:
             behind = ancestors(step.index, [new])[1]
             candidates[new] = [name for name, held in inputs.items() if held == type and name in behind]
     found = propose(step.index.graph, candidates)
-    more = others(len(found) - 1, "pair")
-    pairs = [f"if {new} is the new value of {name}{more}, say {states_option(found)}" for name, new in found.items()]
-    return pairs[:1]
+    if not found:
+        return []
+    name, new = next(iter(found.items()))
+    return [f"if {new} is the new value of {name}{others(len(found) - 1, 'pair')}, say {states_option(found)}"]
 
 
 def _shared_hint(step: StepSkeleton, value: str) -> list[str]:

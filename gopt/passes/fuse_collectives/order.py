@@ -132,8 +132,7 @@ def _order(graph: Graph, nodes: list[Node], floors: Sequence[int] = ()) -> CallO
     calls = [node for node in nodes if node.domain == COMM]
     due = {id(call): (len(nodes), "") for call in calls}
     sent = {name: id(call) for call in calls for name in call.outputs}
-    readers = (node for node in nodes if not sent.keys().isdisjoint(node.reads))
-    for node in readers:
-        for name in sent.keys() & node.reads:
+    for node in nodes:
+        for name in filter(sent.__contains__, node.reads):
             due[sent[name]] = min(due[sent[name]], (position[id(node)], name))
     return CallOrder(position, due)
