@@ -20,7 +20,9 @@ def steps_of_epochs(job: Job, epochs: int) -> int:
     types = batch_types(manifest, job)
     held = None
     if isinstance(job.data, str) and on_disk(job.data):
-        held = RowCounts.of(types, {name: each.type.dims for name, each in read_samples(job.data, types).items()})
+        stored = read_samples(job.data, types, manifest.draws)
+        dims = {name: each.type.dims for name, each in stored.items()}
+        held = RowCounts.of({name: types[name] for name in dims}, dims)
     if held is None:
         raise OptionError("--epochs needs samples on disk: the length of this data is not known", "say --steps K")
     return job.order(max(manifest.schedule.values())).steps(held, mesh.data_ranks, epochs)
