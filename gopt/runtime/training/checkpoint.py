@@ -162,7 +162,7 @@ class Checkpoints:
         self, engine: Agreement, step: int, mine: Mapping[str, Array], opened: ExitStack, best: BestEntry | None
     ) -> None:
         target = self.path(step) if best is None else self.root / BEST_DIR
-        made: list[Staged] = []
+        folders: list[Staged] = []
 
         def begin() -> str:
             if engine.rank:
@@ -170,15 +170,15 @@ class Checkpoints:
             check_there(self.root, self._lock)  # else this step would stand without manifest and source
             if best is None:
                 remove_step(target)
-            made.append(opened.enter_context(staged_folder(target)))
-            return made[0].path.name
+            folders.append(opened.enter_context(staged_folder(target)))
+            return folders[0].path.name
 
         staged = self.root / _on_all_ranks(engine, target, begin)[0]
         path = staged / rank_states_file(engine.rank)
         entries = _on_all_ranks(engine, target / path.name, lambda: (path.name, _write(path, mine)))
 
         def finish() -> None:
-            if made:
+            if folders:
                 files = dict(entry for entry in entries if entry is not None)
                 dealt = self._dealt(step) + self._ahead if self._ahead else None
                 order = self.order
@@ -189,7 +189,7 @@ class Checkpoints:
                     batch_size=None if order is None else order.size, batches=dealt, best=best, files=files,
                 )  # fmt: skip
                 write_new(staged / INDEX_FILE, index.text().encode())
-                made[0].commit(check_step if os.path.lexists(target) else None)
+                folders[0].commit(check_step if os.path.lexists(target) else None)
                 prune(self.root, self.keep)
 
         _on_all_ranks(engine, target, finish)

@@ -52,7 +52,8 @@ def _raise_difference(mesh: Mesh, calls: Sequence[Mapping[str, list[str]]], grou
                 expected_call = expected[number] if number < len(expected) else "no more calls"
                 if actual_call != expected_call:
                     raise RunError(
-                        f"ranks {leader} and {rank} differ at call {number} over {group}: {expected_call}; {actual_call}",
+                        f"ranks {leader} and {rank} differ at call {number} over {group}: "
+                        f"{expected_call}; {actual_call}",
                         "all ranks need the files of one gopt shard",
                     )
 

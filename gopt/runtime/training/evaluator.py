@@ -127,10 +127,10 @@ class Evaluator:
         if isinstance(source, ArraySource):
             yield from self._stored(source, part, parts)
             return
-        for turn, given in enumerate(source(part, parts)):
+        for turn, samples in enumerate(source(part, parts)):
             if turn >= MOST_BATCHES:
                 raise InputError(f"--eval-data {self._name} does not end", "let it yield each held-out batch once")
-            arrays = {name: array(value) for name, value in named(given, turn, [*self.types]).items()}
+            arrays = {name: array(value) for name, value in named(samples, turn, [*self.types]).items()}
             batch = {name: fitted(name, self._fitting(name, arrays.get(name)), arrays.get(name)) for name in self.types}
             yield turn * parts + part, self._samples(batch), batch
 

@@ -35,10 +35,10 @@ def first_nan(
         if fault := _fault(value):
             return f"in the start values: {show(name)} {fault}"
     try:
-        found = next(filter(None, (_in_forward(job, {**batch, **hyper}) for batch in batches)), "")
+        reason = next(filter(None, (_in_forward(job, {**batch, **hyper}) for batch in batches)), "")
     except (GoptError, MemoryError):  # a source that cannot run here
-        found = ""
-    return f"in the first forward: {found or 'its data and start values are numbers'}"
+        reason = ""
+    return f"in the first forward: {reason or 'its data and start values are numbers'}"
 
 
 def _pieces(states: Sequence[LocalState], values: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:

@@ -20,7 +20,8 @@ NO_VALUES: Mapping[str, Array] = {}
 
 
 def initial_states(
-    states: Sequence[LocalState], graphs: Mapping[str, Graph], path: str | None, computed: Mapping[str, Array] = NO_VALUES
+    states: Sequence[LocalState], graphs: Mapping[str, Graph], path: str | None,
+    computed: Mapping[str, Array] = NO_VALUES,
 ) -> dict[str, Array]:  # fmt: skip
     """State -> a new array.
 

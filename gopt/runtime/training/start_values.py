@@ -144,8 +144,8 @@ class StartDifference:
 
 def _start_error(mismatch: StartDifference) -> RunError:
     return RunError(
-        f"{mismatch.who} and rank {mismatch.first} start with different values of {mismatch.state!r}, which they hold in common "
-        f"along {mismatch.axis}",
+        f"{mismatch.who} and rank {mismatch.first} start with different values of {mismatch.state!r}, which they hold "
+        f"in common along {mismatch.axis}",
         f"give all the same files, or take those of rank {mismatch.first} with --sync-init {mismatch.axis}",
     )
 
