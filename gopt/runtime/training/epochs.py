@@ -19,9 +19,9 @@ def steps_of_epochs(job: Job, epochs: int) -> int:
     types = batch_types(manifest, job)
     counts = None
     if isinstance(job.data, str) and on_disk(job.data):
-        counts = RowCounts.of(
-            types, {name: samples.type.dims for name, samples in read_samples(job.data, types).items()}
-        )
+        stored = read_samples(job.data, types, manifest.draws)
+        dims = {name: samples.type.dims for name, samples in stored.items()}
+        counts = RowCounts.of({name: types[name] for name in dims}, dims)
     if counts is None:
         raise OptionError("--epochs needs samples on disk: the length of this data is not known", "say --steps K")
     return job.order(max(manifest.schedule.values())).steps(counts, mesh.data_ranks, epochs)
