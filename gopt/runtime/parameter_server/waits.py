@@ -82,6 +82,6 @@ def straggler(summaries: Sequence[ServerSummary]) -> str:
         return ""
     spent, trainer, count, slowest = max(waits, key=lambda item: item[0])
     return (
-        f"trainer {trainer} came last in {count} of {slowest.rounds} rounds: server {slowest.server} waited {spent:.3g} s "
-        "for it while others had come"
+        f"trainer {trainer} came last in {count} of {slowest.rounds} rounds: server {slowest.server} waited "
+        f"{spent:.3g} s for it while others had come"
     )
