@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isinf
 
@@ -31,10 +31,10 @@ WAYS = 24
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """The first step of the ranks' batches by the source, and how far rounding moves it. ``noise``: states that are
-    nothing else."""
+    """The first step of the ranks' batches by the source, made when it is asked for, and how far rounding moves it.
+    ``noise``: states that are nothing else."""
 
-    step: ReferenceStep
+    step: Callable[[], ReferenceStep]
     moved: Measurement
     noise: Collection[str]
 
@@ -150,7 +150,7 @@ class _Joined:
         kinds = {state.tensor: state.kind.value for state in self.reference.training.states}
         found = []
         for name, output in updated.items():
-            value, own, before = np.asarray(made[output]), self.made.step.states[name], self.states[name]
+            value, own, before = np.asarray(made[output]), self.made.step().states[name], self.states[name]
             if value.shape != own.shape:
                 raise NotComparableError(f"{name!r} has another shape with more samples")
             if not finite(own):
