@@ -30,8 +30,17 @@ LARGEST = 512 << 20
 """Maximum size in bytes of a model file that gopt writes; larger models store their values in a file beside it."""
 
 
+_NO_MODELS = (".pt", ".pth", ".safetensors", ".npz", ".npy")
+"""Endings of files of values, which no model is found under again."""
+
+
 def check_model(target: Path, *, shown: Path, force: bool, option: str = "-o") -> None:
-    """Raise OptionError where a model must not be written; ``option``: what names it."""
+    """Raise OptionError where a model must not be written; ``option``: what names it, -o for an ONNX file."""
+    if option == "-o" and shown.suffix in _NO_MODELS:
+        raise OptionError(
+            f"{shown} would be an ONNX model under the name of a file of values",
+            "let its name end in .onnx; gopt merge STEP --state-dict FILE writes .pt and .safetensors files",
+        )
     if os.path.lexists(target):
         if not force:
             raise existing(shown, "name", option, lambda: _check_file(target, shown, option))

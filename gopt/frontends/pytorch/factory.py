@@ -51,8 +51,8 @@ class ModuleWithLoss(torch.nn.Module):
 class Recipe:
     """A training step as its user writes it: plain eager code.
 
-    ``loss``: called as ``loss(module, batch)`` where the batch is a dict, as ``loss(module(*inputs), target)`` where it
-    is a tuple; None where the module itself returns the loss. ``batch``: tensors by input name.
+    ``loss``: called as ``loss(module, batch)`` where the batch is a dict or one tensor, as ``loss(module(*inputs),
+    target)`` where it is a tuple; None where the module itself returns the loss. ``batch``: tensors by input name.
     """
 
     module: torch.nn.Module
@@ -208,7 +208,8 @@ def make_recipe(given: Any) -> Recipe:
         )
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UnsupportedError(
-            "ReduceLROnPlateau computes the rate from a metric, outside of the step", "leave it out, and feed lr"
+            "ReduceLROnPlateau computes the rate from a metric, outside of the step",
+            "leave it out, and feed lr: gopt run --resume --set lr=... goes on at another rate",
         )
     return Recipe(module, loss, chosen, named, scheduler, positional, form)
 
@@ -235,9 +236,12 @@ def _batch(module: torch.nn.Module, loss: Any, given: Any) -> tuple[dict[str, to
     """Tensors by name, whether they are positional, and how they are nested."""
     if isinstance(given, DataLoader):
         given = next(iter(given))
+    alone = isinstance(given, torch.Tensor) and loss is not None
     if isinstance(given, torch.Tensor):
         given = (given,)
-    if isinstance(given, Mapping):
+    if alone:
+        parts = dict(zip(_input_names(module, None, 1), given))
+    elif isinstance(given, Mapping):
         parts = {str(name): value for name, value in given.items()}
     elif isinstance(given, list | tuple) and given:
         parts = dict(zip(_input_names(module, loss, len(given)), given))
@@ -251,7 +255,7 @@ def _batch(module: torch.nn.Module, loss: Any, given: Any) -> tuple[dict[str, to
             raise InputError(f"the example batch has {show(name)}, a name that gopt uses itself", "rename it")
         if name in taken:
             raise InputError(f"the example batch has {show(name)}, which the module has too", "rename it")
-    return named, not isinstance(given, Mapping), form
+    return (named, False, form.popitem()[1]) if alone else (named, not isinstance(given, Mapping), form)
 
 
 def _flattened(name: str, value: Any, named: dict[str, torch.Tensor]) -> Any:

@@ -44,7 +44,10 @@ from gopt.frontends.pytorch.tracing import TracedStep, trace
 from gopt.ir.graph import Graph
 from gopt.text.sanitize import show
 
-_CALLS = "the batch is a tuple: the loss is called as loss(module(*inputs), target); of a dict as loss(module, batch)"
+_CALLS = (
+    "the loss is called as loss(module, batch) where the batch is a dict or one tensor, as loss(module(*inputs), "
+    "target) where it is a tuple"
+)
 
 OTHER_SIZES = (2, 67)
 """Numbers of samples that a step of any number is compared at, beside the example's."""
@@ -104,7 +107,7 @@ class RecordedStep:
         except Exception as error:
             raise UnsupportedError(
                 f"the eager step raised {type(error).__name__}: {_line(error)}", "--debug shows where",
-                *([_CALLS] if recipe.positional and recipe.loss is not None else []),
+                *([_CALLS] if recipe.loss is not None else []),
             ) from error  # fmt: skip
         around = {path: each for path, each in tensors_around(recipe).items() if path in seen.around}
         refuse_shared_memory(find_places(recipe, seen), around)

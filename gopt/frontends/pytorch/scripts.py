@@ -106,10 +106,11 @@ class Script:
     def _missing(self) -> list[str]:
         """The lines of a factory, as hints, with the names and expressions of the script."""
         model, optimizer, loss, batch = self.names()
-        written = f"    return {model[0]}, {loss}, {optimizer[0]}, {batch}"
+        scheduler = self._scheduler(optimizer[0])
+        written = f"    return {', '.join([model[0], loss, optimizer[0], batch, *scheduler])}"
         function = next((f for f in _functions(self.tree).values() if optimizer[0] in dict(_assignments(f))), None)
         if function is not None:
-            parts = (model[0], optimizer[0], *(each.id for each in ast.walk(ast.parse(f"{loss}, {batch}"))
+            parts = (model[0], optimizer[0], *scheduler, *(each.id for each in ast.walk(ast.parse(f"{loss}, {batch}"))
                      if isinstance(each, ast.Name)))  # fmt: skip
             last = max(value.end_lineno or 0 for name, value in _assignments(function) if name in parts)
             told = (
@@ -117,9 +118,17 @@ class Script:
             )
             return [f"{told} a function make, let it end as follows, and export {self.path.name}:make", written]
         lines = ("def make():", f"    {model[0]} = {model[1]}", f"    {optimizer[0]} = {optimizer[1]}",
-                 written)  # fmt: skip
-        told = f"add these four lines to {self.path.name}, and export {self.path.name}:make"
+                 *(f"    {name} = {ast.unparse(call)}" for name, call in scheduler.items()), written)  # fmt: skip
+        count = "five" if scheduler else "four"
+        told = f"add these {count} lines to {self.path.name}, and export {self.path.name}:make"
         return [told, *lines, "gopt init writes a file with such a function and its comments"]
+
+    def _scheduler(self, optimizer: str) -> dict[str, ast.expr]:
+        """Each name that moves beside a backward, at every step, with the call that makes it of the optimizer."""
+        blocks = [block for block in _bodies(self.tree) if any(_called(each).endswith(".backward") for each in block)]
+        moved = {_called(each).removesuffix(".step") for block in blocks for each in block}
+        calls = {name: call for name, call in _assignments(self.tree) if name in moved and isinstance(call, ast.Call)}
+        return {name: call for name, call in calls.items() if optimizer in map(ast.unparse, call.args)}
 
     def names(self) -> tuple[tuple[str, str], tuple[str, str], str, str]:
         """Module and optimizer with what makes them, loss and batch; stand-ins where nothing is found."""
@@ -150,6 +159,13 @@ def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _top_level(each.orelse)
         else:
             yield each
+
+
+def _bodies(tree: ast.AST) -> Iterator[list[ast.expr]]:
+    """The expressions that stand as statements side by side, of each block of a script."""
+    for each in ast.walk(tree):
+        block = getattr(each, "body", None)
+        yield [line.value for line in block if isinstance(line, ast.Expr)] if isinstance(block, list) else []
 
 
 def _is_guard(test: ast.expr) -> bool:
