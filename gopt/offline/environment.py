@@ -98,8 +98,9 @@ def _runtime() -> Finding:
         module = importlib.import_module("onnxruntime")
         providers = [provider.removesuffix("ExecutionProvider") for provider in module.get_available_providers()]
     except (ImportError, AttributeError) as error:
-        get = _CONFLICT if wheels else "pip install onnxruntime-gpu"
-        return Finding("ONNX Runtime", f"{wheels[0]}: {show(str(error))}" if wheels else "", needed, get, required=True)
+        if wheels:
+            return Finding("ONNX Runtime", f"{wheels[0]}: {show(str(error))}", needed, _CONFLICT, required=True)
+        return Finding("ONNX Runtime", "", needed, "pip install 'gopt[run]'")
     version = wheels[0] if wheels else str(getattr(module, "__version__", "of an unknown version"))
     return Finding("ONNX Runtime", f"{version}: {', '.join(providers)}", needed, required=True)
 

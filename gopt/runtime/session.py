@@ -54,6 +54,10 @@ def runtime() -> Any:
     try:
         import onnxruntime
     except ImportError as error:
+        if error.name == "onnxruntime":
+            raise RunError(
+                "running graphs needs ONNX Runtime, which is not installed", "pip install 'gopt[run]'"
+            ) from None
         raise RunError(f"ONNX Runtime cannot be imported: {error}", _INSTALL) from error
     if not hasattr(onnxruntime, "InferenceSession"):
         # What is left when one of two wheels that share the folder was uninstalled.
