@@ -93,8 +93,8 @@ class CheckpointIndex:
 
     def trainers(self, servers: int) -> int:
         """The trainers with which the run of a split began: servers are the ranks behind them, and are never lost."""
-        found = [int(match[1]) for match in map(STATES_OF_RANK.fullmatch, self.files) if match]
-        return max(found, default=-1) + 1 - servers
+        numbers = [int(match[1]) for match in map(STATES_OF_RANK.fullmatch, self.files) if match]
+        return max(numbers, default=-1) + 1 - servers
 
     def of_run(self, manifest: Manifest) -> Manifest:
         """The manifest of the folder that was run, with as many trainers as the run began with; lost ones count."""
@@ -116,12 +116,12 @@ def step_dir(step: int) -> str:
 
 def complete_steps(home: Path) -> list[int]:
     """Steps of which a folder holds a complete checkpoint, in order."""
-    found = []
+    steps = []
     for path in home.iterdir() if home.is_dir() else ():
         match = STEP_DIR.fullmatch(path.name)
         if match and (path / INDEX_FILE).is_file():
-            found.append(int(match[1]))
-    return sorted(found)
+            steps.append(int(match[1]))
+    return sorted(steps)
 
 
 def rank_states_file(rank: int) -> str:

@@ -104,8 +104,8 @@ def check_files(folder: Path, files: Mapping[str, FileEntry] | None, names: Coll
     if _Setting.unchecked:
         return
     if files is None:
-        told = f"{folder} has no digests: an older gopt wrote it. gopt seal {folder} adds them"
-        warnings.warn(NoteWarning(told), stacklevel=2)
+        message = f"{folder} has no digests: an older gopt wrote it. gopt seal {folder} adds them"
+        warnings.warn(NoteWarning(message), stacklevel=2)
         return
     wanted = [name for name in (files if names is None else names) if name in files and (folder / name).is_file()]
     several = len(wanted) > 1 and sum(files[name].nbytes for name in wanted) > _MANY
@@ -127,8 +127,8 @@ def fault_of(path: Path, entry: FileEntry) -> str:
             return ""
     except OSError as error:
         raise InputError(f"{path} cannot be read: {reason(error)}", "let this user read it") from error
-    told = "" if size == entry.nbytes else f" ({size} bytes instead of {entry.nbytes})"
-    return f"is not what gopt wrote: it was edited or damaged{told}"
+    sizes = "" if size == entry.nbytes else f" ({size} bytes instead of {entry.nbytes})"
+    return f"is not what gopt wrote: it was edited or damaged{sizes}"
 
 
 def sealed(text: str, files: Mapping[str, FileEntry] | None = None) -> str:
@@ -142,9 +142,9 @@ def check_seal(data: bytes, name: str, seal: str | None, folder: Path) -> None:
     """Raise InputError where a document, whose key ``seal`` this is, was changed behind it; ``name``: its file."""
     if seal is None or _Setting.unchecked:
         return
-    found = _SEALED.search(data[-2 * _TAIL :])
-    if found is not None:
-        body = memoryview(data)[: len(data) - len(found[0])]
-        if hashlib.sha256(body).hexdigest() == seal == found[1].decode():
+    match = _SEALED.search(data[-2 * _TAIL :])
+    if match is not None:
+        body = memoryview(data)[: len(data) - len(match[0])]
+        if hashlib.sha256(body).hexdigest() == seal == match[1].decode():
             return
     raise InputError(f"{name} is not what gopt wrote: it was edited or damaged", *accept_hints(folder))

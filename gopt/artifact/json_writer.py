@@ -52,7 +52,7 @@ def _table(items: Iterable[tuple[str, Any]]) -> Iterator[str]:
 
 
 def _value(value: Any) -> Iterator[str]:
-    if isinstance(value, dict) and any(isinstance(each, list) and each for each in value.values()):
+    if isinstance(value, dict) and any(isinstance(part, list) and part for part in value.values()):
         yield from _table(value.items())
     elif isinstance(value, Iterator):
         yield from _rows(value)

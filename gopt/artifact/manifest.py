@@ -231,13 +231,13 @@ class RankEntry:
 
     def feeds(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the rank's inputs, cut from a whole batch."""
-        parts = {each.input: each.box for each in self.fed}
+        parts = {entry.input: entry.box for entry in self.fed}
         return {name: take(value, parts.get(name)) for name, value in batch.items()}
 
     @property
     def inputs(self) -> list[str]:
         """The inputs of its files that hold its own states and accumulators."""
-        return [each.input for each in self.state] + [each.input for each in self.accumulators]
+        return [state.input for state in self.state] + [accumulator.input for accumulator in self.accumulators]
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ class Manifest:
     @property
     def schedule(self) -> dict[str, int]:
         """The phases in the order in which they run -> how often each runs in one step."""
-        return {each.name: each.times for each in self.phases or (PhaseEntry("step", 1),)}
+        return {phase.name: phase.times for phase in self.phases or (PhaseEntry("step", 1),)}
 
     @property
     def total_ranks(self) -> int:
@@ -335,12 +335,12 @@ class Manifest:
 
     def with_trainers(self, count: int) -> Manifest:
         """Return the manifest of a split for another number of trainers; all trainers are equal."""
-        trainers = [each for each in self.ranks if each.role == "trainer"]
+        trainers = [rank for rank in self.ranks if rank.role == "trainer"]
         if len(trainers) == count:
             return self
-        ranks = [trainers[0]] * count + [each for each in self.ranks if each.role != "trainer"]
+        ranks = [trainers[0]] * count + [rank for rank in self.ranks if rank.role != "trainer"]
         mesh = MeshEntry((("dp", count),), count)
-        ranks = [replace(each, rank=number) for number, each in enumerate(ranks)]
+        ranks = [replace(rank, rank=number) for number, rank in enumerate(ranks)]
         plan = self.parameter_server and replace(self.parameter_server, roles=None)  # they are for the old number
         return replace(self, mesh=mesh, parameter_server=plan, ranks=tuple(ranks))
 
@@ -350,12 +350,12 @@ class Manifest:
 
     def next_inputs(self, rank: RankEntry) -> dict[str, str]:
         """Every output of a rank's files that replaces a state or an accumulator -> the input that it replaces."""
-        states = {each.output: each.input for each in self.states_of(rank)}
-        return states | {each.output: each.input for each in rank.accumulators}
+        states = {state.output: state.input for state in self.states_of(rank)}
+        return states | {accumulator.output: accumulator.input for accumulator in rank.accumulators}
 
     def inputs_of(self, kind: InputKind) -> list[InputEntry]:
         """The inputs of a kind, in order."""
-        return [each for each in self.common.inputs if each.kind is kind]
+        return [entry for entry in self.common.inputs if entry.kind is kind]
 
     @property
     def bare(self) -> Manifest:
@@ -365,12 +365,12 @@ class Manifest:
     @property
     def draws(self) -> dict[str, Draw]:
         """The inputs of random numbers, and what each is drawn from."""
-        return {each.name: each.draw for each in self.common.inputs if each.draw is not None}
+        return {entry.name: entry.draw for entry in self.common.inputs if entry.draw is not None}
 
     @property
     def defaults(self) -> dict[str, DefaultValue]:
         """The hyper-parameters that the step has values for."""
-        return {each.name: each.default for each in self.common.inputs if each.default is not None}
+        return {entry.name: entry.default for entry in self.common.inputs if entry.default is not None}
 
     def digest(self) -> str:
         """By it a checkpoint knows the ranks that it is of, from whatever values they start."""

@@ -77,10 +77,10 @@ def common_entry(training: TrainingGraph, states: Sequence[RankState]) -> Common
 
 def phases_by_rank(ranks: Sequence[RankGraph]) -> dict[int, list[RankGraph]]:
     """The phases of every rank."""
-    found: dict[int, list[RankGraph]] = {}
+    by_rank: dict[int, list[RankGraph]] = {}
     for part in ranks:
-        found.setdefault(part.rank, []).append(part)
-    return found
+        by_rank.setdefault(part.rank, []).append(part)
+    return by_rank
 
 
 def _rank_entry(program: SpmdProgram, parts: Sequence[RankGraph]) -> RankEntry:
@@ -95,7 +95,7 @@ def _rank_entry(program: SpmdProgram, parts: Sequence[RankGraph]) -> RankEntry:
 def local_accumulators(part: RankGraph) -> tuple[LocalAccumulator, ...]:
     """The sums that a rank carries from one micro-step to the next."""
     return tuple(
-        LocalAccumulator(each.input, each.output, each.type.dtype, each.type.dims) for each in part.accumulators
+        LocalAccumulator(sums.input, sums.output, sums.type.dtype, sums.type.dims) for sums in part.accumulators
     )
 
 

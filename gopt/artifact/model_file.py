@@ -75,11 +75,11 @@ def write_model(target: Path, graph: Graph, values: StatesFile, *, force: bool) 
         name = data_name(target, written.sha256)
         _fill(staged, model_bytes(graph, values.offset, name, {}))
         with defer_signals():
-            made = _put_data(data, target.with_name(name), force)
+            moved = _put_data(data, target.with_name(name), force)
             try:
                 put_file(staged, target, force)
             except BaseException:
-                if made and old_data(target) != target.with_name(name):
+                if moved and old_data(target) != target.with_name(name):
                     remove(target.with_name(name))
                 raise
             _tidy(target, name, old, {staged.path, data.path})
@@ -142,7 +142,7 @@ def _tidy(target: Path, name: str, old: Path | None, mine: set[Path]) -> None:
     """Remove values of earlier models of this name: of the ``old`` one, and those that a dead process left, which are
     known by the digest in their name. What a model in the folder refers to stays, such as a copy of the old one."""
     with suppress(OSError):
-        if any(each.path not in mine for each in find_staged(target.parent, target)):
+        if any(staged.path not in mine for staged in find_staged(target.parent, target)):
             return  # another command is about to refer to its values
         for path in target.parent.iterdir():
             match = _data_of(target).fullmatch(path.name)

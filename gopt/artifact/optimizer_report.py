@@ -51,9 +51,9 @@ def removed_optimizer_values(program: SpmdProgram, ranks: Sequence[int]) -> list
         facts.append(RemovedVarFact(PASS, why, rank_ranges(gone), "update", None, name, dtype, shape, nbytes))
 
     for name, tensors in _sequences(program).items():
-        held = [types.get(each, UNKNOWN) for each in tensors]
-        dtype = held[0].dtype if held else UNKNOWN.dtype
-        add(name, SEQUENCE, list(ranks), dtype, None, sum(each.nbytes for each in held))
+        types_held = [types.get(tensor, UNKNOWN) for tensor in tensors]
+        dtype = types_held[0].dtype if types_held else UNKNOWN.dtype
+        add(name, SEQUENCE, list(ranks), dtype, None, sum(kind.nbytes for kind in types_held))
     optimizers = calls(program.training.graph)
     nodes = program.graph.nodes if optimizers else []
     shardings = {name: node.sharding for node in nodes for name in node.outputs}
@@ -71,8 +71,8 @@ def removed_optimizer_values(program: SpmdProgram, ranks: Sequence[int]) -> list
 
 def _results(call: OpaqueCall) -> list[str]:
     """The results of an operator: those for all weights, and those for each weight."""
-    given = call.slot_values
-    return [name for table in (given.results, *given.updated) for name in table.values() if name]
+    slots = call.slot_values
+    return [name for table in (slots.results, *slots.updated) for name in table.values() if name]
 
 
 def _removed_sequences(program: SpmdProgram, ranks: str) -> list[OpFact]:
@@ -86,19 +86,19 @@ def _sequence_nodes(program: SpmdProgram) -> list[Node]:
     """Nodes of the file that pack tensors for an operator, or take one of its results."""
     graph = program.source.graph
     written = [node for node in graph.file_nodes or () if node.is_a("SequenceConstruct", "SequenceAt")]
-    kept = {node.label for node in graph.nodes if node.origin is None} if written else set()
-    return [node for node in written if node.label not in kept]
+    labels = {node.label for node in graph.nodes if node.origin is None} if written else set()
+    return [node for node in written if node.label not in labels]
 
 
 def _sequences(program: SpmdProgram) -> dict[str, list[str]]:
     """Each sequence that an operator of the file reads or makes -> its tensors."""
-    found: dict[str, list[str]] = {}
+    sequences: dict[str, list[str]] = {}
     for node in _sequence_nodes(program):
         if node.is_a("SequenceConstruct"):
-            found[node.outputs[0]] = list(node.inputs)
+            sequences[node.outputs[0]] = list(node.inputs)
         else:
-            found.setdefault(node.inputs[0], []).append(node.outputs[0])
-    return found
+            sequences.setdefault(node.inputs[0], []).append(node.outputs[0])
+    return sequences
 
 
 def _holders(program: SpmdProgram) -> dict[str, Holder]:
@@ -116,7 +116,7 @@ def _reasons(ran: Sequence[PassRun]) -> dict[tuple[str, str], str]:
     """(node, weight) -> why its standard operators stay."""
     return {
         (row.name, weight): group.why
-        for row in operators(each.record for each in ran)
+        for row in operators(run.record for run in ran)
         for group in row.expanded
         for weight in group.weights
     }
@@ -129,7 +129,7 @@ def _absent(
     if holder is None:
         text = "written out in standard operators" + (f": {why}" if why else ", as a part of another weight's update")
         return text, list(coordinates)
-    kept, member, covered = holder
-    if kept.call is not call:
-        return f"updated by {kept.call.label}, over runs of weights of one class", list(coordinates)
+    refolded, member, covered = holder
+    if refolded.call is not call:
+        return f"updated by {refolded.call.label}, over runs of weights of one class", list(coordinates)
     return "updated by other ranks", [rank for rank, at in coordinates.items() if not member.holds(covered, at)]

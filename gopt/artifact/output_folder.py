@@ -52,8 +52,8 @@ def replaced_folder(target: Path, whole: Path, check: Callable[[Path], None]) ->
         hint = f"the old folder is complete: mv {error.filename} {target}, or let the next run put it back"
         raise RunError(f"cannot write {target}: {reason(error)}", hint) from error
     except OSError as error:
-        left = draft != whole and os.path.lexists(draft)
-        hint = f"remove {draft}, or let the next run do so" if left else "nothing was left behind"
+        remains = draft != whole and os.path.lexists(draft)
+        hint = f"remove {draft}, or let the next run do so" if remains else "nothing was left behind"
         raise RunError(f"cannot write {target}: {reason(error)}", hint) from error
 
 

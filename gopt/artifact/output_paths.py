@@ -107,9 +107,9 @@ def check_replaceable(target: Path, folder: Path) -> None:
     entries = sorted(os.listdir(folder))
     if not entries:
         return
-    known = _ALWAYS | _rank_files(target, folder)
+    names = _ALWAYS | _rank_files(target, folder)
     for name in entries:
-        if name not in known or not is_regular_file(folder / name):
+        if name not in names or not is_regular_file(folder / name):
             what = artifact_kind(folder / name)
             shown = f"{name!r} ({what})" if what else f"{name!r}"
             raise OptionError(

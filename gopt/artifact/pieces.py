@@ -53,11 +53,11 @@ class Piece:
         return self.box, self.every
 
 
-def place_shape(place: Place, shape: Sequence[int]) -> tuple[int, ...]:
+def place_shape(region: Place, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of what pieces of one place are counted in; ``shape``: the tensor's."""
-    box, every = place
-    found = tuple(shape) if box is None else boxes.box_shape(box)
-    return found if every is None else (len(range(every[0], found[0], every[1])), *found[1:])
+    box, every = region
+    size = tuple(shape) if box is None else boxes.box_shape(box)
+    return size if every is None else (len(range(every[0], size[0], every[1])), *size[1:])
 
 
 def cut(piece: Piece, whole: np.ndarray) -> np.ndarray:
@@ -82,24 +82,24 @@ def cut_stored(piece: Piece, tensor: Tensor) -> np.ndarray:
     if piece.place == (None, None):
         return tensor.flat_slice(piece.start, piece.stop).numpy()
     (start, stop), rest = ((0, dims[0]), None) if piece.box is None else (piece.box[0], piece.box[1:])
-    first, step = piece.every or (0, 1)
-    found = np.empty(place_shape(piece.place, dims), numpy_dtype(tensor.type.dtype))
-    width, made = prod(dims[1:]), 0
+    offset, step = piece.every or (0, 1)
+    array = np.empty(place_shape(piece.place, dims), numpy_dtype(tensor.type.dtype))
+    width, end = prod(dims[1:]), 0
     block = max(BLOCK // max(nbytes(tensor.type.dtype, width), 1), 1) * step
     read = tensor.flat()
-    for row in range(start + first, stop, block):
+    for row in range(start + offset, stop, block):
         last = min(row + block, stop)
         rows = read(row * width, last * width).reshape(last - row, *dims[1:])[::step]
         if rest is not None:
             rows = boxes.take(rows, ((0, len(rows)), *rest))
-        found[made : made + len(rows)] = rows
-        made += len(rows)
-    return found.reshape(-1)[piece.start : piece.stop]
+        array[end : end + len(rows)] = rows
+        end += len(rows)
+    return array.reshape(-1)[piece.start : piece.stop]
 
 
-def put(whole: np.ndarray, place: Place, flat: np.ndarray, start: int) -> None:
+def put(whole: np.ndarray, region: Place, flat: np.ndarray, start: int) -> None:
     """Write elements ``start`` and following of a place into a whole tensor."""
-    box, every = place
+    box, every = region
     if every is None:
         boxes.put(whole, box, flat, start)
         return

@@ -217,15 +217,15 @@ def _fault(count: int, rows: Sequence[Row | RemovedVarRow], *columns: Sequence[o
     names = {len(row.names) for row in rows}
     if lengths and names != lengths:
         return f"rows have {', '.join(map(str, sorted(names)))} names, its columns are {max(lengths)}"
-    held = sum(len(row.names) for row in rows)
-    return None if held == count else f"count: {count} stands for {held} names"
+    names_held = sum(len(row.names) for row in rows)
+    return None if names_held == count else f"count: {count} stands for {names_held} names"
 
 
 def type_counts(group: OpGroup) -> Counter[str]:
     """How many operators of each type a group has."""
     if len(group.op_types) == 1:
         return Counter({group.op_types[0]: group.count})
-    return Counter({each: count * len(group.rows) for each, count in Counter(group.op_types).items()})
+    return Counter({name: count * len(group.rows) for name, count in Counter(group.op_types).items()})
 
 
 def total(groups: Iterable[Group]) -> int:
@@ -238,29 +238,29 @@ def total(groups: Iterable[Group]) -> int:
 
 def expand_ops(groups: Iterable[OpGroup]) -> Iterator[OpFact]:
     """Operators one by one."""
-    for each in groups:
-        head = (each.pass_name, each.reason, each.ranks, each.role)
-        for row in each.rows:
-            kinds, by = _per_name(each.op_types, row.names), _per_name(each.replaced_by or ((),), row.names)
+    for group in groups:
+        head = (group.pass_name, group.reason, group.ranks, group.role)
+        for row in group.rows:
+            kinds, by = _per_name(group.op_types, row.names), _per_name(group.replaced_by or ((),), row.names)
             for name, op_type, replaced_by in zip(row.names, kinds, by):
-                yield OpFact(*head, row.of, name, op_type, replaced_by, each.phases)
+                yield OpFact(*head, row.of, name, op_type, replaced_by, group.phases)
 
 
 def expand_removed_vars(groups: Iterable[RemovedVarGroup]) -> Iterator[RemovedVarFact]:
     """Removed values one by one."""
-    for each in groups:
-        head = (each.pass_name, each.reason, each.ranks, each.role)
-        for row in each.rows:
-            for name, by in zip(row.names, _per_name(each.replaced_by or ((),), row.names)):
-                yield RemovedVarFact(*head, row.of, name, each.dtype, row.shape, row.nbytes, by)
+    for group in groups:
+        head = (group.pass_name, group.reason, group.ranks, group.role)
+        for row in group.rows:
+            for name, by in zip(row.names, _per_name(group.replaced_by or ((),), row.names)):
+                yield RemovedVarFact(*head, row.of, name, group.dtype, row.shape, row.nbytes, by)
 
 
 def expand_added_vars(groups: Iterable[AddedVarGroup]) -> Iterator[AddedVarFact]:
     """Added values one by one."""
-    for each in groups:
-        for row in each.rows:
+    for group in groups:
+        for row in group.rows:
             for name in row.names:
-                yield AddedVarFact(each.pass_name, each.reason, each.role, row.of, name, each.dtype, each.per_rank)
+                yield AddedVarFact(group.pass_name, group.reason, group.role, row.of, name, group.dtype, group.per_rank)
 
 
 def _per_name(column: tuple[Any, ...], names: Sequence[str]) -> tuple[Any, ...]:

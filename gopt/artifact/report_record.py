@@ -86,7 +86,7 @@ class RankUsage:
 
     @property
     def bytes_sent(self) -> int:
-        return sum(each.bytes_sent for each in self.communication)
+        return sum(entry.bytes_sent for entry in self.communication)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ class Report:
 
     def ran(self, name: str) -> PassRecord | None:
         """The pass of this name, or None where it did not run."""
-        return next((each for each in self.pipeline if each.name == name), None)
+        return next((record for record in self.pipeline if record.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
         """The document as it is written."""

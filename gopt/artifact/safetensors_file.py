@@ -21,12 +21,12 @@ _CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
 def safetensors_chunks(types: Mapping[str, TensorType], arrays: Iterable[np.ndarray]) -> Iterator[Any]:
     """The bytes of a file, in pieces; ``arrays`` in the order of ``types``, each asked for when its turn comes."""
     header: dict[str, Any] = {}
-    place = 0
+    offset = 0
     for name, type in types.items():
         header[name] = {
-            "dtype": _CODES[type.dtype], "shape": list(type.dims), "data_offsets": [place, place + type.nbytes]
+            "dtype": _CODES[type.dtype], "shape": list(type.dims), "data_offsets": [offset, offset + type.nbytes]
         }  # fmt: skip
-        place += type.nbytes
+        offset += type.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little")

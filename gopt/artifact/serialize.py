@@ -78,11 +78,11 @@ def without_values(training: TrainingGraph) -> Graph:
     source: Graph = training.graph
     states = {state.tensor for state in training.states}
     inputs = {**source.inputs, **{name: source.types[name] for name in sorted(states) if name not in source.inputs}}
-    own = {
+    names = {
         name for name in source.initializers if name.startswith(f"{RESERVED}{MOVED}.")
     }  # the file does not have them
-    kept = {name: tensor for name, tensor in source.initializers.items() if name not in states | own}
-    return replace(source, inputs=inputs, initializers=kept)
+    initializers = {name: tensor for name, tensor in source.initializers.items() if name not in states | names}
+    return replace(source, inputs=inputs, initializers=initializers)
 
 
 def model_bytes(graph: Graph, offsets: Mapping[str, int], location: str, metadata: Mapping[str, str]) -> bytes:
@@ -110,8 +110,8 @@ def _pieces(
     header = graph.header
     if layout is not None:
         header, nodes = annotated(graph, nodes, layout)
-    own = graph.file_types if graph.file_nodes is not None else {}
-    results = onnx.GraphProto(value_info=declared_results(nodes, lambda name: own.get(name) or graph.type_of(name)))
+    types = graph.file_types if graph.file_nodes is not None else {}
+    results = onnx.GraphProto(value_info=declared_results(nodes, lambda name: types.get(name) or graph.type_of(name)))
     model = onnx.ModelProto()
     model.CopyFrom(header)
     prepare(model, functions)
@@ -137,8 +137,8 @@ def _fields(model: onnx.ModelProto, numbers: range) -> bytes:
     """The fields of some numbers, serialized."""
     part = onnx.ModelProto()
     part.CopyFrom(model)
-    for each, _ in model.ListFields():
-        if each.number not in numbers:
-            part.ClearField(each.name)
+    for entry, _ in model.ListFields():
+        if entry.number not in numbers:
+            part.ClearField(entry.name)
     data: bytes = part.SerializeToString(deterministic=True)
     return data

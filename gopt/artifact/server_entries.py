@@ -204,7 +204,7 @@ class ServerPlanEntry:
     @property
     def buckets(self) -> dict[int, list[KeyEntry]]:
         """Bucket -> its keys in order."""
-        found: dict[int, list[KeyEntry]] = {}
+        buckets: dict[int, list[KeyEntry]] = {}
         for key in self.keys:
-            found.setdefault(key.bucket, []).append(key)
-        return found
+            buckets.setdefault(key.bucket, []).append(key)
+        return buckets

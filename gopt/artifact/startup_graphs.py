@@ -49,11 +49,11 @@ class StartupFile:
 
     @classmethod
     def of(
-        cls, startup: Graph, name: str, ranks: Iterable[int], metadata: Mapping[str, str], held: Iterable[RankState],
+        cls, startup: Graph, name: str, ranks: Iterable[int], metadata: Mapping[str, str], stored: Iterable[RankState],
         parts: Mapping[str, Piece] = MappingProxyType({}),
     ) -> StartupFile:  # fmt: skip
         """The file for those of the held states of which the start-up graph of the source computes elements."""
-        states = [state for state in held if any(piece.tensor in startup.outputs for piece in state.pieces)]
+        states = [state for state in stored if any(piece.tensor in startup.outputs for piece in state.pieces)]
         return cls(name, tuple(ranks), metadata, states, parts)
 
 
@@ -67,7 +67,7 @@ def files_of_ranks(
             startup, f"rank_{rank.rank:04d}.startup.onnx", [rank.rank],
             {"gopt.mesh": str(mesh), "gopt.rank": str(rank.rank)}, [*shared, *rank.states],
         )
-        for rank in {each.rank: each for each in ranks}.values()
+        for rank in {rank.rank: rank for rank in ranks}.values()
     ]  # fmt: skip
 
 
@@ -92,8 +92,8 @@ def write_startup(
 
 def with_startup(manifest: Manifest, files: Iterable[StartupFile]) -> Manifest:
     """The manifest with the files of ``write_startup``."""
-    found = {rank: file.name for file in files if file.states for rank in file.ranks}
-    entries = tuple(replace(each, startup=found.get(each.rank)) for each in manifest.ranks)
+    names = {rank: file.name for file in files if file.states for rank in file.ranks}
+    entries = tuple(replace(rank, startup=names.get(rank.rank)) for rank in manifest.ranks)
     return replace(manifest, startup=STARTUP_FILE, ranks=entries)
 
 
@@ -102,7 +102,7 @@ class _Writer:
 
     def __init__(self, startup: Graph, types: Mapping[str, TensorType], values: StatesFile) -> None:
         self.startup, self.types, self.values = startup, types, values
-        self._place = {name: place for place, node in enumerate(startup.nodes) for name in node.outputs}
+        self._place = {name: index for index, node in enumerate(startup.nodes) for name in node.outputs}
 
     def graph(self, file: StartupFile) -> tuple[Graph, dict[str, int]]:
         """The graph for states of a rank, and where in ``states.bin`` its stored values begin."""
@@ -121,10 +121,10 @@ class _Writer:
     def _needed(self, names: Iterable[str]) -> list[Node]:
         """The nodes that make these values, in order."""
 
-        def following(place: int) -> Iterator[int]:
-            return (self._place[name] for name in self.startup.nodes[place].reads if name in self._place)
+        def following(index: int) -> Iterator[int]:
+            return (self._place[name] for name in self.startup.nodes[index].reads if name in self._place)
 
-        return [self.startup.nodes[place] for place in sorted(walk((self._place[name] for name in names), following))]
+        return [self.startup.nodes[index] for index in sorted(walk((self._place[name] for name in names), following))]
 
 
 class _RankPart(Tape):
@@ -143,20 +143,20 @@ class _RankPart(Tape):
 
         An Identity makes each of them, and no node of the start-up graph reads it.
         """
-        made = []
+        renamed = []
         for node in nodes:
             if not self.read.isdisjoint(node.outputs):
                 node = Node(node.op_type, node.inputs, [_whole(name) for name in node.outputs], name=node.name)
-            made.append(node)
-        return made
+            renamed.append(node)
+        return renamed
 
     def add(self, state: RankState, part: Piece | None = None) -> None:
         """Compute a state from its pieces, or as ``part`` of a tensor."""
         flat, start = [], 0
         for piece in state.pieces if part is None else ():
             count = piece.stop - piece.start
-            own = piece.tensor in self.computed
-            flat.append(self._computed(piece, state) if own else self._stored(state, start, count))
+            is_computed = piece.tensor in self.computed
+            flat.append(self._computed(piece, state) if is_computed else self._stored(state, start, count))
             start += count
         if part is not None:
             flat.append(self._computed(part, state))
@@ -176,8 +176,8 @@ class _RankPart(Tape):
                     name = parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=axis)
             shape = box_shape(piece.box)
         if isinstance(piece, Piece) and piece.every is not None:
-            first, step = piece.every
-            name = self.slice(name, first, shape[0], 0, step)
+            offset, step = piece.every
+            name = self.slice(name, offset, shape[0], 0, step)
             shape = place_shape(piece.place, shape)
         flat = self.reshape(name, [-1])
         if (piece.start, piece.stop) != (0, int(np.prod(shape))):

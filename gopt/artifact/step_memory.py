@@ -39,9 +39,9 @@ class LivePeaks:
 
 def members(program: SpmdProgram) -> list[dict[str, int]]:
     """The coordinates of one rank for each part of the states: what ranks along other axes hold is of the same size."""
-    axis, first = program.mesh.shard_axis, program.mesh.coordinates(0)
-    places = [first | dict(place) for variant in program.variants for place in variant.places[:1]] or [first]
-    return [at | {axis: member} for at in places for member in range(program.mesh.size(axis))] if axis else places
+    axis, start = program.mesh.shard_axis, program.mesh.coordinates(0)
+    coords = [start | dict(part) for variant in program.variants for part in variant.places[:1]] or [start]
+    return [at | {axis: member} for at in coords for member in range(program.mesh.size(axis))] if axis else coords
 
 
 def held(program: SpmdProgram) -> dict[str, list[int]]:
@@ -92,8 +92,8 @@ def live(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Map
     A new state takes its old one's place.
     """
     nodes = [node for node in program.graph.nodes if node.sharding.covers(coordinates)]
-    kept = (state.output for state in program.states)
-    return _peaks(nodes, _Sizes(program.graph, kept, _parts(program), coordinates), _kinds(program, calls))
+    outputs = (state.output for state in program.states)
+    return _peaks(nodes, _Sizes(program.graph, outputs, _parts(program), coordinates), _kinds(program, calls))
 
 
 def live_in_source(training: TrainingGraph) -> LivePeaks:
@@ -124,12 +124,12 @@ def _peaks(nodes: Sequence[Node], sizes: _Sizes, kinds: Mapping[str, str]) -> Li
     """
     views = {node.outputs[0]: node.inputs[0] for node in nodes if node.op_type in SHARES_MEMORY and node.inputs[0]}
     root: dict[str, str] = {}
-    for name, seen in views.items():
-        root[name] = root.get(seen, seen)
-    made = {name for node in nodes for name in node.outputs}
+    for name, base in views.items():
+        root[name] = root.get(base, base)
+    results = {name for node in nodes for name in node.outputs}
     read = {name for node in nodes for name in node.reads}
     now = dict.fromkeys(("gradients", "gathered", "activations"), 0)
-    live = {name: sizes.of(name) for name in made - read - root.keys()}
+    live = {name: sizes.of(name) for name in results - read - root.keys()}
     """Value that is alive -> its bytes."""
     for name, size in live.items():
         now[kinds.get(name, "activations")] += size
@@ -138,7 +138,7 @@ def _peaks(nodes: Sequence[Node], sizes: _Sizes, kinds: Mapping[str, str]) -> Li
     for node in reversed(nodes):
         for name in node.reads:
             name = root.get(name, name)
-            if name not in live and name in made:  # another rank may make it
+            if name not in live and name in results:  # another rank may make it
                 size = live[name] = sizes.of(name)
                 if size:
                     kind = kinds.get(name, "activations")
@@ -170,12 +170,12 @@ class _Sizes:
     def __init__(
         self,
         graph: Graph,
-        kept: Iterable[str],
+        names: Iterable[str],
         parts: Mapping[str, Sharding] = MappingProxyType({}),
         coordinates: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.types, self.parts, self.coordinates = graph.types, parts, coordinates
-        self.kept = frozenset(kept)
+        self.kept = frozenset(names)
 
     def of(self, name: str) -> int:
         """Bytes of a value; 0 where it does not count, or nothing is known."""

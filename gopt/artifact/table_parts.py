@@ -38,8 +38,8 @@ def part_piece(layout: TableLayout, tensor: str, server: int) -> Piece:
 def drawn_tables(plan: ServerPlanEntry, graph: Graph) -> dict[str, Tensor]:
     """The tensors whose rows are made from a seed, whole; ``graph``: the source. They are made when they are read."""
     return {
-        each.tensor: _drawn(graph.types[each.tensor], each.tensor, RowInit.parse(each.rows), entry)
-        for entry in plan.tables for each in entry.init
+        row.tensor: _drawn(graph.types[row.tensor], row.tensor, RowInit.parse(row.rows), entry)
+        for entry in plan.tables for row in entry.init
     }  # fmt: skip
 
 
@@ -48,9 +48,9 @@ def _drawn(type: TensorType, tensor: str, init: RowInit, entry: TableEntry) -> T
     dtype = numpy_dtype(type.dtype)
 
     def part(start: int, stop: int) -> Tensor:
-        made = TensorType(type.dtype, ((stop - start) * entry.width,))
+        flat = TensorType(type.dtype, ((stop - start) * entry.width,))
         ids = np.arange(start, stop)
-        return Tensor(made, reader=lambda: init.rows(tensor, ids, entry.width).astype(dtype).reshape(-1))
+        return Tensor(flat, reader=lambda: init.rows(tensor, ids, entry.width).astype(dtype).reshape(-1))
 
     starts = range(0, entry.rows, step)
     return Tensor(type, parts=tuple(part(start, min(start + step, entry.rows)) for start in starts))

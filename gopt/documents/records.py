@@ -90,20 +90,20 @@ def key(name: str) -> dict[str, Any]:
     return {"key": name}
 
 
-def key_of(each: Field[Any]) -> str:
+def key_of(entry: Field[Any]) -> str:
     """The key of a record's field in its document."""
-    name: str = each.metadata.get("key", each.name)
+    name: str = entry.metadata.get("key", entry.name)
     return name
 
 
-def is_optional(each: Field[Any]) -> bool:
+def is_optional(entry: Field[Any]) -> bool:
     """Return whether the key of a record's field may be absent."""
-    return bool(each.metadata.get("optional", False))
+    return bool(entry.metadata.get("optional", False))
 
 
-def is_nullable(each: Field[Any]) -> bool:
+def is_nullable(entry: Field[Any]) -> bool:
     """Return whether the key of a field that may be absent may also stand there for None."""
-    return bool(each.metadata.get("nullable", False))
+    return bool(entry.metadata.get("nullable", False))
 
 
 def from_document(cls: Callable[..., T], document: Mapping[str, Any]) -> T:
@@ -229,8 +229,8 @@ def _container(hint: Any, inner: Callable[[Any], Convert | None], sequence: type
         whole = _item(inner, arguments)
         return sequence if whole is None else lambda value: sequence(map(whole, value))
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        each = inner(arguments[1])
-        return dict if each is None else lambda value: {name: each(item) for name, item in value.items()}
+        read = inner(arguments[1])
+        return dict if read is None else lambda value: {name: read(item) for name, item in value.items()}
     return None
 
 

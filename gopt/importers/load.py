@@ -86,14 +86,14 @@ def _read_model(path: str | os.PathLike[str], own: bool) -> StepFile:
             return StepFile(checked_graph(file, name, own=own), digest, nbytes)
         from gopt.importers.training_info import step  # it imports what differentiates: only where it is needed
 
-        found = step.step_of(file.model)
-        startup, notes = None, found.notes
-        if found.startup is not None:
+        converted = step.step_of(file.model)
+        startup, notes = None, converted.notes
+        if converted.startup is not None:
             try:
-                startup = _graph(found.startup, name)
+                startup = _graph(converted.startup, name)
             except UnsupportedError as error:  # the step itself stands
                 notes += (f"{NO_STARTUP}: {error.message}",)
-        return StepFile(_graph(found.model, name), digest, nbytes, notes, plain=False, startup=startup)
+        return StepFile(_graph(converted.model, name), digest, nbytes, notes, plain=False, startup=startup)
 
 
 def _graph(model: ModelProto, name: str) -> Graph:

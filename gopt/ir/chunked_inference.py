@@ -79,19 +79,19 @@ def types_by_chunk(
         for node in nodes
         if node.op_type == "Constant" and len(node.outputs) == 1 and node.encoded
     }
-    seen = _SeenTypes(graph, header, constants, stored, folded)
-    chunks = _Chunks(graph, header, seen.types, constants, stored)
+    types_so_far = _SeenTypes(graph, header, constants, stored, folded)
+    chunks = _Chunks(graph, header, types_so_far.types, constants, stored)
     decode = TypeDecoder(lambda info: read_type(info.type))
-    place = seen.skip(nodes, 0)
-    while place < len(nodes):
-        chunk = nodes[place : place + CHUNK_NODES]
-        found = chunks.infer(chunk, folded, decode)
-        if found is None:
+    start = types_so_far.skip(nodes, 0)
+    while start < len(nodes):
+        chunk = nodes[start : start + CHUNK_NODES]
+        inferred = chunks.infer(chunk, folded, decode)
+        if inferred is None:
             return None
         for node in chunk:
-            seen.add(node, found)
-        place = seen.skip(nodes, place + len(chunk))
-    return seen.types
+            types_so_far.add(node, inferred)
+        start = types_so_far.skip(nodes, start + len(chunk))
+    return types_so_far.types
 
 
 class _SeenTypes:
@@ -128,23 +128,23 @@ class _SeenTypes:
     def skip(self, nodes: Sequence[Node], start: int) -> int:
         """Return the place, from ``start`` on, of the first node whose types no earlier node shows; note the types of
         those before it."""
-        made, key, types, operands = self._made, self._key, self.types, self._operands
-        for place in range(start, len(nodes)):
-            node = nodes[place]
+        kinds_of, key, types, operands = self._made, self._key, self.types, self._operands
+        for index in range(start, len(nodes)):
+            node = nodes[index]
             try:
-                found = made[key(node)]
+                kinds = kinds_of[key(node)]
             except KeyError:
-                return place
-            for name, kind in zip(node.outputs, found):
+                return index
+            for name, kind in zip(node.outputs, kinds):
                 if kind is not None:
                     types[name] = kind
                     if name not in operands:
                         operands[name] = id(kind)
         return len(nodes)
 
-    def add(self, node: Node, found: Mapping[str, TensorType]) -> None:
+    def add(self, node: Node, inferred: Mapping[str, TensorType]) -> None:
         """Record the inferred output types of a node."""
-        self._made[self._key(node)] = [found.get(name) for name in node.outputs]
+        self._made[self._key(node)] = [inferred.get(name) for name in node.outputs]
         self.skip([node], 0)
 
     def _key(self, node: Node) -> Hashable:
@@ -192,22 +192,22 @@ class _Chunks:
         self, nodes: Sequence[Node], folded: Mapping[str, np.ndarray], decode: TypeDecoder
     ) -> dict[str, TensorType] | None:
         """The types of what the nodes make; None where onnx refuses them, or one is not static."""
-        made = {name: None for node in nodes for name in node.outputs if name}
-        reads = {name: None for node in nodes for name in node.inputs if name and name not in made}
-        data = self._model(nodes, made, reads, {})
+        results = {name: None for node in nodes for name in node.outputs if name}
+        reads = {name: None for node in nodes for name in node.inputs if name and name not in results}
+        data = self._model(nodes, results, reads, {})
         if not accepts(data, full=False):
             return None
         try:
-            found = onnx.shape_inference.infer_shapes(data, check_type=True, strict_mode=True).graph
-            if not folded.keys().isdisjoint(made) or not folded.keys().isdisjoint(reads):
-                found = onnx.shape_inference.infer_shapes(self._model(nodes, made, reads, folded)).graph
+            graph = onnx.shape_inference.infer_shapes(data, check_type=True, strict_mode=True).graph
+            if not folded.keys().isdisjoint(results) or not folded.keys().isdisjoint(reads):
+                graph = onnx.shape_inference.infer_shapes(self._model(nodes, results, reads, folded)).graph
         except MemoryError:
             raise
         except Exception:  # onnx's exceptions have no common base
             return None
-        inferred = {info.name: info for info in (*found.value_info, *found.output)}
+        inferred = {info.name: info for info in (*graph.value_info, *graph.output)}
         types: dict[str, TensorType] = {}
-        for name in made:
+        for name in results:
             kind = decode(inferred[name]) if name in inferred else None
             if kind is None or not kind.static or not known(kind.dtype) or any(size < 0 for size in kind.dims):
                 return None
@@ -215,7 +215,7 @@ class _Chunks:
         return types
 
     def _model(
-        self, nodes: Iterable[Node], made: Mapping[str, None], reads: Iterable[str], folded: Mapping[str, np.ndarray]
+        self, nodes: Iterable[Node], results: Mapping[str, None], reads: Iterable[str], folded: Mapping[str, np.ndarray]
     ) -> bytes:
         """Serialize a chunk as a model; the values of ``folded`` become constants in it."""
         body = GraphProto(name=self.header.name or "graph")
@@ -228,10 +228,10 @@ class _Chunks:
             else:
                 self._border(body, name)
         encoded += (for_inference(node, folded) for node in nodes)
-        ends = made.keys() | {tensor.name for tensor in body.initializer}
+        ends = results.keys() | {tensor.name for tensor in body.initializer}
         body.value_info.extend(_of(self.header.declared, ends))
         body.output.extend(_of(self.header.outputs, ends))
-        parts = [field(1, each) for each in encoded]
+        parts = [field(1, node_bytes) for node_bytes in encoded]
         return self.header.head + field(7, b"".join(parts) + body.SerializeToString())
 
     def _border(self, body: GraphProto, name: str) -> None:

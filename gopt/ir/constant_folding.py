@@ -40,7 +40,7 @@ def fold_small(
     nodes: Sequence[Node], initializers: Mapping[str, Tensor], inputs: Mapping[str, object]
 ) -> dict[str, np.ndarray]:
     """Values of at most 64 integers that nodes make of constants alone, by name; Constant nodes themselves left out."""
-    known: dict[str, np.ndarray | None] = {"": None}
+    values: dict[str, np.ndarray | None] = {"": None}
     folded: dict[str, np.ndarray] = {}
     constants = {"", *(name for name, tensor in initializers.items() if name not in inputs and _may_be_shape(tensor))}
     for node in nodes:
@@ -52,16 +52,16 @@ def fold_small(
         if rule is None:
             value = constant_value(node)
             if value is not None:
-                known[node.outputs[0]] = value
+                values[node.outputs[0]] = value
                 constants.add(node.outputs[0])
             continue
-        operands = [known[name] if name in known else initializers[name].numpy() for name in node.inputs]
+        operands = [values[name] if name in values else initializers[name].numpy() for name in node.inputs]
         try:
             result = np.asarray(rule(node.attributes, operands))
         except _MALFORMED:
             continue  # code that needs its type reports it
         if result.size <= _SMALL and result.dtype.name in _INTEGERS:
-            known[node.outputs[0]] = folded[node.outputs[0]] = result
+            values[node.outputs[0]] = folded[node.outputs[0]] = result
             constants.add(node.outputs[0])
     return folded
 
@@ -102,10 +102,10 @@ class Constants:
     constants alone, of at most ``limits.FOLDED_ELEMENTS`` elements. ``given``: values that are taken for constants."""
 
     def __init__(
-        self, graph: Graph, producers: Mapping[str, Node] | None = None, given: Mapping[str, np.ndarray] = {}
+        self, graph: Graph, producers: Mapping[str, Node] | None = None, arrays: Mapping[str, np.ndarray] = {}
     ) -> None:
         self._graph, self._producers = graph, graph.producers() if producers is None else producers
-        self._known: dict[str, np.ndarray | None] = dict(given)
+        self._known: dict[str, np.ndarray | None] = dict(arrays)
         self._uniform: dict[str, float | None] = {}
 
     @cached_property
@@ -128,14 +128,14 @@ class Constants:
     def integers(self, name: str) -> list[int] | None:
         """The whole numbers of a constant, such as axes or a shape; None for any other value, and for ''."""
         value = self.value(name) if name else None
-        return None if value is None or value.dtype.kind not in "iu" else [int(each) for each in value.reshape(-1)]
+        return None if value is None or value.dtype.kind not in "iu" else [int(number) for number in value.reshape(-1)]
 
-    def axes(self, node: Node, place: int = 1) -> list[int] | None:
+    def axes(self, node: Node, index: int = 1) -> list[int] | None:
         """The axes that a node names, as an attribute or as operand ``place``, from the back where they are negative;
         None where it names none, or where they are computed."""
         if "axes" in node.attributes:
-            return [int(each) for each in node.attributes["axes"]]
-        return self.integers(node.inputs[place]) if len(node.inputs) > place else None
+            return [int(number) for number in node.attributes["axes"]]
+        return self.integers(node.inputs[index]) if len(node.inputs) > index else None
 
     def uniform(self, name: str) -> float | None:
         """The number that each element of a constant is, of any size; None where they differ or are computed."""
@@ -180,18 +180,18 @@ class Constants:
             return None if value is None or value.dtype == object else value
         if node.op_type == "Identity":
             return self._value(node.inputs[0], depth)
-        rule, made = _kernel(node), self._graph.type_of(node.outputs[0])
+        rule, kind = _kernel(node), self._graph.type_of(node.outputs[0])
         if node.is_in(SIZES):
             sizes = self.sizes(node.inputs[0])
             if sizes is None or node.is_a("Size"):
                 return None if sizes is None else np.array(math.prod(sizes), np.int64)
             return np.array(sizes[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64)
-        if (rule is None and node.op_type != "CastLike") or (made.static and made.elements > limits.FOLDED_ELEMENTS):
+        if (rule is None and node.op_type != "CastLike") or (kind.static and kind.elements > limits.FOLDED_ELEMENTS):
             return None
         operands: list[Any] = []
         for name in node.inputs[:1] if rule is None else node.inputs:
             operand = self._value(name, depth) if name else None
-            if name and (operand is None or operand.size > (limits.FOLDED_ELEMENTS if made.static else _SMALL)):
+            if name and (operand is None or operand.size > (limits.FOLDED_ELEMENTS if kind.static else _SMALL)):
                 return None
             operands.append(operand)
         if not operands or operands[0] is None:
@@ -199,7 +199,7 @@ class Constants:
         try:
             with np.errstate(all="ignore"):
                 if rule is None:
-                    return np.asarray(operands[0].astype(numpy_dtype(made.dtype)))
+                    return np.asarray(operands[0].astype(numpy_dtype(kind.dtype)))
                 result = np.asarray(rule(node.attributes, operands))
         except _MALFORMED:
             return None  # code that needs its type reports it

@@ -67,14 +67,14 @@ def read_configurations(graph: Graph) -> list[Configuration]:
     that the model does not have, for a value that the node has not, of an axis or device that does not exist.
     """
     devices: dict[str, int] = {}
-    for each in graph.header.configuration:
-        if not text(each.name) or each.name in devices:
-            raise InputError(f"the device configuration {show(each.name)} has no name of its own")
-        if each.num_devices < 1 or len(each.device) not in (0, each.num_devices):
+    for conf in graph.header.configuration:
+        if not text(conf.name) or conf.name in devices:
+            raise InputError(f"the device configuration {show(conf.name)} has no name of its own")
+        if conf.num_devices < 1 or len(conf.device) not in (0, conf.num_devices):
             raise InputError(
-                f"device configuration {show(each.name)} says {each.num_devices} devices and names {len(each.device)}"
+                f"device configuration {show(conf.name)} says {conf.num_devices} devices and names {len(conf.device)}"
             )
-        devices[each.name] = each.num_devices
+        devices[conf.name] = conf.num_devices
     specs: dict[str, list[TensorSpec]] = {name: [] for name in devices}
     stages = dict.fromkeys(devices, 0)
     may_have = devices or graph.header.ir_version >= IR_VERSION
@@ -87,7 +87,7 @@ def read_configurations(graph: Graph) -> list[Configuration]:
                 )
             stages[entry.configuration_id] += entry.HasField("pipeline_stage")
             count = devices[entry.configuration_id]
-            specs[entry.configuration_id] += [_spec(each, node, graph, count) for each in entry.sharding_spec]
+            specs[entry.configuration_id] += [_spec(spec, node, graph, count) for spec in entry.sharding_spec]
     return [Configuration(name, count, tuple(specs[name]), stages[name]) for name, count in devices.items()]
 
 
@@ -116,17 +116,17 @@ def _spec(proto: ShardingSpecProto, node: Node, graph: Graph, devices: int) -> T
     if not groups or not all(groups):
         raise InputError(f"{where} names no device")
     shape, dims = graph.type_of(name).shape, []
-    for each in proto.sharded_dim:
+    for dim in proto.sharded_dim:
         rank = None if shape is None else len(shape)
-        if rank is not None and not -rank <= each.axis < rank:
-            raise InputError(f"{where} has axis {each.axis}: the value has {rank} dimensions")
+        if rank is not None and not -rank <= dim.axis < rank:
+            raise InputError(f"{where} has axis {dim.axis}: the value has {rank} dimensions")
         factors = tuple(
-            (part.dim_value if part.HasField("dim_value") else None, part.num_shards) for part in each.simple_sharding
+            (part.dim_value if part.HasField("dim_value") else None, part.num_shards) for part in dim.simple_sharding
         )
         if any(shards < 1 or (size is not None and size < 1) for size, shards in factors):
-            raise InputError(f"{where} divides axis {each.axis} into {[shards for _, shards in factors]} shards")
-        dims.append(ShardedDim(each.axis % rank if rank else each.axis, factors))
-    if len({each.axis for each in dims}) < len(dims):
+            raise InputError(f"{where} divides axis {dim.axis} into {[shards for _, shards in factors]} shards")
+        dims.append(ShardedDim(dim.axis % rank if rank else dim.axis, factors))
+    if len({dim_spec.axis for dim_spec in dims}) < len(dims):
         raise InputError(f"{where} names an axis twice")
     return TensorSpec(name, node.label, groups, tuple(dims))
 
@@ -139,16 +139,16 @@ def spec_message(spec: TensorSpec) -> ShardingSpecProto:
     map.
     """
     proto = ShardingSpecProto(tensor_name=spec.tensor)
-    for place, group in enumerate(spec.groups, 1):
+    for number, group in enumerate(spec.groups, 1):
         if len(group) == 1:
             proto.device.append(group[0])
         else:
-            proto.device.append(-place)
-            proto.index_to_device_group_map.add(key=-place, value=group)
+            proto.device.append(-number)
+            proto.index_to_device_group_map.add(key=-number, value=group)
     for dim in spec.dims:
-        made = proto.sharded_dim.add(axis=dim.axis)
+        dim_proto = proto.sharded_dim.add(axis=dim.axis)
         for size, shards in dim.factors:
-            part = made.simple_sharding.add(num_shards=shards)
+            part = dim_proto.simple_sharding.add(num_shards=shards)
             if size is not None:
                 part.dim_value = size
     return proto
@@ -159,12 +159,12 @@ def with_specs(node: Node, specs: Mapping[str, Sequence[TensorSpec]], dropped: I
     gone, data = set(dropped), node.to_bytes()
     if any(entry.configuration_id in gone for entry in _entries(node)):
         proto = NodeProto.FromString(data)
-        kept = [entry for entry in proto.device_configurations if entry.configuration_id not in gone]
+        configurations = [entry for entry in proto.device_configurations if entry.configuration_id not in gone]
         del proto.device_configurations[:]
-        proto.device_configurations.extend(kept)
+        proto.device_configurations.extend(configurations)
         data = proto.SerializeToString(deterministic=True)
-    for name, each in specs.items():
-        entry = NodeDeviceConfigurationProto(configuration_id=name, sharding_spec=map(spec_message, each))
+    for name, entries in specs.items():
+        entry = NodeDeviceConfigurationProto(configuration_id=name, sharding_spec=map(spec_message, entries))
         data += field(_SPECS, entry.SerializeToString(deterministic=True))
     return data
 
@@ -191,9 +191,9 @@ def drop_configurations(header: ModelProto) -> None:
 
 def add_configuration(header: ModelProto, name: str, devices: Sequence[str]) -> None:
     """Add a device configuration to a model, in place of one of that name."""
-    kept = [each for each in header.configuration if each.name != name]
+    configs = [config for config in header.configuration if config.name != name]
     del header.configuration[:]
-    header.configuration.extend(kept)
+    header.configuration.extend(configs)
     header.configuration.append(
         onnx.DeviceConfigurationProto(name=name, num_devices=len(devices), device=list(devices))
     )

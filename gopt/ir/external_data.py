@@ -89,8 +89,8 @@ _DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double
 
 def data_fields(proto: onnx.TensorProto) -> list[str]:
     """The fields of a tensor in which the model file itself holds values."""
-    found = [name for name in _DATA_FIELDS if len(getattr(proto, name))]
-    return [*found, "raw_data"] if proto.HasField("raw_data") else found
+    names = [name for name in _DATA_FIELDS if len(getattr(proto, name))]
+    return [*names, "raw_data"] if proto.HasField("raw_data") else names
 
 
 def absolute(path: str) -> str:
@@ -114,8 +114,8 @@ class DataFolder:
         """
         owner = f"external data of {show(proto.name)}"
         entries = {entry.key: entry.value for entry in proto.external_data}
-        if held := data_fields(proto):
-            raise InputError(f"{owner}: values lie in the model file as well ({held[0]})")
+        if fields := data_fields(proto):
+            raise InputError(f"{owner}: values lie in the model file as well ({fields[0]})")
         path, size = self._find(entries.get("location", ""), owner)
         if type.dtype == "string":
             raise InputError(f"{owner}: strings cannot lie in external data")

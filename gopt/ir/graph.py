@@ -204,10 +204,10 @@ class Graph:
     def users(self) -> dict[str, list[Node]]:
         """Value name -> the nodes that read it, in order."""
         result: dict[str, list[Node]] = {}
-        known = result.get
+        get = result.get
         for node in self.nodes:
             for name in node.reads:
-                users = known(name)
+                users = get(name)
                 if users is None:
                     result[name] = [node]
                 elif users[-1] is not node:  # it may read a value twice
@@ -224,10 +224,10 @@ class Graph:
 
     def copy(self) -> Graph:
         """A graph whose nodes may be edited without touching this one; each knows its ``source`` here."""
-        made = self.twin()
-        for own, node in zip(made.nodes, self.nodes):
-            own.source = node
-        return made
+        graph = self.twin()
+        for copy, node in zip(graph.nodes, self.nodes):
+            copy.source = node
+        return graph
 
     def twin(self) -> Graph:
         """A graph whose nodes may be edited without touching this one; they have the ``source`` that they have here."""
@@ -240,12 +240,12 @@ class Graph:
 def _attribute_bytes(node: bytes) -> tuple[bytes, ...]:
     """The attributes in a serialized node, or in the end of one."""
     proto = NodeProto.FromString(node)
-    return tuple(sorted(each.SerializeToString(deterministic=True) for each in proto.attribute))
+    return tuple(sorted(attribute.SerializeToString(deterministic=True) for attribute in proto.attribute))
 
 
 def _decoded_attributes(node: bytes) -> dict[str, Any]:
     """The attributes in a serialized node, or in the end of one, as Python values."""
-    return {each.name: attribute_value(each) for each in NodeProto.FromString(node).attribute}
+    return {attribute.name: attribute_value(attribute) for attribute in NodeProto.FromString(node).attribute}
 
 
 _short_attributes = functools.lru_cache(4096)(_decoded_attributes)
@@ -264,7 +264,7 @@ def clone(node: Node) -> Node:
 
 def origin(node: Node) -> Node | None:
     """The node of the source that a node is; None for one that a pass added."""
-    found = None
+    source = None
     while node.source is not None:
-        found = node = node.source
-    return found
+        source = node = node.source
+    return source

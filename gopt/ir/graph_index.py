@@ -34,12 +34,12 @@ class GraphIndex:
     @cached_property
     def position(self) -> dict[int, int]:
         """Each node's place in the order, by id."""
-        return {id(node): place for place, node in enumerate(self.graph.nodes)}
+        return {id(node): index for index, node in enumerate(self.graph.nodes)}
 
     @cached_property
     def definitions(self) -> dict[str, int]:
         """Value name -> position of the node that makes it."""
-        return {name: place for place, node in enumerate(self.graph.nodes) for name in node.outputs if name}
+        return {name: index for index, node in enumerate(self.graph.nodes) for name in node.outputs if name}
 
     @cached_property
     def constants(self) -> Constants:
@@ -67,17 +67,17 @@ class GraphIndex:
     def results(self, name: str, through: Callable[[Node], bool] | None = None) -> Iterator[str]:
         """The values that the nodes that read a value make, those for which ``through`` does not hold left out."""
         users = self.users.get(name, ())
-        return (made for node in users if through is None or through(node) for made in node.outputs if made)
+        return (output for node in users if through is None or through(node) for output in node.outputs if output)
 
 
 def walk(starts: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:
     """Whatever is reached from ``starts``, each once; '' is left out. What follows one is asked for behind it, so that
     a loop that stops early looks no further."""
-    stack, seen = [*starts], set[T]()
+    stack, reached = [*starts], set[T]()
     while stack:
         top = stack.pop()
-        if top != "" and top not in seen:
-            seen.add(top)
+        if top != "" and top not in reached:
+            reached.add(top)
             yield top
             stack.extend(following(top))
 
@@ -120,15 +120,15 @@ def descendants(index: GraphIndex, sources: Iterable[str]) -> set[str]:
 def parts_of(nodes: Sequence[Node], wholes: Mapping[str, int]) -> dict[str, int]:
     """Value -> the bits of all that is made of it; one sweep against the order of ``nodes``. ``wholes``: value -> its
     bits."""
-    found = dict(wholes)
+    bits_of = dict(wholes)
     for node in reversed(nodes):
         bits = 0
         for name in node.outputs:
-            bits |= found.get(name, 0)
+            bits |= bits_of.get(name, 0)
         if bits:
             for name in node.reads:
-                found[name] = found.get(name, 0) | bits
-    return found
+                bits_of[name] = bits_of.get(name, 0) | bits
+    return bits_of
 
 
 def depth(index: GraphIndex) -> dict[str, int]:

@@ -107,10 +107,10 @@ def _inside(name: str, tensor: Tensor) -> Tensor:
 
 def _detach(tensors: Iterable[Tensor]) -> None:
     """Give stored values messages of their own, unless they are large: a part keeps the whole file's message alive."""
-    held = [tensor for tensor in tensors if tensor.proto is not None]
-    if sum(tensor.nbytes for tensor in held) > _COPIED_BYTES:
+    copied = [tensor for tensor in tensors if tensor.proto is not None]
+    if sum(tensor.nbytes for tensor in copied) > _COPIED_BYTES:
         return
-    for tensor in held:
+    for tensor in copied:
         copy = TensorProto()
         copy.CopyFrom(tensor.proto)
         tensor.proto = copy

@@ -29,8 +29,8 @@ def declared_types(body: GraphProto, names: Mapping[str, str]) -> dict[str, Tens
 
     ``names``: each name as the object that the nodes have.
     """
-    found = decoded(body.value_info, lambda info: declared(info, f"value {show(text(info.name))}"))
-    types = {names.get(name, name): kind for name, kind in found}
+    declared_infos = decoded(body.value_info, lambda info: declared(info, f"value {show(text(info.name))}"))
+    types = {names.get(name, name): kind for name, kind in declared_infos}
     types.update(decoded(body.output, lambda info: read_type(info.type)))
     return types
 
@@ -42,11 +42,11 @@ def add_types(graph: Graph, file: ModelFile, header: ModelHeader | None) -> None
     Raises InputError for a model that onnx's checker refuses: inference is most of its full check, and is done once.
     """
     constants, types = _large_constants(graph.nodes), graph.types
-    found = None
+    chunk = None
     if header is not None:
         file.release()
-        found = types_by_chunk(graph, header, constants, fold_small(graph.nodes, graph.initializers, graph.inputs))
-    types.update(_types_at_once(graph, file, constants) if found is None else found)
+        chunk = types_by_chunk(graph, header, constants, fold_small(graph.nodes, graph.initializers, graph.inputs))
+    types.update(_types_at_once(graph, file, constants) if chunk is None else chunk)
     types.update(constants)
     types.update((name, tensor.type) for name, tensor in graph.initializers.items())
     types.update(graph.inputs)
@@ -80,8 +80,8 @@ def _types_at_once(graph: Graph, file: ModelFile, constants: dict[str, TensorTyp
         check_legal(file)
         inferred = None
     again = strict if not folded else _copy(file.model, nodes, inputs, initializers, constants, folded)
-    found = decoded(_inferred(again, None if folded else inferred), _sane)
-    return {name: kind for name, kind in found if known(kind.dtype)}
+    inferred_types = decoded(_inferred(again, None if folded else inferred), _sane)
+    return {name: kind for name, kind in inferred_types if known(kind.dtype)}
 
 
 def infer_types(graph: Graph) -> None:
@@ -102,7 +102,7 @@ def infer_types(graph: Graph) -> None:
 
 def _large_constants(nodes: Iterable[Node]) -> dict[str, TensorType]:
     """The constants that inference is spared, with their types."""
-    found = {}
+    types = {}
     for node in nodes:
         if node.op_type != "Constant" or len(node.outputs) != 1 or (proto := node.proto) is None:
             continue
@@ -110,10 +110,10 @@ def _large_constants(nodes: Iterable[Node]) -> dict[str, TensorType]:
             if attribute.type == AttributeProto.TENSOR and attribute.name == "value":
                 kind = TensorType(dtype_name(attribute.t.data_type), tuple(attribute.t.dims))
                 if kind.nbytes > limits.CHECKED_BYTES:
-                    found[node.outputs[0]] = kind
+                    types[node.outputs[0]] = kind
             elif attribute.name == "value_ints" and len(attribute.ints) * 8 > limits.CHECKED_BYTES:
-                found[node.outputs[0]] = TensorType("int64", (len(attribute.ints),))
-    return found
+                types[node.outputs[0]] = TensorType("int64", (len(attribute.ints),))
+    return types
 
 
 def _sane(info: onnx.ValueInfoProto) -> TensorType:
@@ -157,16 +157,16 @@ def _inferred(copy: ModelProto, graph: GraphProto | None = None) -> Iterable[onn
     try:
         if graph is None:
             graph = onnx.shape_inference.infer_shapes(copy, strict_mode=False).graph
-        found = (*graph.value_info, *graph.output)
-        open_ends = any(not read_type(info.type).static for info in found) or len(found) < len(copy.graph.node)
-        if open_ends and not any(map(_long, (*found, *copy.graph.input))):
+        infos = (*graph.value_info, *graph.output)
+        open_ends = any(not read_type(info.type).static for info in infos) or len(infos) < len(copy.graph.node)
+        if open_ends and not any(map(_long, (*infos, *copy.graph.input))):
             graph = onnx.shape_inference.infer_shapes(copy, data_prop=True, strict_mode=False).graph
-            found = (*graph.value_info, *graph.output)
+            infos = (*graph.value_info, *graph.output)
     except MemoryError:
         raise
     except Exception:  # its exceptions have no common base; code that needs a missing type reports it
         return ()
-    return found
+    return infos
 
 
 def _long(info: onnx.ValueInfoProto) -> bool:

@@ -82,7 +82,7 @@ def outline(path: str | os.PathLike[str], refusal: GoptError) -> Graph:
             raise refusal
         model, body, symbols = file.model, file.model.graph, SymbolTable(None)
         inputs, outputs = ({info.name: _shown(info) for info in values} for values in (body.input, body.output))
-        initializers = {each.name: Tensor(stored_type(each, each.name), proto=each) for each in body.initializer}
+        initializers = {value.name: Tensor(stored_type(value, value.name), proto=value) for value in body.initializer}
         nodes = read_nodes(body.node, encoded_nodes(file.data), symbols, own=True)
         types = {info.name: _shown(info) for info in body.value_info} | inputs | outputs
         types |= {name: tensor.type for name, tensor in initializers.items()}
@@ -150,27 +150,27 @@ def _not_onnx(data: bytes, path: str) -> InputError:
     return InputError("is not an ONNX model", *hints)
 
 
-def _graph(file: ModelFile, folder: DataFolder, own: bool) -> Graph:
+def _graph(file: ModelFile, folder: DataFolder, from_gopt: bool) -> Graph:
     model, body = file.model, file.model.graph
     _refuse_forms(model)
     header = header_of(model)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
-    symbols = SymbolTable(None if own else _reserved_hint(metadata))
+    symbols = SymbolTable(None if from_gopt else _reserved_hint(metadata))
     inputs = read_inputs(body, symbols)
     initializers = read_initializers(body, inputs, symbols, folder)
-    nodes = read_nodes(body.node, encoded_nodes(file.data), symbols, own)
+    nodes = read_nodes(body.node, encoded_nodes(file.data), symbols, from_gopt)
     if symbols.bodies or model.functions:
         apart = _apart(file)
         if apart is not None:
-            return _graph(apart, folder, own)
+            return _graph(apart, folder, from_gopt)
     check_order(nodes, {"", *inputs, *initializers})
     name_apart(nodes)
     outputs = read_outputs(body, symbols)
     graph = Graph(body.name, nodes, inputs, outputs, initializers, {}, header, metadata)
     graph.types = declared_types(body, symbols.defined)
-    kept = header_for_chunks(model, nodes, flat=not symbols.bodies)
+    chunk_header = header_for_chunks(model, nodes, flat=not symbols.bodies)
     del model, body, symbols  # the message of a long graph is freed before types are inferred
-    add_types(graph, file, kept)
+    add_types(graph, file, chunk_header)
     for name, kind in outputs.items():
         if not known(kind.dtype):
             outputs[name] = graph.types.get(name, kind)
@@ -189,11 +189,11 @@ def _apart(file: ModelFile) -> ModelFile | None:
 
 def _refuse_forms(model: ModelProto) -> None:
     body = model.graph
-    known = onnx.defs.C.schema_version_map()
+    schema_versions = onnx.defs.C.schema_version_map()
     for imports in (model.opset_import, *(function.opset_import for function in model.functions)):
         _refuse_two_versions(imports)
-    for entry in (*model.opset_import, *(each for function in model.functions for each in function.opset_import)):
-        newest = known.get("" if entry.domain == "ai.onnx" else entry.domain, (0, entry.version))[1]
+    for entry in (*model.opset_import, *(opset for function in model.functions for opset in function.opset_import)):
+        newest = schema_versions.get("" if entry.domain == "ai.onnx" else entry.domain, (0, entry.version))[1]
         if entry.version > newest:
             what = f"operator set {entry.version} of domain {show(entry.domain or 'ai.onnx')}"
             raise InputError(

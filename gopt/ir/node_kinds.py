@@ -37,7 +37,7 @@ def random(node: Node) -> bool:
     if not control_flow(node) or (proto := node.proto) is None:
         return False
     return any(
-        inner.op_type in RANDOM and all(each.name != "seed" for each in inner.attribute) for inner in nested([proto])
+        inner.op_type in RANDOM and all(attr.name != "seed" for attr in inner.attribute) for inner in nested([proto])
     )
 
 
@@ -50,11 +50,11 @@ def draws(node: Node) -> bool:
     bodies = [attribute.g for attribute in proto.attribute if attribute.HasField("g")]
     while bodies:
         body = bodies.pop()
-        for each in body.node:
-            names = {attribute.name for attribute in each.attribute}
-            if each.domain in ("", "ai.onnx") and each.op_type in RANDOM and "seed" not in names:
+        for node_inside in body.node:
+            names = {attribute.name for attribute in node_inside.attribute}
+            if node_inside.domain in ("", "ai.onnx") and node_inside.op_type in RANDOM and "seed" not in names:
                 return True
-            bodies += [attribute.g for attribute in each.attribute if attribute.HasField("g")]
+            bodies += [attribute.g for attribute in node_inside.attribute if attribute.HasField("g")]
     return False
 
 
@@ -63,7 +63,7 @@ def value_reads(node: Node) -> Sequence[str]:
     of its second operand."""
     if node.domain not in ("", "ai.onnx") or not (unread := operator(node.op_type).by_type):
         return node.reads
-    return [name for place, name in enumerate(node.inputs) if place not in unread]
+    return [name for index, name in enumerate(node.inputs) if index not in unread]
 
 
 def reads_value(node: Node, name: str) -> bool:

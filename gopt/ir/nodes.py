@@ -23,7 +23,7 @@ _SIZED = frozenset({"num_outputs", "shape", "axes"})
 """Attributes that determine how many outputs or dimensions shape inference allocates."""
 
 
-def read_node(proto: NodeProto, symbols: SymbolTable, own: bool) -> Node:
+def read_node(proto: NodeProto, symbols: SymbolTable, from_gopt: bool) -> Node:
     """Convert a node and define its outputs in ``symbols``.
 
     ``own``: the node may carry the name of the gopt pass that added it.
@@ -47,7 +47,7 @@ def read_node(proto: NodeProto, symbols: SymbolTable, own: bool) -> Node:
         _check_operator(proto)
     if node.domain == SPMD:
         _refuse_spmd(proto)
-    if own:
+    if from_gopt:
         node.made_by = next((entry.value for entry in proto.metadata_props if entry.key == MADE_BY), "")
     return node
 
@@ -55,24 +55,24 @@ def read_node(proto: NodeProto, symbols: SymbolTable, own: bool) -> Node:
 def name_apart(nodes: Sequence[Node]) -> None:
     """Give later nodes of one name names of their own: reports tell nodes apart by name, and ONNX Runtime wants it."""
     names = [node.name for node in nodes if node.name]
-    taken = set(names)
-    if len(taken) == len(names):
+    names_used = set(names)
+    if len(names_used) == len(names):
         return
-    seen: set[str] = set()
+    labels: set[str] = set()
     count = 1
     for node in nodes:
-        if node.name in seen:
+        if node.name in labels:
             name = node.name
-            while node.name in taken:
+            while node.name in names_used:
                 count += 1
                 node.name = f"{name}_{count}"
-            taken.add(node.name)
+            names_used.add(node.name)
             proto = node.proto
             assert proto is not None
             proto.name = node.name
             node.proto = proto
         if node.name:
-            seen.add(node.name)
+            labels.add(node.name)
 
 
 def _check_operator(proto: NodeProto) -> None:
@@ -98,7 +98,7 @@ def _refuse_spmd(proto: NodeProto) -> None:
 def captures(proto: NodeProto, symbols: SymbolTable) -> dict[str, None]:
     """Return the outer values that the bodies in a node's attributes read, in order; also checks the attributes."""
     _check_operator(proto)
-    found: dict[str, None] = {}
+    captured: dict[str, None] = {}
     for attribute in proto.attribute:
         kind = attribute.type
         if attribute.name in _SIZED:
@@ -116,12 +116,12 @@ def captures(proto: NodeProto, symbols: SymbolTable) -> dict[str, None]:
             _check_attribute_tensors(attribute, owner)
         elif kind in _GRAPH_ATTRIBUTES:
             for body in (attribute.g,) if kind == AttributeProto.GRAPH else attribute.graphs:
-                found.update(_body_captures(body, symbols.inner()))
+                captured.update(_body_captures(body, symbols.inner()))
         elif kind in _SPARSE_ATTRIBUTES:
             raise UnsupportedError(f"{owner} is a sparse tensor", "store it as a dense tensor")
         elif not attribute.ref_attr_name:
             raise InputError(f"{owner} has no type")
-    return found
+    return captured
 
 
 def _refuse_sizes(proto: NodeProto, attribute: AttributeProto) -> None:
@@ -150,7 +150,7 @@ def _body_captures(body: GraphProto, symbols: SymbolTable) -> dict[str, None]:
     Read in file order, so that a value used in the body before it is made there counts as one from outside, and
     is found undefined.
     """
-    found: dict[str, None] = {}
+    captured: dict[str, None] = {}
     refuse_sparse(body)
     for info in body.input:
         symbols.define(info.name, "an input of a body")
@@ -164,13 +164,13 @@ def _body_captures(body: GraphProto, symbols: SymbolTable) -> dict[str, None]:
         check_data(tensor, stored_type(tensor, owner), owner)
     for node in body.node:
         inner = captures(node, symbols)
-        found.update((name, None) for name in (*node.input, *inner) if name not in symbols.defined)
+        captured.update((name, None) for name in (*node.input, *inner) if name not in symbols.defined)
         symbols.allow(node.name, "node")
         for name in node.output:
             if name:
                 symbols.define(name, "a node output")
-    found.update((info.name, None) for info in body.output if info.name not in symbols.defined)
-    return found
+    captured.update((info.name, None) for info in body.output if info.name not in symbols.defined)
+    return captured
 
 
 def nested(nodes: Iterable[NodeProto]) -> Iterable[NodeProto]:
@@ -185,16 +185,16 @@ def nested(nodes: Iterable[NodeProto]) -> Iterable[NodeProto]:
 
 def reads(node: NodeProto) -> set[str]:
     """Values that a node reads, in its bodies too; a body's own values are not among them."""
-    found = set(node.input)
+    names = set(node.input)
     for attribute in node.attribute:
         if attribute.type in _GRAPH_ATTRIBUTES:
             for body in (attribute.g, *attribute.graphs):
-                found |= _outer_reads(body)
-    return found - {""}
+                names |= _outer_reads(body)
+    return names - {""}
 
 
 def _outer_reads(body: GraphProto) -> set[str]:
-    own = {each.name for each in (*body.input, *body.initializer)}
-    own.update(each.values.name for each in body.sparse_initializer)
-    own.update(name for node in body.node for name in node.output)
-    return ({name for node in body.node for name in reads(node)} | {each.name for each in body.output}) - own
+    names = {value.name for value in (*body.input, *body.initializer)}
+    names.update(sparse.values.name for sparse in body.sparse_initializer)
+    names.update(name for node in body.node for name in node.output)
+    return ({name for node in body.node for name in reads(node)} | {value.name for value in body.output}) - names

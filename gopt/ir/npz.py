@@ -104,11 +104,11 @@ def _check_directory(path: str, size: int) -> None:
     with open(path, "rb") as file:
         file.seek(max(0, size - (1 << 16) - 22))
         tail = file.read()
-    place = tail.rfind(_END)
-    if place < 0 or len(tail) < place + 22:
+    end = tail.rfind(_END)
+    if end < 0 or len(tail) < end + 22:
         return  # zipfile's message names the fault
-    (listed,) = struct.unpack_from("<L", tail, place + 12)
-    place64 = tail.rfind(_END64, 0, place)
+    (listed,) = struct.unpack_from("<L", tail, end + 12)
+    place64 = tail.rfind(_END64, 0, end)
     if listed == 0xFFFFFFFF and place64 >= 0 and len(tail) >= place64 + 48:
         (listed,) = struct.unpack_from("<Q", tail, place64 + 40)
     if min(listed, size) > limits.ARCHIVE_DIRECTORY:
@@ -166,8 +166,8 @@ class _Header:
         with archive.open(entry) as file:
             header = cls(name, file)
         if entry.file_size != header.nbytes + header.type.nbytes:
-            held = entry.file_size - header.nbytes
-            raise InputError(f"{show(name)} holds {held} bytes, but {header.type} takes {header.type.nbytes}")
+            nbytes = entry.file_size - header.nbytes
+            raise InputError(f"{show(name)} holds {nbytes} bytes, but {header.type} takes {header.type.nbytes}")
         return header
 
 
@@ -206,13 +206,13 @@ def _values(file: IO[bytes], header: _Header) -> np.ndarray:
     """The values behind a header, in the machine's own order of bytes."""
     file.read(header.nbytes)
     flat = np.empty(header.type.elements, header.dtype)
-    held, place = flat.view(np.uint8), 0
-    while place < len(held):
-        chunk = file.read(min(_CHUNK, len(held) - place))
+    memory, offset = flat.view(np.uint8), 0
+    while offset < len(memory):
+        chunk = file.read(min(_CHUNK, len(memory) - offset))
         if not chunk:
-            raise ValueError(f"it ends {len(held) - place} bytes early")
-        held[place : place + len(chunk)] = np.frombuffer(chunk, np.uint8)
-        place += len(chunk)
+            raise ValueError(f"it ends {len(memory) - offset} bytes early")
+        memory[offset : offset + len(chunk)] = np.frombuffer(chunk, np.uint8)
+        offset += len(chunk)
     shape = header.type.dims
     array = flat.reshape(shape[::-1]).T if header.fortran else flat.reshape(shape)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -27,9 +27,9 @@ _NODE = re.compile(r"Bad node spec for node\. Name: (.*?) OpType: (\S+)")
 
 def check_legal(file: ModelFile) -> None:
     """Raise InputError for a model that ``onnx.checker`` refuses with its full check."""
-    found = _error(file)
-    if found is not None:
-        raise InputError(f"is not a valid ONNX model: {found}", _NEXT)
+    error = _error(file)
+    if error is not None:
+        raise InputError(f"is not a valid ONNX model: {error}", _NEXT)
 
 
 def check_structure(file: ModelFile) -> None:
@@ -56,10 +56,10 @@ def _error(file: ModelFile) -> str | None:
         if not node.name:
             node.name = next((name for name in node.output if name), "")
     text = _said(named.SerializeToString()) or "the checker does not say why"
-    said = _line(text)
-    owner = "" if "node name: " in said else _node(text, said) or _value(model)
-    said = f"{owner}: {said}" if owner else said
-    return said if len(said) <= limits.REASON else f"{said[: limits.REASON]}…"
+    line = _line(text)
+    owner = "" if "node name: " in line else _node(text, line) or _value(model)
+    line = f"{owner}: {line}" if owner else line
+    return line if len(line) <= limits.REASON else f"{line[: limits.REASON]}…"
 
 
 def _said(data: bytes, *, full: bool = True) -> str | None:
@@ -78,17 +78,17 @@ def _said(data: bytes, *, full: bool = True) -> str | None:
 def _line(text: str) -> str:
     """The checker's message on one line, without the path through its own code."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("==>")]
-    said = _HEAD.sub("", " ".join(lines))
-    return "".join(char if char.isprintable() else "?" for char in said)
+    message = _HEAD.sub("", " ".join(lines))
+    return "".join(char if char.isprintable() else "?" for char in message)
 
 
-def _node(text: str, said: str) -> str:
+def _node(text: str, line: str) -> str:
     """Return the node that a message is about, if the checker names it."""
-    found = _NODE.search(text)
-    if found is None or not found.group(1):
+    match = _NODE.search(text)
+    if match is None or not match.group(1):
         return ""
-    operator, name = found.group(2), found.group(1)
-    if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", said):
+    operator, name = match.group(2), match.group(1)
+    if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", line):
         return ""
     return f"{operator if operator.isidentifier() else show(operator)} {show(name)}"
 
@@ -97,12 +97,12 @@ def _value(model: ModelProto) -> str:
     """The value whose declared or stored type is at fault, where the checker names none."""
     body = model.graph
     stored = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in body.initializer}
-    bodies = [each for function in model.functions for each in function.value_info]
+    bodies = [value for function in model.functions for value in function.value_info]
     for info in (*body.input, *body.output, *body.value_info, *bodies):
         kind = info.type.tensor_type
-        held = stored.get(info.name)
+        declared_here = stored.get(info.name)
         declared = (kind.elem_type, tuple(dim.dim_value for dim in kind.shape.dim))
-        if not _sound(info) or (held is not None and held != declared):
+        if not _sound(info) or (declared_here is not None and declared_here != declared):
             return f"value {show(info.name)}"
     return ""
 
@@ -126,18 +126,18 @@ def _slim(model: ModelProto) -> ModelProto | None:
     """A copy in which large values are inputs; None where the model has none."""
     body = model.graph
     stored = {tensor.name for tensor in body.initializer if _large(tensor)}
-    made = {node.output[0] for node in body.node if _large_constant(node)}
-    if not stored and not made:
+    constants = {node.output[0] for node in body.node if _large_constant(node)}
+    if not stored and not constants:
         return None
     copy = ModelProto()
     _merge(copy, model, {"graph"})
     _merge(copy.graph, body, {"initializer", "node"})
     _store(copy.graph, body, stored)
     for node in body.node:
-        if made and node.output and node.output[0] in made:
+        if constants and node.output and node.output[0] in constants:
             attribute = node.attribute[0]
-            kept = attribute.t if attribute.name == "value" else TensorProto(data_type=7, dims=[len(attribute.ints)])
-            copy.graph.input.append(_as_input(node.output[0], kept))
+            value = attribute.t if attribute.name == "value" else TensorProto(data_type=7, dims=[len(attribute.ints)])
+            copy.graph.input.append(_as_input(node.output[0], value))
         else:
             copy.graph.node.append(node)
     return copy

@@ -16,8 +16,8 @@ def use_of(node: Node, graph: Graph, constants: Constants) -> OperatorUse:
     def typed(names: list[str]) -> tuple[TensorType | None, ...]:
         return tuple(graph.type_of(name) if name else None for name in names)
 
-    def constant(place: int) -> np.ndarray | None:
-        return constants.value(node.inputs[place]) if place < len(node.inputs) and node.inputs[place] else None
+    def constant(index: int) -> np.ndarray | None:
+        return constants.value(node.inputs[index]) if index < len(node.inputs) and node.inputs[index] else None
 
     return OperatorUse(
         node.op_type, node.attributes, typed(node.inputs), typed(node.outputs), constant, constants.opset

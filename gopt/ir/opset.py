@@ -7,4 +7,4 @@ from onnx import ModelProto
 
 def opset_of(model: ModelProto) -> int:
     """The version of domain ``ai.onnx``; 1 for a model that does not import it, and so has none of its operators."""
-    return next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
+    return next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 1)

@@ -31,22 +31,22 @@ def complete_phases(nodes: Sequence[Node]) -> None:
     results = {name for node in added for name in node.outputs}
     if not added:
         return
-    first: dict[str, int] = {}
+    phase_of: dict[str, int] = {}
     for node in reversed(nodes):
         if not node.captures and results.isdisjoint(node.inputs) and results.isdisjoint(node.outputs):
             continue  # most nodes: they neither read nor make a new value
         if node.phase is None and node.made_by:
-            known = [first[name] for name in node.outputs if name in first]
-            if not known:
+            reader_phases = [phase_of[name] for name in node.outputs if name in phase_of]
+            if not reader_phases:
                 continue
-            phase = min(known)
+            phase = min(reader_phases)
             node.phase = _ORDER[phase]
         elif node.phase is not None:
             phase = _ORDER.index(node.phase)
         else:
             continue
         for name in results.intersection(node.reads):
-            first[name] = min(phase, first.get(name, phase))
+            phase_of[name] = min(phase, phase_of.get(name, phase))
     _complete_unread(nodes, {name for node in added if node.phase is None for name in node.reads})
 
 
@@ -57,25 +57,25 @@ def advance_phases(nodes: Sequence[Node]) -> None:
     One sweep over ``nodes``, which are in topological order.
     """
     results = {name for node in nodes if node.added for name in node.outputs}
-    first: dict[str, int] = {}
+    phase_of: dict[str, int] = {}
     for node in reversed(nodes):
         if node.phase is None:
             continue
         phase = _ORDER.index(node.phase)
         if node.added:
-            phase = min([phase, *(first[name] for name in node.outputs if name in first)])
+            phase = min([phase, *(phase_of[name] for name in node.outputs if name in phase_of)])
             node.phase = _ORDER[phase]
         for name in node.reads:
             if name in results:
-                first[name] = min(phase, first.get(name, phase))
+                phase_of[name] = min(phase, phase_of.get(name, phase))
 
 
 def _complete_unread(nodes: Sequence[Node], read: set[str]) -> None:
     """Set the phase of the nodes whose results no phase reads; ``read``: what these nodes read."""
-    made: dict[str, Phase] = {}
+    phase_of: dict[str, Phase] = {}
     for node in nodes:
         if node.phase is None and node.made_by:
-            phases = {made[name] for name in node.reads if name in made}
+            phases = {phase_of[name] for name in node.reads if name in phase_of}
             node.phase = Phase.FORWARD if phases == {Phase.FORWARD} else Phase.UPDATE
         if node.phase is not None and not read.isdisjoint(node.outputs):
-            made.update(dict.fromkeys(node.outputs, node.phase))
+            phase_of.update(dict.fromkeys(node.outputs, node.phase))

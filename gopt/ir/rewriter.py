@@ -58,11 +58,11 @@ class GraphRewriter:
     @cached_property
     def _places(self) -> dict[str, int]:
         """Value -> the place in the graph of the node that makes it, by the names before any change."""
-        return {name: place for place, node in enumerate(self._nodes) for name in node.outputs if name}
+        return {name: index for index, node in enumerate(self._nodes) for name in node.outputs if name}
 
     def _producer(self, name: str) -> Node | None:
-        place = self._places.get(name)
-        return None if place is None else self._nodes[place]
+        index = self._places.get(name)
+        return None if index is None else self._nodes[index]
 
     def _when(self, node: Node) -> float:
         """Position at which a node is due."""
@@ -127,19 +127,19 @@ class GraphRewriter:
         self._made.update(dict.fromkeys(node.outputs, node))
         self._due[id(node)] = float("inf")
 
-    def move(self, node: Node, place: float) -> None:
+    def move(self, node: Node, due: float) -> None:
         """Schedule a node at a position of the original order: 7.5 is between nodes 7 and 8.
 
         Nodes due at one position keep their order. A node whose inputs are produced later follows them directly.
         """
-        self._due[id(node)] = place
+        self._due[id(node)] = due
         self._changed = True
 
     def latest(self, values: Sequence[str]) -> Node | None:
         """The node that completes the last of the values; None when one of them is an input."""
         producers = [self._made.get(name) or self._producer(name) for name in values]
-        known = [node for node in producers if node is not None]
-        return max(known, key=self._when) if len(known) == len(producers) else None
+        nodes = [node for node in producers if node is not None]
+        return max(nodes, key=self._when) if len(nodes) == len(producers) else None
 
     def earliest(self, nodes: Sequence[Node]) -> Node | None:
         """The first of some nodes of the graph, None of none."""
@@ -147,7 +147,7 @@ class GraphRewriter:
 
     def between(self, nodes: Sequence[Node]) -> tuple[Node | None, Node | None]:
         """The last node of the graph that makes an operand of the nodes, and the first of the nodes themselves."""
-        producers = [made for node in nodes for name in node.inputs if (made := self._producer(name)) is not None]
+        producers = [maker for node in nodes for name in node.inputs if (maker := self._producer(name)) is not None]
         return max(producers, key=self._when, default=None), self.earliest(nodes)
 
     def counterpart(self, source: Node) -> Node:
@@ -213,16 +213,16 @@ class GraphRewriter:
         if not self._changed:
             return
         gone, due_at = self._gone, self._due.get
-        kept = [
-            (node, place)
-            for place, node in enumerate(self.graph.nodes)
+        remaining = [
+            (node, index)
+            for index, node in enumerate(self.graph.nodes)
             if id(node) not in gone and id(node.source) not in gone
         ]
-        if len(self.graph.nodes) - len(kept) < len(gone):
+        if len(self.graph.nodes) - len(remaining) < len(gone):
             raise InvariantError("a node that is to be removed is not in the graph")
-        nodes = [node for node, _ in kept] + [node for node in self._added if id(node) not in gone]
-        due = [due_at(id(node), place) for node, place in kept]
-        due += [self._due[id(node)] for node in nodes[len(kept) :]]
+        nodes = [node for node, _ in remaining] + [node for node in self._added if id(node) not in gone]
+        due = [due_at(id(node), index) for node, index in remaining]
+        due += [self._due[id(node)] for node in nodes[len(remaining) :]]
         self.graph.nodes = topological_sort(nodes, due)
         if len(self.graph.nodes) != len(nodes):
             placed = {id(node) for node in self.graph.nodes}

@@ -23,11 +23,11 @@ def name_bodies_apart(model: ModelProto) -> bool:
     """
     names = _Names(model)
     for function in model.functions:
-        given = _given(model, function)
-        names.within(function.node, {*function.input, *_made(function.node)}, {}, dict.fromkeys(given))
+        operands = _given(model, function)
+        names.within(function.node, {*function.input, *_made(function.node)}, {}, dict.fromkeys(operands))
     graph = model.graph
-    fixed = {each.name for each in graph.input}
-    visible = {each.name: None if each.name in fixed else each for each in graph.initializer}
+    fixed = {value.name for value in graph.input}
+    visible = {tensor.name: None if tensor.name in fixed else tensor for tensor in graph.initializer}
     names.within(graph.node, _defined(graph), {}, dict.fromkeys(fixed) | visible)
     return names.changed
 
@@ -55,23 +55,23 @@ class _Names:
         self, node: NodeProto, body: GraphProto, outer: Set[str], renamed: Mapping[str, str],
         visible: Mapping[str, TensorProto | None],
     ) -> None:  # fmt: skip
-        own = _defined(body)
-        stored = {each.name: each for each in body.initializer}
-        for name in own & outer if stored else ():
+        names_here = _defined(body)
+        stored = {tensor.name: tensor for tensor in body.initializer}
+        for name in names_here & outer if stored else ():
             if name in stored and name in visible and not _same(stored[name], visible[name]):
                 raise UnsupportedError(
                     f"{show(name)}, which a body of {node.op_type} {show(node.name or ''.join(node.output[:1]))} "
                     "stores, hides the value of that name outside, and engines read either",
                     "rename it in the export: names in bodies must differ from those around them",
                 )
-        table = {**renamed, **{name: self._fresh(name) for name in sorted(own & outer)}}
+        table = {**renamed, **{name: self._fresh(name) for name in sorted(names_here & outer)}}
         if table:
             _rename(body, table)
         # Only a node with bodies looks at what is visible.
         nested = any(map(bodies, body.node))
         if nested:
-            inside = {**visible, **dict.fromkeys(each.name for each in body.input), **stored}
-            self.within(body.node, outer | own | set(table.values()), table, inside)
+            inside = {**visible, **dict.fromkeys(value.name for value in body.input), **stored}
+            self.within(body.node, outer | names_here | set(table.values()), table, inside)
 
     def _fresh(self, name: str) -> str:
         if not self._all:
@@ -85,35 +85,35 @@ class _Names:
 
 def _given(model: ModelProto, function: FunctionProto) -> set[str]:
     """The operands of a function that some call gives."""
-    found: set[str] = set()
-    stack = [*model.graph.node, *(node for each in model.functions for node in each.node)]
+    formals: set[str] = set()
+    stack = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     while stack:
         node = stack.pop()
         stack.extend(inner for body in bodies(node) for inner in body.node)
         if (node.domain, node.op_type, node.overload) == (function.domain, function.name, function.overload):
-            found.update(formal for formal, actual in zip(function.input, node.input) if actual)
-    return found
+            formals.update(formal for formal, actual in zip(function.input, node.input) if actual)
+    return formals
 
 
-def _same(stored: TensorProto, other: TensorProto | None) -> bool:
+def _same(stored: TensorProto, tensor: TensorProto | None) -> bool:
     """Return whether two stored values are one: the same bytes in the same form."""
-    if other is None or other.data_location == TensorProto.EXTERNAL:
+    if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
         return False
     copy = TensorProto()
-    copy.CopyFrom(other)
+    copy.CopyFrom(tensor)
     copy.name = stored.name
     return bool(copy.SerializeToString(deterministic=True) == stored.SerializeToString(deterministic=True))
 
 
 def bodies(node: NodeProto) -> list[GraphProto]:
     """The subgraphs of a control-flow node."""
-    found: list[GraphProto] = []
+    graphs: list[GraphProto] = []
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
-            found.append(attribute.g)
+            graphs.append(attribute.g)
         elif attribute.type == AttributeProto.GRAPHS:
-            found.extend(attribute.graphs)
-    return found
+            graphs.extend(attribute.graphs)
+    return graphs
 
 
 def _made(nodes: Iterable[NodeProto]) -> set[str]:
@@ -121,15 +121,15 @@ def _made(nodes: Iterable[NodeProto]) -> set[str]:
 
 
 def _defined(body: GraphProto) -> set[str]:
-    return {each.name for each in (*body.input, *body.initializer)} | _made(body.node)
+    return {value.name for value in (*body.input, *body.initializer)} | _made(body.node)
 
 
 def _rename(body: GraphProto, table: Mapping[str, str]) -> None:
     """Rename values that a body defines or reads, but for those in its own bodies."""
-    for each in (*body.input, *body.output, *body.initializer, *body.value_info):
-        each.name = table.get(each.name, each.name)
-    for each in body.quantization_annotation:
-        each.tensor_name = table.get(each.tensor_name, each.tensor_name)
+    for value in (*body.input, *body.output, *body.initializer, *body.value_info):
+        value.name = table.get(value.name, value.name)
+    for value in body.quantization_annotation:
+        value.tensor_name = table.get(value.tensor_name, value.tensor_name)
     for node in body.node:
         node.input[:] = [table.get(name, name) for name in node.input]
         node.output[:] = [table.get(name, name) for name in node.output]
@@ -138,7 +138,7 @@ def _rename(body: GraphProto, table: Mapping[str, str]) -> None:
 def _every(model: ModelProto) -> Iterator[str]:
     """Every name of a value in a model."""
     yield from _defined(model.graph)
-    yield from (each.name for each in model.graph.output)
+    yield from (value.name for value in model.graph.output)
     for function in model.functions:
         yield from (*function.input, *function.output, *_made(function.node))
     nodes = [model.graph.node, *(function.node for function in model.functions)]

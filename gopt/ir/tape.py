@@ -60,7 +60,7 @@ class Tape(ABC):
     def slice(self, name: str, start: int, stop: int, axis: int, step: int = 1) -> str:
         """The places from ``start`` to ``stop`` along an axis, or each ``step``-th of them."""
         bounds = (start, stop, axis) if step == 1 else (start, stop, axis, step)
-        return self.op("Slice", name, *(self.ints([each]) for each in bounds))
+        return self.op("Slice", name, *(self.ints([bound]) for bound in bounds))
 
     def reduce(self, op_type: str, name: str, axes: Sequence[int], keepdims: int = 1) -> str:
         """A reduction along ``axes``; the value itself where there are none."""

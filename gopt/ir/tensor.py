@@ -49,10 +49,10 @@ class Tensor:
         if self.cast_of is not None:
             return np.asarray(self.cast_of.read()).astype(numpy_dtype(self.type.dtype))
         if self.parts:
-            flat, place = np.empty(self.type.elements, numpy_dtype(self.type.dtype)), 0
+            flat, start = np.empty(self.type.elements, numpy_dtype(self.type.dtype)), 0
             for part in self.parts:
-                flat[place : place + part.type.elements] = part.numpy().reshape(-1)
-                place += part.type.elements
+                flat[start : start + part.type.elements] = part.numpy().reshape(-1)
+                start += part.type.elements
             return flat.reshape(self.type.dims)
         if self.path:
             return read_values(self.path, self.offset, self.type)

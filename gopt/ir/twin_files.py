@@ -46,7 +46,7 @@ class TwinFiles:
             header = header_of(model)
             outline = tuple(map(_outline, model.graph.initializer))
             values = GraphProto(
-                initializer=[each for each in model.graph.initializer if each.data_location == TensorProto.EXTERNAL]
+                initializer=[value for value in model.graph.initializer if value.data_location == TensorProto.EXTERNAL]
             )
             model.graph.ClearField("initializer")
             for entry in model.metadata_props:

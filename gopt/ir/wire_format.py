@@ -116,19 +116,19 @@ def encoded_nodes(model: bytes) -> list[bytes]:
 def _fields(data: bytes, at: int, end: int, wanted: int) -> list[tuple[int, int]]:
     """Return where the submessages with a tag begin and end in the message between ``at`` and ``end``; nothing where
     the message has fixed numbers or tags of more than a byte."""
-    found: list[tuple[int, int]] = []
+    fields: list[tuple[int, int]] = []
     while at < end:
         tag, size = data[at], data[at + 1]
         at += 2
         if size > 127:
             size, at = _varint(data, at - 1)
         if tag == wanted:
-            found.append((at, at + size))
+            fields.append((at, at + size))
         if tag > 127 or tag & 7 not in (_BYTES, _VARINT):
             return []
         if tag & 7 == _BYTES:  # ``size`` is the value of a varint
             at += size
-    return found
+    return fields
 
 
 def split_node(node: bytes, texts: dict[bytes, str]) -> tuple[list[str], list[str], str, bytes]:
@@ -167,12 +167,12 @@ def field(number: int, data: bytes) -> bytes:
 @functools.lru_cache(1024)
 def head(number: int, size: int) -> bytes:
     """Return the tag and length that precede a submessage of ``size`` bytes."""
-    made = bytearray((number << 3 | _BYTES,))
+    data = bytearray((number << 3 | _BYTES,))
     while size > 127:
-        made.append(size & 127 | 128)
+        data.append(size & 127 | 128)
         size >>= 7
-    made.append(size)
-    return bytes(made)
+    data.append(size)
+    return bytes(data)
 
 
 def renamed(node: bytes, inputs: Iterable[str], outputs: Iterable[str]) -> bytes:

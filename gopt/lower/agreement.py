@@ -29,24 +29,24 @@ def check_placements(program: SpmdProgram, shardings: Shardings) -> int:
         wanted = shardings.state(state)
         if not _fits(shardings.of(state.output), wanted):
             raise _ErrorBuilder(program, shardings).state(state)
-    for held in program.accumulators:
-        wanted = shardings.accumulator(held)
-        if not _fits(shardings.of(held.added), wanted):
-            what = "in shards" if held.sharding.by_axis else "by every rank"
+    for accumulator in program.accumulators:
+        wanted = shardings.accumulator(accumulator)
+        if not _fits(shardings.of(accumulator.added), wanted):
+            what = "in shards" if accumulator.sharding.by_axis else "by every rank"
             raise _ErrorBuilder(program, shardings).error(
-                f"accumulator {held.input!r} is held {what}", held.added, wanted
+                f"accumulator {accumulator.input!r} is held {what}", accumulator.added, wanted
             )
     _check_statistics(program)
     return len(program.states) + len(program.accumulators)
 
 
-def _fits(found: Placements, wanted: Placements) -> bool:
+def _fits(placements: Placements, wanted: Placements) -> bool:
     """Return whether a value may be held so: it may follow less, and lie on the same one member."""
     return all(
-        one == other
-        or (isinstance(other, PerMember) and isinstance(one, Replicated))
-        or (holder(one) is not None and holder(one) == holder(other))
-        for one, other in zip(found, wanted)
+        one == placement
+        or (isinstance(placement, PerMember) and isinstance(one, Replicated))
+        or (holder(one) is not None and holder(one) == holder(placement))
+        for one, placement in zip(placements, wanted)
     )
 
 
@@ -54,16 +54,16 @@ def _check_statistics(program: SpmdProgram) -> None:
     """Check that every running statistic depends on the batch, or counts it, in each micro-step through the previous
     result."""
     statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
-    held = [state for state in program.states if state.input in statistics]
-    if not held:
+    states = [state for state in program.states if state.input in statistics]
+    if not states:
         return
-    summed = [held.input for held in program.accumulators]
+    summed = [accumulator.input for accumulator in program.accumulators]
     roots = {*program.training.batch, *program.training.counted.values(), *program.loop_carried, *summed}
     index = GraphIndex(program.graph)
     following = descendants(index, roots)
-    if not {*(state.output for state in held), *program.loop_carried.values()} <= following:
+    if not {*(state.output for state in states), *program.loop_carried.values()} <= following:
         following = descendants(index, roots | _sizes(program))
-    for state in held:
+    for state in states:
         for name in (program.loop_carried.get(state.input), state.output):
             if name is not None and name not in following:
                 raise InvariantError(
@@ -92,15 +92,13 @@ class _ErrorBuilder:
         name = repr(parts[0].tensor) + and_more(len(parts) - 1)
         kinds = {state.tensor: state.kind for state in self.program.training.states}
         kind = "statistic" if kinds[parts[0].tensor] is StateKind.STATISTIC else "state"
-        held = "in shards" if state.sharded else "equal on all ranks"
-        return self.error(f"{kind} {name} is held {held}", state.output, self.shardings.state(state))
+        manner = "in shards" if state.sharded else "equal on all ranks"
+        return self.error(f"{kind} {name} is held {manner}", state.output, self.shardings.state(state))
 
     def error(self, what: str, output: str, wanted: Placements) -> GoptError:
         """The refusal of a value that is not sharded as ``wanted``, by the axes along which it is not."""
         result = self.shardings.of(output)
-        wrong = {
-            axis: one for axis, one, other in zip(self.shardings.axes, result, wanted) if not _fits((one,), (other,))
-        }
+        wrong = {axis: one for axis, one, due in zip(self.shardings.axes, result, wanted) if not _fits((one,), (due,))}
         ours = (*self.program.mesh.data_axes, *self.program.split)
         apart = [axis for axis, one in wrong.items() if axis not in ours and isinstance(one, (PerMember, Shard))]
         if apart:
@@ -112,20 +110,18 @@ class _ErrorBuilder:
                 f"{what}, but in the source these ranks compute values that differ: {reader} {value!r}",
                 f"let the source reduce it over {axes}",
             )
-        own = [axis for axis, one in wrong.items() if isinstance(one, PerMember)]
-        if own:
-            group = "+".join(own)
-            value, reader = self._source(output, own)
+        local_axes = [axis for axis, one in wrong.items() if isinstance(one, PerMember)]
+        if local_axes:
+            group = "+".join(local_axes)
+            value, reader = self._source(output, local_axes)
             why = f"{reader} {value!r}, which differs from rank to rank along {group}"
             return InvariantError(
                 f"{what}, and its new value {output!r} follows each rank's own data: {why}",
                 f"a reduction over {group} is missing in front of it",
             )
-        axis, placement = next(iter(wrong.items()))
+        axis, due = next(iter(wrong.items()))
         expected = wanted[self.shardings.axes.index(axis)]
-        return InvariantError(
-            f"{what}, and its new value {output!r} is {placement} along {axis}", f"it must be {expected}"
-        )
+        return InvariantError(f"{what}, and its new value {output!r} is {due} along {axis}", f"it must be {expected}")
 
     def _source(self, name: str, axes: list[str]) -> tuple[str, str]:
         """Back along operands that differ along some axes: the first that forward or backward make, such as a

@@ -25,8 +25,8 @@ _NONE: frozenset[str] = frozenset()
 def check_carried_values(program: SpmdProgram) -> None:
     """Raise InvariantError for an accumulator that does not sum, or a state that takes the new value of another."""
     producers = program.graph.producers()
-    for held in program.accumulators:
-        _check_accumulator(program, held, producers)
+    for accumulator in program.accumulators:
+        _check_accumulator(program, accumulator, producers)
     _check_averages(program, producers)
     _check_names(program)
     if not any(node.domain == COMM and node.op_type in MESSAGES for node in program.graph.nodes):
@@ -36,20 +36,20 @@ def check_carried_values(program: SpmdProgram) -> None:
 # --- sums over micro-steps ----------------------------------------------------------------------------------------
 
 
-def _check_accumulator(program: SpmdProgram, held: Accumulator, producers: Mapping[str, Node]) -> None:
+def _check_accumulator(program: SpmdProgram, sums: Accumulator, producers: Mapping[str, Node]) -> None:
     """Check that an accumulator is the sum before a micro-step plus one term, and zero again after the update."""
     if program.micro_steps == 1:
-        raise InvariantError(f"accumulator {held.input!r} is in a step without micro-steps: nothing adds up in it")
-    types, node = program.graph.types, producers.get(held.added)
-    if node is None or not node.is_a("Add") or node.inputs.count(held.input) != 1:
+        raise InvariantError(f"accumulator {sums.input!r} is in a step without micro-steps: nothing adds up in it")
+    types, node = program.graph.types, producers.get(sums.added)
+    if node is None or not node.is_a("Add") or node.inputs.count(sums.input) != 1:
         raise InvariantError(
-            f"accumulator {held.input!r} does not add up: {held.added!r} is not what it was plus one term"
+            f"accumulator {sums.input!r} does not add up: {sums.added!r} is not what it was plus one term"
         )
-    if held.output not in producers or not Constants(program.graph, producers).zero(held.output):
-        raise InvariantError(f"accumulator {held.input!r} is not zero again behind the update: {held.output!r}")
-    for name in (held.added, held.output):
-        if types[name] != types[held.input]:
-            raise InvariantError(f"accumulator {held.input!r} is {types[held.input]}, and {name!r} is {types[name]}")
+    if sums.output not in producers or not Constants(program.graph, producers).zero(sums.output):
+        raise InvariantError(f"accumulator {sums.input!r} is not zero again behind the update: {sums.output!r}")
+    for name in (sums.added, sums.output):
+        if types[name] != types[sums.input]:
+            raise InvariantError(f"accumulator {sums.input!r} is {types[sums.input]}, and {name!r} is {types[name]}")
 
 
 def _check_averages(program: SpmdProgram, producers: Mapping[str, Node]) -> None:
@@ -61,9 +61,9 @@ def _check_averages(program: SpmdProgram, producers: Mapping[str, Node]) -> None
         return
     statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
     for state in program.states:
-        made = producers.get(state.output)
+        maker = producers.get(state.output)
         lost = state.input in statistics and state.input not in program.loop_carried
-        if lost and made is not None and made.domain == COMM and spans_data_axes(made, program.mesh.data_axes):
+        if lost and maker is not None and maker.domain == COMM and spans_data_axes(maker, program.mesh.data_axes):
             raise InvariantError(
                 f"statistic {state.input!r} is made by a call after the micro-steps, and by none of them",
                 "over micro-steps loop_carried names what each of them makes of it",
@@ -93,28 +93,28 @@ def _check_old_values(program: SpmdProgram, producers: Mapping[str, Node]) -> No
     States of one element are not asked: any update may read a scalar of all others. Linear in the graphs: a value
     follows few states, and a bucket is one.
     """
-    made = [state for state in program.states if state.output in producers and producers[state.output].added]
-    if not made:
+    added = [state for state in program.states if state.output in producers and producers[state.output].added]
+    if not added:
         return
     training = program.training
     states, tensors, source = training.state_of(), _tensors(training), followed_states(training)
     records = [state for state in program.states if not state.copy]
-    held: dict[str, set[str]] = {}
+    holders_of: dict[str, set[str]] = {}
     """Tensor of the source -> the inputs that hold it or parts of it."""
     for state in records:
         for tensor in {part.tensor for part in state.slices} & tensors:
-            held.setdefault(tensor, set()).add(state.input)
-    masters = {part.tensor: each.output for each in records for part in each.slices}
-    found = _follow(training, program.graph, {each.input for each in records}, {each.output for each in records})
-    for state in made:
+            holders_of.setdefault(tensor, set()).add(state.input)
+    masters = {part.tensor: row.output for row in records for part in row.slices}
+    sources = _follow(training, program.graph, {row.input for row in records}, {row.output for row in records})
+    for state in added:
         tensor = state.slices[0].tensor
         if tensor not in tensors:
             continue
         if state.copy:
             wanted = {master: {master} for master in (masters.get(tensor),) if master}
         else:
-            wanted = {name: held.get(name, set()) for name in source[states[tensor].updated]}
-        missing = next((name for name, holders in wanted.items() if not found.follows(state.output, holders)), "")
+            wanted = {name: holders_of.get(name, set()) for name in source[states[tensor].updated]}
+        missing = next((name for name, holders in wanted.items() if not sources.follows(state.output, holders)), "")
         if missing:
             raise InvariantError(
                 f"the new value {state.output!r} of state {tensor!r} does not follow {missing!r}, as in the source"
@@ -129,8 +129,8 @@ def followed_states(training: TrainingGraph) -> dict[str, tuple[str, ...]]:
 
 def find_followed(training: TrainingGraph) -> dict[str, tuple[str, ...]]:
     """The same, found anew."""
-    found = _follow(training, training.graph, _tensors(training))
-    return {state.updated: tuple(sorted(found.of(state.updated))) for state in training.states}
+    sources = _follow(training, training.graph, _tensors(training))
+    return {state.updated: tuple(sorted(sources.of(state.updated))) for state in training.states}
 
 
 def _tensors(training: TrainingGraph) -> set[str]:
@@ -155,23 +155,23 @@ class _StateSources:
 
     def follows(self, name: str, any_of: Collection[str]) -> bool:
         """Return whether a value follows one of some values."""
-        first = self.of(name)
-        if first not in self._all:
-            self._all[first] = self._through(first)
-        return not self._all[first].isdisjoint(any_of)
+        sources = self.of(name)
+        if sources not in self._all:
+            self._all[sources] = self._through(sources)
+        return not self._all[sources].isdisjoint(any_of)
 
-    def _through(self, first: frozenset[str]) -> set[str]:
+    def _through(self, start: frozenset[str]) -> set[str]:
         """Some states, and those that they follow where they are new values themselves."""
-        return set(walk(first, lambda name: self.made.get(name, _NONE)))
+        return set(walk(start, lambda name: self.made.get(name, _NONE)))
 
 
 def _follow(training: TrainingGraph, graph: Graph, states: Collection[str], new: Collection[str] = ()) -> _StateSources:
     """Follow ``states`` and their ``new`` values through a graph; one sweep in order."""
     gradients = set(training.gradients.values())
-    found = _StateSources({name: frozenset((name,)) for name in (*states, *new)})
-    known = {each: each for each in found.read.values()}
+    sources = _StateSources({name: frozenset((name,)) for name in (*states, *new)})
+    shared = {names: names for names in sources.read.values()}
     """One object for each set: an update has few, and many values."""
-    read, types, followed = found.read, graph.types, found.read.get
+    read, types, followed = sources.read, graph.types, sources.read.get
     for node in graph.nodes:
         if node.phase is not Phase.UPDATE and not node.added:
             continue
@@ -183,10 +183,10 @@ def _follow(training: TrainingGraph, graph: Graph, states: Collection[str], new:
             behind = more if behind is None or behind <= more else behind if more <= behind else behind | more
         if behind is None:
             continue
-        behind = known.setdefault(behind, behind)
+        behind = shared.setdefault(behind, behind)
         for name in node.outputs:
             if name in new:
-                found.made[name] = behind
+                sources.made[name] = behind
             elif name not in gradients and (name not in types or types[name].elements != 1):
                 read[name] = behind
-    return found
+    return sources

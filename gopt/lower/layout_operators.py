@@ -30,12 +30,12 @@ def local_slice(node: Node, context: LoweringContext) -> Lowered:
     starts, sizes = node.attributes["starts"], node.attributes["sizes"]
     firsts = node.attributes.get("firsts", [0] * len(starts))
     wholes = node.attributes.get("wholes", sizes)
-    first, last = bisect_right(starts, start) - 1, bisect_right(starts, stop - 1)
+    lowest, last = bisect_right(starts, start) - 1, bisect_right(starts, stop - 1)
     ranges = [
         (firsts[at] + max(start - starts[at], 0), firsts[at] + min(stop - starts[at], sizes[at]))
-        for at in range(first, last)
+        for at in range(lowest, last)
     ]
-    cut = tuple(bound != (0, wholes[at]) for at, bound in zip(range(first, last), ranges))
+    cut = tuple(bound != (0, wholes[at]) for at, bound in zip(range(lowest, last), ranges))
     output = node.outputs[0]
     names = [output] if len(cut) == 1 else [inner(output, str(number)) for number in range(len(cut))]
     constants = {FLAT: np.array([-1], np.int64)}
@@ -43,14 +43,14 @@ def local_slice(node: Node, context: LoweringContext) -> Lowered:
         constants |= bounds(name, low, high) if is_cut else {}
 
     def nodes() -> list[Node]:
-        made = []
-        for at, name, is_cut in zip(range(first, last), names, cut):
-            made.append(make(node, "Reshape", [node.inputs[at], FLAT], inner(name, "whole") if is_cut else name))
+        chosen = []
+        for at, name, is_cut in zip(range(lowest, last), names, cut):
+            chosen.append(make(node, "Reshape", [node.inputs[at], FLAT], inner(name, "whole") if is_cut else name))
             if is_cut:
-                made.append(make(node, "Slice", [inner(name, role) for role in ("whole", "start", "stop")], name))
-        return made if len(names) == 1 else [*made, make(node, "Concat", names, output, axis=0)]
+                chosen.append(make(node, "Slice", [inner(name, role) for role in ("whole", "start", "stop")], name))
+        return chosen if len(names) == 1 else [*chosen, make(node, "Concat", names, output, axis=0)]
 
-    return Lowered((first, cut), nodes, constants)
+    return Lowered((lowest, cut), nodes, constants)
 
 
 def shard_slice(node: Node, context: LoweringContext) -> Lowered:

@@ -53,12 +53,12 @@ def lower(
         complete_phases(variant.graph.nodes)
         followed_states(variant.training)  # a process has begun with it, whose answer its sisters cannot read
 
-    checked, other = begin_all([lambda: _check_values(program), beside], len(program.source.graph.nodes))
-    asked = 0
+    checked, task = begin_all([lambda: _check_values(program), beside], len(program.source.graph.nodes))
+    agreed = 0
     for variant in program.variants:
         shardings = infer_shardings(variant)
         variant.sharded = shardings.parts()
-        asked += check_placements(variant, shardings)
+        agreed += check_placements(variant, shardings)
     if not checked.begun:
         checked.result()
     try:
@@ -71,12 +71,12 @@ def lower(
             advance("making ranks", number, len(ranks))
         advance("checking ranks")
         common = common_states(program)
-        checks = check_ranks(program, graphs, common, asked)
+        checks = check_ranks(program, graphs, common, agreed)
     except InvariantError:
         checked.result()  # it may say more: which rule the program breaks
         raise
     checked.result()
-    return LoweredProgram(graphs, common, checks, other)
+    return LoweredProgram(graphs, common, checks, task)
 
 
 def _check_values(program: SpmdProgram) -> None:

@@ -39,8 +39,8 @@ class _Part:
     def name(self, role: str) -> str:
         return inner(self.node.outputs[0], role)
 
-    def dims(self, place: int) -> tuple[int, ...]:
-        return self.context.types[self.node.inputs[place]].dims
+    def dims(self, index: int) -> tuple[int, ...]:
+        return self.context.types[self.node.inputs[index]].dims
 
     def constants(self, elsewhere: int = 0) -> dict[str, np.ndarray]:
         """Numbers by which indices of the whole dimension become those of the part; ``elsewhere``: for all others."""
@@ -123,9 +123,9 @@ def _reduced(part: _Part, reduction: str) -> Lowered:
     more, seeing, inside = part.seen(shape, count)
 
     def nodes() -> list[Node]:
-        own = make(node, "Where", [inside, node.inputs[2], part.name("neutral")], part.name("updates"))
+        masked = make(node, "Where", [inside, node.inputs[2], part.name("neutral")], part.name("updates"))
         inputs = [node.inputs[0], part.name("safe"), part.name("updates")]
-        return [*part.places(), *seeing, own, _scatter(part, inputs, node.outputs[0], reduction)]
+        return [*part.places(), *seeing, masked, _scatter(part, inputs, node.outputs[0], reduction)]
 
     return Lowered(reduction, nodes, part.constants() | more | {part.name("neutral"): neutral})
 

@@ -79,18 +79,18 @@ def _renamed(nodes: Iterable[Node], named: Mapping[str, str]) -> Iterable[Node]:
 
 def _refuse_batch(program: SpmdProgram, results: Mapping[str, str], needed: set[str], nodes: Sequence[Node]) -> None:
     """``nodes``: in order."""
-    given = next((name for name in program.training.batch if name in needed), None)
-    if given is None:
+    batch = next((name for name in program.training.batch if name in needed), None)
+    if batch is None:
         return
-    reached = {given}
+    reached = {batch}
     for node in nodes:
         if not reached.isdisjoint(node.reads):
             reached.update(node.outputs)
-    node = next(node for node in nodes if given in node.reads)
+    node = next(node for node in nodes if batch in node.reads)
     states = {state.output for state in program.states}
     late = next(name for name in sorted(results, key=states.__contains__, reverse=True) if results[name] in reached)
     raise UnsupportedError(
-        f"--accumulate: {show(late)} reads the batch {given!r} beside the gradients, at {node.label!r}: each "
+        f"--accumulate: {show(late)} reads the batch {batch!r} beside the gradients, at {node.label!r}: each "
         "micro-step has another one",
         "leave out --accumulate" + ("" if late in states else f", or the output {show(late)} of the model"),
     )

@@ -18,23 +18,23 @@ def check_variants(program: SpmdProgram) -> None:
     in one order, whatever their groups: ranks of two variants that wait in two groups for one another wait forever.
     """
     mine = dict(_common(program)) if program.others else {}
-    for other in program.others:
-        theirs = dict(_common(other))
+    for variant in program.others:
+        theirs = dict(_common(variant))
         for what, items in mine.items():
             if items != theirs[what]:
-                _refuse_single(program, other)
+                _refuse_single(program, variant)
                 a, b = next((a, b) for a, b in zip([*items, None], [*theirs[what], None]) if a != b)
-                where = f"ranks at {_where(program)} and at {_where(other)}"
+                where = f"ranks at {_where(program)} and at {_where(variant)}"
                 raise InvariantError(f"{where} have parts of other sizes, and their {what} differ: {a} and {b}")
 
 
-def _refuse_single(program: SpmdProgram, other: SpmdProgram) -> None:
+def _refuse_single(program: SpmdProgram, variant: SpmdProgram) -> None:
     """Raise UnsupportedError for a parameter that has one element at some places and not at others."""
     for state in program.training.parameters:
-        mine, theirs = (item.training.graph.types[state.tensor].elements for item in (program, other))
+        mine, theirs = (item.training.graph.types[state.tensor].elements for item in (program, variant))
         if 1 in (mine, theirs) and mine != theirs:
             raise UnsupportedError(
-                f"ranks at {_where(program)} have {mine} and ranks at {_where(other)} have {theirs} elements of "
+                f"ranks at {_where(program)} have {mine} and ranks at {_where(variant)} have {theirs} elements of "
                 f"{state.tensor!r}: a parameter of one element is not sharded, and all ranks must shard the same",
                 "shard another dimension of it, use other sizes, or set replicate",
             )

@@ -29,10 +29,10 @@ def changed(options: R | None, kind: type[R], changes: Mapping[str, Any]) -> R:
     if not isinstance(options, kind):
         hint = f"give a gopt.{kind.__name__}, or its fields as keywords"
         raise OptionError(f"options cannot be of type {type(options).__name__}", hint)
-    known = [field.name for field in fields(kind)]
+    names = [field.name for field in fields(kind)]
     for name in changes:
-        if name not in known:
-            raise unknown(name, known)
+        if name not in names:
+            raise unknown(name, names)
     return replace(options, **changes)
 
 
@@ -41,9 +41,9 @@ def spelled(kind: type[R]) -> type[R]:
     make = kind.__init__
 
     @functools.wraps(make)
-    def named(self: Any, *given: Any, **changes: Any) -> None:
+    def named(self: Any, *args: Any, **changes: Any) -> None:
         try:
-            make(self, *given, **changes)
+            make(self, *args, **changes)
         except GoptError as error:
             error.spell(functools.partial(keyword_text, known=changes))
             raise
@@ -82,10 +82,10 @@ def check_least(record: Any, **least: int) -> None:
 
 def check_words(record: Any, **words: Collection[str]) -> None:
     """Raise OptionError for a field that holds none of its words; a field that is None says nothing."""
-    for name, known in words.items():
+    for name, names in words.items():
         value = getattr(record, name)
-        if value is not None and value not in known:
-            raise OptionError(f"option {name} cannot be {show(value)}", f"it takes {' or '.join(known)}")
+        if value is not None and value not in names:
+            raise OptionError(f"option {name} cannot be {show(value)}", f"it takes {' or '.join(names)}")
 
 
 def check_deadline(seconds: float | None) -> None:

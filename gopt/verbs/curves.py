@@ -21,15 +21,15 @@ def check_writer() -> None:
 
 def scalars(progress: Progress) -> dict[str, float]:
     """The values of a step's curves, by tag."""
-    found = {"train/loss": progress.loss}
-    found |= {f"train/{name}": value for name, value in progress.means.items()}
-    found |= {f"hyper/{name}": value for name, value in progress.hyper.items()}
-    found["speed/samples_per_second"] = progress.samples_per_second
+    figures = {"train/loss": progress.loss}
+    figures |= {f"train/{name}": value for name, value in progress.means.items()}
+    figures |= {f"hyper/{name}": value for name, value in progress.hyper.items()}
+    figures["speed/samples_per_second"] = progress.samples_per_second
     if progress.tokens:
-        found["speed/tokens_per_second"] = progress.tokens_per_second
+        figures["speed/tokens_per_second"] = progress.tokens_per_second
     if progress.evaluation is not None:
-        found |= {f"eval/{name}": value for name, value in progress.evaluation.values.items()}
-    return found
+        figures |= {f"eval/{name}": value for name, value in progress.evaluation.values.items()}
+    return figures
 
 
 @contextmanager

@@ -145,7 +145,7 @@ class RunOptions:
     def job(self, folder: Path, data: str | BatchStream, steps: int) -> Job:
         """The job of ``steps`` steps on the samples of ``data``."""
         return Job(
-            folder=folder, data=data, steps=steps, settings={name: str(each) for name, each in self.settings.items()},
+            folder=folder, data=data, steps=steps, settings={name: str(value) for name, value in self.settings.items()},
             state=None if self.state is None else os.fspath(self.state), shuffle=self.shuffle,
             draws=self.draws, last=None if self.last is None else Last(self.last),
             batch_size=self.batch_size,
@@ -224,10 +224,10 @@ class RunOptions:
             OnNan(self.nan), None if self.stop is None else StopFault(self.stop), self.on_trainer_loss == "continue",
             self.staleness, tell, summarise,
         )  # fmt: skip
-        found = ServerJob.read(job, self.trainers, self.roles)
-        faults.check(found.plan)
-        check_recordable(job, found.plan)
-        return replace(found, faults=faults)
+        server_job = ServerJob.read(job, self.trainers, self.roles)
+        faults.check(server_job.plan)
+        check_recordable(job, server_job.plan)
+        return replace(server_job, faults=faults)
 
 
 class RunKeywords(TypedDict, total=False):

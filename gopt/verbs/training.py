@@ -46,8 +46,8 @@ def train_ranks(job: Job, mesh: Mesh, deadline: float, hooks: RunHooks) -> tuple
         trainer.run(hooks.on_step, lambda: hooks.on_start(trainer.step, trainer.note))
         return trainer.step, trainer.stopped
 
-    found: tuple[int, int] = run_threads(mesh, deadline, live)[0]
-    return found
+    endpoints: tuple[int, int] = run_threads(mesh, deadline, live)[0]
+    return endpoints
 
 
 def train_endpoints(server_job: ServerJob, deadline: float, hooks: RunHooks) -> tuple[int, int]:

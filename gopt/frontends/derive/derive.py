@@ -81,7 +81,7 @@ def derive(
     advance("reading the model")
     model = read_forward(forward, options.dims)
     with TemporaryDirectory(prefix="gopt-derive-") as folder:
-        if sum(each.nbytes for each in model.stored.values()) > IN_MEMORY:
+        if sum(tensor.nbytes for tensor in model.stored.values()) > IN_MEMORY:
             _move_to_file(model.stored.values(), os.path.join(folder, "values"))
         advance("differentiating")
         step = write_step(model, options)
@@ -92,7 +92,7 @@ def derive(
     fed = tuple(name for name in graph.inputs if name not in graph.initializers)
     return Derived(
         str(Path(output)), data, len(model.model.graph.node), len(graph.nodes), len(step.parameters), step.states,
-        sum(each.nbytes for each in graph.initializers.values()), fed,
+        sum(tensor.nbytes for tensor in graph.initializers.values()), fed,
         options.rule.lr if options.lr is None else None, step.lr, confirmed, (*step.notes, *constant),
     )  # fmt: skip
 
@@ -103,8 +103,8 @@ def _move_to_file(tensors: Iterable[Tensor], path: str) -> None:
         with open(path, "wb") as file:
             for tensor in tensors:
                 if tensor.array is not None and tensor.array.nbytes == tensor.nbytes:
-                    place = file.tell()
+                    offset = file.tell()
                     file.write(np.ascontiguousarray(tensor.array).reshape(-1).view(np.uint8).data)
-                    tensor.array, tensor.path, tensor.offset = None, path, place
+                    tensor.array, tensor.path, tensor.offset = None, path, offset
     except OSError as error:
         raise RunError(f"cannot write {path}: {reason(error)}", "TMPDIR names another folder") from error

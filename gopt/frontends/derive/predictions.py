@@ -42,8 +42,8 @@ def before(forward: ForwardModel, prediction: str, op_type: str, kind: TensorTyp
     if node is None or node.op_type != op_type or node.domain not in ("", "ai.onnx"):
         return ""
     rank = len(kind.dims)
-    given = next((helper.get_attribute_value(each) for each in node.attribute if each.name == "axis"), -1)
-    if op_type == "Softmax" and given % rank != (1 if axis is None else axis) % rank:
+    axis_set = next((helper.get_attribute_value(attr) for attr in node.attribute if attr.name == "axis"), -1)
+    if op_type == "Softmax" and axis_set % rank != (1 if axis is None else axis) % rank:
         return ""
     return str(node.input[0])
 

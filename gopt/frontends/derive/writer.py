@@ -43,7 +43,7 @@ class StepWriter:
     ) -> list[str]:
         """Append a function's nodes, with ``attributes`` as constants of ``dtype``; returns the results' names."""
         tensors = {name: scalar_of(value, dtype) for name, value in attributes.items()}
-        outputs = [self._names.take(each) for each in wished]
+        outputs = [self._names.take(name) for name in wished]
         nodes = call(text, inputs, outputs, tensors, f"{self._inner}.{outputs[0]}")
         self.model.graph.node.extend(nodes)
         return outputs
@@ -74,10 +74,10 @@ class StepWriter:
         self.model.graph.input.append(value_info(name, kind))
         return name
 
-    def state(self, wished: str, first: Tensor) -> str:
+    def state(self, wished: str, start: Tensor) -> str:
         """Add an input that a step replaces, with its first value."""
-        name = self.input(wished, first.type)
-        self.values[name] = first
+        name = self.input(wished, start.type)
+        self.values[name] = start
         return name
 
     def replace(self, name: str, kind: TensorType, updated: str) -> None:

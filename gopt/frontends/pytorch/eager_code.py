@@ -88,11 +88,11 @@ def embedding_bag(
     if padding_idx is not None and padding_idx >= 0:
         counts = (indices != padding_idx).to(weight.dtype)
         rows = rows * counts[:, None]
-    found = torch.zeros(starts.shape[0], weight.shape[1], dtype=weight.dtype).index_add(0, bags, rows)
+    summed = torch.zeros(starts.shape[0], weight.shape[1], dtype=weight.dtype).index_add(0, bags, rows)
     if mode == 1:
         sizes = torch.zeros(starts.shape[0], dtype=weight.dtype).index_add(0, bags, counts)
-        found = found / sizes.clamp(min=1)[:, None]
-    return found, bags, starts, starts
+        summed = summed / sizes.clamp(min=1)[:, None]
+    return summed, bags, starts, starts
 
 
 def distances(x1: Any, x2: Any, p: Any = 2.0, compute_mode: Any = None) -> Any:
@@ -119,16 +119,16 @@ def extreme(builtin: Any, function: Any) -> Any:
     def either(*args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) != 2 or not any(isinstance(a, Tensor) for a in args):
             return builtin(*args, **kwargs)
-        first = next(a for a in args if isinstance(a, Tensor))
-        return function(*(a if isinstance(a, Tensor) else torch.full_like(first, a) for a in args))
+        tensor = next(a for a in args if isinstance(a, Tensor))
+        return function(*(a if isinstance(a, Tensor) else torch.full_like(tensor, a) for a in args))
 
     return either
 
 
 def _modules_of(optimizers: Any) -> list[Any]:
     """``torch.optim`` and the packages that the classes of ``optimizers`` come from."""
-    classes = {each for optimizer in optimizers for each in type(optimizer).__mro__}
-    packages = {each.__module__.partition(".")[0] for each in classes} - {"torch", "builtins", "abc", "typing"}
+    classes = {base for optimizer in optimizers for base in type(optimizer).__mro__}
+    packages = {type_.__module__.partition(".")[0] for type_ in classes} - {"torch", "builtins", "abc", "typing"}
     return [
         module
         for name, module in list(sys.modules.items())
@@ -138,15 +138,15 @@ def _modules_of(optimizers: Any) -> list[Any]:
 
 def _for_tensors(module: Any) -> dict[str, Any]:
     """Name -> what takes its place in a module: `math` and its functions under any name, `max` and `min`."""
-    found: dict[str, Any] = {
+    names: dict[str, Any] = {
         "max": extreme(builtins.max, torch.maximum), "min": extreme(builtins.min, torch.minimum)
     }  # fmt: skip
     for name, value in vars(module).items():
         if value is math:
-            found[name] = TensorMath()
+            names[name] = TensorMath()
         elif isinstance(value, types.BuiltinFunctionType) and value.__module__ == "math":
-            found[name] = getattr(TensorMath(), value.__name__)
-    return found
+            names[name] = getattr(TensorMath(), value.__name__)
+    return names
 
 
 @contextlib.contextmanager

@@ -35,9 +35,9 @@ class Rates:
 def group_rates(recipe: Recipe, scheduled: bool) -> dict[tuple[int, int], Rates]:
     """Optimizer and group -> its rates. ``scheduled``: those before the schedule, which the graph computes."""
     groups = {
-        (index, place): group
+        (index, number): group
         for index, optimizer in enumerate(recipe.optimizers)
-        for place, group in enumerate(optimizer.param_groups)
+        for number, group in enumerate(optimizer.param_groups)
         if "lr" in group
     }
     if scheduled:
@@ -107,16 +107,16 @@ def scheduled_options(
 
 def _numbers(index: int, number: int, group: Mapping[str, Any]) -> Iterator[tuple[OptionPlace, float]]:
     for option, value in group.items():
-        for member, each in enumerate(value) if isinstance(value, tuple) else [(None, value)]:
-            if option == LR or is_number(each) or (isinstance(each, torch.Tensor) and each.numel() == 1):
-                yield (index, number, option, member), float(each)
+        for member, entry in enumerate(value) if isinstance(value, tuple) else [(None, value)]:
+            if option == LR or is_number(entry) or (isinstance(entry, torch.Tensor) and entry.numel() == 1):
+                yield (index, number, option, member), float(entry)
 
 
-def _rule(scheduler: Any, optimizer: Any, place: int) -> Hashable:
+def _rule(scheduler: Any, optimizer: Any, number: int) -> Hashable:
     """The rule of a group's rate: the optimizer's schedule, and the functions of the group."""
     if getattr(scheduler, "optimizer", None) is not optimizer:
         return "none"
     inner = getattr(scheduler, "_schedulers", ())
     functions = getattr(scheduler, "lr_lambdas", None)
-    own = () if functions is None else (id(functions[place]),)
-    return (*own, *(_rule(each, optimizer, place) for each in inner))
+    functions_here = () if functions is None else (id(functions[number]),)
+    return (*functions_here, *(_rule(scheduler_inside, optimizer, number) for scheduler_inside in inner))

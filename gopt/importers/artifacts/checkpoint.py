@@ -107,9 +107,9 @@ def _checkpoint(path: Path, root: Fields) -> OrtCheckpoint:
     module, bag = root.table(1), root.table(3)
     properties: dict[str, int | float | str] = {}
     if bag is not None:
-        properties |= {each.text(0): each.number(1, number_types.Int64Flags) for each in bag.tables(0)}
-        properties |= {each.text(0): each.number(1, number_types.Float32Flags) for each in bag.tables(1)}
-        properties |= {each.text(0): each.text(1) for each in bag.tables(2)}
+        properties |= {table.text(0): table.number(1, number_types.Int64Flags) for table in bag.tables(0)}
+        properties |= {table.text(0): table.number(1, number_types.Float32Flags) for table in bag.tables(1)}
+        properties |= {table.text(0): table.text(1) for table in bag.tables(2)}
     return OrtCheckpoint(
         path=path,
         version=root.number(0, number_types.Int32Flags),
@@ -123,13 +123,13 @@ def _checkpoint(path: Path, root: Fields) -> OrtCheckpoint:
 
 
 def _tensors(tables: Iterable[Fields]) -> tuple[Stored, ...]:
-    found = tuple(map(_tensor, tables))
-    seen: set[str] = set()
-    for each in found:
-        if each.name in seen:
-            raise ValueError(f"it has {show(each.name)} twice")
-        seen.add(each.name)
-    return found
+    tensors = tuple(map(_tensor, tables))
+    names: set[str] = set()
+    for tensor in tensors:
+        if tensor.name in names:
+            raise ValueError(f"it has {show(tensor.name)} twice")
+        names.add(tensor.name)
+    return tensors
 
 
 def _tensor(fields: Fields) -> Stored:
@@ -141,7 +141,7 @@ def _tensor(fields: Fields) -> Stored:
 
 
 def _group(fields: Fields) -> OptimizerGroup:
-    parameters = tuple(ParameterStates(each.text(0), _tensors(each.tables(1))) for each in fields.tables(3))
+    parameters = tuple(ParameterStates(table.text(0), _tensors(table.tables(1))) for table in fields.tables(3))
     return OptimizerGroup(
         fields.text(0), fields.number(1, number_types.Int64Flags), fields.number(2, number_types.Float32Flags),
         parameters,

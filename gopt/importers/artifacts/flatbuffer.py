@@ -24,10 +24,10 @@ class ByteRange:
 class Fields:
     """One table. Raises ValueError, IndexError or struct.error where the bytes do not hold what they say."""
 
-    def __init__(self, data: bytes, place: int) -> None:
-        if not 0 <= place < len(data):
-            raise ValueError(f"a table at byte {place} of {len(data)}")
-        self._data, self._table = data, Table(data, place)
+    def __init__(self, data: bytes, start: int) -> None:
+        if not 0 <= start < len(data):
+            raise ValueError(f"a table at byte {start} of {len(data)}")
+        self._data, self._table = data, Table(data, start)
 
     @classmethod
     def root(cls, data: bytes) -> Fields:
@@ -36,27 +36,27 @@ class Fields:
 
     def number(self, field: int, flags: Any, default: Any = 0) -> Any:
         """A number; ``default`` where it is not stored."""
-        place = self._place(field)
-        return self._table.Get(flags, place) if place else default
+        offset = self._place(field)
+        return self._table.Get(flags, offset) if offset else default
 
     def text(self, field: int) -> str:
         """A string, '' where it is not stored."""
-        place = self._place(field)
-        return self._table.String(place).decode("utf-8") if place else ""
+        offset = self._place(field)
+        return self._table.String(offset).decode("utf-8") if offset else ""
 
     def table(self, field: int) -> Fields | None:
         """A table, None where it is not stored."""
-        place = self._place(field)
-        return Fields(self._data, self._table.Indirect(place)) if place else None
+        offset = self._place(field)
+        return Fields(self._data, self._table.Indirect(offset)) if offset else None
 
     def tables(self, field: int) -> Iterator[Fields]:
         """A list of tables."""
-        for place in self._items(field, 4):
-            yield Fields(self._data, self._table.Indirect(place))
+        for offset in self._items(field, 4):
+            yield Fields(self._data, self._table.Indirect(offset))
 
     def numbers(self, field: int, flags: Any) -> list[int]:
         """A list of numbers."""
-        return [self._table.Get(flags, place) for place in self._items(field, flags.bytewidth)]
+        return [self._table.Get(flags, offset) for offset in self._items(field, flags.bytewidth)]
 
     def byte_range(self, field: int) -> ByteRange | None:
         """Where a list of bytes lies, None where it is not stored; the bytes are not read."""

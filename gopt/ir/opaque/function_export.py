@@ -19,26 +19,26 @@ def with_functions(
 
     A second body of one operator gets an overload of its own, and so do the nodes that need it.
     """
-    held = {(each.domain, each.name, each.overload): _bytes(each) for each in header.functions}
-    found: list[FunctionProto] = []
+    body_of = {(function.domain, function.name, function.overload): _bytes(function) for function in header.functions}
+    functions: list[FunctionProto] = []
     result: list[Node] = []
     for node, function in nodes:
         if function is None:
             result.append(node)
             continue
         body, number, overload = _bytes(function), 0, ""
-        while held.get((function.domain, function.name, overload), body) != body:
+        while body_of.get((function.domain, function.name, overload), body) != body:
             number += 1
             overload = f"body{number}"
         key = (function.domain, function.name, overload)
-        if key not in held:
-            held[key] = body
+        if key not in body_of:
+            body_of[key] = body
             copy = FunctionProto()
             copy.CopyFrom(function)
             copy.overload = overload
-            found.append(copy)
+            functions.append(copy)
         result.append(_overloaded(node, overload) if overload else node)
-    return result, found
+    return result, functions
 
 
 def _bytes(function: FunctionProto) -> bytes:
@@ -74,8 +74,8 @@ def source_nodes(graph: Graph) -> tuple[list[Node], list[FunctionProto]]:
 
 
 def _calls(graph: Graph) -> list[OpaqueCall]:
-    found = {node.origin.call.number: node.origin.call for node in graph.nodes if isinstance(node.origin, Origin)}
-    return list(found.values())
+    call_of = {node.origin.call.number: node.origin.call for node in graph.nodes if isinstance(node.origin, Origin)}
+    return list(call_of.values())
 
 
 def _function(graph: Graph, call: OpaqueCall | None) -> FunctionProto | None:
@@ -88,10 +88,10 @@ def prepare(header: ModelProto, functions: Sequence[FunctionProto]) -> None:
     """Prepare a file's header for functions: the version that has them, and the operator sets they import."""
     if not functions:
         return
-    oldest = 10 if any(each.overload for each in functions) else 8
+    oldest = 10 if any(function.overload for function in functions) else 8
     header.ir_version = max(header.ir_version, oldest)
     header.functions.extend(functions)
-    domains = {each.domain for each in header.opset_import}
-    for each in dict.fromkeys(function.domain for function in functions):
-        if each not in domains:
-            header.opset_import.add(domain=each, version=1)
+    domains = {opset.domain for opset in header.opset_import}
+    for domain in dict.fromkeys(function.domain for function in functions):
+        if domain not in domains:
+            header.opset_import.add(domain=domain, version=1)

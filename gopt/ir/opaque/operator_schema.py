@@ -83,22 +83,22 @@ class OperatorSchema:
 
         Raises InputError when a slot that must be there is not, or the lists do not come out even.
         """
-        given = SlotValues()
-        given.scalars, given.weights = self._read(label, self.inputs, inputs)
-        given.results, given.updated = self._read(label, self.outputs, outputs)
-        if len(given.weights) != len(given.updated):
+        values = SlotValues()
+        values.scalars, values.weights = self._read(label, self.inputs, inputs)
+        values.results, values.updated = self._read(label, self.outputs, outputs)
+        if len(values.weights) != len(values.updated):
             raise InputError(
-                f"{self.op_type} {label!r} has {len(given.weights)} weights, but {len(given.updated)} new",
+                f"{self.op_type} {label!r} has {len(values.weights)} weights, but {len(values.updated)} new",
                 "give one new value for each weight",
             )
         for slot in self.inputs:
-            for table in given.weights if slot.each else [given.scalars]:
+            for table in values.weights if slot.each else [values.scalars]:
                 if slot.name not in table and not slot.optional:
                     raise InputError(
                         f"{self.op_type} {label!r} has no {slot.name}",
                         "gopt help optimizers lists the operators that gopt knows",
                     )
-        return given
+        return values
 
     def _read(self, label: str, slots: Sequence[SchemaSlot], names: Sequence[str]) -> tuple[Values, list[Values]]:
         if self.arrangement in (Arrangement.SINGLE, Arrangement.SEQUENCE):
@@ -107,26 +107,26 @@ class OperatorSchema:
                     f"{self.op_type} {label!r} has {len(names)} values, it takes {len(slots)}",
                     "gopt help optimizers lists the operators that gopt knows",
                 )
-            found = {slot.name: name for slot, name in zip(slots, names) if name}
-            each = {slot.name for slot in slots if slot.each}
-            return {k: v for k, v in found.items() if k not in each}, [{k: v for k, v in found.items() if k in each}]
-        alone = [slot for slot in slots if not slot.each]
-        each = [slot.name for slot in slots if slot.each]  # type: ignore[assignment]
-        scalars = {slot.name: name for slot, name in zip(alone, names) if name}
-        rest = list(names[len(alone) :])
+            table = {slot.name: name for slot, name in zip(slots, names) if name}
+            many = {slot.name for slot in slots if slot.each}
+            return {k: v for k, v in table.items() if k not in many}, [{k: v for k, v in table.items() if k in many}]
+        scalars_only = [slot for slot in slots if not slot.each]
+        many = [slot.name for slot in slots if slot.each]  # type: ignore[assignment]
+        scalars = {slot.name: name for slot, name in zip(scalars_only, names) if name}
+        rest = list(names[len(scalars_only) :])
         if self.arrangement is Arrangement.GROUPED:
-            rest += [""] * (-len(rest) % len(each))  # an exporter may leave out absent values at the end
-        if not rest or len(rest) % len(each):
+            rest += [""] * (-len(rest) % len(many))  # an exporter may leave out absent values at the end
+        if not rest or len(rest) % len(many):
             raise InputError(
-                f"{self.op_type} {label!r} lists {len(rest)} values in groups of {len(each)}",
+                f"{self.op_type} {label!r} lists {len(rest)} values in groups of {len(many)}",
                 "list as many values of each kind as there are weights",
             )
-        count = len(rest) // len(each)
+        count = len(rest) // len(many)
         if self.arrangement is Arrangement.GROUPED:
-            groups: Iterable[Sequence[str]] = (rest[i * len(each) : (i + 1) * len(each)] for i in range(count))
+            groups: Iterable[Sequence[str]] = (rest[i * len(many) : (i + 1) * len(many)] for i in range(count))
         else:
-            groups = zip(*(rest[i * count : (i + 1) * count] for i in range(len(each))))
-        return scalars, [{slot: name for slot, name in zip(each, group) if name} for group in groups]
+            groups = zip(*(rest[i * count : (i + 1) * count] for i in range(len(many))))
+        return scalars, [{slot: name for slot, name in zip(many, group) if name} for group in groups]
 
     # --- from slots to a node -----------------------------------------------------------------------------------
 
@@ -136,11 +136,11 @@ class OperatorSchema:
         if self.arrangement in (Arrangement.SINGLE, Arrangement.SEQUENCE):
             names = [(weights[0] if slot.each else scalars).get(slot.name, "") for slot in slots]
         else:
-            each = [slot.name for slot in slots if slot.each]
+            repeated = [slot.name for slot in slots if slot.each]
             names = [scalars.get(slot.name, "") for slot in slots if not slot.each]
             if self.arrangement is Arrangement.GROUPED:
-                return names + [table.get(slot, "") for table in weights for slot in each]
-            return names + [table.get(slot, "") for slot in each for table in weights]
+                return names + [table.get(slot, "") for table in weights for slot in repeated]
+            return names + [table.get(slot, "") for slot in repeated for table in weights]
         while names and not names[-1]:
             names.pop()
         return names
@@ -170,8 +170,8 @@ class OperatorSchema:
                 )
         settled = {**self.attributes, **attributes}
         for name in self.lists:
-            held = settled[name]
-            values = list(held) if isinstance(held, (list, tuple)) else [held] * weights
+            value_set = settled[name]
+            values = list(value_set) if isinstance(value_set, (list, tuple)) else [value_set] * weights
             if len(values) < weights:
                 raise InputError(
                     f"{self.op_type} {label!r}: {name} has {len(values)} numbers for {weights} weights",
@@ -190,5 +190,5 @@ class OperatorSchema:
             return isinstance(value, str)
         kind = int if self._is_whole(name) else (int, float)
         if name in self.lists and isinstance(value, (list, tuple)):
-            return all(isinstance(each, kind) for each in value)
+            return all(isinstance(member, kind) for member in value)
         return isinstance(value, kind)

@@ -78,5 +78,5 @@ def run_written(operator: OperatorUse) -> int | None:
     at, length = operator.constant(1), operator.size(0, 0)
     if at is None or not at.size or at.size == length or length % at.size or int(at[0, 0]) % at.size:
         return None
-    first = int(at[0, 0])
-    return first // at.size if (at[:, 0] == np.arange(first, first + at.size)).all() and first >= 0 else None
+    start = int(at[0, 0])
+    return start // at.size if (at[:, 0] == np.arange(start, start + at.size)).all() and start >= 0 else None

@@ -22,7 +22,7 @@ def elementwise(operator: OperatorUse) -> Iterator[DimFactor]:
     """Each dimension of the result, with those of operands that are not broadcast along it."""
     out, count = operator.made(), len(operator.operands)
     for dim in range(len(out)):
-        yield DimFactor(tuple(meets(operator.dims(place), out, dim) for place in range(count)), (dim,))
+        yield DimFactor(tuple(meets(operator.dims(index), out, dim) for index in range(count)), (dim,))
 
 
 def of_first(operator: OperatorUse) -> Iterator[DimFactor]:
@@ -55,17 +55,17 @@ def quantised(operator: OperatorUse) -> Iterator[DimFactor]:
 def axes_of(operator: OperatorUse) -> tuple[int, ...] | None:
     """The axes that a reduction, a Squeeze or the like acts on; None where they are not known."""
     rank = operator.rank(0)
-    given: Sequence[int] = ()
+    axes: Sequence[int] = ()
     if "axes" in operator.attributes:
-        given = operator.attributes["axes"]
+        axes = operator.attributes["axes"]
     elif operator.has(1):
         value = operator.constant(1)
         if value is None:
             return None
-        given = value.reshape(-1).tolist()
-    if not list(given) and not operator.attributes.get("noop_with_empty_axes", 0):
-        given = range(rank)
-    return tuple(sorted(axis % rank for axis in given)) if rank else ()
+        axes = value.reshape(-1).tolist()
+    if not list(axes) and not operator.attributes.get("noop_with_empty_axes", 0):
+        axes = range(rank)
+    return tuple(sorted(axis % rank for axis in axes)) if rank else ()
 
 
 def reduction(pieces: str) -> DimFactors:
@@ -124,7 +124,7 @@ def in_front(operator: OperatorUse) -> Iterator[DimFactor]:
     cut."""
     dims, axis = operator.dims(0), operator.axis(-1)
     for dim in range(axis):
-        rest = [meets(operator.dims(place), dims, dim) for place in range(1, len(operator.operands))]
+        rest = [meets(operator.dims(index), dims, dim) for index in range(1, len(operator.operands))]
         yield DimFactor((dim, *rest), all_results(operator, dim))
 
 

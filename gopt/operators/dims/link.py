@@ -37,13 +37,13 @@ class OperatorUse:
     constant: Callable[[int], np.ndarray | None]
     opset: int = 20
 
-    def has(self, place: int) -> bool:
+    def has(self, index: int) -> bool:
         """Return whether an operand is there."""
-        return place < len(self.operands) and self.operands[place] is not None
+        return index < len(self.operands) and self.operands[index] is not None
 
-    def dims(self, place: int) -> tuple[int, ...]:
+    def dims(self, index: int) -> tuple[int, ...]:
         """The shape of an operand; () where it is absent."""
-        type = self.operands[place] if place < len(self.operands) else None
+        type = self.operands[index] if index < len(self.operands) else None
         return type.dims if type is not None else ()
 
     def made(self, place: int = 0) -> tuple[int, ...]:
@@ -51,13 +51,13 @@ class OperatorUse:
         type = self.results[place]
         return type.dims if type is not None else ()
 
-    def rank(self, place: int) -> int:
+    def rank(self, index: int) -> int:
         """Dimensions of an operand; 0 where it is absent."""
-        return len(self.dims(place))
+        return len(self.dims(index))
 
-    def size(self, place: int, dim: int) -> int:
+    def size(self, index: int, dim: int) -> int:
         """Elements of an operand's dimension."""
-        return self.dims(place)[dim]
+        return self.dims(index)[dim]
 
     def axis(self, default: int, rank: int | None = None) -> int:
         """The attribute ``axis``, counted from the front; ``rank``: of what it counts, operand 0 if None."""
@@ -130,10 +130,10 @@ def linked(links: DimFactors) -> Rule:
                 continue
             if link.reduce == "mean" and len(set(shard.sizes)) > 1:
                 continue  # a mean of unequal parts' means is not the mean
-            made: Placement = Partial(link.reduce) if link.reduce else REPLICATED
+            rest: Placement = Partial(link.reduce) if link.reduce else REPLICATED
             yield Strategy(
                 tuple(_placed(steps, where, REPLICATED) for where in link.operands),
-                tuple(_placed(steps, where, made) for where in link.results),
+                tuple(_placed(steps, where, rest) for where in link.results),
                 link.masked,
             )
 
@@ -150,10 +150,10 @@ def _steps(where: Where, shard: Shard) -> Shard | None:
     return Shard(0, tuple(size // index.unit for size in shard.sizes), shard.runs // index.runs)
 
 
-def _placed(steps: Shard, where: Where, other: Placement) -> Placement:
+def _placed(steps: Shard, where: Where, elsewhere: Placement) -> Placement:
     index = Index(where) if isinstance(where, int) else where
     if index is None:
-        return other
+        return elsewhere
     return Shard(index.dim, tuple(size * index.unit for size in steps.sizes), steps.runs * index.runs)
 
 
@@ -162,8 +162,8 @@ def _placed(steps: Shard, where: Where, other: Placement) -> Placement:
 
 def meets(dims: Sequence[int], whole: Sequence[int], dim: int) -> int | None:
     """The dimension of a value that broadcasts into dimension ``dim`` of ``whole``; None where it is repeated."""
-    own = dim - (len(whole) - len(dims))
-    return own if own >= 0 and dims[own] == whole[dim] else None
+    aligned = dim - (len(whole) - len(dims))
+    return aligned if aligned >= 0 and dims[aligned] == whole[dim] else None
 
 
 def first_of(operator: OperatorUse, where: Where) -> tuple[Where, ...]:
@@ -178,7 +178,7 @@ def all_results(operator: OperatorUse, where: Where) -> tuple[Where, ...]:
 
 def given_of(operator: OperatorUse, *row: Where) -> tuple[Where, ...]:
     """One entry for each operand that the node names; those that are absent have no index."""
-    return tuple(where if operator.has(place) else None for place, where in enumerate(row[: len(operator.operands)]))
+    return tuple(where if operator.has(index) else None for index, where in enumerate(row[: len(operator.operands)]))
 
 
 def made_of(operator: OperatorUse, *row: Where) -> tuple[Where, ...]:

@@ -68,8 +68,8 @@ def loss(operator: OperatorUse) -> Iterator[DimFactor]:
         if dim != 1:
             label = dim - (dim > 1)
             results = made_of(operator, label if reduce == "none" else None, dim)
-            made = "" if reduce == "none" else reduce
-            yield DimFactor(given_of(operator, dim, label, None), results, made, filled=filled)
+            pieces = "" if reduce == "none" else reduce
+            yield DimFactor(given_of(operator, dim, label, None), results, pieces, filled=filled)
 
 
 def depth_space(operator: OperatorUse) -> Iterator[DimFactor]:
@@ -93,11 +93,11 @@ def resize(operator: OperatorUse) -> Iterator[DimFactor]:
     mode = operator.attributes.get("coordinate_transformation_mode", "half_pixel")
     if mode == "tf_crop_and_resize" or operator.attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         return
-    before, after, place = operator.dims(0), operator.made(), 1 if operator.opset < 11 else 2
+    before, after, operand = operator.dims(0), operator.made(), 1 if operator.opset < 11 else 2
     axes = [axis % len(before) for axis in operator.attributes.get("axes", range(len(before)))]
     factors = {dim: new / max(old, 1) for dim, (old, new) in enumerate(zip(before, after))}
-    if operator.has(place) and operator.dims(place) != (0,):
-        scales = operator.constant(place)
+    if operator.has(operand) and operator.dims(operand) != (0,):
+        scales = operator.constant(operand)
         if scales is None:
             return
         factors |= dict(zip(axes, scales.tolist()))
@@ -111,12 +111,12 @@ def resize(operator: OperatorUse) -> Iterator[DimFactor]:
 
 def _repeats(operator: OperatorUse) -> bool:
     """Return whether a Resize by a whole number takes each place as often as that, one after the other."""
-    given = operator.attributes
-    if given.get("mode", "nearest") != "nearest":
+    attributes = operator.attributes
+    if attributes.get("mode", "nearest") != "nearest":
         return False
     if operator.opset < 11:
         return True
-    where = given.get("coordinate_transformation_mode", "half_pixel")
-    how = given.get("nearest_mode", "round_prefer_floor")
+    where = attributes.get("coordinate_transformation_mode", "half_pixel")
+    how = attributes.get("nearest_mode", "round_prefer_floor")
     halves = where in ("half_pixel", "pytorch_half_pixel") and how in ("round_prefer_floor", "round_prefer_ceil")
     return halves or (where == "asymmetric" and how == "floor")
