@@ -1,4 +1,4 @@
-"""Operators and values that passes added: their ranks, their purpose, and the local shapes on each rank."""
+"""Operators and values passes added: their ranks, their purpose, and the local shapes on each rank."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def added(
     ranks: Sequence[RankGraph],
     calls: Iterable[CollectiveCall],
 ) -> tuple[list[OpFact], list[AddedVarFact]]:
-    """Operators and values that passes made, with the ranks that have them."""
+    """Operators and values passes made, with the ranks that have them."""
     additions = _Added(program, {call.node.outputs[0]: call.carries for call in calls if call.node.outputs})
     for variant, members in classes:
         additions.shared_nodes(variant, members)
@@ -86,7 +86,7 @@ class _Added:
         self._renamed: dict[RankBlock, list[Node]] = {}
 
     def shared_nodes(self, program: SpmdProgram, members: Sequence[int]) -> None:
-        """Nodes that all ranks of a variant run on values that are alike on all."""
+        """Nodes all ranks of a variant run on values that are alike on all."""
         on_all = dict.fromkeys(members)
         renamed = {sums.added for sums in program.accumulators} | set(program.loop_carried.values())
         for node in program.graph.nodes:
@@ -102,7 +102,7 @@ class _Added:
                 self._var(name, node).shapes.setdefault(program.graph.type_of(name), {}).update(on_all)
 
     def shared_constants(self, graph: Graph, members: Sequence[int]) -> None:
-        """Initializers that passes made and that all ranks of a variant have."""
+        """Initializers passes made and that all ranks of a variant have."""
         new = [name for name in graph.initializers if self._is_new(name)]
         used = graph.used() if new else set()
         for name in new:
@@ -223,5 +223,5 @@ def _pass_of(name: str) -> str:
 
 
 def bucket_of(names: Iterable[str]) -> str | None:
-    """The bucket of the first of some values that has one in its name."""
+    """The bucket of the first of some values that has one in the name."""
     return next((match[1] for name in names if (match := _BUCKET.match(name))), None)

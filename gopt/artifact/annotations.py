@@ -18,10 +18,10 @@ from gopt.text.sanitize import show
 
 
 def annotated(graph: Graph, nodes: Sequence[Node], program: SpmdProgram) -> tuple[onnx.ModelProto, list[Node]]:
-    """Add a device configuration for the mesh to a source's header, and sharding specs of states to its nodes.
+    """Add a device configuration for the mesh to a source's header, and sharding specs of states to the nodes.
 
-    The configuration has a device for each rank. A spec covers each state of which ranks hold parts, at each node that
-    reads it. A sharding that ONNX specs cannot express is left out: slices of a bucket that are not equal runs of rows.
+    The configuration has a device for each rank. A spec covers each state of which ranks hold parts, at each node
+    reading it. A sharding ONNX specs cannot express is left out: slices of a bucket that are not equal runs of rows.
     Configurations that gopt wrote before are replaced.
     """
     mesh = program.mesh

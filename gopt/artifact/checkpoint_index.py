@@ -166,7 +166,7 @@ def open_index(folder: Path) -> CheckpointIndex:
 
 
 def check_states_file(path: Path, entry: FileEntry | None) -> None:
-    """Raise RunError when a rank's file is missing, or differs from its ``entry`` of the index."""
+    """Raise RunError when a rank's file is missing, or differs from the ``entry`` of the index."""
     if entry is None or not path.is_file():
         raise RunError(f"checkpoint {path.parent} lacks {path.name}", "remove it to continue from the one before")
     if is_unchecked():

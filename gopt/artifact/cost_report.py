@@ -29,7 +29,7 @@ class CostReport:
 
 
 def cost_report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall]) -> CostReport:
-    """Compute the costs of a step after all passes; ``calls`` are those of the program, not of its variants."""
+    """Compute the costs of a step after all passes; ``calls`` are those of the program, not of the variants."""
     report = _report(program, ran, calls)
     if not program.others:
         return report
@@ -68,7 +68,7 @@ def traffic_bound(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> int:
     """Minimum traffic: bytes that a rank sends at least, on average, with any sharding (bandwidth-optimal ring).
 
     G bytes of gradients as the backward makes them, P of parameters as forward and backward read them; D ranks see
-    different data, in M groups of N that share states. Nothing shared: an all-reduce, 2(D-1)/D·G. Else (N-1)/N·G to
+    different data, in M groups of N sharing states. Nothing shared: an all-reduce, 2(D-1)/D·G. Else (N-1)/N·G to
     scatter, 2(M-1)/M·G/N between the groups, (N-1)/N·P to gather once. It follows from the source, not from the calls:
     a stage that gathers twice is at 1.5 of it. Scalars and statistics are not counted.
     """
@@ -184,7 +184,7 @@ def figures(
     ranks: Sequence[RankGraph],
     calls: Sequence[CollectiveCall],
 ) -> Figures:
-    """The section ``figures`` of the report, of a verified program and its ``calls``."""
+    """The section ``figures`` of the report, of a verified program and the ``calls``."""
     costs = cost_report(program, ran, calls)
     return Figures(costs.traffic, costs.calls, casts(program, common, ranks), costs.overlap)
 

@@ -22,7 +22,7 @@ EDITED = "a file of the folder was edited or comes from another one: write the f
 
 
 def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str], what: str = "the kept source") -> None:
-    """Compare a manifest with its source; ``what`` is the word for the source in messages. Raises InputError."""
+    """Compare a manifest with the source; ``what`` is the word for the source in messages. Raises InputError."""
     name = str(Path(home, MANIFEST_FILE))
     for index, state in enumerate(manifest.states):
         where = f"states[{index}]"
@@ -106,7 +106,7 @@ def _check_message(file: str, graph: Graph, node: Node) -> None:
 
 
 def _check_call(file: str, mesh: Mesh, rank: int, graph: Graph, node: Node) -> None:
-    """Refuse a call that no group of this mesh can make."""
+    """Refuse a call no group of this mesh can make."""
     types = [graph.type_of(name) for name in node.inputs]
     try:
         record = COLLECTIVES[node.op_type]

@@ -1,7 +1,7 @@
 """Sizes and digests of the files of a folder: taken while gopt writes them, compared before gopt reads them.
 
 The manifest of an output folder, or of a folder of checkpoints, lists the files beside it; the index of a checkpoint
-lists those of ranks. Both documents end in a seal, the digest of their own bytes before it. So any bit that changes is
+lists those of ranks. Both documents end in a seal, the digest of their own bytes before it. So any bit changing is
 noticed. ``gopt seal`` accepts what a user has edited, ``unchecked`` reads it once as it is.
 """
 
@@ -96,10 +96,9 @@ def accept_hints(folder: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def check_files(folder: Path, files: Mapping[str, FileEntry] | None, names: Collection[str] | None = None) -> None:
-    """Raise InputError, which names the file, where one of a folder differs from its entry; ``names``: of these alone.
+    """Raise InputError, which names the file, where one of a folder differs from the entry; ``names``: of these alone.
 
-    Files that are not there are left to their reader. ``files`` is None in the folder of an older gopt: a note says
-    so.
+    Files that are not there are left to the reader. ``files`` is None in the folder of an older gopt: a note says so.
     """
     if _Setting.unchecked:
         return
@@ -117,7 +116,7 @@ def check_files(folder: Path, files: Mapping[str, FileEntry] | None, names: Coll
 
 
 def fault_of(path: Path, entry: FileEntry) -> str:
-    """The difference of a file from its entry, as the rest of a sentence; empty where there is none.
+    """The difference of a file from the entry, as the rest of a sentence; empty where there is none.
 
     Raises InputError where it cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Manifest and report as text that reads and diffs well."""
+"""Manifest and report as text reading and diffs well."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BETWEEN = '}, {"'
 
 
 def pretty_json(document: Mapping[str, Any]) -> str:
-    """Stable JSON that reads and diffs well: one line a key, and one line an entry in a list of tables."""
+    """Stable JSON reading and diffs well: one line a key, and one line an entry in a list of tables."""
     return "".join(json_pieces(document.items()))
 
 
@@ -30,7 +30,7 @@ def appended_table(text: str, key: str, table: Mapping[str, Any]) -> str:
 
 
 def without_end(text: str) -> str:
-    """The text of ``pretty_json`` without its last line."""
+    """The text of ``pretty_json`` without the last line."""
     return text.removesuffix(_END)
 
 

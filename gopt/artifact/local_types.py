@@ -29,11 +29,11 @@ class LocalTypes:
         self._inferred: dict[object, tuple[TensorType, ...]] = {}
 
     def on(self, rank: RankGraph) -> OnRank:
-        """Return the local types of one rank."""
+        """Return the local types of a rank."""
         return OnRank(self, rank, self.program.mesh.coordinates(rank.rank))
 
     def infer(self, node: Node, types: Sequence[TensorType], data: Mapping[int, np.ndarray]) -> tuple[TensorType, ...]:
-        """Run onnx's shape inference on one node; ``data``: values of constant operands."""
+        """Run onnx's shape inference on a node; ``data``: values of constant operands."""
         key = (
             node.op_type, node.domain, str(sorted(node.attributes.items(), key=lambda pair: pair[0])), tuple(types),
             tuple((index, array.tobytes()) for index, array in data.items()),
@@ -44,14 +44,14 @@ class LocalTypes:
 
 
 class OnRank:
-    """The types on one rank."""
+    """The types on a rank."""
 
     def __init__(self, local_types: LocalTypes, rank: RankGraph, coordinates: Mapping[str, int]) -> None:
         self._known, self._rank, self._coordinates = local_types, rank, coordinates
         self._made: dict[str, TensorType] = {state.input: state.type for state in rank.own}
 
     def of(self, name: str) -> TensorType:
-        """The type of a value that the rank has; unknown for one that no node before made."""
+        """The type of a value the rank has; unknown for one that no node before made."""
         stated = self._rank.types.get(name) or self._made.get(name)
         if stated is not None:
             return stated

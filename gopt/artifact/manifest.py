@@ -1,6 +1,6 @@
-"""The manifest of an output folder as a record: the files that each rank runs, and the states it holds.
+"""The manifest of an output folder as a record: the files each rank runs, and the states it holds.
 
-``manifest_check`` reads the file and checks the conditions that the schema cannot express.
+``manifest_check`` reads the file and checks the conditions the schema cannot express.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class PhaseEntry:
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """A state of the source: its input, the output that replaces it, and the parameter that it belongs to."""
+    """A state of the source: its input, the output replacing it, and the parameter it belongs to."""
 
     tensor: str
     """The state is the input of this name of the source."""
@@ -129,7 +129,7 @@ class InputEntry:
 
 @dataclass(frozen=True, slots=True)
 class OutputEntry:
-    """An output that replaces no state."""
+    """An output replacing no state."""
 
     name: str
     """The output has this name."""
@@ -165,7 +165,7 @@ class LocalState:
 
 @dataclass(frozen=True, slots=True)
 class LocalAccumulator:
-    """A sum of gradients that a rank carries from file to file: zero before the first micro-step."""
+    """A sum of gradients a rank carries from file to file: zero before the first micro-step."""
 
     input: str
     """The files of the rank read the accumulator as the input of this name."""
@@ -236,7 +236,7 @@ class RankEntry:
 
     @property
     def inputs(self) -> list[str]:
-        """The inputs of its files that hold its own states and accumulators."""
+        """The inputs of its files holding its own states and accumulators."""
         return [state.input for state in self.state] + [accumulator.input for accumulator in self.accumulators]
 
 
@@ -349,7 +349,7 @@ class Manifest:
         return (*self.common.state, *rank.state)
 
     def next_inputs(self, rank: RankEntry) -> dict[str, str]:
-        """Every output of a rank's files that replaces a state or an accumulator -> the input that it replaces."""
+        """Every output of a rank's files replacing a state or an accumulator -> the input it replaces."""
         states = {state.output: state.input for state in self.states_of(rank)}
         return states | {accumulator.output: accumulator.input for accumulator in rank.accumulators}
 
@@ -359,7 +359,7 @@ class Manifest:
 
     @property
     def bare(self) -> Manifest:
-        """The manifest without what it says of its files and its job."""
+        """The manifest without what it says of the files and the job."""
         return replace(self, written=None, run=None, files=None, seal=None)
 
     @property
@@ -369,11 +369,11 @@ class Manifest:
 
     @property
     def defaults(self) -> dict[str, DefaultValue]:
-        """The hyper-parameters that the step has values for."""
+        """The hyper-parameters the step has values for."""
         return {entry.name: entry.default for entry in self.common.inputs if entry.default is not None}
 
     def digest(self) -> str:
-        """By it a checkpoint knows the ranks that it is of, from whatever values they start."""
+        """By it a checkpoint knows the ranks it is of, from whatever values they start."""
         return hashlib.sha256(json.dumps(self.bare.to_json(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:

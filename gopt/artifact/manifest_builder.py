@@ -59,7 +59,7 @@ def source_states(training: TrainingGraph) -> tuple[SourceState, ...]:
 
 
 def common_entry(training: TrainingGraph, states: Sequence[RankState]) -> CommonEntry:
-    """Return the inputs and outputs that all ranks have, and the states that are equal on all of them."""
+    """Return the inputs and outputs all ranks have, and the states that are equal on all of them."""
     types = training.graph.types
     inputs = [(name, InputKind.BATCH) for name in training.batch] + [(name, InputKind.HYPER) for name in training.hyper]
     outputs = training.shown
@@ -93,7 +93,7 @@ def _rank_entry(program: SpmdProgram, parts: Sequence[RankGraph]) -> RankEntry:
 
 
 def local_accumulators(part: RankGraph) -> tuple[LocalAccumulator, ...]:
-    """The sums that a rank carries from one micro-step to the next."""
+    """The sums a rank carries from one micro-step to the next."""
     return tuple(
         LocalAccumulator(sums.input, sums.output, sums.type.dtype, sums.type.dims) for sums in part.accumulators
     )

@@ -1,8 +1,8 @@
-"""Reads the manifest of an output folder: validates the schema, then conditions that a schema cannot express.
+"""Reads the manifest of an output folder: validates the schema, then conditions a schema cannot express.
 
-The schema checks keys and types. All other conditions that readers rely on are checked here, and only here: ranks fit
-the mesh, file names have no path, types are known, pieces are ranges of their tensors, no name is listed twice.
-``graph_check`` compares a manifest with graphs, ``report_check`` a report with its manifest.
+The schema checks keys and types. All other conditions readers rely on are checked here, and only here: ranks fit the
+mesh, file names have no path, types are known, pieces are ranges of their tensors, no name is listed twice.
+``graph_check`` compares a manifest with graphs, ``report_check`` a report with the manifest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gopt.text.sanitize import show
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, Mesh]:
-    """The manifest of an output folder and its mesh; raises InputError where it is damaged, or not as it was sealed."""
+    """The manifest of an output folder and the mesh; raises InputError where it is damaged, or not as it was sealed."""
     path = Path(folder, MANIFEST_FILE)
     data = documents.read_bytes(path, documents.MANIFEST.limit)
     manifest, mesh = parse_manifest(data, str(path))
@@ -53,7 +53,7 @@ def check_graphs(folder: Path, manifest: Manifest) -> None:
 
 
 def parse_manifest(data: bytes, name: str) -> tuple[Manifest, Mesh]:
-    """The manifest in the bytes of a file, and its mesh; ``name`` is the file in messages. Raises InputError."""
+    """The manifest in the bytes of a file, and the mesh; ``name`` is the file in messages. Raises InputError."""
     manifest = from_document(Manifest, documents.parse_json(data, documents.MANIFEST, name))
     return manifest, _Checker(name, manifest).check()
 

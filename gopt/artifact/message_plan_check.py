@@ -110,7 +110,7 @@ class _Check:
         return self._sizes(sizes, _pushed(keys))
 
     def _sizes(self, sizes: Sequence[int], keys: Sequence[KeyEntry]) -> str:
-        """Compare pieces in order with the keys that they make up."""
+        """Compare pieces in order with the keys they make up."""
         ends, due = {0, *accumulate(sizes)}, [0, *accumulate(key.elements for key in keys)]
         if sum(sizes) != due[-1]:
             return f"it has {sum(sizes)} elements, its keys have {due[-1]}"

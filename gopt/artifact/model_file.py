@@ -1,4 +1,4 @@
-"""Writes a model and the file of its values so that at any moment the old pair or the new one is in place.
+"""Writes a model and the file of the values so that at any moment the old pair or the new one is in place.
 
 The values' name has their digest in it. So a new pair never writes over the values of the old model; they are put
 beside it first, the model takes its place in one step, and only then the old values go.
@@ -92,7 +92,7 @@ def data_name(target: Path, digest: str) -> str:
 
 
 def old_data(target: Path) -> Path | None:
-    """Return the file of values beside a model that ``write_model`` wrote, if it exists now."""
+    """Return the file of values beside a model ``write_model`` wrote, if it exists now."""
     if not is_regular_file(target) or target.stat().st_size > LARGEST:
         return None
     model = onnx.ModelProto()
@@ -140,7 +140,7 @@ def _put_data(data: Staged, target: Path, force: bool) -> bool:
 
 def _tidy(target: Path, name: str, old: Path | None, mine: set[Path]) -> None:
     """Remove values of earlier models of this name: of the ``old`` one, and those that a dead process left, which are
-    known by the digest in their name. What a model in the folder refers to stays, such as a copy of the old one."""
+    known by the digest in the name. What a model in the folder refers to stays, such as a copy of the old one."""
     with suppress(OSError):
         if any(staged.path not in mine for staged in find_staged(target.parent, target)):
             return  # another command is about to refer to its values

@@ -15,7 +15,7 @@ SYNC = "--statistics sync"
 
 
 def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
-    """The couplings that a sharded step still has; none where one micro-step of one rank sees all the data."""
+    """The couplings a sharded step still has; none where one micro-step of a rank sees all the data."""
     group = step.mesh.data_group
     if (group is None or step.mesh.size(group) == 1) and step.micro_steps == 1:
         return ()

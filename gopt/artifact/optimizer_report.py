@@ -22,7 +22,7 @@ Holder = tuple[RefoldedCall, RefoldedWeight, CoveredRange]
 
 
 def removed_optimizers(program: SpmdProgram, ran: Sequence[PassRun], ranks: Sequence[int]) -> list[OpFact]:
-    """One fact per node and weight that some ranks do not update; ``ranks`` are those that were made."""
+    """One fact per node and weight some ranks do not update; ``ranks`` are those that were made."""
     coordinates = {rank: program.mesh.coordinates(rank) for rank in ranks}
     holders = _holders(program)
     reasons = _reasons(ran)
@@ -42,7 +42,7 @@ def removed_optimizers(program: SpmdProgram, ran: Sequence[PassRun], ranks: Sequ
 def removed_optimizer_values(program: SpmdProgram, ranks: Sequence[int]) -> list[RemovedVarFact]:
     """One fact per sequence around an operator, and per result of it that some ranks lack.
 
-    The dtype and the bytes of a sequence are those of its tensors; it has no shape.
+    The dtype and the bytes of a sequence are those of the tensors; it has no shape.
     """
     coordinates = {rank: program.mesh.coordinates(rank) for rank in ranks}
     types, facts = program.source.graph.types, list[RemovedVarFact]()
@@ -76,14 +76,14 @@ def _results(call: OpaqueCall) -> list[str]:
 
 
 def _removed_sequences(program: SpmdProgram, ranks: str) -> list[OpFact]:
-    """One fact per node that packs tensors for an operator, or takes one of its results: no rank has it."""
+    """One fact per node that packs tensors for an operator, or takes one of the results: no rank has it."""
     return [
         OpFact(PASS, SEQUENCE, ranks, "update", None, node.label, node.op_type) for node in _sequence_nodes(program)
     ]
 
 
 def _sequence_nodes(program: SpmdProgram) -> list[Node]:
-    """Nodes of the file that pack tensors for an operator, or take one of its results."""
+    """Nodes of the file that pack tensors for an operator, or take one of the results."""
     graph = program.source.graph
     written = [node for node in graph.file_nodes or () if node.is_a("SequenceConstruct", "SequenceAt")]
     labels = {node.label for node in graph.nodes if node.origin is None} if written else set()
@@ -91,7 +91,7 @@ def _sequence_nodes(program: SpmdProgram) -> list[Node]:
 
 
 def _sequences(program: SpmdProgram) -> dict[str, list[str]]:
-    """Each sequence that an operator of the file reads or makes -> its tensors."""
+    """Each sequence an operator of the file reads or makes -> its tensors."""
     sequences: dict[str, list[str]] = {}
     for node in _sequence_nodes(program):
         if node.is_a("SequenceConstruct"):

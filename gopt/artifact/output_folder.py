@@ -20,7 +20,7 @@ def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
     """Yield a folder beside ``target`` that atomically replaces it when the block ends; it is removed if the block
     raises.
 
-    Raises OptionError if the target exists and ``force`` is not given, or if it contains files that gopt did not write;
+    Raises OptionError if the target exists and ``force`` is not given, or if it contains files gopt did not write;
     RunError if it cannot be written; StoppedError if a signal requests the end.
     """
     whole = check_output_folder(target, force=force)
@@ -35,8 +35,8 @@ def replaced_folder(target: Path, whole: Path, check: Callable[[Path], None]) ->
     """Yield a folder that atomically takes the place of ``target`` when the block ends; it is removed if the block
     raises.
 
-    ``whole``: the path of ``target`` without links. ``check`` gets the path that an old folder has now, and raises
-    where it may not be replaced. Raises OptionError, RunError and StoppedError as ``output_folder``.
+    ``whole``: the path of ``target`` without links. ``check`` gets the path an old folder has now, and raises where it
+    may not be replaced. Raises OptionError, RunError and StoppedError as ``output_folder``.
     """
     draft = whole
     try:

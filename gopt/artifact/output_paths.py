@@ -60,7 +60,7 @@ def check_resolved_folder(target: Path, whole: Path, *, force: bool) -> None:
 
 
 def existing(target: Path, what: str, option: str, check: Callable[[], object]) -> OptionError:
-    """The refusal of a path that exists; it names --force where ``check`` lets that replace it."""
+    """The refusal of a path that exists; it names --force where ``check`` lets replacing it."""
     hint = f"choose another {what} with {option}"
     try:
         check()
@@ -86,7 +86,7 @@ def check_not_inside(target: Path, whole: Path, hint: str = _HINT) -> None:
 
 
 def artifact_kind(folder: Path) -> str | None:
-    """``an output folder``, ``a checkpoint`` (one step, or the folder that holds them), or None."""
+    """``an output folder``, ``a checkpoint`` (one step, or the folder holding them), or None."""
     index = folder / INDEX_FILE
     if is_regular_file(index) and _format(index) == INDEX_FORMAT:
         return "a checkpoint"

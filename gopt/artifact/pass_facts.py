@@ -1,4 +1,4 @@
-"""The facts of passes as records, for code that needs a number of another pass."""
+"""The facts of passes as records, for code needing a number of another pass."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ BLOCK = 1 << 24
 
 
 def cut_stored(piece: Piece, tensor: Tensor) -> np.ndarray:
-    """As ``cut``, in memory of its own, from a stored tensor; of a file only the rows that the piece has are read, in
+    """As ``cut``, in memory of its own, from a stored tensor; of a file only the rows the piece has are read, in
     blocks."""
     dims = tensor.type.dims
     of_file = tensor.path and tensor.array is None and tensor.type.elements

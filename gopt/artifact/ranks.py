@@ -87,7 +87,7 @@ def rank_file(rank: int, phase: LoweredPhase) -> str:
 
 
 class _RankWriter:
-    """Builds rank files from parts that are serialised once: a protobuf message is the sum of its fields."""
+    """Builds rank files from parts that are serialised once: a protobuf message is the sum of the fields."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class _RankWriter:
         self._body = b"".join(parts)
 
     def _opaque(self) -> Iterator[ValueInfoProto]:
-        """Types that no standard rule can infer: what calls and unknown operators make, where ranks have it whole."""
+        """Types no standard rule can infer: what calls and unknown operators make, where ranks have it whole."""
         types, parts = self.graph.types, self.program.sharded
         for node in self.graph.nodes:
             if node.domain not in ("", "ai.onnx"):

@@ -19,7 +19,7 @@ from gopt.spmd.program import ShardedState, SpmdProgram
 
 
 class RemovalReason(NamedTuple):
-    """Why a source node was removed: the pass, its reason, and the parameter that the node serves."""
+    """Why a source node was removed: the pass, its reason, and the parameter the node serves."""
 
     pass_name: str
     why: str
@@ -155,7 +155,7 @@ class _Removed:
         """
 
     def nodes(self) -> None:
-        """Nodes that some ranks do not run."""
+        """Nodes some ranks do not run."""
         nowhere = self.missing_on(*(None for _ in self.classes))
         lone = self.left[0] if len(self.left) == 1 else None
         for node in self.program.source.graph.nodes:
@@ -195,7 +195,7 @@ class _Removed:
         return self.missing_on(*(None if copy is None else copy.sharding for copy in nodes))
 
     def _remove(self, node: Node, reason: RemovalReason, where: str, copy: Node | None) -> None:
-        """Add a node that is missing on ``where``, and its results. ``kept``: what it is on the other ranks, where its
+        """Add a node that is missing on ``where``, and the results. ``kept``: what it is on the other ranks, where its
         results may have other names."""
         inputs, replaced = self.program.graph.inputs, self.removals.replaced
         role = role_of(node)
@@ -223,7 +223,7 @@ class _Removed:
         return self._heads.setdefault(head, head)
 
     def aliases(self) -> None:
-        """Nodes that were looked through on load."""
+        """Nodes looked through on load."""
         role = Phase.UPDATE.value  # no other phase loses its aliases
         for node, reason, by, gone in looked_through(self.program.source):
             self.ops.add(self._head(reason, self.on_every, role), None, node.label, node.op_type, by)
@@ -261,7 +261,7 @@ def _left(program: SpmdProgram) -> dict[int, Node]:
 
 
 def classes_of(program: SpmdProgram, ranks: Sequence[int]) -> list[tuple[SpmdProgram, list[int]]]:
-    """The variants of a program, each with those of the ``ranks`` that run it."""
+    """The variants of a program, each with those of the ``ranks`` running it."""
     if not program.others:
         return [(program, list(ranks))]
     of = {rank: program.of(rank) for rank in ranks}

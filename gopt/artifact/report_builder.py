@@ -49,7 +49,7 @@ def begin_source_figures(training: TrainingGraph) -> None:
 
 
 def find_removed(program: SpmdProgram, ranks: Sequence[int]) -> RemovedItems:
-    """Find the items of the source that some of ``ranks`` lack, as the report lists them; the passes have run."""
+    """Find the items of the source some of ``ranks`` lack, as the report lists them; the passes have run."""
     classes = classes_of(program, ranks)
     ops, variables = OpTables(), RemovedVarTables()
     for variant, on in classes:

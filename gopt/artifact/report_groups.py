@@ -1,6 +1,6 @@
 """Removed and added operators and values in the report, in groups with one reason.
 
-A group is a table. Its columns are the operators of one update, in order; its rows are the parameters that have the
+A group is a table. The columns are the operators of one update, in order; its rows are the parameters that have the
 same update. So a reason, a set of ranks, an operator's type and its replacement are written once per group, a parameter
 once per row, and an operator or value only by name. ``expand_*`` returns them one by one.
 """
@@ -23,8 +23,7 @@ Shape = tuple[Count | str | None, ...]
 class OpFact(NamedTuple):
     """An operator that is missing on some ranks, or that a pass added.
 
-    ``of``: the parameter or the bucket that it serves, None if there is none; ``replaced_by``: values that replace its
-    results.
+    ``of``: the parameter or the bucket it serves, None if there is none; ``replaced_by``: values replacing its results.
     """
 
     pass_name: str
@@ -69,7 +68,7 @@ class LocalShape:
 
 
 class AddedVarFact(NamedTuple):
-    """A value that a pass added, and what each rank has of it."""
+    """A value a pass added, and what each rank has of it."""
 
     pass_name: str
     reason: str
@@ -85,7 +84,7 @@ class AddedVarFact(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Names, in the order of the columns of their group, and the parameter or the bucket that they are for."""
+    """Names, in the order of the columns of the group, and the parameter or the bucket they are for."""
 
     of: str | None
     """The names in the row belong to this parameter (removed_ops), or to this bucket, such as b0 (added_ops and

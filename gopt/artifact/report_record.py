@@ -41,7 +41,7 @@ class SourceEntry:
 
 @dataclass(frozen=True, slots=True)
 class RankBytes:
-    """Bytes that a rank holds. ``gradients``: reduced ones, or its own where no call reduces any."""
+    """Bytes a rank holds. ``gradients``: reduced ones, or its own where no call reduces any."""
 
     parameters: Count
     """The rank holds this many bytes of parameters, low-precision copies included."""
@@ -60,7 +60,7 @@ class RankBytes:
 
 @dataclass(frozen=True, slots=True)
 class CallEntry:
-    """All calls of one collective over one group that a rank makes in one update."""
+    """All calls of a collective over one group a rank makes in one update."""
 
     op: str
     """The calls are of this collective."""
@@ -74,7 +74,7 @@ class CallEntry:
 
 @dataclass(frozen=True, slots=True)
 class RankUsage:
-    """Bytes that a rank holds, and that it sends in one update with all its micro-steps."""
+    """Bytes a rank holds, and that it sends in one update with all its micro-steps."""
 
     rank: Count
     """The rank has this number, counted from 0."""
@@ -91,7 +91,7 @@ class RankUsage:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes that a rank sends in one update, as a mean over the ranks, beside the least that it could send."""
+    """Bytes a rank sends in one update, as a mean over the ranks, beside the least it could send."""
 
     sent: Count
     """A rank sends this many bytes."""
@@ -118,7 +118,7 @@ class CallCounts:
 
 @dataclass(frozen=True, slots=True)
 class CastCounts:
-    """Casts of parameters to a low precision, the largest over the ranks, and the tensors that they serve."""
+    """Casts of parameters to a low precision, the largest over the ranks, and the tensors they serve."""
 
     per_update: Count
     """A rank makes this many casts behind an update or before a gather."""
@@ -144,7 +144,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceEntry:
-    """The choice of ``--auto`` out of ``weighed`` choices, and its reason; bytes are the maximum over the ranks."""
+    """The choice of ``--auto`` out of ``weighed`` choices, and the reason; bytes are the maximum over the ranks."""
 
     weighed: Count
     """gopt weighed this many choices."""
@@ -211,7 +211,7 @@ class StepSize:
 
 @dataclass(frozen=True, slots=True)
 class BeforeAfter:
-    """The source against the rank that holds most."""
+    """The source against the rank holding most."""
 
     rank: Count
     """The rank with the most bytes of parameters, optimizer states and live values has this number."""

@@ -21,7 +21,7 @@ from gopt.artifact.report_groups import (
 
 @dataclass(slots=True)
 class _Column:
-    """The names of a row in the making, and what else differs between its columns."""
+    """The names of a row in the making, and what else differs between the columns."""
 
     names: list[str] = field(default_factory=list)
     kinds: list[Any] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Sized(Protocol):
 
 
 class _Tables:
-    """Rows by the key of their group and their place in it. Items of one row mostly follow one another."""
+    """Rows by the key of the group and their place in it. Items of one row mostly follow one another."""
 
     def __init__(self) -> None:
         self.found: dict[Key, dict[Any, _Column]] = {}
@@ -75,8 +75,8 @@ class _Tables:
 
 
 class OpTables:
-    """Operators that are grouped as they come, in the order of the groups' first members. ``by_type``: all of a group
-    have one type; else the updates of parameters are rows of a table."""
+    """Operators grouped as they come, in the order of the groups' first members. ``by_type``: all of a group have one
+    type; else the updates of parameters are rows of a table."""
 
     def __init__(self, *, by_type: bool = False) -> None:
         self._by_type = by_type
@@ -113,7 +113,7 @@ class OpTables:
 
 
 class RemovedVarTables:
-    """Values that are grouped as they come, in the order of the groups' first members."""
+    """Values grouped as they come, in the order of the groups' first members."""
 
     def __init__(self) -> None:
         self._tables = _Tables()

@@ -1,4 +1,4 @@
-"""Graphs as model files, and the source without the values of its states."""
+"""Graphs as model files, and the source without the values of the states."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def external_tensor(name: str, type: TensorType, offset: int, location: str = ST
 
 
 def named_tensor(name: str, tensor: Tensor) -> TensorProto:
-    """A constant inside the graph, under its name."""
+    """A constant inside the graph, under the name."""
     if tensor.proto is not None and not tensor.external:
         proto = TensorProto()
         proto.CopyFrom(tensor.proto)
@@ -126,7 +126,7 @@ def _pieces(
 
 
 def declared_results(nodes: Sequence[Node], type_of: Callable[[str], TensorType]) -> Iterator[ValueInfoProto]:
-    """The types of results that a reader may not be able to infer, as far as they are static."""
+    """The types of results a reader may not be able to infer, as far as they are static."""
     bodies = any(node.op_type in CONTROL_FLOW and node.is_in(CONTROL_FLOW) for node in nodes)
     for node in nodes if bodies else [node for node in nodes if node.domain]:
         if bodies or node.domain != "ai.onnx":  # behind bodies inference may know none

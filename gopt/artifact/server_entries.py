@@ -2,7 +2,7 @@
 
 Endpoints are numbered like ranks: trainers first, then servers. A key is pushed and pulled as one: in synchronous modes
 it is a run of pieces of equal updates, in asynchronous ones a piece of one tensor. A bucket is the set of keys of one
-server that share one message.
+server sharing one message.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class KeyKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """A key. Its block is the part of the server's graph from ``gradient`` and ``inputs`` to ``outputs``.
+    """A key. The block is the part of the server's graph from ``gradient`` and ``inputs`` to ``outputs``.
 
-    A state has a server where it is updated with a parameter that lies there whole. ``dtype`` and ``shape`` belong to
-    the value that is pulled, or to the pushed value where nothing is pulled.
+    A state has a server where it is updated with a parameter lying there whole. ``dtype`` and ``shape`` belong to the
+    value that is pulled, or to the pushed value where nothing is pulled.
     """
 
     name: str

@@ -24,8 +24,8 @@ def check_keys(
 ) -> None:  # fmt: skip
     """Refuse keys that do not fit what servers hold; ``name`` is the manifest's file.
 
-    ``held``: for each server, the states that it holds by their inputs. Raises InputError that names the key. Takes
-    time linear in the manifest.
+    ``held``: for each server, the states that it holds by their inputs. Raises InputError naming the key. Takes time
+    linear in the manifest.
     """
     _Keys(name, manifest, entry, states_of).check()
 
@@ -142,7 +142,7 @@ class _Keys:
             self._refuse(where, f"{key.bucket} has key {owner} too: a {key.kind} travels alone")
 
     def _tiled(self, ranges: dict[str, list[tuple[int, int, int]]]) -> None:
-        """Every element of a parameter that has a key is in one key."""
+        """Every element of a parameter with a key is in one key."""
         for tensor, bounds in ranges.items():
             ordered = sorted(bounds)
             end = 0

@@ -1,4 +1,4 @@
-"""Checks the trainers and servers of a manifest beyond its schema, for conditions that readers rely on.
+"""Checks the trainers and servers of a manifest beyond its schema, for conditions readers rely on.
 
 Already checked: ranks fit the mesh, pieces of states are ranges of their tensors, and no name is listed twice.
 """
@@ -26,7 +26,7 @@ _APART = (Mode.ASYNC, Mode.HALF_ASYNC)
 def check_server_plan(name: str, manifest: Manifest) -> None:
     """Refuse a manifest whose trainers, servers and keys do not fit together; ``name`` is its file.
 
-    Raises InputError that names the key. Takes time linear in the manifest.
+    Raises InputError naming the key. Takes time linear in the manifest.
     """
     if manifest.parameter_server is not None:
         _Plan(name, manifest, manifest.parameter_server).check()

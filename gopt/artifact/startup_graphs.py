@@ -1,10 +1,9 @@
-"""Start-up graphs compute first values of states: ``startup.onnx`` those of the source,
-``rank_0000.startup.onnx`` those that a rank holds, ``trainer.startup.onnx`` and ``server_0000.startup.onnx`` those of
-trainers and of a server. They have no inputs; an output has the name of the state that it
-sets.
+"""Start-up graphs compute first values of states: ``startup.onnx`` those of the source, ``rank_0000.startup.onnx``
+those that a rank holds, ``trainer.startup.onnx`` and ``server_0000.startup.onnx`` those of trainers and of a server.
+They have no inputs; an output has the name of the state that it sets.
 
-A rank's graph has the nodes that its states need, and slices what they make. A state of which only some tensors are
-computed takes the others from ``states.bin``.
+A rank's graph has the nodes its states need, and slices what they make. A state of which only some tensors are computed
+takes the others from ``states.bin``.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ _NAME = "gopt.startup"
 
 @dataclass(frozen=True, slots=True)
 class StartupFile:
-    """The start-up graph of one rank, or of several that hold the same. ``parts``: state -> the piece of a tensor that
-    it is, where its own pieces do not say so."""
+    """The start-up graph of a rank, or of several holding the same. ``parts``: state -> the piece of a tensor it is,
+    where its own pieces do not say so."""
 
     name: str
     ranks: tuple[int, ...]
@@ -119,7 +118,7 @@ class _Writer:
         return graph, part.offsets
 
     def _needed(self, names: Iterable[str]) -> list[Node]:
-        """The nodes that make these values, in order."""
+        """The nodes making these values, in order."""
 
         def following(index: int) -> Iterator[int]:
             return (self._place[name] for name in self.startup.nodes[index].reads if name in self._place)
@@ -128,7 +127,7 @@ class _Writer:
 
 
 class _RankPart(Tape):
-    """The nodes of one rank's graph behind those that compute whole tensors."""
+    """The nodes of a rank's graph behind those that compute whole tensors."""
 
     def __init__(self, computed: Container[str], types: Mapping[str, TensorType], values: StatesFile) -> None:
         self.computed, self.types, self.values = computed, types, values
@@ -151,7 +150,7 @@ class _RankPart(Tape):
         return renamed
 
     def add(self, state: RankState, part: Piece | None = None) -> None:
-        """Compute a state from its pieces, or as ``part`` of a tensor."""
+        """Compute a state from the pieces, or as ``part`` of a tensor."""
         flat, start = [], 0
         for piece in state.pieces if part is None else ():
             count = piece.stop - piece.start
@@ -164,7 +163,7 @@ class _RankPart(Tape):
         self.reshape(joined, state.type.dims, output=state.input)
 
     def _computed(self, piece: ShardRange | Piece, state: RankState) -> str:
-        """The flat elements of a piece of a tensor that the start-up graph makes."""
+        """The flat elements of a piece of a tensor the start-up graph makes."""
         self.read.add(piece.tensor)
         name, type = _whole(piece.tensor), self.types[piece.tensor]
         shape = type.dims

@@ -38,7 +38,7 @@ class LivePeaks:
 
 
 def members(program: SpmdProgram) -> list[dict[str, int]]:
-    """The coordinates of one rank for each part of the states: what ranks along other axes hold is of the same size."""
+    """The coordinates of a rank for each part of the states: what ranks along other axes hold is of the same size."""
     axis, start = program.mesh.shard_axis, program.mesh.coordinates(0)
     coords = [start | dict(part) for variant in program.variants for part in variant.places[:1]] or [start]
     return [at | {axis: member} for at in coords for member in range(program.mesh.size(axis))] if axis else coords
@@ -118,9 +118,9 @@ def _parts(program: SpmdProgram) -> Mapping[str, Sharding]:
 
 
 def _peaks(nodes: Sequence[Node], sizes: _Sizes, kinds: Mapping[str, str]) -> LivePeaks:
-    """Find the peaks of live bytes in one sweep from the last node to the first.
+    """Find the peaks of live bytes in a sweep from the last node to the first.
 
-    A value is live from its producer to its last reader; without a reader, to the end.
+    A value is live from the producer to the last reader; without a reader, to the end.
     """
     views = {node.outputs[0]: node.inputs[0] for node in nodes if node.op_type in SHARES_MEMORY and node.inputs[0]}
     root: dict[str, str] = {}
@@ -164,8 +164,8 @@ def _kinds(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> dict[str, s
 
 
 class _Sizes:
-    """Bytes of the values that nodes make on one rank. ``kept``: new states, which do not count; ``parts``: values of
-    which ranks have parts."""
+    """Bytes of the values nodes make on a rank. ``kept``: new states, which do not count; ``parts``: values of which
+    ranks have parts."""
 
     def __init__(
         self,

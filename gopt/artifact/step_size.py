@@ -1,4 +1,4 @@
-"""The source against the rank that holds most: nodes, bytes by kind, calls, traffic."""
+"""The source against the rank holding most: nodes, bytes by kind, calls, traffic."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def before_after(
     ranks: Sequence[RankGraph],
     usages: Sequence[RankUsage],
 ) -> BeforeAfter | None:
-    """The sizes of both. ``usages`` are those of ``ranks``, whose phases follow one another. Of ranks that
-    hold as much, the first; of ranks that differ in states alone, one tells the peak."""
+    """The sizes of both. ``usages`` are those of ``ranks``, whose phases follow one another. Of ranks holding as much,
+    the first; of ranks differing in states alone, one tells the peak."""
     if not usages:
         return None
     peaks: dict[int, int] = {}

@@ -1,8 +1,8 @@
 """Reads every JSON and TOML document; nothing else in gopt parses one.
 
 A document is a regular file of bounded size, depth and number of values; its numbers fit in 64 bits, no key occurs
-twice in a table, and it fits its schema (``gopt/schemas``). So a document that was read has the keys and types that its
-schema names. Refusals are InputErrors that name the file and the key: ``manifest.json: ranks[3].state[0].input: ... ``.
+twice in a table, and it fits its schema (``gopt/schemas``). So a document that was read has the keys and types its
+schema names. Refusals are InputErrors naming the file and the key: ``manifest.json: ranks[3].state[0].input: ... ``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gopt.text.suggestions import near_file
 
 @dataclass(frozen=True, slots=True)
 class DocumentKind:
-    """A kind of document: its name in messages, its schema, the limit of its bytes, the version of its format."""
+    """A kind of document: its name in messages, its schema, the limit of the bytes, the version of the format."""
 
     what: str
     schema: str
@@ -37,7 +37,7 @@ class DocumentKind:
 
     @property
     def most(self) -> int:
-        """The bytes that it may have."""
+        """The bytes it may have."""
         return limits.value(self.limit)
 
 
@@ -165,7 +165,7 @@ def read_bytes(path: str | os.PathLike[str], limit: int | str) -> bytes:
 
 
 def _raised(limit: int | str, needed: int) -> list[str]:
-    """The hint that raises a limit that has a name."""
+    """The hint that raises a limit with a name."""
     return [limits.hint(limit, needed)] if limit in limits.raisable() and isinstance(limit, str) else []
 
 
@@ -199,7 +199,7 @@ def key_path(path: Sequence[str | int]) -> str:
 
 
 def as_run_error(error: InputError) -> RunError:
-    """The same refusal for a document of a checkpoint that a run reads."""
+    """The same refusal for a document of a checkpoint a run reads."""
     return RunError(error.message, *error.hints)
 
 

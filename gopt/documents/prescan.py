@@ -1,4 +1,4 @@
-"""Limits of a JSON text that are checked before it is parsed, in time and memory linear in its size."""
+"""Limits of a JSON text checked before it is parsed, in time and memory linear in the size."""
 
 from __future__ import annotations
 

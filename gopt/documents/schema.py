@@ -73,7 +73,7 @@ def _violation(schema: str, document: Any) -> Violation | None:
 
 
 def _known_keys(schema: str, path: list[str | int]) -> list[str]:
-    """The keys of a table; ``path``: the place in the schema that describes it."""
+    """The keys of a table; ``path``: the place in the schema describing it."""
     at = json.loads(_text(schema))
     for key in path:
         at = at[key]

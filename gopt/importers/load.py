@@ -1,4 +1,4 @@
-"""Loads a training step in any of the forms that gopt reads: a model, with ``training_info`` or without, or a folder of
+"""Loads a training step in any of the forms gopt reads: a model, with ``training_info`` or without, or a folder of
 training artifacts."""
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ NO_STARTUP = "training_info's initialization is not run, ranks start from the st
 
 @dataclass(frozen=True, slots=True)
 class StepFile:
-    """A step and what it was read from. ``digest``: returns the SHA-256 of the file, or of the files that the step is
-    made of; ``notes``: remarks on how it was read; ``plain``: whether the file is the step itself, not another form;
-    ``startup``: a graph without inputs that computes first values, an output of the same name for each."""
+    """A step and what it was read from. ``digest``: returns the SHA-256 of the file, or of the files the step is made
+    of; ``notes``: remarks on how it was read; ``plain``: whether the file is the step itself, not another form;
+    ``startup``: a graph without inputs computing first values, an output of the same name for each."""
 
     graph: Graph
     digest: Callable[[], bytes]
@@ -42,7 +42,7 @@ class StepFile:
 
 
 def read_step(path: str | os.PathLike[str], *, own: bool = False) -> StepFile | None:
-    """Return the step of a model or of a folder of artifacts; None for a folder that holds none.
+    """Return the step of a model or of a folder of artifacts; None for a folder holding none.
 
     Raises what ``gopt.ir.load.load`` raises for a plain graph, and InputError and UnsupportedError for artifacts and
     ``training_info`` that are no step.

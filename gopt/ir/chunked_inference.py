@@ -1,9 +1,9 @@
 """The check and the types of a long graph, some thousand nodes at a time, and no more than differ.
 
-onnx parses what it is given into messages of its own, and returns a copy with all types: for a million nodes that is
-more memory than everything else. The parts of a graph need not be in memory together, as long as every type at a border
-is known: a chunk is a model whose inputs are the values that earlier chunks make. A node that does what one of an
-earlier chunk does, to values of the same types, makes values of the same types: onnx is not asked again.
+onnx parses the model into new messages, and returns a copy with all types: for a million nodes, that is more memory
+than everything else. The parts of a graph need not be in memory together while every type at a border is known: a chunk
+is a model with the results of earlier chunks as inputs. A node equal to an earlier node, on values of the same types,
+makes values of the same types: onnx is not asked again.
 """
 
 from __future__ import annotations
@@ -51,10 +51,8 @@ class ModelHeader:
 
 
 def header_for_chunks(model: ModelProto, nodes: Sequence[Node], *, flat: bool) -> ModelHeader | None:
-    """The header of a model that can be treated in chunks; ``flat``: no node has a body.
-
-    None for a short graph, and where names in one chunk mean something in another: bodies and functions.
-    """
+    """Return the header of a model treatable in chunks; ``flat``: no node has a body. None for a short graph, and with
+    bodies or functions, where names may mean different things in different chunks."""
     if len(nodes) <= WHOLE_NODES or not flat or model.functions:
         return None
     header = ModelHeader(model)
@@ -66,8 +64,8 @@ def types_by_chunk(
 ) -> dict[str, TensorType] | None:
     """The type of every node's outputs; ``constants`` are spared, and ``folded`` are known by value.
 
-    None where onnx refuses a chunk, or leaves a type open: the graph has to be looked at as a whole then, for the
-    message, and for what only the whole shows.
+    None if onnx refuses a chunk, or leaves a type open: then the whole graph must be inferred, for the message and for
+    the open types.
     """
     if not accepts(header.without_nodes, full=True):
         return None
@@ -95,7 +93,7 @@ def types_by_chunk(
 
 
 class _SeenTypes:
-    """The types that nodes made, by all that inference looks at. ``types``: of every value that a node makes."""
+    """The types made by nodes, by all properties read by inference. ``types``: of every value made by a node."""
 
     def __init__(
         self,
@@ -126,8 +124,8 @@ class _SeenTypes:
         self._operand, self._declaration = self._operands.__getitem__, self._said.get
 
     def skip(self, nodes: Sequence[Node], start: int) -> int:
-        """Return the place, from ``start`` on, of the first node whose types no earlier node shows; note the types of
-        those before it."""
+        """Return the place, from ``start`` on, of the first node with unknown types; note the types of the nodes in
+        front."""
         kinds_of, key, types, operands = self._made, self._key, self.types, self._operands
         for index in range(start, len(nodes)):
             node = nodes[index]
@@ -148,7 +146,7 @@ class _SeenTypes:
         self.skip([node], 0)
 
     def _key(self, node: Node) -> Hashable:
-        """All that inference looks at; raises KeyError where it reads what no node made yet."""
+        """Return all properties read by inference; raises KeyError for an operand without a type yet."""
         operands = tuple(map(self._operand, node.inputs))
         return (node.op_type, node.domain, node.attribute_bytes(), operands, *map(self._declaration, node.outputs))
 
@@ -163,7 +161,7 @@ def _content(name: str, tensor: Tensor) -> Hashable:
 
 
 def _values(proto: onnx.TensorProto) -> bytes:
-    """A tensor without its name."""
+    """A tensor without the name."""
     copy = onnx.TensorProto()
     copy.CopyFrom(proto)
     copy.ClearField("name")
@@ -176,7 +174,7 @@ def _array(value: np.ndarray) -> Hashable:
 
 
 class _Chunks:
-    """Makes models of chunks. ``types``: of what earlier chunks make; ``stored``: Constant nodes by output."""
+    """Makes models of chunks. ``types``: of results of earlier chunks; ``stored``: Constant nodes by output."""
 
     def __init__(
         self,
@@ -191,7 +189,7 @@ class _Chunks:
     def infer(
         self, nodes: Sequence[Node], folded: Mapping[str, np.ndarray], decode: TypeDecoder
     ) -> dict[str, TensorType] | None:
-        """The types of what the nodes make; None where onnx refuses them, or one is not static."""
+        """Return the types of the nodes' results; None if onnx refuses the nodes, or a type is not static."""
         results = {name: None for node in nodes for name in node.outputs if name}
         reads = {name: None for node in nodes for name in node.inputs if name and name not in results}
         data = self._model(nodes, results, reads, {})
@@ -235,7 +233,7 @@ class _Chunks:
         return self.header.head + field(7, b"".join(parts) + body.SerializeToString())
 
     def _border(self, body: GraphProto, name: str) -> None:
-        """Add a value that the chunk reads from outside: a small stored one as it is, any other as an input."""
+        """Add an outer value read by the chunk: small stored values as constants, others as inputs."""
         graph = self.graph
         tensor, kind = graph.initializers.get(name), graph.inputs.get(name) or self.constants.get(name)
         small = tensor is not None and tensor.type.dtype != "string" and tensor.nbytes <= limits.CHECKED_BYTES

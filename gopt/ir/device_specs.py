@@ -1,6 +1,6 @@
 """Device configurations and sharding specs of a file (ONNX IR 11): read, appended to nodes, taken off them.
 
-``onnx.checker`` looks at none of them, so all that is relied on is checked here.
+``onnx.checker`` ignores specs, so everything is checked here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ _SPECS = NodeProto.DEVICE_CONFIGURATIONS_FIELD_NUMBER
 
 @dataclass(frozen=True, slots=True)
 class ShardedDim:
-    """One dimension of a tensor, seen as ``factors`` whose product it is: (elements, shards), outermost first.
-
-    Elements are None where the file has a symbol or nothing.
-    """
+    """A dimension of a tensor, seen as a product of ``factors``: (elements, shards), outermost first. Elements are None
+    for a symbol or nothing in the file."""
 
     axis: int
     factors: tuple[tuple[int | None, int], ...]
@@ -37,7 +35,7 @@ class ShardedDim:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Sharding spec of one value of a node. ``groups``: for each shard in order, the devices that hold it."""
+    """Sharding spec of a value of a node. ``groups``: for each shard in order, the devices with the shard."""
 
     tensor: str
     node: str
@@ -46,13 +44,13 @@ class TensorSpec:
 
     @property
     def devices(self) -> frozenset[int]:
-        """All that hold some of it."""
+        """All devices with a part."""
         return frozenset(device for group in self.groups for device in group)
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A device configuration with the specs that nodes have for it; ``stages``: nodes that name a pipeline stage."""
+    """A device configuration with the nodes' specs for it; ``stages``: nodes naming a pipeline stage."""
 
     name: str
     devices: int
@@ -61,10 +59,10 @@ class Configuration:
 
 
 def read_configurations(graph: Graph) -> list[Configuration]:
-    """The device configurations of a file in order, with their specs; [] at once for a file of an older version.
+    """The device configurations of a file in order, with the specs; [] at once for a file of an older version.
 
-    Raises InputError for what the format forbids: a name that is missing, or is there twice, a spec for a configuration
-    that the model does not have, for a value that the node has not, of an axis or device that does not exist.
+    Raises InputError for violations of the format: a missing or repeated name, a spec for an unknown configuration,
+    value, axis or device.
     """
     devices: dict[str, int] = {}
     for conf in graph.header.configuration:
@@ -135,9 +133,7 @@ def _spec(proto: ShardingSpecProto, node: Node, graph: Graph, devices: int) -> T
 
 
 def spec_message(spec: TensorSpec) -> ShardingSpecProto:
-    """Convert a record to its protobuf message; groups of several devices are numbered -1, -2, ... in its
-    map.
-    """
+    """Convert a record to the protobuf message; groups of several devices are numbered -1, -2, ... in the map."""
     proto = ShardingSpecProto(tensor_name=spec.tensor)
     for number, group in enumerate(spec.groups, 1):
         if len(group) == 1:
@@ -155,7 +151,7 @@ def spec_message(spec: TensorSpec) -> ShardingSpecProto:
 
 
 def with_specs(node: Node, specs: Mapping[str, Sequence[TensorSpec]], dropped: Iterable[str] = ()) -> bytes:
-    """A serialized node that has specs, by configuration; what it says for ``dropped`` ones is left out."""
+    """Return a serialized node with specs, by configuration; specs of ``dropped`` configurations are left out."""
     gone, data = set(dropped), node.to_bytes()
     if any(entry.configuration_id in gone for entry in _entries(node)):
         proto = NodeProto.FromString(data)
@@ -170,7 +166,7 @@ def with_specs(node: Node, specs: Mapping[str, Sequence[TensorSpec]], dropped: I
 
 
 def without_specs(data: bytes) -> bytes:
-    """Return a serialized node without its device specs; a rank's file is a program of one device."""
+    """Return a serialized node without the device specs; a rank's file is a program of one device."""
     if _tag() not in data:
         return data
     proto = NodeProto.FromString(data)
@@ -182,7 +178,7 @@ def without_specs(data: bytes) -> bytes:
 
 
 def drop_configurations(header: ModelProto) -> None:
-    """Take device configurations off a model without a graph, and their specs off its functions."""
+    """Take device configurations off a model without a graph, and the specs off its functions."""
     header.ClearField("configuration")
     for function in header.functions:
         for node in function.node:
@@ -190,7 +186,7 @@ def drop_configurations(header: ModelProto) -> None:
 
 
 def add_configuration(header: ModelProto, name: str, devices: Sequence[str]) -> None:
-    """Add a device configuration to a model, in place of one of that name."""
+    """Add a device configuration to a model, replacing a configuration of the same name."""
     configs = [config for config in header.configuration if config.name != name]
     del header.configuration[:]
     header.configuration.extend(configs)

@@ -1,5 +1,5 @@
-"""Reads values of a file into memory: the only place where gopt does. A file that others truncate meanwhile gives an
-error with its name; where it is mapped, the system would end the process by SIGBUS."""
+"""Reads values of a file into memory: the only place in gopt. A file truncated meanwhile gives an error with the file's
+name; with a mapped file, the system would end the process by SIGBUS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gopt.text.sanitize import show_path
 
 
 def read_values(path: str, offset: int, type: TensorType) -> np.ndarray:
-    """A new array of a type from the bytes of a file. Raises RunError where they cannot be read."""
+    """A new array of a type from the bytes of a file. Raises RunError for a failed read."""
     array = np.empty(type.dims, numpy_dtype(type.dtype))
     if array.size:
         with _opened(path) as number:

@@ -1,4 +1,4 @@
-"""The model's own functions: how large a graph becomes when they are written out, counted before anyone does so."""
+"""The model's own functions: how large a graph becomes when functions are written out, counted beforehand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_functions(model: ModelProto) -> None:
     """Raise InputError where functions call themselves, or become more than FUNCTION_NODES, FUNCTION_GROWTH and
     FUNCTION_DEPTH allow.
 
-    The checker, shape inference and ``expand`` write them out, call by call: doublings take forever or all memory.
+    The checker, shape inference and ``expand`` write functions out, call by call: doublings take forever or all memory.
     """
     bodies = {(function.domain, function.name, function.overload): function.node for function in model.functions}
     if not bodies:
@@ -53,12 +53,12 @@ def check_functions(model: ModelProto) -> None:
 
 
 def inline_functions(model: ModelProto, chosen: Collection[Key] | None = None) -> ModelProto:
-    """The model with its functions written out, or with the chosen ones, for a model that ``check_functions`` accepts.
+    """The model with the functions written out, or with the chosen ones, for a model ``check_functions`` accepts.
 
-    onnx's inliner leaves a function that imports another version of an operator set: the checker accepts one only if
-    its operators are the same in the model's version, so it may import that. The inliner also forgets the defaults of a
-    function's attributes: calls get them first. Raises UnsupportedError where a call may or may not leave one to its
-    default.
+    onnx's inliner leaves a function with another version of an operator set: the checker accepts such a function only
+    if the operators are the same in the model's version, so the function may import the model's version. The inliner
+    also forgets defaults of attributes: calls get the defaults first. Raises UnsupportedError for a call that may or
+    may not use a default.
     """
     versions = {opset.domain: opset.version for opset in model.opset_import}
     copy = ModelProto()
@@ -73,7 +73,7 @@ def inline_functions(model: ModelProto, chosen: Collection[Key] | None = None) -
 
 
 def reached_functions(model: ModelProto, nodes: Iterable[NodeProto]) -> set[Key]:
-    """The functions that nodes call, in bodies too, and those that these call."""
+    """Return the functions called by nodes, also in bodies and in functions."""
     bodies = {(function.domain, function.name, function.overload): function.node for function in model.functions}
     functions, stack = set[Key](), [*nodes]
     while stack:
@@ -86,7 +86,7 @@ def reached_functions(model: ModelProto, nodes: Iterable[NodeProto]) -> set[Key]
 
 
 def _spell_defaults(model: ModelProto) -> None:
-    """Give every call the attributes that its function has defaults for."""
+    """Give every call the attributes its function has defaults for."""
     defaults = {
         (function.domain, function.name, function.overload): function.attribute_proto for function in model.functions
     }
@@ -109,7 +109,7 @@ def _spell_defaults(model: ModelProto) -> None:
 
 
 def _extents(sizes: dict[Key, int], calls: dict[Key, list[Key]]) -> tuple[dict[Key, int], dict[Key, int]]:
-    """Nodes and depth of every function with all that it calls; raises InputError for a circle."""
+    """Return nodes and depth of every function with all calls; raises InputError for a circle."""
     nodes: dict[Key, int] = {}
     depth: dict[Key, int] = {}
     try:

@@ -1,4 +1,4 @@
-"""The type of every value: what the file declares or stores, and what ONNX's shape inference adds to it."""
+"""The type of every value: declared or stored in the file, or added by ONNX's shape inference."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _LONG = 1 << 16
 
 
 def declared_types(body: GraphProto, names: Mapping[str, str]) -> dict[str, TensorType]:
-    """The types that the file itself gives values, of sane sizes; raises InputError for others.
+    """The types the file itself gives values, of sane sizes; raises InputError for others.
 
-    ``names``: each name as the object that the nodes have.
+    ``names``: each name as the object the nodes have.
     """
     declared_infos = decoded(body.value_info, lambda info: declared(info, f"value {show(text(info.name))}"))
     types = {names.get(name, name): kind for name, kind in declared_infos}
@@ -36,10 +36,10 @@ def declared_types(body: GraphProto, names: Mapping[str, str]) -> dict[str, Tens
 
 
 def add_types(graph: Graph, file: ModelFile, header: ModelHeader | None) -> None:
-    """Add the types that are stored or inferred to the declared ones in ``graph.types``; the more exact one is kept.
+    """Add stored and inferred types to the declared types in ``graph.types``; the more exact type is kept.
 
-    ``header``: what a long graph keeps of the model while it is treated in chunks; the message is released then.
-    Raises InputError for a model that onnx's checker refuses: inference is most of its full check, and is done once.
+    ``header``: kept of the model of a long graph, treated in chunks, after releasing the message. Raises InputError for
+    a model refused by onnx's checker: inference is most of the full check, and is done once.
     """
     constants, types = _large_constants(graph.nodes), graph.types
     chunk = None
@@ -54,7 +54,7 @@ def add_types(graph: Graph, file: ModelFile, header: ModelHeader | None) -> None
 
 
 def _refuse_overflow(graph: Graph) -> None:
-    """Raise InputError for a value that inference finds to have more elements than a file or a manifest can say."""
+    """Raise InputError for an inferred value with more elements than a file or a manifest can describe."""
     large = {kind for kind in set(graph.types.values()) if overflows(kind.shape)}
     for name, kind in graph.types.items() if large else ():
         if kind in large:
@@ -62,7 +62,7 @@ def _refuse_overflow(graph: Graph) -> None:
 
 
 def _types_at_once(graph: Graph, file: ModelFile, constants: dict[str, TensorType]) -> dict[str, TensorType]:
-    """Return the types that onnx's shape inference finds for the whole graph; the model is checked at the same time."""
+    """Return the types from onnx's shape inference of the whole graph; the model is checked at the same time."""
     nodes, inputs, initializers = graph.nodes, graph.inputs, graph.initializers
     # Where every shape is declared in numbers, as some exporters do, inference adds nothing.
     static = {name for name, kind in graph.types.items() if kind.static and known(kind.dtype)}
@@ -85,7 +85,7 @@ def _types_at_once(graph: Graph, file: ModelFile, constants: dict[str, TensorTyp
 
 
 def infer_types(graph: Graph) -> None:
-    """Infer types once more, after nodes were replaced by others or operators were registered; only adds to them."""
+    """Infer types once more, after nodes were replaced by others or operators were registered; only adds types."""
     model = ModelProto()
     model.CopyFrom(graph.header)
     for table, border in ((graph.inputs, model.graph.input), (graph.outputs, model.graph.output)):
@@ -101,7 +101,7 @@ def infer_types(graph: Graph) -> None:
 
 
 def _large_constants(nodes: Iterable[Node]) -> dict[str, TensorType]:
-    """The constants that inference is spared, with their types."""
+    """Return the constants hidden from inference, with the types."""
     types = {}
     for node in nodes:
         if node.op_type != "Constant" or len(node.outputs) != 1 or (proto := node.proto) is None:
@@ -131,7 +131,7 @@ def _copy(
     constants: dict[str, TensorType],
     folded: Mapping[str, np.ndarray],
 ) -> ModelProto:
-    """A copy in which large values are mere inputs, and ``folded`` ones constants."""
+    """Return a copy with large values as inputs, and ``folded`` values as constants."""
     copy = ModelProto(ir_version=model.ir_version)
     copy.opset_import.extend(model.opset_import)
     copy.functions.extend(model.functions)
@@ -153,7 +153,7 @@ def _copy(
 
 
 def _inferred(copy: ModelProto, graph: GraphProto | None = None) -> Iterable[onnx.ValueInfoProto]:
-    """Return the value infos that shape inference adds to a model, or has added (``graph``); none if it fails."""
+    """Return the value infos from shape inference of a model, or in ``graph``; none if inference fails."""
     try:
         if graph is None:
             graph = onnx.shape_inference.infer_shapes(copy, strict_mode=False).graph
@@ -170,6 +170,6 @@ def _inferred(copy: ModelProto, graph: GraphProto | None = None) -> Iterable[onn
 
 
 def _long(info: onnx.ValueInfoProto) -> bool:
-    """Return whether a value is one long row: following its data would make a dimension of each of its elements."""
+    """Return whether a value is a long row: following the data would make a dimension of each element."""
     shape = read_type(info.type).shape
     return shape is not None and len(shape) == 1 and isinstance(shape[0], int) and shape[0] > _LONG

@@ -1,7 +1,7 @@
 """Loads an ONNX file as a Graph, or refuses it with a one-line message.
 
-Later code relies on what is checked here: every value is defined once and read after it is made, sizes are sane,
-stored bytes match their shapes, and external data lies inside the model's folder. Large values are not copied.
+Later code relies on the checks here: every value is defined once and read afterwards, sizes are sane, stored bytes
+match their shapes, and external data lies inside the model's folder. Large values are not copied.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _OWN_VALUES = 4
 def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
     """Return the graph in an ONNX file.
 
-    Initializers keep their TensorProto or a reference to external data; none is read. ``own`` permits names that begin
-    with ``gopt.``, for reading gopt's own output.
+    Initializers keep their TensorProto or a reference to external data; no value is read. ``own`` permits names
+    beginning with ``gopt.``, for reading gopt's own output.
 
-    Raises InputError if the file is missing, malformed, truncated or hostile, and for whatever ``onnx.checker`` refuses
-    with its full check; UnsupportedError for training_info, the Gradient operator, sparse initializers, and inputs or
-    outputs that are not dense tensors.
+    Raises InputError if the file is missing, malformed, truncated or hostile, and for a model refused by the full check
+    of ``onnx.checker``; UnsupportedError for training_info, the Gradient operator, sparse initializers, and inputs or
+    outputs other than dense tensors.
     """
     name = os.fsdecode(path)
     with naming(name), gc_paused():
@@ -56,7 +56,7 @@ def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
 
 
 def checked_graph(file: ModelFile, path: str, *, own: bool = False) -> Graph:
-    """Return the graph of a model whose external data, if it has any, lies beside ``path``.
+    """Return the graph of a model with external data, if any, beside ``path``.
 
     Raises InputError and UnsupportedError as ``load`` does, without a file's name.
     """
@@ -69,10 +69,10 @@ def checked_graph(file: ModelFile, path: str, *, own: bool = False) -> Graph:
 
 
 def outline(path: str | os.PathLike[str], refusal: GoptError) -> Graph:
-    """Return the graph of a valid file that ``load`` refuses, for showing it: one without nodes, or with values that
-    are no tensors, which have the name of their kind for a type. Sparse values are left out, no type is inferred.
+    """Return the graph of a valid file ``load`` refuses, to show the file: a graph without nodes, or with values that
+    are no tensors, typed by the name of the kind. Sparse values are left out, no type is inferred.
 
-    Raises ``refusal`` where it is about something else, and InputError for a file that onnx's checker refuses.
+    Raises ``refusal`` for any other cause, and InputError for a file refused by onnx's checker.
     """
     name = os.fsdecode(path)
     with naming(name), gc_paused():
@@ -96,14 +96,14 @@ def _shown(info: ValueInfoProto) -> TensorType:
 
 
 def graph_of(model: ModelProto, path: str | os.PathLike[str] = "the model") -> Graph:
-    """Return the graph of a model in memory, checked as a file is; ``path``: its external data lie beside it."""
+    """Return the graph of a model in memory, checked like a file; external data lie beside ``path``."""
     name = os.fsdecode(path)
     with naming(name), gc_paused():
         return checked_graph(ModelFile(model.SerializeToString(deterministic=True)), name)
 
 
 def read_file(path: str) -> ModelFile:
-    """The file as a model that has at least a version, an operator set and a graph."""
+    """Return the file as a model with at least a version, an operator set and a graph."""
     check_model_size(regular_size(path))
     try:
         with open(path, "rb") as stream:
@@ -178,8 +178,8 @@ def _graph(file: ModelFile, folder: DataFolder, from_gopt: bool) -> Graph:
 
 
 def _apart(file: ModelFile) -> ModelFile | None:
-    """The file with names of bodies apart from those around them; None where they are. Raises as ``check_legal``, for
-    a body may not redefine what stands before it."""
+    """Return the file with names of bodies unlike the names around; None if unlike already. Raises as ``check_legal``,
+    because a body may not redefine earlier names."""
     model = file.model
     if not name_bodies_apart(model):
         return None
@@ -227,7 +227,7 @@ def _refuse_two_versions(imports: Iterable[OperatorSetIdProto]) -> None:
 
 
 def header_of(model: ModelProto) -> ModelProto:
-    """The model without its graph; raises InputError for texts that are not UTF-8."""
+    """The model without the graph; raises InputError for texts that are not UTF-8."""
     header = ModelProto()
     for field, value in model.ListFields():
         if field.name == "graph":

@@ -1,7 +1,8 @@
-"""Reads the nodes of a file: those that end as an earlier node does, from their bytes.
+"""Reads the nodes of a file, from the bytes for nodes ending like an earlier node. Nodes of a long graph differ in
+names and end alike:
 
-Nodes of a long graph differ in their names and end alike: operator, attributes, domain. The first node with an end is
-read and checked as a message, which takes three times as long.
+operator, attributes, domain. The first node with an end is read and checked as a message, which takes three times as
+long.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MOST_ENDS = 10_000
 def read_nodes(protos: Sequence[NodeProto], encoded: Sequence[bytes], symbols: SymbolTable, own: bool) -> list[Node]:
     """Convert nodes in order and define their outputs in ``symbols``; ``own`` as in ``read_node``.
 
-    ``encoded``: the bytes of each in the file; empty where these are not known.
+    ``encoded``: the bytes of each in the file; empty if unknown.
     """
     if len(encoded) != len(protos):
         return [read_node(proto, symbols, own) for proto in protos]

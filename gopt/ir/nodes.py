@@ -1,4 +1,4 @@
-"""Nodes as a file has them: operators and attributes looked at, names defined, the bodies of control flow searched."""
+"""Nodes of a file: operators and attributes checked, names defined, the bodies of control flow searched."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIZED = frozenset({"num_outputs", "shape", "axes"})
 def read_node(proto: NodeProto, symbols: SymbolTable, from_gopt: bool) -> Node:
     """Convert a node and define its outputs in ``symbols``.
 
-    ``own``: the node may carry the name of the gopt pass that added it.
+    ``own``: the node may carry the name of a gopt pass.
     """
     names, op_type, domain = symbols.defined, proto.op_type, proto.domain
     if type(op_type) is str and type(domain) is str:  # else they are not text, which is refused later
@@ -53,7 +53,7 @@ def read_node(proto: NodeProto, symbols: SymbolTable, from_gopt: bool) -> Node:
 
 
 def name_apart(nodes: Sequence[Node]) -> None:
-    """Give later nodes of one name names of their own: reports tell nodes apart by name, and ONNX Runtime wants it."""
+    """Rename later nodes of the same name: reports tell nodes apart by name, and ONNX Runtime wants unique names."""
     names = [node.name for node in nodes if node.name]
     names_used = set(names)
     if len(names_used) == len(names):
@@ -96,7 +96,7 @@ def _refuse_spmd(proto: NodeProto) -> None:
 
 
 def captures(proto: NodeProto, symbols: SymbolTable) -> dict[str, None]:
-    """Return the outer values that the bodies in a node's attributes read, in order; also checks the attributes."""
+    """Return the outer values the bodies in a node's attributes read, in order; also checks the attributes."""
     _check_operator(proto)
     captured: dict[str, None] = {}
     for attribute in proto.attribute:
@@ -125,7 +125,7 @@ def captures(proto: NodeProto, symbols: SymbolTable) -> dict[str, None]:
 
 
 def _refuse_sizes(proto: NodeProto, attribute: AttributeProto) -> None:
-    """Raise InputError for numbers of outputs or dimensions that shape inference would make without looking twice."""
+    """Raise InputError for numbers of outputs or dimensions trusted by shape inference."""
     owner = f"attribute {show(attribute.name)} of node {show(proto.name or ''.join(proto.output[:1]))}"
     if attribute.name == "num_outputs" and attribute.i > len(proto.output):
         raise InputError(f"{owner} is {attribute.i}, and the node has {len(proto.output)} outputs")
@@ -145,10 +145,9 @@ def _check_attribute_tensors(attribute: AttributeProto, owner: str) -> None:
 
 
 def _body_captures(body: GraphProto, symbols: SymbolTable) -> dict[str, None]:
-    """Return the outer values that a control-flow body reads, including those it returns directly.
+    """Return the outer values read or returned by a control-flow body.
 
-    Read in file order, so that a value used in the body before it is made there counts as one from outside, and
-    is found undefined.
+    In file order, a value used before its node counts as an outer value, and is found undefined.
     """
     captured: dict[str, None] = {}
     refuse_sparse(body)
@@ -174,7 +173,7 @@ def _body_captures(body: GraphProto, symbols: SymbolTable) -> dict[str, None]:
 
 
 def nested(nodes: Iterable[NodeProto]) -> Iterable[NodeProto]:
-    """Nodes, and those in the bodies of their control flow."""
+    """Yield nodes, and nodes in bodies of control flow."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -184,7 +183,7 @@ def nested(nodes: Iterable[NodeProto]) -> Iterable[NodeProto]:
 
 
 def reads(node: NodeProto) -> set[str]:
-    """Values that a node reads, in its bodies too; a body's own values are not among them."""
+    """Return values read by a node, also in bodies; a body's own values are left out."""
     names = set(node.input)
     for attribute in node.attribute:
         if attribute.type in _GRAPH_ATTRIBUTES:

@@ -1,7 +1,7 @@
-"""gopt refuses what onnx's own checker refuses, and names the node or value.
+"""gopt refuses every model refused by onnx's own checker, and names the node or value.
 
-The checker reads the file as it is, unless values are large or external: those become inputs of a copy, after gopt has
-checked their types and sizes itself.
+The checker reads the file as it is, unless values are large or external: large values become inputs of a copy, after
+gopt has checked the types and sizes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _NODE = re.compile(r"Bad node spec for node\. Name: (.*?) OpType: (\S+)")
 
 
 def check_legal(file: ModelFile) -> None:
-    """Raise InputError for a model that ``onnx.checker`` refuses with its full check."""
+    """Raise InputError for a model ``onnx.checker`` refuses with the full check."""
     error = _error(file)
     if error is not None:
         raise InputError(f"is not a valid ONNX model: {error}", _NEXT)
 
 
 def check_structure(file: ModelFile) -> None:
-    """The same without shape inference, for callers that infer shapes themselves, in strict mode."""
+    """Check without shape inference, for callers with shape inference in strict mode."""
     slim = _slim(file.model)
     if not accepts(file.data if slim is None else slim.SerializeToString(), full=False):
         check_legal(file)
@@ -63,7 +63,7 @@ def _error(file: ModelFile) -> str | None:
 
 
 def _said(data: bytes, *, full: bool = True) -> str | None:
-    """Return the checker's message about a model; None if it accepts the model."""
+    """Return the checker's message about a model; None for an accepted model."""
     try:
         onnx.checker.check_model(data, full_check=full)
     except UnicodeDecodeError:
@@ -76,14 +76,14 @@ def _said(data: bytes, *, full: bool = True) -> str | None:
 
 
 def _line(text: str) -> str:
-    """The checker's message on one line, without the path through its own code."""
+    """Return the checker's message on one line, without the path through its code."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("==>")]
     message = _HEAD.sub("", " ".join(lines))
     return "".join(char if char.isprintable() else "?" for char in message)
 
 
 def _node(text: str, line: str) -> str:
-    """Return the node that a message is about, if the checker names it."""
+    """Return the node named by the checker's message, if any."""
     match = _NODE.search(text)
     if match is None or not match.group(1):
         return ""
@@ -94,7 +94,7 @@ def _node(text: str, line: str) -> str:
 
 
 def _value(model: ModelProto) -> str:
-    """The value whose declared or stored type is at fault, where the checker names none."""
+    """Return the value with a faulty declared or stored type, if the checker names no value."""
     body = model.graph
     stored = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in body.initializer}
     bodies = [value for function in model.functions for value in function.value_info]
@@ -108,7 +108,7 @@ def _value(model: ModelProto) -> str:
 
 
 def _sound(info: onnx.ValueInfoProto) -> bool:
-    """Return whether a declared type is one at all."""
+    """Return whether a declared type is valid."""
     try:
         onnx.checker.check_value_info(info)
     except MemoryError:
@@ -123,7 +123,7 @@ def _sound(info: onnx.ValueInfoProto) -> bool:
 
 
 def _slim(model: ModelProto) -> ModelProto | None:
-    """A copy in which large values are inputs; None where the model has none."""
+    """Return a copy with large values as inputs; None for a model without large values."""
     body = model.graph
     stored = {tensor.name for tensor in body.initializer if _large(tensor)}
     constants = {node.output[0] for node in body.node if _large_constant(node)}
@@ -144,7 +144,7 @@ def _slim(model: ModelProto) -> ModelProto | None:
 
 
 def without_nodes(model: ModelProto) -> ModelProto:
-    """A copy without nodes and what they make, in which large values are inputs."""
+    """Return a copy without nodes and results, with large values as inputs."""
     copy, body = ModelProto(), model.graph
     _merge(copy, model, {"graph"})
     _merge(copy.graph, body, {"initializer", "node", "output", "value_info"})
@@ -168,7 +168,7 @@ def _merge(copy: Message, source: Message, skipped: set[str]) -> None:
 
 
 def _store(copy: GraphProto, body: GraphProto, large: set[str]) -> None:
-    """Copy the initializers; those named in ``large`` become inputs."""
+    """Copy the initializers; those in ``large`` become inputs."""
     declared = {info.name for info in body.input}
     for tensor in body.initializer:
         if tensor.name not in large:
@@ -194,7 +194,7 @@ def _large(tensor: TensorProto) -> bool:
 
 
 def _large_constant(node: NodeProto) -> bool:
-    """Return whether a node is a plain Constant with a large value, which gopt has looked at itself."""
+    """Return whether a node is a plain Constant with a large value, checked by gopt."""
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.output) != 1 or node.input:
         return False
     if len(node.attribute) != 1 or node.attribute[0].ref_attr_name:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Phase(str, Enum):
-    """Nodes of the source have one once roles are recovered, nodes that passes add once they are lowered."""
+    """Source nodes have a phase once roles are recovered, added nodes once lowered."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -22,10 +22,10 @@ _ORDER = tuple(Phase)
 
 
 def complete_phases(nodes: Sequence[Node]) -> None:
-    """Set the phase of nodes that passes added: that of the first phase that reads their results.
+    """Set the phase of added nodes: the first phase reading the results.
 
-    A result that no phase reads is one of the forward where it is computed from values of the forward alone, and else
-    of the update. Two sweeps over ``nodes``, which are in topological order.
+    Unread results belong to the forward if computed from forward values alone, else to the update. Two sweeps over
+    ``nodes``, which are in topological order.
     """
     added = [node for node in nodes if node.phase is None and node.made_by]
     results = {name for node in added for name in node.outputs}
@@ -51,10 +51,10 @@ def complete_phases(nodes: Sequence[Node]) -> None:
 
 
 def advance_phases(nodes: Sequence[Node]) -> None:
-    """Bring added nodes that have a phase to the first phase that reads their results, where that is an earlier one.
+    """Bring added nodes with a phase to the first phase reading their results, where that is an earlier one.
 
-    The update may stand in front of the forward in a file, and be the first to ask for a value that both read.
-    One sweep over ``nodes``, which are in topological order.
+    In a file, the update may stand in front of the forward, and be the first reader of a common value. A sweep over
+    ``nodes``, which are in topological order.
     """
     results = {name for node in nodes if node.added for name in node.outputs}
     phase_of: dict[str, int] = {}
@@ -71,7 +71,7 @@ def advance_phases(nodes: Sequence[Node]) -> None:
 
 
 def _complete_unread(nodes: Sequence[Node], read: set[str]) -> None:
-    """Set the phase of the nodes whose results no phase reads; ``read``: what these nodes read."""
+    """Set the phase of nodes with unread results; ``read``: the operands of these nodes."""
     phase_of: dict[str, Phase] = {}
     for node in nodes:
         if node.phase is None and node.made_by:

@@ -1,9 +1,9 @@
-"""Gives values of bodies names of their own, where a value outside has the same name.
+"""Renames values of bodies named like outer values.
 
-The checker accepts a value of a body whose name stands outside later on, and a stored value of a body that hides one
-that stands outside already. The first is clear, and is renamed: whatever joins a body with the graph around it, such as
-an engine, onnx's inliner or a pass, would mistake one for the other. Engines read either value in place of the second,
-ONNX Runtime sometimes the one and sometimes the other: it is refused, unless both are the same number.
+The checker accepts a body value with a name used outside later on, and a stored body value hiding an earlier outer
+value. The first case is clear, and is renamed: code joining a body with the outer graph, such as an engine, onnx's
+inliner or a pass, would confuse the values. In the second case engines read either value, ONNX Runtime sometimes this,
+sometimes that: refused, unless both values are equal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gopt.ir.external_data import show
 def name_bodies_apart(model: ModelProto) -> bool:
     """Rename in place; returns whether a name changed. Bodies beside one another may have names in common.
 
-    Raises UnsupportedError for a stored value that hides another one.
+    Raises UnsupportedError for a stored value hiding another value.
     """
     names = _Names(model)
     for function in model.functions:
@@ -33,7 +33,7 @@ def name_bodies_apart(model: ModelProto) -> bool:
 
 
 class _Names:
-    """The names that a model has, and the renaming."""
+    """The names a model has, and the renaming."""
 
     def __init__(self, model: ModelProto) -> None:
         self.changed = False
@@ -44,8 +44,8 @@ class _Names:
         self, nodes: Iterable[NodeProto], outer: Set[str], renamed: Mapping[str, str],
         visible: dict[str, TensorProto | None],
     ) -> None:  # fmt: skip
-        """Rename in the bodies of some nodes. ``outer``: names that stand around them; ``renamed``: those of them that
-        have another name by now; ``visible``: those that are defined before the nodes, with what is stored."""
+        """Rename in the bodies of some nodes. ``outer``: names around; ``renamed``: outer name -> new name;
+        ``visible``: names defined before the nodes, with stored values."""
         for node in nodes:
             for body in bodies(node):
                 self._body(node, body, outer, renamed, visible)
@@ -84,7 +84,7 @@ class _Names:
 
 
 def _given(model: ModelProto, function: FunctionProto) -> set[str]:
-    """The operands of a function that some call gives."""
+    """The operands of a function some call gives."""
     formals: set[str] = set()
     stack = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     while stack:
@@ -96,7 +96,7 @@ def _given(model: ModelProto, function: FunctionProto) -> set[str]:
 
 
 def _same(stored: TensorProto, tensor: TensorProto | None) -> bool:
-    """Return whether two stored values are one: the same bytes in the same form."""
+    """Return whether two stored values have the same bytes in the same form."""
     if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
         return False
     copy = TensorProto()
@@ -125,7 +125,7 @@ def _defined(body: GraphProto) -> set[str]:
 
 
 def _rename(body: GraphProto, table: Mapping[str, str]) -> None:
-    """Rename values that a body defines or reads, but for those in its own bodies."""
+    """Rename values defined or read in a body, except in inner bodies."""
     for value in (*body.input, *body.output, *body.initializer, *body.value_info):
         value.name = table.get(value.name, value.name)
     for value in body.quantization_annotation:

@@ -1,4 +1,4 @@
-"""Tensors stored in the model file itself: their type, and a check that the data matches the dimensions."""
+"""Tensors stored in the model file itself: types, and a check of data against dimensions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TYPED_DATA = {  # dtype -> (field, entries per element); all other dtypes are s
 
 
 def stored_type(proto: TensorProto, owner: str) -> TensorType:
-    """The type of a stored tensor; raises InputError, UnsupportedError in the name of its ``owner``."""
+    """The type of a stored tensor; raises InputError, UnsupportedError in the name of the ``owner``."""
     dtype = dtype_name(proto.data_type)
     if dtype == "undefined":
         if proto.data_type:

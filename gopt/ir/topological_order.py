@@ -11,10 +11,8 @@ from gopt.ir.graph import Node
 
 
 def topological_sort(nodes: Sequence[Node], due: Sequence[float]) -> list[Node]:
-    """The nodes in an order in which they can run: of those that can, the one that is due first, then the first listed.
-
-    Nodes on a cycle, or behind one, are missing from it.
-    """
+    """Return the nodes in a runnable order: of runnable nodes, the node due first, then the node listed first. Nodes on
+    or behind a cycle are missing."""
     unmade = {name for node in nodes for name in node.outputs if name}
     waiting: dict[str, list[int]] = {}
     """Value -> nodes that were due before it was made."""
@@ -45,7 +43,7 @@ def topological_sort(nodes: Sequence[Node], due: Sequence[float]) -> list[Node]:
 def check_order(nodes: Sequence[Node], defined: set[str]) -> None:
     """Raise InputError, naming the value, unless the nodes can run in file order, as ONNX demands.
 
-    ``given``: the values that no node computes.
+    ``given``: the values no node computes.
     """
     defined_now = set(defined)
     for node in nodes:
@@ -76,7 +74,7 @@ def _refuse_undefined(nodes: Sequence[Node], inputs: set[str]) -> None:
 
 
 def _on_cycle(nodes: Sequence[Node], done: Collection[int]) -> str:
-    """A value on a cycle: back from any node that never became ready, until one comes round again."""
+    """Return a value on a cycle: go back from any stuck node, until a node repeats."""
     stuck = [node for node in nodes if id(node) not in done]
     producer = {name: node for node in stuck for name in node.outputs if name}
     node, visited, name = stuck[0], set(), ""

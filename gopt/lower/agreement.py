@@ -1,8 +1,7 @@
-"""The invariant by which ranks stay together: what they hold in common never follows one rank's own data.
+"""The invariant by which ranks stay together: common values never follow a single rank's data.
 
-Every node obeys the rules of sharding, and every state that is equal on ranks, and every shard of one, depends on
-batches and random numbers only through reductions over all ranks that see different data, whatever passes made the
-graph. See ``gopt.spmd``.
+Every node obeys the rules of sharding, and every state equal on ranks, and every shard, depends on batches and random
+numbers only through reductions over all ranks with different data, whatever passes made the graph. See ``gopt.spmd``.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from gopt.text.sanitize import and_more
 
 
 def check_placements(program: SpmdProgram, shardings: Shardings) -> int:
-    """Raise InvariantError for a state on which ranks would part, UnsupportedError where the source itself parts them;
-    returns how many values were asked."""
+    """Raise InvariantError for a state on which ranks would part, UnsupportedError if the source itself parts ranks;
+    returns the number of checked values."""
     statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
     for state in program.states:
         if state.local and state.input not in statistics:
@@ -41,7 +40,7 @@ def check_placements(program: SpmdProgram, shardings: Shardings) -> int:
 
 
 def _fits(placements: Placements, wanted: Placements) -> bool:
-    """Return whether a value may be held so: it may follow less, and lie on the same one member."""
+    """Return whether a placement is at most as dependent as required, or on the same single member."""
     return all(
         one == placement
         or (isinstance(placement, PerMember) and isinstance(one, Replicated))
@@ -73,7 +72,7 @@ def _check_statistics(program: SpmdProgram) -> None:
 
 
 def _sizes(program: SpmdProgram) -> set[str]:
-    """Shapes of what the source makes of the batch: where the mesh splits a value, its shape is a constant by now."""
+    """Return shapes of results of the batch in the source: for a split value, the shape is a constant by now."""
     source = GraphIndex(program.source.graph)
     fed = descendants(source, program.training.batch)
     shapes = (node for node in source.graph.nodes if node.is_a("Shape", "Size") and node.inputs[0] in fed)
@@ -82,7 +81,7 @@ def _sizes(program: SpmdProgram) -> set[str]:
 
 @dataclass(slots=True)
 class _ErrorBuilder:
-    """Builds the error for a state that fails the check, naming where the fault entered."""
+    """Builds the error for a failing state, naming the origin of the fault."""
 
     program: SpmdProgram
     shardings: Shardings
@@ -96,7 +95,7 @@ class _ErrorBuilder:
         return self.error(f"{kind} {name} is held {manner}", state.output, self.shardings.state(state))
 
     def error(self, what: str, output: str, wanted: Placements) -> GoptError:
-        """The refusal of a value that is not sharded as ``wanted``, by the axes along which it is not."""
+        """Return the refusal of a value not sharded as ``wanted``, by the differing axes."""
         result = self.shardings.of(output)
         wrong = {axis: one for axis, one, due in zip(self.shardings.axes, result, wanted) if not _fits((one,), (due,))}
         ours = (*self.program.mesh.data_axes, *self.program.split)
@@ -124,8 +123,8 @@ class _ErrorBuilder:
         return InvariantError(f"{what}, and its new value {output!r} is {due} along {axis}", f"it must be {expected}")
 
     def _source(self, name: str, axes: list[str]) -> tuple[str, str]:
-        """Back along operands that differ along some axes: the first that forward or backward make, such as a
-        gradient, or the value at which it began."""
+        """Back along operands differing along some axes: to the first value of forward or backward, such as a gradient,
+        or to the start value."""
         training, producers = self.program.training, self.program.graph.producers()
         local = {
             output for node in training.graph.nodes if node.phase is not Phase.UPDATE

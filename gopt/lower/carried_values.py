@@ -1,6 +1,6 @@
-"""Checks of values that one step leaves for the next: sums over micro-steps add up, and states follow their old values.
+"""Checks of values carried between steps: sums over micro-steps add up, and states follow their old values.
 
-Shardings do not see either. A state whose new value is that of another state is sharded as it should be.
+Shardings see neither: a state with the new value of another state is sharded correctly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NONE: frozenset[str] = frozenset()
 
 
 def check_carried_values(program: SpmdProgram) -> None:
-    """Raise InvariantError for an accumulator that does not sum, or a state that takes the new value of another."""
+    """Raise InvariantError for an accumulator that does not sum, or a state with the new value of another state."""
     producers = program.graph.producers()
     for accumulator in program.accumulators:
         _check_accumulator(program, accumulator, producers)
@@ -53,9 +53,9 @@ def _check_accumulator(program: SpmdProgram, sums: Accumulator, producers: Mappi
 
 
 def _check_averages(program: SpmdProgram, producers: Mapping[str, Node]) -> None:
-    """Check that each statistic that a call over data makes after the micro-steps has a value of its own in each one.
+    """Check that each statistic made by a call over data after the micro-steps has its own value in each micro-step.
 
-    A call along an axis that splits the computation belongs to each micro-step.
+    A call along an axis splitting the computation belongs to each micro-step.
     """
     if program.micro_steps == 1:
         return
@@ -74,7 +74,7 @@ def _check_averages(program: SpmdProgram, producers: Mapping[str, Node]) -> None
 
 
 def _check_names(program: SpmdProgram) -> None:
-    """Check that a state whose values have names of the source has those of its own tensor, and not inner ones."""
+    """Check that a state with source names for its values has the names of its own tensor."""
     values = {name: state.tensor for state in program.training.states for name in (state.tensor, state.updated)}
     types = program.training.graph.types
     for state in program.states:
@@ -87,11 +87,11 @@ def _check_names(program: SpmdProgram) -> None:
 
 
 def _check_old_values(program: SpmdProgram, producers: Mapping[str, Node]) -> None:
-    """Check that a new value that passes made follows the states that the update of the source reads for it, and a
-    low-precision copy its master.
+    """Check that a new value made by passes follows the states read by the source's update, and a low-precision copy
+    its master.
 
-    States of one element are not asked: any update may read a scalar of all others. Linear in the graphs: a value
-    follows few states, and a bucket is one.
+    Scalar states are skipped: any update may read a scalar made of all others. Linear in the graphs: a value follows
+    few states, and a bucket is a single state.
     """
     added = [state for state in program.states if state.output in producers and producers[state.output].added]
     if not added:
@@ -122,8 +122,8 @@ def _check_old_values(program: SpmdProgram, producers: Mapping[str, Node]) -> No
 
 
 def followed_states(training: TrainingGraph) -> dict[str, tuple[str, ...]]:
-    """New value of a state -> the states of more than one element whose old values the update reads for it, sorted;
-    found once for a training."""
+    """Return new value of a state -> the non-scalar states with old values read by the update, sorted; cached for a
+    training."""
     return training.once(FOLLOWED, lambda: find_followed(training))
 
 
@@ -139,9 +139,9 @@ def _tensors(training: TrainingGraph) -> set[str]:
 
 @dataclass(slots=True)
 class _StateSources:
-    """Value -> the states that it is computed from in the update, and neither from gradients nor from scalars.
+    """Value -> the states behind it in the update, without gradients and scalars.
 
-    New values of states stand for what they follow themselves: every tensor of a bucket follows the whole bucket.
+    New values of states stand for their own sources: every tensor of a bucket follows the whole bucket.
     """
 
     read: dict[str, frozenset[str]]
@@ -161,12 +161,12 @@ class _StateSources:
         return not self._all[sources].isdisjoint(any_of)
 
     def _through(self, start: frozenset[str]) -> set[str]:
-        """Some states, and those that they follow where they are new values themselves."""
+        """Return some states, and the states followed by new values among them."""
         return set(walk(start, lambda name: self.made.get(name, _NONE)))
 
 
 def _follow(training: TrainingGraph, graph: Graph, states: Collection[str], new: Collection[str] = ()) -> _StateSources:
-    """Follow ``states`` and their ``new`` values through a graph; one sweep in order."""
+    """Follow ``states`` and the ``new`` values through a graph; a sweep in order."""
     gradients = set(training.gradients.values())
     sources = _StateSources({name: frozenset((name,)) for name in (*states, *new)})
     shared = {names: names for names in sources.read.values()}

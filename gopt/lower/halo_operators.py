@@ -1,6 +1,6 @@
-"""The halo on one rank: strips that others need, and what is put together of its own value and of the joined strips.
+"""The halo on a rank: strips for others, and values joined from own places and strips.
 
-Which places a member has and wants is known (``gopt.spmd.halo``); here they become slices, joins and sums.
+The places of each member are known (``gopt.spmd.halo``); here slices, joins and sums are written.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gopt.tensor_parallel.builder import inner
 
 
 def lowest(dtype: str) -> np.ndarray:
-    """The lowest number of a type, of one element: -infinity where there is one."""
+    """Return the lowest number of a type, as a scalar: -infinity if the type has it."""
     kind = numpy_dtype(dtype)
     return np.array([float("-inf") if kind.kind == "f" else np.iinfo(kind).min], kind)
 
 
 @dataclass(slots=True)
 class _HaloNodes:
-    """Nodes of one member in the making."""
+    """The nodes of a member."""
 
     node: Node
     context: LoweringContext
@@ -58,14 +58,14 @@ class _HaloNodes:
         return output
 
     def slice(self, piece: HaloPiece, role: str) -> str:
-        """Some places of what the member has, or of the joined strips."""
+        """Return some places of the member's value, or of the joined strips."""
         name = inner(self.output, role)
         cut = bounds(name, piece.at, piece.at + piece.stop - piece.start)
         self.constants |= cut
         return self.add("Slice", [self.node.inputs[piece.strips], *cut, self.constant("axis", [self.axis])], name)
 
     def filled(self, count: int, role: str, value: np.ndarray) -> str:
-        """Return a constant block of ``count`` places that no member has."""
+        """Return a constant block of ``count`` places no member has."""
         dims = list(self.context.types[self.node.inputs[0]].dims)
         dims[self.axis] = count
         shape = self.constant(f"{role}.shape", dims)
@@ -75,7 +75,7 @@ class _HaloNodes:
         return self.filled(count, role, np.zeros(1, numpy_dtype(self.context.types[self.node.inputs[0]].dtype)))
 
     def joined(self, parts: Sequence[str]) -> Lowered:
-        """The result: its parts one behind the other."""
+        """Return the result: parts joined in order."""
         if not parts:
             parts = [self.zeros(0, "none")]
         self.add(
@@ -89,7 +89,7 @@ class _HaloNodes:
 
 
 def strips(node: Node, context: LoweringContext) -> Lowered:
-    """Return the strips of a member that other members need."""
+    """Return the strips of a member other members need."""
     halo_nodes = _HaloNodes.of(node, context)
     pieces = halo_nodes.halo.strip_pieces(halo_nodes.member)
     if not pieces:
@@ -98,7 +98,7 @@ def strips(node: Node, context: LoweringContext) -> Lowered:
 
 
 def join(node: Node, context: LoweringContext) -> Lowered:
-    """Return a member's window: its own places, those of strips, and padding beyond the dimension."""
+    """Return a member's window: own places, places of strips, and padding beyond the dimension."""
     halo_nodes = _HaloNodes.of(node, context)
     halo, member = halo_nodes.halo, halo_nodes.member
     runs = [pieces[0] for _, pieces in halo.runs(member)]
@@ -115,7 +115,7 @@ def join(node: Node, context: LoweringContext) -> Lowered:
 
 
 def total(node: Node, context: LoweringContext) -> Lowered:
-    """A member's part: the sum of all terms for its places, those of halves in float32."""
+    """Return a member's part: the sum of all terms for its places, in float32 for halves."""
     halo = _HaloNodes.of(node, context)
     parts = []
     for number, ((start, stop), pieces) in enumerate(halo.halo.runs(halo.member)):
@@ -136,9 +136,9 @@ def _sum(halo: _HaloNodes, terms: list[str], name: str) -> str:
 
 
 def member_pool(node: Node, context: LoweringContext) -> Lowered:
-    """A pool over a window, and the places of what it took, counted through the whole operand as ONNX does: a member
-    counts through its window, which begins at another place and is shorter. What is beside the dimension is taken where
-    nothing in the window is higher; of the whole operand the first place of the window is taken then."""
+    """A pool over a window, and the places of the maxima, counted through the whole operand as in ONNX: a member counts
+    through its shorter window with another start. Padding is chosen if nothing in the window is higher; in the whole
+    operand, the window's first place is chosen then."""
     attributes = node.attributes
     member, axis = context.coordinates[attributes["group"]], int(attributes["axis"])
     start, stop = attributes["ranges"][2 * member : 2 * member + 2]

@@ -19,7 +19,7 @@ from gopt.spmd.program import SpmdProgram
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """An invariant that held, and on how many things."""
+    """A checked invariant, and the number of checked things."""
 
     name: str
     """The invariant has this name."""
@@ -35,8 +35,8 @@ class Check:
 def check_ranks(
     program: SpmdProgram, ranks: Sequence[RankGraph], common: Sequence[RankState], agreed: int
 ) -> list[Check]:
-    """Raise InvariantError when a rank graph could go wrong; returns what was asserted. ``asked``: states and
-    accumulators whose placements were checked."""
+    """Raise InvariantError if a rank graph could go wrong; returns the checks. ``asked``: states and accumulators with
+    checked placements."""
     shared_of: dict[int, _SharedValues] = {}
     reads = 0
     for rank in ranks:
@@ -60,9 +60,9 @@ def check_ranks(
 
 @dataclass(frozen=True, slots=True)
 class _SharedValues:
-    """Values that all ranks have in a phase: value -> index of the shared block that produces it, -1 for an input.
+    """Common values of a phase: value -> index of the shared block producing it, -1 for an input.
 
-    For each shared block also the rank-local values that it reads, each with a reader.
+    For each shared block also the rank-local operands, each with a reader.
     """
 
     made: dict[str, int]
@@ -93,7 +93,7 @@ class _SharedValues:
 
 
 def _closed(program: SpmdProgram, rank: RankGraph, shared: _SharedValues) -> int:
-    """Count the reads of a rank; raise InvariantError for one of a value that it does not have by then."""
+    """Count the reads of a rank; raise InvariantError for a value read too early."""
     graph, values = rank.phase.graph, set(rank.constants)
     values.update(state.input for state in rank.own if state.input in graph.inputs)
     done, reads = -1, shared.reads
@@ -129,7 +129,7 @@ def _not_there(rank: RankGraph, node: Node, name: str) -> InvariantError:
 
 
 def _calls(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
-    """Group by group and phase by phase: what each member calls over it, against the first member that was made."""
+    """Group by group and phase by phase: each member's calls, against those of the first member."""
     numbers = {rank.rank for rank in ranks}
     groups: dict[tuple[str, str, int], dict[int, list[Node]]] = {}
     count = 0
@@ -158,7 +158,7 @@ def _same_calls(group: str, mine: tuple[int, list[Node]], theirs: tuple[int, lis
 
 
 def _tiles(program: SpmdProgram, ranks: Iterable[RankGraph]) -> int:
-    """Over all ranks that share a state out; skipped when only some ranks are made."""
+    """Over all ranks sharing a state out; skipped when only some ranks are made."""
     types = program.training.graph.types
     boxed: dict[tuple[str, Box | None], list[tuple[int, int]]] = {}
     count = 0
@@ -187,7 +187,7 @@ def _tiles(program: SpmdProgram, ranks: Iterable[RankGraph]) -> int:
 
 
 def _boxes(program: SpmdProgram, boxed: Mapping[tuple[str, Box | None], list[tuple[int, int]]]) -> None:
-    """Boxes are those of the sharding, and the pieces of each tile it; of one without elements there may be none."""
+    """Boxes are those of the sharding, and pieces tile each box; an empty box may have no piece."""
     types = program.source.graph.types
     boxes_of: defaultdict[str, set[Box | None]] = defaultdict(set)
     for tensor, box in boxed:

@@ -1,7 +1,7 @@
-"""The layout operators of ``gopt.spmd`` on one rank: as standard nodes, which ranks alike share, and constants.
+"""The layout operators of ``gopt.spmd`` on a rank: as standard nodes, which ranks alike share, and constants.
 
-Each function looks at one node and one rank. What the nodes depend on is their *variant*: ranks of one variant get the
-same nodes; offsets are constants, which are the rank's own.
+Each function lowers a node on a rank. Nodes depend on the *variant* alone: ranks of a variant share nodes; offsets are
+constants of the rank.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def local_slice(node: Node, context: LoweringContext) -> Lowered:
 
 
 def shard_slice(node: Node, context: LoweringContext) -> Lowered:
-    """The rank's elements of a run, cut out of its part of the bucket; the part itself where that is all of it."""
+    """Return the rank's elements of a run, cut out of the part of the bucket; the part itself if that is all."""
     assert node.sharding.flat is not None
     axis, span = node.sharding.flat
     member = context.coordinates[axis]
@@ -68,7 +68,7 @@ def shard_slice(node: Node, context: LoweringContext) -> Lowered:
 
 
 def local_concat(node: Node, context: LoweringContext) -> Lowered:
-    """Concatenate the operands that the rank has; an empty tensor if it has none."""
+    """Concatenate the rank's operands; an empty tensor without operands."""
     names, output = [name for name in node.inputs if name in context.present], node.outputs[0]
     if not names:
         type = TensorType(context.types[output].dtype, (0,))
@@ -79,7 +79,7 @@ def local_concat(node: Node, context: LoweringContext) -> Lowered:
 
 
 def select(node: Node, context: LoweringContext) -> Lowered:
-    """The operand where the rank has it, else the neutral element of the reduction."""
+    """Return the operand if the rank has it, else the neutral element of the reduction."""
     source, output = node.inputs[0], node.outputs[0]
     if source in context.present:
         return Lowered("present", lambda: [make(node, "Identity", [source], output)])

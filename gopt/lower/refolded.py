@@ -1,7 +1,7 @@
-"""Checks that a refolded optimizer has each state in its own place, and gives each state its own new value.
+"""Checks that a refolded optimizer has each state in the right place, and gives each state the right new value.
 
-The operator's body is gone, and with it what the other checks follow: which result is which moment. The record of the
-source's call says which slot every state belongs to.
+Without the operator's body, the other checks cannot tell moments apart. The record of the source's call has the slot of
+every state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gopt.spmd.program import ShardedState, SpmdProgram
 
 
 def check_refolded(program: SpmdProgram) -> None:
-    """Raise InvariantError for a member of a refolded call that takes or makes another slot's value; one sweep."""
+    """Raise InvariantError for a member of a refolded call with another slot's value; a sweep."""
     calls = [node.origin for node in program.graph.nodes if isinstance(node.origin, RefoldedCall)]
     if not calls:
         return
@@ -71,8 +71,8 @@ def _check_member(
 
 
 def _slot_pairs(call: RefoldedCall, new: Mapping[str, str]) -> dict[tuple[str, str], str]:
-    """Slot and state in it -> the slot of its new value: weights of one call may each have a state in other slots.
-    ``new``: state of the source -> its new value."""
+    """Return slot and state -> the slot of the new value: weights of a call may have states in different slots.
+    ``new``: state of the source -> new value."""
     slot_values, result = call.call.slot_values, dict[tuple[str, str], str]()
     for before, after in zip(slot_values.weights, slot_values.updated):
         slots = {name: slot for slot, name in after.items()}
@@ -81,7 +81,7 @@ def _slot_pairs(call: RefoldedCall, new: Mapping[str, str]) -> dict[tuple[str, s
 
 
 def _check_scalars(program: SpmdProgram, call: RefoldedCall) -> None:
-    """Check that each scalar of the source stands in its own slot; passes make others."""
+    """Check that each scalar of the source is in its own slot; scalars made by passes are free."""
     slots = call.call.slot_values.scalars
     for slot, name in call.scalars.items():
         if name != slots.get(slot) and name in slots.values():

@@ -1,7 +1,7 @@
-"""From the rank-independent program to rank graphs: keep what a rank runs, resolve its elements. No pass.
+"""From the rank-independent program to rank graphs: keep the rank's nodes, resolve its elements. No pass.
 
-What ranks have in common is made once for each phase. A rank costs what it has of its own: placed nodes, layout
-operators, constants. Ranks that differ in constants alone share all their nodes.
+Common nodes are made once for each phase. A rank costs its own nodes: placed nodes, layout operators, constants. Ranks
+differing in constants alone share all nodes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Specialiser:
         return at.out
 
     def _hold(self, at: _Rank) -> None:
-        """Note the states and accumulators that the rank has."""
+        """Note the states and accumulators the rank has."""
         for state in self._apart:
             if state.sharding.covers(at.coordinates):
                 flat = state.sharding.flat is not None
@@ -82,7 +82,7 @@ class Specialiser:
                 at.out.types[summed.input] = type
 
     def _own(self, at: _Rank, node: Node) -> Sequence[Node]:
-        """Return the rank's nodes for a node that differs between ranks."""
+        """Return the rank's nodes for a node differing between ranks."""
         if isinstance(node.origin, RefoldedCall) and node.op_type == REFOLD:
             return self._refold(at, node, node.origin)
         if not at.runs(node.sharding):
@@ -113,7 +113,7 @@ class Specialiser:
         return self._variant((node, "no root"), lambda: [_with(node, [])])
 
     def _refold(self, at: _Rank, node: Node, refolded: RefoldedCall) -> Sequence[Node]:
-        """An opaque operator over what the rank has of its weights."""
+        """An opaque operator over the rank's parts of weights."""
         nodes, function, results = refolded.on(at.coordinates, self.program.graph.types, self._version, node.made_by)
         for item in nodes:
             item.inputs = [at.alias.get(name, name) for name in item.inputs]
@@ -138,7 +138,7 @@ class Specialiser:
             nodes.clear()
 
     def _add_functions(self, at: _Rank) -> None:
-        """Give refolded operators their bodies; a second body of one operator needs a node that names it."""
+        """Give refolded operators bodies; a second body of an operator needs a node naming the overload."""
         refolded = [node for block in at.out.blocks if not block.shared for node in block.nodes if node in at.bodies]
         called, at.out.functions = with_functions(
             ((node, at.bodies[node]) for node in refolded), self.program.graph.header
@@ -153,7 +153,7 @@ class Specialiser:
 
 @dataclass(slots=True)
 class _Rank:
-    """A rank under construction: its nodes so far, and its renamed values."""
+    """A rank under construction: its nodes so far, and the renamed values."""
 
     number: int
     coordinates: dict[str, int]
@@ -174,7 +174,7 @@ class _Rank:
 
 
 def _items(nodes: Sequence[Node]) -> Iterator[RankBlock | Node]:
-    """Runs of nodes that all ranks have alike as blocks, and all other nodes one by one."""
+    """Runs of nodes alike on all ranks as blocks, and all other nodes one by one."""
     run: list[Node] = []
     for node in nodes:
         alike = not node.sharding.by_axis and node.domain != SPMD
@@ -191,7 +191,7 @@ def _items(nodes: Sequence[Node]) -> Iterator[RankBlock | Node]:
 
 
 def _local_values(program: SpmdProgram, phase: LoweredPhase) -> Iterator[tuple[str, TensorType, Sharding]]:
-    """Values that nodes of all ranks make, and of which each rank has its part."""
+    """Values of common nodes with a different part on each rank."""
     for node in phase.graph.nodes:
         if not node.sharding.by_axis and node.domain != SPMD:
             for name in node.outputs:

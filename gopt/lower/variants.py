@@ -11,11 +11,11 @@ from gopt.spmd.program import SpmdProgram
 
 
 def check_variants(program: SpmdProgram) -> None:
-    """Raise InvariantError where variants of a program differ in more than the sizes of parts; UnsupportedError where
-    that follows from a parameter of which only some members have one element, which is not a bucket's.
+    """Raise InvariantError where variants of a program differ in more than the sizes of parts; UnsupportedError for a
+    parameter that is a scalar on some members only, and not in a bucket.
 
-    Calls along an axis that splits the computation join ranks of several variants. All of them must be the same calls
-    in one order, whatever their groups: ranks of two variants that wait in two groups for one another wait forever.
+    Calls along an axis splitting the computation join ranks of several variants. The calls must be the same in the same
+    order, whatever the groups: ranks of two variants waiting in two groups for one another wait forever.
     """
     mine = dict(_common(program)) if program.others else {}
     for variant in program.others:
@@ -29,7 +29,7 @@ def check_variants(program: SpmdProgram) -> None:
 
 
 def _refuse_single(program: SpmdProgram, variant: SpmdProgram) -> None:
-    """Raise UnsupportedError for a parameter that has one element at some places and not at others."""
+    """Raise UnsupportedError for a parameter of a single element at some places only."""
     for state in program.training.parameters:
         mine, theirs = (item.training.graph.types[state.tensor].elements for item in (program, variant))
         if 1 in (mine, theirs) and mine != theirs:
@@ -41,7 +41,7 @@ def _refuse_single(program: SpmdProgram, variant: SpmdProgram) -> None:
 
 
 def _common(program: SpmdProgram) -> Iterator[tuple[str, list[Hashable]]]:
-    """Yield the properties that must be equal in all variants, each with a name and as an ordered list."""
+    """Yield the properties equal in all variants, each with a name and as an ordered list."""
     yield "states", [(state.input, state.output, *(part.tensor for part in state.slices)) for state in program.states]
     yield "accumulators", [(accumulator.input, accumulator.output) for accumulator in program.accumulators]
     yield "buckets", list(program.layout)

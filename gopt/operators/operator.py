@@ -1,4 +1,4 @@
-"""The record of an operator: facts that hold wherever the operator stands."""
+"""The record of an operator: facts holding wherever the operator stands."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Operator:
     work: Work | None = None
 
     def slope(self, operand: int) -> Slope:
-        """How the result follows an operand, by its number."""
+        """How the result follows an operand, by the number."""
         return self.slopes[min(operand, len(self.slopes) - 1)] if self.slopes else Slope.NONE
 
     @property

@@ -45,10 +45,10 @@ _PLAIN: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that refuses arguments of other types than its annotations say, and keywords that it does not have, by
-    name; raises OptionError.
+    """A function refusing arguments of other types than its annotations say, and keywords it does not have, by name;
+    raises OptionError.
 
-    Further keywords (``**changes``) are for the option record that they change.
+    Further keywords (``**changes``) are for the option record they change.
     """
     signature = inspect.signature(function)
 

@@ -14,7 +14,7 @@ from gopt.runtime.training.job import Progress
 
 
 def check_writer() -> None:
-    """Raise OptionError where the package that writes curves is not installed."""
+    """Raise OptionError where the package writing curves is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         raise OptionError("--tensorboard needs the package tensorboard", "pip install 'gopt[tensorboard]'")
 
@@ -34,8 +34,8 @@ def scalars(progress: Progress) -> dict[str, float]:
 
 @contextmanager
 def curves(folder: str | os.PathLike[str] | None) -> Iterator[Callable[[Progress], None]]:
-    """A function that adds a step to the curves in a folder; None: to none. A run that is resumed replaces what the
-    folder has of its steps and later ones. Raises RunError where nothing can be written."""
+    """A function adding a step to the curves in a folder; None: to none. A run that is resumed replaces what the folder
+    has of the steps and later ones. Raises RunError where nothing can be written."""
     if folder is None:
         yield lambda progress: None
         return

@@ -20,9 +20,9 @@ from gopt.text.notebook import HtmlTable
 
 @dataclass(frozen=True, slots=True)
 class Imported(HtmlTable):
-    """A step that ``import_step`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: the inputs
-    that a run feeds; ``missing``: states without a value; ``uninitialized``: values that the source computes first, of
-    which the step has the stored ones."""
+    """A step ``import_step`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: the inputs a run
+    feeds; ``missing``: states without a value; ``uninitialized``: values that the source computes first, of which the
+    step has the stored ones."""
 
     model: str
     data: str

@@ -65,7 +65,7 @@ def _inspect(
 
 
 def _with_step(result: OrtArtifactsInspection, path: str | os.PathLike[str], roles: RoleMap) -> OrtArtifactsInspection:
-    """The parts of a folder, and the training step that they make, or why they make none."""
+    """The parts of a folder, and the training step they make, or why they make none."""
     try:
         return replace(result, step=inspect_model(api.load(path, roles=roles)))
     except (InputError, UnsupportedError) as refusal:

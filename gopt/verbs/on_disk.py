@@ -16,7 +16,7 @@ from gopt.api import Sharded, Split
 
 @runtime_checkable
 class HasPath(Protocol):
-    """An object that lies on disk, such as a ``Run``."""
+    """An object lying on disk, such as a ``Run``."""
 
     @property
     def path(self) -> Path: ...
@@ -42,7 +42,7 @@ def on_disk(folder: Folder) -> Iterator[Path]:
 
 
 class TemporaryFolder:
-    """A folder that is removed with the last reference to this object, at the latest when Python ends."""
+    """A folder removed with the last reference to this object, at the latest when Python ends."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="gopt-"))

@@ -33,7 +33,7 @@ from gopt.verbs.training import RunHooks, train_endpoints, train_ranks
 class Run(HtmlTable):
     """The result of a run. ``steps``: one record a step; ``path``: the checkpoint of the last one, which ``merge``,
     ``reshard`` and ``diff`` take. Of a run without ``checkpoint`` it is there as long as this object is. ``draws``: the
-    seed of random numbers that the data did not give; None where the step draws none."""
+    seed of random numbers the data did not give; None where the step draws none."""
 
     ranks: int
     steps: tuple[Progress, ...]

@@ -1,4 +1,4 @@
-"""``gopt.verify``: the proof that ranks compute what their source does."""
+"""``gopt.verify``: the proof ranks compute what their source does."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from gopt.autodiff.operators import FreeNames, bodies, names_of
 
 
 def take_branches(model: ModelProto, conditions: Mapping[str, bool]) -> list[TensorProto] | None:
-    """Put the nodes of the branch that runs in place of each If of the graph whose condition is ``known``.
+    """Put the nodes of the branch running in place of each If of the graph whose condition is ``known``.
 
     Returns the constants of these branches, which the graph then reads; None where there is no such If.
     """
@@ -56,13 +56,13 @@ def _branch(node: NodeProto, condition: bool) -> GraphProto:
 
 
 def _made(body: GraphProto) -> Iterator[str]:
-    """The names that a body gives values, its own bodies excluded."""
+    """The names a body gives values, its own bodies excluded."""
     yield from (value.name for value in (*body.input, *body.initializer))
     yield from (name for node in body.node for name in node.output if name)
 
 
 def _renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Iterator[NodeProto]:
-    """Copies of nodes that read and make values by other names, in their bodies too."""
+    """Copies of nodes reading and make values by other names, in their bodies too."""
     for node in nodes:
         copy = NodeProto()
         copy.CopyFrom(node)

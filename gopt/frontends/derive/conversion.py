@@ -1,7 +1,7 @@
 """Errors of onnx's version converter and inference: mended where they are known, refused where results differ.
 
 The converter forgets that older operators resize without half pixels, and that an older Hardmax flattens its operand.
-Before operator set 22, inference counts a last window of a pool that ONNX Runtime leaves out.
+Before operator set 22, inference counts a last window of a pool ONNX Runtime leaves out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOLERANCE = {"float16": 3e-2, "bfloat16": 2e-1}
 
 
 def mend_resizes(before: ModelProto, after: ModelProto) -> None:
-    """Let each Resize of a converted model, in place, take the elements that it took before."""
+    """Let each Resize of a converted model, in place, take the elements it took before."""
     if opset_of(before) >= _HALF_PIXELS:
         return
     old = [node for node in nested(before.graph.node) if node.op_type in RESIZES]
@@ -47,8 +47,8 @@ def mend_resizes(before: ModelProto, after: ModelProto) -> None:
 def mend_pools(model: ModelProto, whole: Callable[[], ModelProto]) -> None:
     """Write ``ceil_mode`` of pools, in place, as pads where it says that a window begins behind the input.
 
-    Shapes behind such a pool follow from its own: one is mended at a time, from the first. ``whole``: returns the
-    model with its constants.
+    Shapes behind such a pool follow from its own: one is mended at a time, from the first. ``whole``: returns the model
+    with the constants.
     """
     pools = [node for node in model.graph.node if node.op_type in POOLS and _attributes(node).get("ceil_mode")]
     while pools:

@@ -32,9 +32,8 @@ class Derived(HtmlTable):
     """The result of ``derive``.
 
     ``data``: the file of values beside the model, or ''. ``inputs``: inputs that a run feeds. ``lr``: the optimizer's
-    default learning rate, None where the rate is a constant of the graph. ``lr_input``: the input that holds the rate,
-    or ''. ``confirmed``: the number of gradients that the
-    check confirmed.
+    default learning rate, None where the rate is a constant of the graph. ``lr_input``: the input holding the rate, or
+    ''. ``confirmed``: the number of gradients the check confirmed.
     """
 
     model: str
@@ -70,9 +69,8 @@ def derive(
 ) -> Derived:
     """Write the training step of a forward model.
 
-    Raises InputError for a damaged model, OptionError for a request that makes no step, UnsupportedError for an
-    operator without a derivative or a gradient that finite differences do not confirm, RunError when the file cannot be
-    written.
+    Raises InputError for a damaged model, OptionError for a request making no step, UnsupportedError for an operator
+    without a derivative or a gradient that finite differences do not confirm, RunError when the file cannot be written.
     """
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)

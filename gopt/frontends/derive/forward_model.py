@@ -116,7 +116,7 @@ def _without_repeated_imports(model: ModelProto) -> None:
 
 
 def _settle_outputs(forward: ForwardModel) -> None:
-    """Give outputs the shapes that follow from the sizes: what a file declares may hold for other sizes alone."""
+    """Give outputs the shapes following from the sizes: what a file declares may hold for other sizes alone."""
     bare = with_constants(forward, ())
     for info in bare.graph.output:
         info.type.tensor_type.ClearField("shape")
@@ -128,7 +128,7 @@ def _settle_outputs(forward: ForwardModel) -> None:
 
 
 def _fold(forward: ForwardModel) -> None:
-    """Store small whole numbers that nodes make of constants and shapes: exporters compute axes and bounds so."""
+    """Store small whole numbers nodes make of constants and shapes: exporters compute axes and bounds so."""
     graph = graph_of(with_constants(forward, ()))
     fold_integers(graph)
     settle_shapes(graph)

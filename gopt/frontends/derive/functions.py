@@ -1,4 +1,4 @@
-"""ONNX functions written as text, and their expansion into nodes."""
+"""ONNX functions written as text, and the expansion into nodes."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Norms(Enum):
 @spelled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeriveOptions:
-    """Options of a derivation; raises OptionError for values that make no step.
+    """Options of a derivation; raises OptionError for values making no step.
 
     ``loss``: a name in LOSSES, or a scalar output of the model. ``optimizer_options``, ``schedule_options``: such as
     ``{"eps": 1e-6}``; missing ones have their defaults. ``dims``: sizes of symbolic dimensions. ``trainable``,
@@ -94,7 +94,7 @@ class DeriveOptions:
         self._check_numbers()
 
     def _check_criterion(self) -> None:
-        """Raise OptionError for an option that the loss does not have, or that is out of range."""
+        """Raise OptionError for an option the loss does not have, or that is out of range."""
         loss = LOSSES.get(self.loss)
         for name in CRITERION:
             if loss is not None and getattr(self, name) is not None and name not in loss.options:
@@ -148,7 +148,7 @@ def _check_options(
     owner: str, options_set: Mapping[str, float], accepted: Mapping[str, object], option: str,
     table: Mapping[str, Optimizer] | Mapping[str, ScheduleFormula],
 ) -> None:  # fmt: skip
-    """Raise OptionError for an option that ``owner`` does not have, or that is out of range.
+    """Raise OptionError for an option ``owner`` does not have, or that is out of range.
 
     ``option``: what chooses the owner in ``table``.
     """

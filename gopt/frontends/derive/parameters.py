@@ -43,8 +43,8 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
     """Choose parameters: floating-point constants without running statistics, scalars and masks, or those that patterns
     match.
 
-    ``trainable``: only constants that match are trained. ``freeze``: constants that match are not. Raises OptionError
-    for a pattern that matches nothing, and where no parameter is left.
+    ``trainable``: only constants matching are trained. ``freeze``: constants matching are not. Raises OptionError for a
+    pattern matching nothing, and where no parameter is left.
     """
     floats = [name for name, tensor in forward.stored.items() if tensor.type.dtype in FLOATS]
     statistics, excluded = running_statistics(forward), _no_weights(forward)
@@ -90,7 +90,7 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
 
 
 def running_statistics(forward: ForwardModel) -> set[str]:
-    """Means and variances that a BatchNormalization reads."""
+    """Means and variances a BatchNormalization reads."""
     nodes = [node for node in nested(forward.model.graph.node) if node.op_type == "BatchNormalization"]
     return {name for node in nodes for name in node.input[_STATISTICS:]}
 
@@ -102,7 +102,7 @@ def _in_bodies(forward: ForwardModel) -> list[str]:
 
 
 def _no_weights(forward: ForwardModel) -> set[str]:
-    """Constants that operators read as operands that are never weights."""
+    """Constants operators read as operands that are never weights."""
     return {
         node.input[index]
         for node in nested(forward.model.graph.node)
@@ -112,7 +112,7 @@ def _no_weights(forward: ForwardModel) -> set[str]:
 
 
 def _shared(forward: ForwardModel, names: Sequence[str]) -> list[str]:
-    """Constants that several operators read."""
+    """Constants several operators read."""
     counts = Counter(name for node in nested(forward.model.graph.node) for name in set(node.input))
     return [name for name in names if counts[name] > 1]
 
@@ -140,7 +140,7 @@ def split_ties(forward: ForwardModel, names: Sequence[str]) -> list[tuple[str, s
 def _matching(
     names: Sequence[str], patterns: Sequence[str], option: str, statistics: Collection[str] = ()
 ) -> list[frozenset[str]]:
-    """The names that match each pattern; raises OptionError for a pattern that matches none, or ``statistics`` alone.
+    """The names matching each pattern; raises OptionError for a pattern matching none, or ``statistics`` alone.
 
     One that matches others too, such as those of a whole layer, passes over statistics.
     """

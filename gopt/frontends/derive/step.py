@@ -34,8 +34,8 @@ from gopt.text.suggestions import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A derived step. ``source``: the forward with its loss, before it is differentiated. ``lr``: the input that holds
-    the learning rate, or ''. ``parameters``: the names of trained constants. ``states``: how many values a step
+    """A derived step. ``source``: the forward with the loss, before it is differentiated. ``lr``: the input holding the
+    learning rate, or ''. ``parameters``: the names of trained constants. ``states``: how many values a step
     replaces."""
 
     graph: Graph
@@ -81,7 +81,7 @@ def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
 
 
 def _source(model: ModelProto, forward: ForwardModel) -> Graph:
-    """The model as a graph, with its stored values."""
+    """The model as a graph, with the stored values."""
     graph = graph_of(model)
     for name in forward.stored.keys() & graph.inputs.keys():
         graph.initializers[name] = forward.stored[name]
@@ -194,7 +194,7 @@ def _add_roles(graph: Graph, loss: str, writer: StepWriter, batch: Sequence[str]
 
 
 def _of_batch(graph: Graph, batch: Sequence[str], gradients: Mapping[str, str]) -> dict[str, str]:
-    """The gradients that depend on the batch. Others are constants, or follow from states alone, as a penalty's."""
+    """The gradients depending on the batch. Others are constants, or follow from states alone, as a penalty's."""
     read, results = set(batch), set[str]()
     for node in graph.nodes:
         if not read.isdisjoint(node.reads):

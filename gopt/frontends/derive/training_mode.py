@@ -117,7 +117,7 @@ def write_out(model: ModelProto, forward: ForwardModel, options: DeriveOptions, 
 
 
 def _refuse_in_bodies(model: ModelProto, options: DeriveOptions) -> None:
-    """Raise UnsupportedError for an operator to be trained that stands in the body of an If, a Loop or a Scan."""
+    """Raise UnsupportedError for an operator to be trained standing in the body of an If, a Loop or a Scan."""
     wanted = {
         "BatchNormalization": ("batchnorm", options.batchnorm is Norms.TRAIN),
         "Dropout": ("dropout", options.dropout is Norms.TRAIN),
@@ -142,7 +142,7 @@ def _number(node: NodeProto, name: str, default: float) -> float:
 
 
 def updated_statistics(forward: ForwardModel, options: DeriveOptions) -> set[str]:
-    """Stored running statistics that a step updates: states, not constants."""
+    """Stored running statistics a step updates: states, not constants."""
     nodes = (node for node in forward.model.graph.node if node.op_type == "BatchNormalization")
     return {name for node in nodes if _updates(node, options) for name in node.input[3:5]} & set(forward.stored)
 
@@ -162,7 +162,7 @@ class _BatchNorm:
     options: DeriveOptions
 
     def written(self, statistics: dict[str, str], free: FreeNames, inner: str) -> list[NodeProto]:
-        """Its nodes; the new values of its statistics are added to ``statistics``."""
+        """The nodes; the new values of the statistics are added to ``statistics``."""
         node, kind = self.node, self.types.get(self.node.input[0], TensorType("undefined", None))
         if not kind.static or len(kind.dims) < 2:
             raise UnsupportedError(

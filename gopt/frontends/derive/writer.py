@@ -16,11 +16,10 @@ from gopt.ir.types import TensorType, dtype_code, scalar_of
 
 
 class StepWriter:
-    """Writes the nodes after the backward. Methods take the name that a value is to have and return the one that it
-    has: another where the forward model has a value of that name.
+    """Writes the nodes after the backward. Methods take the name a value is to have and return the one that it has:
+    another where the forward model has a value of that name.
 
-    ``values``: first values of states and values of constants, by input. ``states``: input -> the output that replaces
-    it.
+    ``values``: first values of states and values of constants, by input. ``states``: input -> the output replacing it.
     """
 
     def __init__(self, model: ModelProto, names: FreeNames) -> None:
@@ -75,7 +74,7 @@ class StepWriter:
         return name
 
     def state(self, wished: str, start: Tensor) -> str:
-        """Add an input that a step replaces, with its first value."""
+        """Add an input a step replaces, with the first value."""
         name = self.input(wished, start.type)
         self.values[name] = start
         return name

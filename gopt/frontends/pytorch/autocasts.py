@@ -57,7 +57,7 @@ def no_foreign_autocast() -> Iterator[None]:
 
 
 def _place(entered: FrameType) -> str:
-    """Where code enters an autocast: of a decorator, the function that it decorates, which has not begun yet."""
+    """Where code enters an autocast: of a decorator, the function it decorates, which has not begun yet."""
     function = entered.f_locals.get("func") if entered.f_code.co_name == "decorate_autocast" else None
     if function is None:
         return user_line()

@@ -1,8 +1,8 @@
 """One model for batches of any size, from the models of two sizes.
 
-A traced step has the size of its batch in constants: shapes of Reshape, the 1/N of a mean, ranges of rows. Two models
-that differ in the size alone have the same nodes, and each constant that differs is a function of the size. What no
-form below explains is refused. The check with eager PyTorch then runs at a third size.
+A traced step has the size of the batch in constants: shapes of Reshape, the 1/N of a mean, ranges of rows. Two models
+differing in the size alone have the same nodes, and each constant differing is a function of the size. What no form
+below explains is refused. The check with eager PyTorch then runs at a third size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LEAST = 11
 
 
 def pairs_of_sizes(dims: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of primes that divide none of a step's dimensions: a constant that has them has the batch there.
+    """Yield pairs of primes dividing none of a step's dimensions: a constant that has them has the batch there.
 
     There are several, for folding has a limit of bytes, and two models may lie on its two sides.
     """
@@ -43,7 +43,7 @@ def pairs_of_sizes(dims: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def join_sizes(models: tuple[ModelProto, ModelProto], sizes: tuple[int, int]) -> ModelProto:
-    """Return the first model with its constants as functions of the size, and that size as a dimension of inputs.
+    """Return the first model with the constants as functions of the size, and that size as a dimension of inputs.
 
     Raises UnsupportedError for the first difference of the two that is no such function.
     """
@@ -70,7 +70,7 @@ def join_sizes(models: tuple[ModelProto, ModelProto], sizes: tuple[int, int]) ->
 
 
 def _lifted(model: ModelProto) -> ModelProto:
-    """The model with its Constant nodes as initializers."""
+    """The model with the Constant nodes as initializers."""
     lifted = ModelProto()
     lifted.CopyFrom(model)
     del lifted.graph.node[:]
@@ -94,7 +94,7 @@ def _paired(one: Sequence[T], two: Sequence[T], what: str) -> Iterator[tuple[T, 
 
 
 def _same_value(a: ValueInfoProto, b: ValueInfoProto, sizes: tuple[int, int]) -> ValueInfoProto:
-    """An input or output with its dimensions at any size."""
+    """An input or output with the dimensions at any size."""
     value = ValueInfoProto()
     value.CopyFrom(a)
     dims = [[dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in (a, b)]

@@ -37,7 +37,7 @@ from gopt.verification.compare import distance_of
 class CheckLimits:
     """Allowed relative difference of the ``loss``, allowed ``share`` of a state's change, the disturbance in units of
     the last place, the share of a state's ``size`` that is allowed however little it changes, and the share of the
-    ``largest`` state that is allowed in each: a gradient of zero is rounding of others."""
+    ``largest`` state allowed in each: a gradient of zero is rounding of others."""
 
     loss: float
     share: float
@@ -69,7 +69,7 @@ SMALLER = 0.9
 
 @dataclass(frozen=True, slots=True)
 class FedOptions:
-    """Inputs that are options of groups with their values; ``rates``: as in TracedStep."""
+    """Inputs that are options of groups with the values; ``rates``: as in TracedStep."""
 
     values: Arrays
     rates: Mapping[str, OptionPlace]
@@ -119,8 +119,8 @@ def compare(
     """Run the exported graph, which holds the first values, and eager PyTorch; raises UnsupportedError, which names the
     first value that differs.
 
-    The options that a scheduler outside of the graph moves come from eager PyTorch. Where float32 values differ,
-    both run again in float64: there a difference by rounding is gone.
+    The options a scheduler outside of the graph moves come from eager PyTorch. Where float32 values differ, both run
+    again in float64: there a difference by rounding is gone.
     """
     try:
         return _compared(graph, recipe, run_seen, options, draws, hyper)
@@ -262,7 +262,7 @@ def _check_output(
 def output_distance(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
     """The norm of the difference of two results in float64, and the norm of eager PyTorch's, of its finite elements.
 
-    The difference is infinite where shapes differ, or where one result has a NaN or an infinity that the other lacks.
+    The difference is infinite where shapes differ, or where one result has a NaN or an infinity the other lacks.
     """
     a, b = mine.astype(np.float64), theirs.astype(np.float64)
     finite = np.isfinite(b)

@@ -1,4 +1,4 @@
-"""Converts a traced step to an ONNX model: torch's exporter, then a clean-up that changes no arithmetic."""
+"""Converts a traced step to an ONNX model: torch's exporter, then a clean-up changing no arithmetic."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def with_random_nodes(model: onnx.ModelProto, draws: Sequence[DrawnInput]) -> No
 
 
 def _random_nodes(model: onnx.ModelProto, name: str, drawn: DrawnInput) -> list[onnx.NodeProto]:
-    """Nodes that draw what an input held."""
+    """Nodes drawing what an input held."""
     draw, make = drawn.draw, onnx.helper.make_node
     if draw.distribution is Distribution.NORMAL:
         return [make("RandomNormal", [], [name], name=name, shape=drawn.shape)]
@@ -192,7 +192,7 @@ def _random_nodes(model: onnx.ModelProto, name: str, drawn: DrawnInput) -> list[
 
 
 def unread_inputs(model: onnx.ModelProto) -> list[str]:
-    """Inputs that no node reads."""
+    """Inputs no node reads."""
     read = {name for node in model.graph.node for name in node.input}
     for node in model.graph.node:
         for attribute in node.attribute:
@@ -215,7 +215,7 @@ def with_values(
 
 
 def array_of(value: torch.Tensor) -> np.ndarray:
-    """A tensor as an array of its type."""
+    """A tensor as an array of the type."""
     value = value.detach().contiguous()
     if value.dtype is torch.bfloat16:
         import ml_dtypes

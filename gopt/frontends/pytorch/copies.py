@@ -1,7 +1,7 @@
-"""Copies of training code: all that trains, its hooks, and functions that hold a part of it.
+"""Copies of training code: all that trains, its hooks, and functions holding a part of it.
 
-``copy.deepcopy`` leaves functions as they are and drops the hooks of parameters. A loss function that holds the module
-in its closure would compute with the original beside a copy that trains.
+``copy.deepcopy`` leaves functions as they are and drops the hooks of parameters. A loss function holding the module in
+the closure would compute with the original beside a copy that trains.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def rebound(value: Any, new: Mapping[int, Any]) -> Any:
     """Return ``value`` with other objects in the place of some, by their id in ``new``.
 
     Looked into are containers, and the closures and defaults of functions. What holds none of the objects is returned
-    as it is, and cells of a closure that hold none stay shared.
+    as it is, and cells of a closure holding none stay shared.
     """
     return _Rebinding(new).of(value)
 

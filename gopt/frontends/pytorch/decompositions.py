@@ -1,4 +1,4 @@
-"""Decompositions of ATen operators that have no ONNX form."""
+"""Decompositions of ATen operators with no ONNX form."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def pow_scalar(base: Any, exponent: Any) -> Any:
 
 
 def pow_of_two_types(base: Any, exponent: Any) -> Any:
-    """Give base and exponent the type of the result: Pow of ONNX has that of its base."""
+    """Give base and exponent the type of the result: Pow of ONNX has that of the base."""
     if base.dtype is exponent.dtype:
         return NotImplemented
     kind = torch.result_type(base, exponent)
@@ -223,7 +223,7 @@ def pow_of_two_types(base: Any, exponent: Any) -> Any:
 
 
 def in_float32(operator: Any) -> Any:
-    """The operator on bfloat16, where ONNX has none, in float32, and its result rounded: kernels of PyTorch add up in
+    """The operator on bfloat16, where ONNX has none, in float32, and the result rounded: kernels of PyTorch add up in
     float32 too."""
 
     def widened(*args: Any, **options: Any) -> Any:

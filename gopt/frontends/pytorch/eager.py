@@ -25,7 +25,7 @@ def autocast(options: ExportOptions) -> AbstractContextManager[Any]:
 
 
 def clip(recipe: Recipe, options: ExportOptions) -> None:
-    """Clip the gradients of all parameters that the optimizers train, in place."""
+    """Clip the gradients of all parameters the optimizers train, in place."""
     trained = [
         value for optimizer in recipe.optimizers for group in optimizer.param_groups for value in group["params"]
     ]

@@ -76,7 +76,7 @@ def embedding_bag(
     per_sample_weights: Any = None,
     include_last_offset: Any = False, padding_idx: Any = None,
 ) -> Any:  # fmt: skip
-    """``torch.embedding_bag`` (sums and means of rows) by operators that have an ONNX form."""
+    """``torch.embedding_bag`` (sums and means of rows) by operators with an ONNX form."""
     if mode not in (0, 1) or scale_grad_by_freq:
         raise NotImplementedError("embedding bags of maxima, or with gradients scaled by frequency")
     starts = offsets[:-1] if include_last_offset else offsets
@@ -126,7 +126,7 @@ def extreme(builtin: Any, function: Any) -> Any:
 
 
 def _modules_of(optimizers: Any) -> list[Any]:
-    """``torch.optim`` and the packages that the classes of ``optimizers`` come from."""
+    """``torch.optim`` and the packages the classes of ``optimizers`` come from."""
     classes = {base for optimizer in optimizers for base in type(optimizer).__mro__}
     packages = {type_.__module__.partition(".")[0] for type_ in classes} - {"torch", "builtins", "abc", "typing"}
     return [
@@ -137,7 +137,7 @@ def _modules_of(optimizers: Any) -> list[Any]:
 
 
 def _for_tensors(module: Any) -> dict[str, Any]:
-    """Name -> what takes its place in a module: `math` and its functions under any name, `max` and `min`."""
+    """Name -> what takes its place in a module: `math` and the functions under any name, `max` and `min`."""
     names: dict[str, Any] = {
         "max": extreme(builtins.max, torch.maximum), "min": extreme(builtins.min, torch.minimum)
     }  # fmt: skip
@@ -166,7 +166,7 @@ def readable(settings: Any = None, fixed: Any = None, optimizers: Any = ()) -> A
 
 @contextlib.contextmanager
 def on_attention_math() -> Any:
-    """Compute scaled dot-product attention by its formula, as the trace does: fused kernels draw random numbers and
+    """Compute scaled dot-product attention by the formula, as the trace does: fused kernels draw random numbers and
     round in another order."""
     with sdpa_kernel(SDPBackend.MATH):
         yield

@@ -24,13 +24,13 @@ from gopt.text.sanitize import show
 
 @dataclass(slots=True)
 class EagerSteps:
-    """Values that the first eager step, taken by a copy, stored.
+    """Values the first eager step, taken by a copy, stored.
 
     ``states``: by optimizer, parameter name and key, the value before the first step. ``counters``: by optimizer and
-    group, numeric options that changed, with their first value. ``buffers``: names of buffers and of frozen parameters
+    group, numeric options that changed, with the first value. ``buffers``: names of buffers and of frozen parameters
     that code wrote to. ``read``: optimizer, parameter name and key of states that code took the value of. ``others``:
-    what is stored in states beside tensors and numbers. ``selections``: operator whose result has a shape that depends
-    on values -> the line that calls it. ``around``: places of tensors outside of modules' own that the first step read.
+    what is stored in states beside tensors and numbers. ``selections``: operator whose result has a shape depending on
+    values -> the line calling it. ``around``: places of tensors outside of modules' own the first step read.
     """
 
     states: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class EagerSteps:
 
 
 class _Recorded(dict[str, Any]):
-    """The state of one parameter. ``first``: the value of every key before the first step.
+    """The state of a parameter. ``first``: the value of every key before the first step.
 
     That is the first that was stored, before updates in place. What is stored behind the parameter's own update, such
     as SGD's momentum, comes out of the step: it is zero before.
@@ -115,7 +115,7 @@ class _Reads(TorchDispatchMode):
 def eager_steps(recipe: Recipe, run_first: Callable[[Recipe], None], second: Callable[[Recipe], None]) -> EagerSteps:
     """Take two steps with a copy of a recipe and record what they store.
 
-    Raises UnsupportedError for states that belong to no parameter, and for values in Python that differ after the two,
+    Raises UnsupportedError for states that belong to no parameter, and for values in Python differing after the two,
     other than numbers of groups and attributes of an optimizer: a graph has no place for them.
     """
     tried = copy.deepcopy(recipe)
@@ -178,7 +178,7 @@ def eager_steps(recipe: Recipe, run_first: Callable[[Recipe], None], second: Cal
 
 
 def _untrained(recipe: Recipe) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield buffers, and parameters that no optimizer updates, by all of their names."""
+    """Yield buffers, and parameters no optimizer updates, by all of their names."""
     trained = {
         id(value) for optimizer in recipe.optimizers for group in optimizer.param_groups for value in group["params"]
         if value.requires_grad
@@ -207,7 +207,7 @@ def _refuse_changes(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> No
 def _refuse_carried(
     before: Mapping[Path, tuple[torch.Tensor, int]], after: Mapping[Path, torch.Tensor], operands: Mapping[int, str]
 ) -> None:
-    """Raise UnsupportedError for a tensor that the second step reads, and changes or replaces."""
+    """Raise UnsupportedError for a tensor the second step reads, and changes or replaces."""
     for path, (value, version) in before.items():
         untouched = value._version == version and after.get(path) is value
         if id(value) in operands and not untouched:
@@ -220,8 +220,8 @@ def _refuse_carried(
 
 
 def _start(start: Any, after_one: Any, after_two: Any) -> Any:
-    """The value before the first step of what was first stored as ``first``: a number that the step counts up before
-    it stores it is continued backwards."""
+    """The value before the first step of what was first stored as ``first``: a number the step counts up before it
+    stores it is continued backwards."""
     if is_number(start) and isinstance(after_one, torch.Tensor):  # a number that a tensor replaces
         return torch.full_like(after_one, start)
     counted = is_number(start) and is_number(after_two) and start == after_one != after_two
@@ -232,7 +232,7 @@ def _add_counters(
     steps: EagerSteps, index: int, values: tuple[Mapping[Path, Any], Mapping[Path, Any], Mapping[Path, Any]],
     recipe: Recipe,
 ) -> None:  # fmt: skip
-    """Record numbers that changed; raise UnsupportedError for other values that the second step changed."""
+    """Record numbers that changed; raise UnsupportedError for other values the second step changed."""
     start, one, two = values
     # What the scheduler moves is an input.
     moved = {(f"group {group}", option) for home, group, option, _ in moved_options(recipe) if home == index}

@@ -1,6 +1,6 @@
 """The forward of a recipe in evaluation mode, as a model beside the step.
 
-Parameters and buffers are inputs under the names that the step's states have, so that a run feeds its own. The model is
+Parameters and buffers are inputs under the names the step's states have, so that a run feeds its own. The model is
 compared with eager PyTorch at other values of them than it holds.
 """
 

@@ -177,7 +177,7 @@ def _compared(
 
 
 def _readable(model: onnx.ModelProto, traced: TracedStep, options: ExportOptions) -> Graph:
-    """The model as a graph with its values; raises UnsupportedError for an operator that ONNX lacks in a type of
+    """The model as a graph with the values; raises UnsupportedError for an operator ONNX lacks in a type of
     autocast."""
     try:
         return with_values(model, traced.states, traced.constants)

@@ -96,12 +96,12 @@ class Recipe:
         return ModuleWithLoss(self.module, self.loss) if isinstance(self.loss, torch.nn.Module) else self.module
 
     def loss_of(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The loss of a batch, a tensor of one element; raises InputError where there is none."""
+        """The loss of a batch, a tensor of size 1; raises InputError where there is none."""
         return _one_element(self._result(batch))
 
     def evaluated(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The loss of a batch, and other tensors of one element that are returned beside it: metrics by their keys, or
-        ``metric_1``, ... by their places in a tuple."""
+        """The loss of a batch, and other tensors of size 1 returned beside it: metrics by the keys, or ``metric_1``,
+        ... by the places in a tuple."""
         result = self._result(batch)
         metrics = {"loss": _one_element(result)}
         if isinstance(result, Mapping):
@@ -146,7 +146,7 @@ def _filled(form: Any, batch: Mapping[str, torch.Tensor]) -> Any:
 
 def loss_in(result: Any) -> Any:
     """The loss in the result of a module or loss function: under ``loss``, or of a tuple the first, or the only tensor
-    of one part that has a gradient."""
+    of one part with a gradient."""
     if isinstance(result, Mapping) and "loss" in result:
         return result["loss"]
     if not isinstance(result, torch.Tensor) and isinstance(getattr(result, "loss", None), torch.Tensor):
@@ -261,9 +261,9 @@ def _batch(module: torch.nn.Module, loss: Any, example: Any) -> tuple[dict[str, 
 
 
 def _flattened(name: str, value: Any, named: dict[str, torch.Tensor]) -> Any:
-    """Put the tensors of a value into ``named``; returns the value with their names in their places.
+    """Put the tensors of a value into ``named``; returns the value with the names in the places.
 
-    A tensor that stands twice in a batch is two inputs.
+    A tensor standing twice in a batch is two inputs.
     """
     if isinstance(value, torch.Tensor):
         if name in named:
@@ -329,7 +329,7 @@ def load_factory(text: str) -> Callable[[], Any]:
 
 @contextlib.contextmanager
 def own_arguments(factory: str) -> Iterator[None]:
-    """A script and its factory see a command line without arguments, not gopt's; raises InputError where they end
+    """A script and the factory see a command line without arguments, not gopt's; raises InputError where they end
     Python."""
     name = factory if factory.endswith(".py") else factory.rpartition(":")[0]
     arguments, sys.argv = sys.argv, [name]

@@ -1,7 +1,7 @@
 """Optimizers whose first step differs: it stores gradients, or it is computed by another rule.
 
-The values that the first eager step stores are those of a state before it. That is wrong where they depend on the
-gradients, and where the optimizer looks for a state to know its first step.
+The values the first eager step stores are those of a state before it. That is wrong where they depend on the gradients,
+and where the optimizer looks for a state to know its first step.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SHARE, _ROUNDING = 1e-4, 1e-6
 
 
 def first_steps_apart(recipe: Recipe, eager: EagerSteps, draws: Sequence[torch.Tensor]) -> frozenset[int]:
-    """The indices of optimizers whose first step differs from a step from the first values of their states.
+    """The indices of optimizers whose first step differs from a step from the first values of the states.
 
-    ``draws``: the random numbers of the step that ``seen`` comes from. Both steps get the same gradients, which are not
+    ``draws``: the random numbers of the step ``seen`` comes from. Both steps get the same gradients, which are not
     those of that step. Without values, small parameters stand for those of the recipe.
     """
     if any(isinstance(parameter, FakeTensor) for parameter in recipe.whole.parameters()):

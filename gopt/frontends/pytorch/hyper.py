@@ -40,9 +40,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Hyper:
-    """Hyper-parameter inputs with their values in the recipe, and the options that they set.
+    """Hyper-parameter inputs with the values in the recipe, and the options they set.
 
-    ``rates``: input that a schedule may move, such as a learning rate -> the option that it is.
+    ``rates``: input that a schedule may move, such as a learning rate -> the option it is.
     """
 
     values: dict[str, torch.Tensor]
@@ -76,8 +76,8 @@ def hyper_inputs(recipe: Recipe, options: ExportOptions, scheduled: bool) -> Hyp
 
     Groups of the same value share an input. Learning rates of groups are multiples of one ``lr``, that of the first
     group whose rate is not zero; where a schedule does not keep them multiples of it, there is ``lr.1`` too. Other
-    options that differ have an input for each value: ``weight_decay``, ``weight_decay.1``. With ``scheduled`` the rates
-    are those before the schedule. Raises OptionError for an option that no group has.
+    options differing have an input for each value: ``weight_decay``, ``weight_decay.1``. With ``scheduled`` the rates
+    are those before the schedule. Raises OptionError for an option no group has.
     """
     hyper = Hyper({}, [], {})
     groups = [
@@ -115,7 +115,7 @@ def _add_rates(hyper: Hyper, rates: Mapping[tuple[int, int], Rates]) -> None:
 
 
 def _add_moved(hyper: Hyper, recipe: Recipe, moved: Sequence[OptionPlace]) -> None:
-    """Inputs for options that the scheduler moves; those of the same values in each step share one."""
+    """Inputs for options the scheduler moves; those of the same values in each step share one."""
     steps = scheduled_options(recipe, HORIZON, moved) if moved else []
     inputs: dict[tuple[str, tuple[float, ...]], str] = {}
     for index, group, option, member in moved:

@@ -1,6 +1,6 @@
 """Gradients of operators that map each spatial axis linearly: means of windows, resampling, repeated borders.
 
-Such an operator is one constant matrix per axis, and its gradient the product with their transposes.
+Such an operator is one constant matrix per axis, and the gradient the product with the transposes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def pooling(
 
 
 def _outputs(size: int, kernel: int, stride: int, pad: int, ceil_mode: bool) -> int:
-    """The number of windows along an axis: none begins behind the end of the input and its first padding."""
+    """The number of windows along an axis: none begins behind the end of the input and the first padding."""
     count = (size + 2 * pad - kernel + (stride - 1 if ceil_mode else 0)) // stride + 1
     return count - (ceil_mode and (count - 1) * stride >= size + pad)
 
@@ -125,8 +125,8 @@ def resampled(operator: Any, size: int, outputs: int, options: Sequence[Any]) ->
 
 
 def resampling_backward(operator: Any) -> Callable[..., Any]:
-    """The gradient of a resampling whose form for one axis is ``operator``; options are the alignment, where it has
-    one, and a scale per axis or None."""
+    """The gradient of a resampling whose form for an axis is ``operator``; options are the alignment, where it has one,
+    and a scale per axis or None."""
     aligned = any(argument.name == "align_corners" for argument in operator._schema.arguments)
 
     def backward(g: Any, output_size: Any, input_size: Any, *options: Any) -> Any:

@@ -41,7 +41,7 @@ def run_optimizers(
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Update every place, and return the new value of each.
 
-    ``absent``: names of places that the user's optimizers do not hold yet.
+    ``absent``: names of places the user's optimizers do not hold yet.
     """
     started_values: dict[str, torch.Tensor] = {}
     for index in sorted(way.apart):

@@ -1,4 +1,4 @@
-"""Results of modules, such as logits, under names that their user knows: outputs of the step, or its values."""
+"""Results of modules, such as logits, under names their user knows: outputs of the step, or the values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ModuleValues:
 def returned(recipe: Recipe, options: ExportOptions, names: Container[str]) -> Iterator[ModuleValues]:
     """Yield what the call of the module fills, without the loss.
 
-    Names are the keys and fields of what it returns, the names in its ``return``, ``output`` for a tensor, and
+    Names are the keys and fields of what it returns, the names in the ``return``, ``output`` for a tensor, and
     ``output_0``, ... for a tuple; a name in ``taken`` gets the prefix ``output.``, one of a submodule its path. Raises
     OptionError for a submodule that there is not, UnsupportedError at the end where one whose results are kept was not
     called exactly once.
@@ -109,7 +109,7 @@ def _submodules(module: torch.nn.Module, paths: Sequence[str]) -> dict[str, torc
 
 
 def _named(result: Any, names: Sequence[str | None], prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a result. ``names``: those that its code has for the result, or for its parts."""
+    """Every tensor of a result. ``names``: those that its code has for the result, or for the parts."""
     if isinstance(result, torch.Tensor):
         yield (
             prefix.removesuffix(".") or next(filter(None, names[:1]), "output") if len(names) < 2 else "output",
@@ -156,7 +156,7 @@ def _is_function(node: ast.AST) -> bool:
 
 
 def _arguments(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, torch.Tensor]:
-    """Tensors that ``forward`` was called with, by its names."""
+    """Tensors ``forward`` was called with, by the names."""
     try:
         bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):

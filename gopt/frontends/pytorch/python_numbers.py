@@ -1,4 +1,4 @@
-"""Tensors that stand for numbers of Python: ``x += 1`` makes a new one, and who holds the old one keeps it."""
+"""Tensors standing for numbers of Python: ``x += 1`` makes a new one, and who holds the old one keeps it."""
 
 from __future__ import annotations
 

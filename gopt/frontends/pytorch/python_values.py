@@ -1,7 +1,7 @@
-"""Values that an optimizer keeps in Python between steps: attributes, options of groups, and all inside its states.
+"""Values an optimizer keeps in Python between steps: attributes, options of groups, and all inside its states.
 
-A trace sees tensors. A Python value that a step changes would be a constant of the graph, and a graph that is right in
-the first steps would be wrong in later ones. Such a value becomes a state, or the optimizer is refused.
+A trace sees tensors. A Python value a step changes would be a constant of the graph, and a graph that is right in the
+first steps would be wrong in later ones. Such a value becomes a state, or the optimizer is refused.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _DEPTH = 50
 
 
 def python_values(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[Path, Any]:
-    """Path -> value, tensors copied. Left out are the parameters, and what is a state already: tensors and numbers that
-    lie in the state of a parameter. ``names``: id of a parameter -> its name. The length stands for a container."""
+    """Path -> value, tensors copied. Left out are the parameters, and what is a state already: tensors and numbers
+    lying in the state of a parameter. ``names``: id of a parameter -> its name. The length stands for a container."""
     values_at: dict[Path, Any] = {}
     walk = _OfOptimizers(names)
     for key, value in vars(optimizer).items():

@@ -1,4 +1,4 @@
-"""Code that asks for the number of samples only to raise: the step then holds for the sizes that it lets through."""
+"""Code asking for the number of samples only to raise: the step then holds for the sizes it lets through."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def only_raises(frame: FrameType) -> bool:
 
 
 def may_catch(frame: FrameType) -> bool:
-    """Return whether ``frame`` runs code of a ``try`` that has an ``except``: an error is then a branch."""
+    """Return whether ``frame`` runs code of a ``try`` with an ``except``: an error is then a branch."""
     position = _position(frame)
     return position is None or any(_inside(position, statement) for statement in _tried(frame.f_code.co_filename))
 
@@ -48,7 +48,7 @@ def _tried(file: str) -> list[ast.stmt]:
 
 
 def _conditions(file: str) -> list[tuple[ast.stmt, ast.expr]]:
-    """Statements with their conditions. The jump on a condition that is one value has the place of the statement."""
+    """Statements with the conditions. The jump on a condition that is one value has the place of the statement."""
     tests = [
         (node, node.test)
         for node in _nodes(file)

@@ -1,4 +1,4 @@
-"""Values of hyper-parameters that a step is written with: an optimizer's options, a scheduler's rates as a formula or a
+"""Values of hyper-parameters a step is written with: an optimizer's options, a scheduler's rates as a formula or a
 table."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ NEAR = 1e-9
 
 
 def default_values(recipe: Recipe, hyper: Hyper, scheduled: bool, steps: int) -> dict[str, DefaultValue]:
-    """Hyper-parameter -> its value in the recipe; of an option that a schedule moves over ``steps`` steps, unless the
-    graph has that (``scheduled``). A value that no run could feed, such as a negative rate, is left out."""
+    """Hyper-parameter -> its value in the recipe; of an option a schedule moves over ``steps`` steps, unless the graph
+    has that (``scheduled``). A value no run could feed, such as a negative rate, is left out."""
     found_values = {
         name: DefaultValue(str(np.float32(value))) for name, value in hyper.values.items() if usable(float(value))
     }
@@ -34,7 +34,7 @@ def default_values(recipe: Recipe, hyper: Hyper, scheduled: bool, steps: int) ->
 
 
 def fitted(series: Sequence[float]) -> DefaultValue:
-    """A formula that gives the values of all steps, or a table of them."""
+    """A formula giving the values of all steps, or a table of them."""
     values = np.asarray(series, float)
     near = NEAR * float(values.max(initial=0.0))
     for text in _candidates(values, near):
@@ -72,7 +72,7 @@ def _candidates(values: np.ndarray, near: float) -> Iterator[str]:
 
 
 def _end_of_cosine(values: np.ndarray, start: int) -> Iterator[tuple[int, float]]:
-    """The step at which a cosine from ``values[0]``, at step ``first``, would be at its lowest, and the value there;
+    """The step at which a cosine from ``values[0]``, at step ``first``, would be at the lowest, and the value there;
     from the values half way and at the end."""
     half = (len(values) - 1) // 2
     fall, whole = (float(values[0] - values[index]) if half else 0.0 for index in (half, 2 * half))

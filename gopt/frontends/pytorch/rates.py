@@ -25,8 +25,7 @@ OptionPlace = tuple[int, int, str, int | None]
 @dataclass(frozen=True, slots=True)
 class Rates:
     """The rates of a group. ``values``: in each step, of which the first is the current one; ``rule``: what computes
-    them. Groups of different rules are not multiples of one another, whatever they are in the steps that were looked
-    at."""
+    them. Groups of different rules are not multiples of one another, whatever they are in the steps looked at."""
 
     values: tuple[float, ...]
     rule: Hashable = None
@@ -54,7 +53,7 @@ def group_rates(recipe: Recipe, scheduled: bool) -> dict[tuple[int, int], Rates]
 
 
 def share_of(rates: Rates, base: Rates) -> float | None:
-    """The number that ``rates`` is times ``base`` in each step; None where there is none."""
+    """The number ``rates`` is times ``base`` in each step; None where there is none."""
     if not any(rates.values):
         return 0.0
     if rates.rule != base.rule:
@@ -66,7 +65,7 @@ def share_of(rates: Rates, base: Rates) -> float | None:
 
 
 def moved_options(recipe: Recipe) -> list[OptionPlace]:
-    """The options beside the rate that the scheduler changes in its first step."""
+    """The options beside the rate the scheduler changes in the first step."""
     if recipe.scheduler is None:
         return []
     before, *after = scheduled_options(recipe, 2, None)

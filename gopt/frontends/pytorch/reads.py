@@ -1,4 +1,4 @@
-"""Code that asks a traced tensor for its value, refused with its line."""
+"""Code asking a traced tensor for the value, refused with the line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _assumed: list[dict[str, None]] = []
 
 @contextlib.contextmanager
 def assumptions() -> Iterator[dict[str, None]]:
-    """Yield a dict that fills with the lines of code that reads values only to raise an error."""
+    """Yield a dict filling with the lines of code reading values only to raise an error."""
     _assumed.append({})
     try:
         yield _assumed[-1]
@@ -43,9 +43,9 @@ def assumptions() -> Iterator[dict[str, None]]:
 
 @contextlib.contextmanager
 def no_reads(reader: str, constants: Sequence[torch.Tensor] = ()) -> Iterator[None]:
-    """Raise UnsupportedError where code reads a value that the graph computes: its answer of one step would hold for
-    all. It does for values that are computed from ``constants``, or from nothing. Code that only raises an error by one
-    is an assumption. ``reader``: what the code is, for the message."""
+    """Raise UnsupportedError where code reads a value the graph computes: its answer of one step would hold for all. It
+    does for values computed from ``constants``, or from nothing. Code that only raises an error by one is an
+    assumption. ``reader``: what the code is, for the message."""
     with contextlib.ExitStack() as stack:
         for name, what in READS.items():
             stack.enter_context(mock.patch.object(FunctionalTensor, name, _reader(reader, name, what, constants)))
@@ -96,7 +96,7 @@ def _checks(frame: FrameType, value: Any) -> bool:
 
 
 def _below_gopt(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the frames of user code that lead to ``frame``, from the inside out, up to gopt's."""
+    """Yield the frames of user code leading to ``frame``, from the inside out, up to gopt's."""
     while frame is not None and not frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
         if is_of_user(frame):
             yield frame
@@ -104,8 +104,8 @@ def _below_gopt(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def user_line(above: CodeType | None = None) -> str:
-    """Return where user code stands: file, line and its text. ``above``: code that calls it; user code above that is
-    not looked at."""
+    """Return where user code stands: file, line and the text. ``above``: code calling it; user code above not looked
+    at."""
     frame = user_frame(above)
     if frame is None:
         return "in code that cannot be shown" if above is None else "in an operator of PyTorch"
@@ -139,7 +139,7 @@ def user_frames(above: CodeType | None = None) -> Iterator[FrameType]:
 
 
 def is_of_user(frame: FrameType) -> bool:
-    """Return whether a frame runs neither torch, but for its optimizers, nor gopt, nor helpers of Python."""
+    """Return whether a frame runs neither torch, but for the optimizers, nor gopt, nor helpers of Python."""
     name = frame.f_code.co_filename
     folders = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
     of_python = frame.f_globals.get("__name__") in ("contextlib", "functools")

@@ -142,7 +142,7 @@ class RecordedStep:
         return step
 
     def _at_any_size(self, name: str, advance: Callable[[str], None]) -> tuple[TracedStep, onnx.ModelProto]:
-        """The step as a model of any number of samples, from those of the first two numbers that differ in it alone."""
+        """The step as a model of any number of samples, from those of the first two numbers differing in it alone."""
         refusals = []
         if self._uses is None:  # forward and backward are those of every way
             advance("looking for branches on the number of samples")
@@ -248,7 +248,7 @@ class RecordedStep:
 
 
 def _refuse_sized_draws(one: Sequence[DrawnInput], two: Sequence[DrawnInput]) -> None:
-    """Raise UnsupportedError where integers are drawn below a number that the number of samples decides."""
+    """Raise UnsupportedError where integers are drawn below a number the number of samples decides."""
     for name, draw, second_draw in zip(named(one), named(one).values(), named(two).values()):
         if draw != second_draw:
             raise UnsupportedError(
@@ -269,7 +269,7 @@ def no_form(error: BaseException) -> UnsupportedError:
 
 
 def _root(error: BaseException) -> str:
-    """The cause of the exporter's error: the last exception in its chain with a message."""
+    """The cause of the exporter's error: the last exception in the chain with a message."""
     while error.__cause__ is not None and str(error.__cause__).strip():
         error = error.__cause__
     return _line(error)

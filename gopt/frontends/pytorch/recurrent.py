@@ -1,4 +1,4 @@
-"""Layers of RNN, GRU and LSTM with their dropout.
+"""Layers of RNN, GRU and LSTM with the dropout.
 
 The Python form of them in PyTorch 2.13, which a trace runs, leaves the dropout between layers out.
 """

@@ -17,7 +17,7 @@ def resized(batch: Mapping[str, torch.Tensor], size: int, sampled: Collection[st
 
 
 def samples_of(batch: Mapping[str, torch.Tensor]) -> int:
-    """Return the number of samples of a batch: dimension 0 of its first input that has one.
+    """Return the number of samples of a batch: dimension 0 of the first input that has one.
 
     Raises OptionError for a batch of fewer than two samples: which inputs have the batch is then not known.
     """

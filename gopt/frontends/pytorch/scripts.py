@@ -40,7 +40,7 @@ class Script:
             raise InputError(f"{path} raised {type(error).__name__}: {error}", "--debug shows where") from error
 
     def refuse_training(self) -> None:
-        """Raise OptionError, with the lines that make it a factory, where the script trains while it is imported."""
+        """Raise OptionError, with the lines making it a factory, where the script trains while it is imported."""
         line = self._training_line()
         if line is not None:
             raise OptionError(
@@ -87,7 +87,7 @@ class Script:
         return several[0]
 
     def _batch(self, named: Mapping[str, Any]) -> Any:
-        """An example batch: under its usual names, or the first of a loader."""
+        """An example batch: under the usual names, or the first of a loader."""
         example = next((named[name] for name in _BATCHES if isinstance(named.get(name), dict | tuple | list)), None)
         loaders = {name: value for name, value in named.items() if isinstance(value, DataLoader)}
         name = next((name for name in (*_LOADERS, *loaders) if name in loaders), None)
@@ -124,7 +124,7 @@ class Script:
         return [advice, *lines, "gopt init writes a file with such a function and its comments"]
 
     def _scheduler(self, optimizer: str) -> dict[str, ast.expr]:
-        """Each name that moves beside a backward, at every step, with the call that makes it of the optimizer."""
+        """Each name that moves beside a backward, at every step, with the call making it of the optimizer."""
         blocks = [block for block in _bodies(self.tree) if any(_called(node).endswith(".backward") for node in block)]
         moved = {_called(node).removesuffix(".step") for block in blocks for node in block}
         calls = {name: call for name, call in _assignments(self.tree) if name in moved and isinstance(call, ast.Call)}
@@ -152,7 +152,7 @@ class Script:
 
 
 def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that an import runs: not those of functions, nor of what only a script's own start runs."""
+    """Statements an import runs: not those of functions, nor of what only a script's own start runs."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
@@ -163,7 +163,7 @@ def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _bodies(tree: ast.AST) -> Iterator[list[ast.expr]]:
-    """The expressions that stand as statements side by side, of each block of a script."""
+    """The expressions standing as statements side by side, of each block of a script."""
     for node in ast.walk(tree):
         block = getattr(node, "body", None)
         yield [line.value for line in block if isinstance(line, ast.Expr)] if isinstance(block, list) else []
@@ -183,7 +183,7 @@ def _own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
 
 
 def _called(node: ast.AST) -> str:
-    """The function that a call calls, as text; '' for anything else."""
+    """The function a call calls, as text; '' for anything else."""
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
 
 
@@ -224,15 +224,15 @@ def _is_recipe(value: ast.expr | None) -> bool:
 
 
 def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Names with the expressions that they are set to, wherever they stand in the script."""
+    """Names with the expressions they are set to, wherever they stand in the script."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             yield node.targets[0].id, node.value
 
 
 def _compared(assignments: Mapping[str, ast.expr], tree: ast.AST) -> dict[str, str]:
-    """Names that a backward begins at, with the function that gives each its value where that takes two values: that of
-    an output and a target."""
+    """Names a backward begins at, with the function giving each its value where that takes two values: that of an
+    output and a target."""
     ends = {_called(node).removesuffix(".backward") for node in ast.walk(tree) if _called(node).endswith(".backward")}
     values = {name: assignments[name] for name in assignments if name in ends}
     return {name: _called(call) for name, call in values.items() if isinstance(call, ast.Call) and len(call.args) == 2}
@@ -251,7 +251,7 @@ def _unique(values: Any) -> list[Any]:
 
 
 def _trained(named: Mapping[str, Any], optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, torch.nn.Module]:
-    """Modules that hold all that the optimizers train, without those that are a part of another one."""
+    """Modules holding all that the optimizers train, without those that are a part of another one."""
     wanted = {id(parameter) for one in optimizers for group in one.param_groups for parameter in group["params"]}
     modules = {
         name: value
@@ -270,8 +270,8 @@ def _is_loss(name: str, value: Any) -> bool:
 
 
 def script_factory(path: Path, imported: Callable[[Path], ModuleType]) -> tuple[Callable[[], Any], str]:
-    """The factory of a script that names none, and how it is called in messages: its only function that is one, or what
-    its names make. Raises OptionError for a script that trains while it is imported, and for one with neither."""
+    """The factory of a script naming none, and how it is called in messages: its only function that is one, or what its
+    names make. Raises OptionError for a script that trains while it is imported, and for one with neither."""
     script = Script.read(path)
     script.refuse_training()
     functions = script.factories()

@@ -15,8 +15,8 @@ from gopt.text.sanitize import show
 
 
 def refuse_shared_memory(cells: Sequence[Place], around: Mapping[Path, torch.Tensor]) -> None:
-    """Raise UnsupportedError where a place that a step writes to has memory of another place, or of a tensor that code
-    keeps and reads (``around``). A tied tensor is one place."""
+    """Raise UnsupportedError where a place a step writes to has memory of another place, or of a tensor that code keeps
+    and reads (``around``). A tied tensor is one place."""
     tensors = [(cell.name, cell.kind is not StateForm.CONSTANT, cell.read()) for cell in cells if not cell.number]
     tensors += [(said(path), False, value) for path, value in around.items()]
     memory = defaultdict(list)

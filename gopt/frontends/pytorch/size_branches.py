@@ -2,8 +2,8 @@
 
 Forward and backward run on tensors without values whose number of samples is a symbol of torch. A branch asks the
 symbol, a slice with a bound or a division with a rest gives a size that is no multiple of it: each is recorded with the
-line of user code that it came from. The same run tells inputs that have samples from those that have as many rows by
-chance: a step compares the symbols of the first, and the symbol of another with a number.
+line of user code it came from. The same run tells inputs that have samples from those that have as many rows by chance:
+a step compares the symbols of the first, and the symbol of another with a number.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ CHECKS = ("__init__.py", "_check_with")
 @dataclass(slots=True)
 class SizeUses:
     """``branches``: lines where code takes a branch on the number of samples; ``assumed``: lines that raise at other
-    sizes; ``numbers``: lines that make a number or text of Python of it, behind which no branch is seen; ``failed``:
-    why the code was not followed, or ''."""
+    sizes; ``numbers``: lines making a number or text of Python of it, behind which no branch is seen; ``failed``: why
+    the code was not followed, or ''."""
 
     branches: dict[str, None] = field(default_factory=dict)
     assumed: dict[str, None] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class SizeUses:
     failed: str = ""
 
     def add_branch(self) -> None:
-        """Record the line of user code that runs now."""
+        """Record the line of user code running now."""
         frames = [*user_frames(_run.__code__)]
         raises = _stands_in(CHECKS) or (bool(frames) and only_raises(frames[0]))
         raises = raises and not any(map(may_catch, frames))
@@ -97,7 +97,7 @@ def inputs_with_samples(recipe: Recipe, options: ExportOptions) -> tuple[str, ..
     """Return the inputs whose dimension 0 is the number of samples, by how the step combines them; all that have the
     size of the first where torch cannot follow the step.
 
-    Raises UnsupportedError for an input of that size that is combined with no other.
+    Raises UnsupportedError for an input of that size combined with no other.
     """
     named = of_one_size(recipe.batch)
     if len(named) < 2:
@@ -186,7 +186,7 @@ class _Guards(list[Any]):
 
 
 def _stands_in(function: tuple[str, str]) -> bool:
-    """Return whether a function of torch, given by its file and name, runs now."""
+    """Return whether a function of torch, given by the file and name, runs now."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         stands = (Path(frame.f_code.co_filename).name, frame.f_code.co_name) == function
@@ -223,7 +223,7 @@ def _holds_elsewhere(condition: Any, compared: frozenset[int]) -> bool:
 def _settles(rest: Any) -> bool:
     """Return whether the rest of a division by a multiple of the size is one formula from small sizes on.
 
-    It is where its numbers are small without their common factor: the rest of 5 by 5 n is five times that of 1 by n.
+    It is where its numbers are small without the common factor: the rest of 5 by 5 n is five times that of 1 by n.
     """
     numbers = [int(factor) for side in rest.args for factor in _factors(side)]
     shared = math.gcd(*numbers) or 1

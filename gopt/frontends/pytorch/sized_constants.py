@@ -1,4 +1,4 @@
-"""Constants as functions of the size of a batch: nodes that compute what a constant is at two sizes, at any size."""
+"""Constants as functions of the size of a batch: nodes computing what a constant is at two sizes, at any size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def affine(a: int, b: int, sizes: tuple[int, int]) -> tuple[int, int] | None:
 
 @dataclass(slots=True)
 class SizedConstants:
-    """Nodes and constants that compute with the size.
+    """Nodes and constants computing with the size.
 
     ``sizes``: the two sizes. ``sized``: an input whose first dimension is the size.
     """

@@ -26,8 +26,8 @@ def save_torch(
     """Write the module's state dict, or with ``all_states`` a dict of several: ``model``, ``optimizer`` (a list where
     there are several), ``step``, and, where the step has one, ``scheduler``, ``scaler``, ``ema`` and ``loss``.
 
-    Raises OptionError and RunError as ``save_state_dict``, OptionError for ``all_states`` of a step that was not
-    exported from PyTorch, InputError for a state without a value.
+    Raises OptionError and RunError as ``save_state_dict``, OptionError for ``all_states`` of a step not exported from
+    PyTorch, InputError for a state without a value.
     """
     target, step_values = new_file(output, force), StepValues.at(path)
     values = _Values(step_values.graph.initializers)
@@ -72,7 +72,7 @@ class _Values(Mapping[str, torch.Tensor]):
 
 
 def _steps(step_values: StepValues, record: TorchRecord) -> int:
-    """The number of steps that the values have behind them."""
+    """The number of steps the values have behind them."""
     counted = step_values.graph.initializers.get(EPOCH)
     if record.scheduler is not None and counted is not None:
         return int(counted.numpy()) - record.scheduler.first
@@ -139,7 +139,7 @@ def _options(group: TorchGroup, values: Mapping[str, torch.Tensor], step: int) -
 
 
 def _value(plain_value: Any) -> Any:
-    """An option as PyTorch has it, from its form in JSON."""
+    """An option as PyTorch has it, from the form in JSON."""
     if isinstance(plain_value, Mapping):
         return tuple(map(_value, plain_value["tuple"]))
     return [_value(part) for part in plain_value] if isinstance(plain_value, list) else plain_value

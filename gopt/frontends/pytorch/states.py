@@ -1,4 +1,4 @@
-"""The values that a training step carries from step to step, and their values before the first one."""
+"""The values a training step carries from step to step, and the values before the first one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Place:
     ``write`` None removes it. ``owner``: index of the optimizer that updates it, None for buffers and constants.
     ``number``: whether it is a number of Python. ``is_scalar``: whether eager code takes ``item()`` of it, such as of a
     count, and computes in float64, where ``1 - 0.999 ** count`` keeps its digits. ``slot``: of a state or counter of an
-    optimizer, its parameter's name or its group, and its key.
+    optimizer, its parameter's name or the group, and the key.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Place:
 
     @property
     def current(self) -> torch.Tensor:
-        """The current tensor, or its value before the first step."""
+        """The current tensor, or the value before the first step."""
         tensor = self.read()
         return self.value if tensor is None else tensor
 
@@ -93,7 +93,7 @@ def find_places(recipe: Recipe, eager: EagerSteps) -> list[Place]:
 
 
 def _parameters(recipe: Recipe, eager: EagerSteps) -> tuple[list[Place], list[Place]]:
-    """Parameters that an optimizer updates, and all others: constants, or buffers where the module changes them."""
+    """Parameters an optimizer updates, and all others: constants, or buffers where the module changes them."""
     owners = {
         id(parameter): index
         for index, optimizer in enumerate(recipe.optimizers)
@@ -136,7 +136,7 @@ def _module_place(name: str, kind: StateForm, value: torch.Tensor, spots: Any, o
 def _states_of(
     optimizer: torch.optim.Optimizer, index: int, parameter: torch.Tensor, owner: Place, eager: EagerSteps
 ) -> Iterator[Place]:
-    """Places in the state of one parameter, whose dict stays the same object when its parameter is swapped."""
+    """Places in the state of a parameter, whose dict stays the same object when its parameter is swapped."""
     states = optimizer.state[parameter]
     for key, start in eager.states.get((index, owner.name), {}).items():
         value = _tensor(start).clone()

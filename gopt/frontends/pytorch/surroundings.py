@@ -1,5 +1,5 @@
 """Values that training code keeps in Python beside its optimizers: attributes of modules and of classes, globals and
-closures of its functions.
+closures of the functions.
 
 A trace has no place for it. A number there that a step changes would be a constant of the graph, so it is refused.
 Modules keep tensors there as well: results of a step, such as an auxiliary loss, which the next step makes anew. One
@@ -71,7 +71,7 @@ class _UserObjects(Walk):
                 yield from self.values((*path, key), value)
 
     def function(self, function: Any) -> Iterator[tuple[Path, Any]]:
-        """Yield globals and closures that a function reads, and those that it calls by a name."""
+        """Yield globals and closures a function reads, and those that it calls by a name."""
         if isinstance(function, types.MethodType):
             yield from self.held((f"object of {function.__name__}",), {"self": function.__self__})
             function = function.__func__

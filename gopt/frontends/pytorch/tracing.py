@@ -158,7 +158,7 @@ def trace(
 
 @contextlib.contextmanager
 def exportable() -> Iterator[None]:
-    """Trace operators that have an ONNX form alone, on tensors that no operator changes in place."""
+    """Trace operators with an ONNX form alone, on tensors no operator changes in place."""
     with (
         FunctionalTensorMode(), enable_python_dispatcher(), sdpa_kernel(SDPBackend.MATH), dropout_between_layers(),
         torch.backends.mkldnn.flags(enabled=False),  # type: ignore[no-untyped-call]  # its kernels have no ONNX form
@@ -170,7 +170,7 @@ def graph_of_code(
     run: Callable[..., list[Any]], arguments: Mapping[str, torch.Tensor], constants: Mapping[str, torch.Tensor],
     options: ExportOptions, eager: EagerSteps,
 ) -> torch.fx.GraphModule:  # fmt: skip
-    """The graph of code that takes the arguments in order; raises UnsupportedError for shapes that values decide."""
+    """The graph of code taking the arguments in order; raises UnsupportedError for shapes values decide."""
     mode: dict[str, Any] = {} if options.values else {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
     graph = make_fx(run, decomposition_table=table(), **mode)(*arguments.values())
     refuse_shapes_of_values(graph, [*arguments], constants, eager.selections)

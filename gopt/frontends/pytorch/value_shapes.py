@@ -1,4 +1,4 @@
-"""Refuses steps whose shapes depend on values: a trace has the shapes of the example in its constants."""
+"""Refuses steps whose shapes depend on values: a trace has the shapes of the example in the constants."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class ParameterStates:
-    """The optimizer states of one parameter, named ``momentum0`` and so on."""
+    """The optimizer states of a parameter, named ``momentum0`` and so on."""
 
     parameter: str
     states: tuple[Stored, ...]

@@ -1,4 +1,4 @@
-"""Reads tables of a FlatBuffer by the numbers of their fields, and trusts no offset."""
+"""Reads tables of a FlatBuffer by the numbers of the fields, and trusts no offset."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Fields:
 
     @classmethod
     def root(cls, data: bytes) -> Fields:
-        """The table that the file begins with."""
+        """The table the file begins with."""
         return cls(data, encode.Get(number_types.UOffsetTFlags.packer_type, data, 0))
 
     def number(self, field: int, flags: Any, default: Any = 0) -> Any:

@@ -1,4 +1,4 @@
-"""The files of a folder of training artifacts, known by what they hold and not by their names."""
+"""The files of a folder of training artifacts, known by what they hold and not by the names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Artifacts:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that a step is made of."""
+        """The files a step is made of."""
         return (self.training.path, self.optimizer.path, self.checkpoint.path)
 
     @property
@@ -67,7 +67,7 @@ def is_training(model: ModelProto) -> bool:
 
 
 def is_optimizer(model: ModelProto) -> bool:
-    """Return whether a model has an optimizer that takes sequences; one that takes tensors is part of a step."""
+    """Return whether a model has an optimizer taking sequences; one that takes tensors is part of a step."""
     if next(of_type(model, *OPTIMIZERS), None) is None:
         return False
     return any(value.type.HasField("sequence_type") for value in model.graph.input)
@@ -101,7 +101,7 @@ def read_artifacts(folder: Path) -> Artifacts | None:
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """The files of a folder. ``damaged``: why a file that begins as a model does could not be read; ``others``: files
+    """The files of a folder. ``damaged``: why a file beginning as a model does could not be read; ``others``: files
     that are not part."""
 
     folder: Path

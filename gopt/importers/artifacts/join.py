@@ -1,4 +1,4 @@
-"""The roles of the values of a training graph, by its accumulators and the checkpoint's names."""
+"""The roles of the values of a training graph, by the accumulators and the checkpoint's names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUFFER = "_grad.accumulation.buffer"
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A parameter that is trained, its gradient, and where the checkpoint has its value and its moments."""
+    """A parameter that is trained, its gradient, and where the checkpoint has its value and the moments."""
 
     name: str
     type: TensorType
@@ -33,8 +33,8 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """A running mean or variance of a BatchNormInternal. ``made``: the result that replaces it; ``value``: None where
-    the training graph has it itself."""
+    """A running mean or variance of a BatchNormInternal. ``made``: the result replacing it; ``value``: None where the
+    training graph has it itself."""
 
     name: str
     made: str
@@ -113,9 +113,9 @@ def _group(checkpoint: OrtCheckpoint) -> OptimizerGroup | None:
 def _owners(adds: Sequence[NodeProto], inputs: Mapping[str, TensorType], trained: Mapping[str, Stored]) -> list[str]:
     """Return the parameter of each accumulator.
 
-    Its buffer is named after the parameter: an input of the graph, by whose name ONNX Runtime itself finds the
-    parameter. Names inside the graph may be any. A buffer with another name is that of the one parameter of its type
-    that has no buffer yet. Raises InputError where there is none, or several.
+    The buffer is named after the parameter: an input of the graph, by whose name ONNX Runtime itself finds the
+    parameter. Names inside the graph may be any. A buffer with another name is that of the one parameter of the type
+    with no buffer yet. Raises InputError where there is none, or several.
     """
     for node in adds:
         if len(node.input) < 2 or node.input[0] not in inputs:

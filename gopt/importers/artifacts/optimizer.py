@@ -1,4 +1,4 @@
-"""The optimizer graph of artifacts, and the nodes that it becomes in a step: a clip, and one opaque optimizer.
+"""The optimizer graph of artifacts, and the nodes it becomes in a step: a clip, and one opaque optimizer.
 
 The graph takes sequences by position, one place for each parameter that is trained. ``gopt.ir.opaque`` knows the
 arithmetic of the optimizer.
@@ -40,13 +40,13 @@ class OrtOptimizer:
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """The slots of its moments."""
+        """The slots of the moments."""
         return tuple(slot.name for slot in self.schema.inputs if slot.name in MOMENTS)
 
 
 def read_optimizer(model: ModelProto) -> OrtOptimizer:
-    """Read an optimizer graph; raises UnsupportedError for an operator that gopt does not support there, InputError for
-    a damaged one."""
+    """Read an optimizer graph; raises UnsupportedError for an operator gopt does not support there, InputError for a
+    damaged one."""
     body = model.graph
     inputs = {value.name for value in body.input}
     clips: dict[str, NodeProto] = {}
@@ -88,9 +88,9 @@ def read_optimizer(model: ModelProto) -> OrtOptimizer:
 
 
 def _check_order(inputs: Sequence[str], slots: Mapping[str, str], op_type: str) -> None:
-    """Raise UnsupportedError where the optimizer reads inputs in another order than its graph has them.
+    """Raise UnsupportedError where the optimizer reads inputs in another order than the graph has them.
 
-    The runtime feeds weights, gradients and moments by their places.
+    The runtime feeds weights, gradients and moments by the places.
     """
     last, before = -1, ""
     for name in slots.values():
@@ -129,7 +129,7 @@ def clip_nodes(b: Builder, gradients: Sequence[str], clipped: Sequence[str], max
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The values that the optimizer of a step reads and replaces: per slot one name a parameter, in one order."""
+    """The values the optimizer of a step reads and replaces: per slot one name a parameter, in one order."""
 
     slots: dict[str, list[str]]
     results: dict[str, list[str]]
@@ -137,7 +137,7 @@ class Update:
 
 
 def update_nodes(optimizer: OrtOptimizer, update: Update, b: Builder) -> list[NodeProto]:
-    """Sequences, the opaque optimizer, and the places of its results."""
+    """Sequences, the opaque optimizer, and the places of the results."""
     make = onnx.helper.make_node
     nodes, operands, results = [], [], []
     for slot in optimizer.schema.inputs:

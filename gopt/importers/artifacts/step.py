@@ -44,9 +44,9 @@ UPDATE = "update"
 
 
 def step_of(parts: Artifacts) -> Graph:
-    """The step of a folder, with roles in its metadata and values that stay in the checkpoint.
+    """The step of a folder, with roles in the metadata and values that stay in the checkpoint.
 
-    Raises InputError where the parts do not fit, UnsupportedError for an operator that has no record.
+    Raises InputError where the parts do not fit, UnsupportedError for an operator with no record.
     """
     with naming(str(parts.optimizer.path)):
         optimizer = read_optimizer(parts.optimizer.model)

@@ -18,7 +18,7 @@ from gopt.text.sanitize import line, show
 
 @dataclass(frozen=True, slots=True)
 class BoundUpdate:
-    """An initializer ``state``, the ``value`` that replaces it, and the graph output that is that value."""
+    """An initializer ``state``, the ``value`` replacing it, and the graph output that is that value."""
 
     state: str
     value: str
@@ -28,7 +28,7 @@ class BoundUpdate:
 def bind(model: ModelProto, info: TrainingInfoProto) -> tuple[BoundUpdate, ...]:
     """The updates of a joined step, whose graph is given an output for each and the states as inputs.
 
-    Raises InputError for a binding that names nothing, UnsupportedError where there is none.
+    Raises InputError for a binding naming nothing, UnsupportedError where there is none.
     """
     graph = model.graph
     stored, fed = stored_types(graph), {value.name for value in graph.input}
@@ -64,8 +64,8 @@ def bind(model: ModelProto, info: TrainingInfoProto) -> tuple[BoundUpdate, ...]:
 
 
 def check_types(model: ModelProto, updates: Sequence[BoundUpdate]) -> None:
-    """Raise InputError for a state that is replaced by a value of another type; a type that nothing tells is taken to
-    be the state's, and declared."""
+    """Raise InputError for a state replaced by a value of another type; a type that nothing tells is taken to be the
+    state's, and declared."""
     stored, types = stored_types(model.graph), value_types(model, "the step")
     outputs = {value.name: value for value in model.graph.output}
     for update in updates:
@@ -84,7 +84,7 @@ def fits(actual: TensorType, wanted: TensorType) -> bool:
 
 
 def value_types(model: ModelProto, what: str) -> dict[str, TensorType]:
-    """Return the types that ``value_infos`` finds."""
+    """Return the types ``value_infos`` finds."""
     return {name: read_type(info.type) for name, info in value_infos(model, what).items()}
 
 

@@ -1,4 +1,4 @@
-"""The Gradient operator of ``ai.onnx.preview.training``: replaced by nodes that compute the derivatives."""
+"""The Gradient operator of ``ai.onnx.preview.training``: replaced by nodes computing the derivatives."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PREVIEW = "ai.onnx.preview.training"
 
 
 def expand_gradients(model: ModelProto, states: Collection[str] = ()) -> list[GradientCall]:
-    """Replace Gradient operators, first to last, by what they ask for, and functions on their way by their nodes.
+    """Replace Gradient operators, first to last, by what they ask for, and functions on their way by the nodes.
 
-    ``states``: the stored values that the step replaces, which are no constants.
+    ``states``: the stored values the step replaces, which are no constants.
     """
     _refuse_in_functions(model)
     _write_out_functions(model)
@@ -50,7 +50,7 @@ def _refuse_in_functions(model: ModelProto) -> None:
 
 
 def _write_out_functions(model: ModelProto) -> None:
-    """Inline the functions that values to be differentiated are computed by."""
+    """Inline the functions values to be differentiated are computed by."""
     scalars = [_read(node, model.graph).scalar for node in model.graph.node if _is_gradient(node)]
     called = reached_functions(model, _behind(model.graph, scalars)) if model.functions and scalars else set()
     if called:
@@ -59,7 +59,7 @@ def _write_out_functions(model: ModelProto) -> None:
 
 
 def _behind(graph: GraphProto, names: Iterable[str]) -> list[NodeProto]:
-    """The nodes that values depend on, in order."""
+    """The nodes values depend on, in order."""
     read, chosen = set(names), []
     for node in reversed(graph.node):
         if read & set(node.output):
@@ -121,7 +121,7 @@ def _names(node: NodeProto, name: str, kind: int, label: str) -> list[str]:
 
 
 def _part(model: ModelProto, scalar: str) -> ModelProto:
-    """The nodes that ``scalar`` depends on, as a model; what else reads their values makes them outputs."""
+    """The nodes ``scalar`` depends on, as a model; what else reads their values makes them outputs."""
     graph = model.graph
     chosen = _behind(graph, [scalar])
     read = {scalar}.union(*map(reads, chosen))

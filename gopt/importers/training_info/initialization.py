@@ -1,4 +1,4 @@
-"""``initialization`` and its binding: a graph without inputs that computes first values of initializers."""
+"""``initialization`` and the binding: a graph without inputs computing first values of initializers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def initialization_model(model: ModelProto, info: TrainingInfoProto) -> ModelPro
 def check_initialization(model: ModelProto, info: TrainingInfoProto, stored: dict[str, TensorType]) -> None:
     """Raise InputError where the initialization sets what is not stored, or to what its graph does not compute.
 
-    ``stored``: the initializers of the inference graph and of the algorithm, with their types.
+    ``stored``: the initializers of the inference graph and of the algorithm, with the types.
     """
     graph = info.initialization
     if graph.input:

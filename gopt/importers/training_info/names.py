@@ -19,7 +19,7 @@ def broken(text: str, *hints: str) -> InputError:
 
 
 def stored_types(graph: GraphProto) -> dict[str, TensorType]:
-    """Initializers with their types; sparse ones are not among them."""
+    """Initializers with the types; sparse ones are not among them."""
     return {tensor.name: TensorType(dtype_name(tensor.data_type), tuple(tensor.dims)) for tensor in graph.initializer}
 
 
@@ -53,7 +53,7 @@ def check_reads(graph: GraphProto, what: str) -> None:
 
 
 def _defined(graph: GraphProto) -> Iterator[tuple[str, str]]:
-    """The values that a graph stores and makes, each with that verb."""
+    """The values a graph stores and makes, each with that verb."""
     for tensor in graph.initializer:
         yield tensor.name, "stores"
     for sparse in graph.sparse_initializer:

@@ -13,7 +13,7 @@ _PREFIX = "startup/"
 def startup_model(model: ModelProto, info: TrainingInfoProto) -> ModelProto | None:
     """A model without inputs, with an output for each entry of ``initialization_binding``; None where there is none.
 
-    An output has the name of the initializer that it sets. It is made by an Identity, and read by no node.
+    An output has the name of the initializer it sets. It is made by an Identity, and read by no node.
     ``check_initialization`` has passed.
     """
     if not info.initialization_binding:
@@ -40,6 +40,6 @@ def startup_model(model: ModelProto, info: TrainingInfoProto) -> ModelProto | No
 
 
 def _copies(graph: GraphProto) -> set[str]:
-    """Values that an Identity makes and no node reads: how gopt itself writes the outputs."""
+    """Values an Identity makes and no node reads: how gopt itself writes the outputs."""
     copies = {node.output[0] for node in graph.node if node.op_type == "Identity" and node.domain in ("", "ai.onnx")}
     return copies.difference(*map(reads, graph.node))

@@ -24,8 +24,8 @@ from gopt.text.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class TrainingInfoStep:
-    """A functional step, with its roles in the metadata of ``model``; ``notes``: remarks; ``startup``: the graph that
-    computes first values, see ``startup_model``."""
+    """A functional step, with the roles in the metadata of ``model``; ``notes``: remarks; ``startup``: the graph
+    computing first values, see ``startup_model``."""
 
     model: ModelProto
     notes: tuple[str, ...]
@@ -73,7 +73,7 @@ def _given_roles(model: ModelProto) -> RolesRecord:
 
 
 def _check_given(roles: RolesRecord, graph: GraphProto) -> None:
-    """Raise InputError for a role of a value that the step does not have."""
+    """Raise InputError for a role of a value the step does not have."""
     inputs = {value.name for value in (*graph.input, *graph.initializer)}
     values = {name for node in graph.node for name in node.output} | inputs
     for name, allowed in (

@@ -1,6 +1,6 @@
 """Writes the body of an optimizer operator: standard operators, weight by weight.
 
-Values that depend on scalars alone are written once and shared by all weights.
+Values depending on scalars alone are written once and shared by all weights.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SHARED = -1
 
 
 class BodyBuilder(Tape):
-    """Builds the body of one node. Names inside are local: slots and numbers.
+    """Builds the body of a node. Names inside are local: slots and numbers.
 
-    All arithmetic is in ``compute``: float32, or float64 where a weight is; a narrower value is widened when it is
-    read and rounded once when it is written, as the kernels do.
+    All arithmetic is in ``compute``: float32, or float64 with a weight of float64; narrower values are widened on
+    reading and rounded once on writing, as in the kernels.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class BodyBuilder(Tape):
         return self.number(value, dtype or self.compute)
 
     def shared(self, key: str, write: Callable[[], str]) -> str:
-        """A value that all weights share; it is written for the first one."""
+        """Return a value shared by all weights; only the first weight writes the value."""
         if key not in self._shared:
             weight, self.weight = self.weight, SHARED
             self._shared[key] = write()
@@ -80,14 +80,14 @@ class BodyBuilder(Tape):
         return self._shared[key]
 
     def attribute_value(self, name: str) -> str:
-        """A floating attribute as a constant, shared unless each weight has its own."""
+        """Return a floating attribute as a constant, shared unless each weight has its own."""
         value = float(self.attribute(name))
         if name in self.operator.lists:
             return self.const(value)
         return self.shared(f"attribute {name}", lambda: self.const(value))
 
     def scalar(self, slot: str, dtype: str = "") -> str:
-        """A scalar input without its dimensions of one, so that it does not raise the rank of a weight."""
+        """Return a scalar input without its dimensions, so the rank of a weight does not rise."""
         have, want = self.dtype(slot), dtype or self.compute
         plain = self.shared(f"plain {slot}", lambda: self.op("Squeeze", slot))
         return self.shared(f"{want} {slot}", lambda: self.cast(plain, want, have))
@@ -120,7 +120,7 @@ class BodyBuilder(Tape):
     # --- the body as a function ---------------------------------------------------------------------------------
 
     def function(self, attributes: Sequence[str], opset: int) -> tuple[FunctionProto, list[int]]:
-        """The body as a function of the model, for a node that carries ``attributes``; and every node's weight."""
+        """The body as a function of the model, for a node carrying ``attributes``; and every node's weight."""
         head, tail = self._border()
         function = FunctionProto(domain=self.operator.domain, name=self.operator.op_type)
         function.opset_import.add(domain="", version=opset)
@@ -153,7 +153,7 @@ class BodyBuilder(Tape):
         return names[: len(arranged)]
 
     def _border(self) -> tuple[list[NodeProto], list[NodeProto]]:
-        """Nodes that unpack and build sequences, and those that name the results."""
+        """Return nodes that unpack and build sequences, and nodes that name the results."""
         make = onnx.helper.make_node
         head: list[NodeProto] = []
         tail: list[NodeProto] = []
@@ -173,7 +173,7 @@ class BodyBuilder(Tape):
         return head, tail
 
     def _name_results(self, tail: list[NodeProto]) -> set[str]:
-        """Name results by their slots; an input, or a value with two slots, goes through an Identity."""
+        """Name results by the slots; an input, or a value with two slots, goes through an Identity."""
         producers = {node.output[0]: node for node in self.nodes}
         new: dict[str, str] = {}
         for formal, value in self._made.items():
@@ -187,7 +187,7 @@ class BodyBuilder(Tape):
         return set(self._made)
 
     def missing(self) -> str:
-        """An output slot of the node that this body cannot compute, or ''."""
+        """Return an output slot of the node missing in this body, or ''."""
         for index, table in enumerate(self.slot_values.updated):
             for slot in table:
                 if f"{slot}_{index}" not in self._made:

@@ -1,8 +1,8 @@
-"""Write out an If around an update: both branches run, and Where takes what the condition says.
+"""Write out an If around an update: both branches run, and Where chooses by the condition.
 
-A gate that a finite check closes is often written so: one branch updates, the other returns old values. With Where, the
-update can be cut like any other. Where computes nothing, so values are those of the If to the bit. A branch with an
-operator that may fail on values that the condition keeps from it stays in its If.
+A gate a finite check closes is often written so: one branch updates, the other returns old values. With Where, the
+update can be cut like any other. Where computes nothing, so values equal those of the If to the bit. A branch with an
+operator that may fail on values excluded by the condition stays in the If.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OF_BFLOAT16 = 16
 
 
 def open_branches(graph: Graph, prefix: str) -> Graph:
-    """The graph with the Ifs around its updates written out; the same graph where it has none.
+    """The graph with the Ifs around its updates written out; the same graph without such Ifs.
 
     Values of branches are named ``<prefix>.if<number of the If>.…``.
     """
@@ -43,8 +43,8 @@ def open_branches(graph: Graph, prefix: str) -> Graph:
 
 
 def _chosen(graph: Graph) -> set[int]:
-    """Ids of the Ifs that hold nothing but operators which never fail, and on which a new state may hang: from every
-    output a walk goes back through values of its own size."""
+    """Return ids of the Ifs with operators that never fail alone, and perhaps a new state behind: a walk goes back from
+    every output through values of the same size."""
     ifs = {id(node) for node in graph.nodes if node.is_a("If") and _writable(graph, node)}
     if not ifs:
         return ifs
@@ -65,7 +65,7 @@ def _chosen(graph: Graph) -> set[int]:
 
 
 def _writable(graph: Graph, node: Node) -> bool:
-    """Return whether Where can stand for an If: one condition, results of one static type, operators that are known."""
+    """Return whether Where can stand for an If: one condition, results of one static type, known operators."""
     types = [graph.type_of(name) for name in node.outputs if name]
     inner = nested([node.to_proto()])
     return (
@@ -77,7 +77,7 @@ def _writable(graph: Graph, node: Node) -> bool:
 
 
 def _opened(graph: Graph, chosen: set[int], prefix: str) -> tuple[Graph, dict[int, list[Node]]]:
-    """The graph with these Ifs written out, and the nodes that stand for each."""
+    """Return the graph with these Ifs written out, and the nodes in place of each."""
     nodes: list[Node] = []
     written_of: dict[int, list[Node]] = {}
     for node in graph.nodes:
@@ -117,7 +117,7 @@ def _written(proto: NodeProto, prefix: str, scalar: bool) -> list[NodeProto]:
 
 
 def _flag(condition: str, then: str, otherwise: str, name: str, label: str, prefix: str) -> list[NodeProto]:
-    """Where of truth values, for which ONNX Runtime has no kernel."""
+    """Write a Where of truth values, because ONNX Runtime has no kernel."""
     return [
         helper.make_node("And", [condition, then], [f"{prefix}.first"]),
         helper.make_node("Not", [condition], [f"{prefix}.not"]),

@@ -1,7 +1,7 @@
-"""Expand opaque optimizer nodes into standard operators, so that later stages read them as any update.
+"""Expand opaque optimizer nodes into standard operators, so that later stages see plain updates.
 
-An operator of the table, or a function of the model that updates a state, is replaced by its body, weight by weight;
-every node of it remembers its origin. The nodes as the file has them stay in ``Graph.file_nodes``.
+An operator of the table, or a model function updating a state, is replaced by the body, weight by weight; every new
+node remembers the origin. The file's nodes stay in ``Graph.file_nodes``.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Key = tuple[str, str, str]
 
 
 def expand(graph: Graph, prefix: str = PREFIX) -> Graph:
-    """The graph with its opaque updates expanded; the same graph where it has none.
+    """The graph with the opaque updates expanded; the same graph without such updates.
 
-    Values inside a body are named ``<prefix>.<number of the node>.…``. Raises InputError for a node whose lists do not
-    fit its operator, UnsupportedError for a sequence or a type that cannot be followed.
+    Values inside a body are named ``<prefix>.<number of the node>.…``. Raises InputError for a node with lists unlike
+    the operator's, UnsupportedError for an unknown sequence or type.
     """
     graph = open_branches(graph, prefix)
     chosen = select_opaque_nodes(graph)
@@ -64,7 +64,7 @@ def expand(graph: Graph, prefix: str = PREFIX) -> Graph:
 
 
 class _Expansion:
-    """The expansion of one graph: its nodes, level by level of calls."""
+    """The expansion of a graph: nodes, level by level of calls."""
 
     def __init__(self, graph: Graph, prefix: str) -> None:
         self.graph, self.prefix = graph, prefix
@@ -80,7 +80,7 @@ class _Expansion:
     # --- bodies ---------------------------------------------------------------------------------------------------
 
     def first(self, chosen: set[int]) -> None:
-        """Replace the nodes of the graph that are to be expanded."""
+        """Replace the nodes to be expanded."""
         nodes: list[Node] = []
         for node in self.nodes:
             nodes.extend(self._open(node) if id(node) in chosen else [node])
@@ -124,7 +124,7 @@ class _Expansion:
         return [_node(proto, Origin(call, weight, 0)) for proto, weight in zip(protos, weights)]
 
     def _body(self, node: Node) -> tuple[FunctionProto, list[int], SlotValues, OperatorSchema | None]:
-        """A node's body, the weights of its nodes, the values in its slots, and its record in the table."""
+        """A node's body, the weights of the nodes, the values in the slots, and the record in the table."""
         written = self.functions.get(self._key(node))
         operator = self._operator(node)
         if operator is not None:
@@ -169,7 +169,7 @@ class _Expansion:
     # --- sequences and types --------------------------------------------------------------------------------------
 
     def read_sequences(self) -> None:
-        """Let readers of a sequence's members read the members directly, and remove nodes that are unused then."""
+        """Let readers of a sequence's members read the members directly, and remove unused nodes."""
         producers = {name: node for node in self.nodes for name in node.outputs if name}
         sequences = look_through_sequences(self.nodes, producers, self.graph.initializers)
         new: dict[str, str] = {}
@@ -214,7 +214,7 @@ class _Expansion:
                 table.update({slot: name(value) for slot, value in table.items()})
 
     def _sweep(self) -> None:
-        """Remove nodes of bodies, and SequenceConstructs, that nothing reads."""
+        """Remove unread nodes of bodies, and unread SequenceConstructs."""
         needed, nodes = set(self.graph.outputs), []
         for node in reversed(self.nodes):
             loose = node.origin is not None or node.is_a("SequenceConstruct")

@@ -1,4 +1,4 @@
-"""Functions for opaque operators, so that any runtime can run the file: one for each distinct body."""
+"""Functions for opaque operators, so that any runtime can run the file: a function for each distinct body."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gopt.ir.opset import opset_of
 def with_functions(
     nodes: Iterable[tuple[Node, FunctionProto | None]], header: ModelProto
 ) -> tuple[list[Node], list[FunctionProto]]:
-    """Return the nodes whose bodies are functions of the file, and the functions missing from its header.
+    """Return the nodes calling functions of the file, and the functions missing from the header.
 
-    A second body of one operator gets an overload of its own, and so do the nodes that need it.
+    A second body of an operator, and its nodes, get another overload.
     """
     body_of = {(function.domain, function.name, function.overload): _bytes(function) for function in header.functions}
     functions: list[FunctionProto] = []
@@ -65,7 +65,7 @@ def _overloaded(node: Node, overload: str) -> Node:
 
 
 def source_nodes(graph: Graph) -> tuple[list[Node], list[FunctionProto]]:
-    """The nodes of a source as its file has them, and the functions that make it run."""
+    """Return the source's nodes as in the file, and the functions needed to run them."""
     if graph.file_nodes is None:
         return graph.nodes, []
     calls = {id(call.node): call for call in _calls(graph)}
@@ -85,7 +85,7 @@ def _function(graph: Graph, call: OpaqueCall | None) -> FunctionProto | None:
 
 
 def prepare(header: ModelProto, functions: Sequence[FunctionProto]) -> None:
-    """Prepare a file's header for functions: the version that has them, and the operator sets they import."""
+    """Prepare a file's header for functions: the version with functions, and imported operator sets."""
     if not functions:
         return
     oldest = 10 if any(function.overload for function in functions) else 8

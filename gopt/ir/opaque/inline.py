@@ -11,10 +11,10 @@ from gopt.ir.nodes import reads
 
 
 def inline_call(function: FunctionProto, call: NodeProto, prefix: str) -> list[NodeProto]:
-    """Copies of the function's nodes for one call; inner values get names below ``prefix``.
+    """Return copies of the function's nodes for a call; inner values get names below ``prefix``.
 
-    An operand that the call omits stays absent; a result that the call does not name is still computed. A
-    result that is an operand passes through an Identity.
+    An operand left out stays absent; an unnamed result is still computed. A result that is an operand passes an
+    Identity.
     """
     table = {"": ""}
     table.update(_formals(function.input, call.input))
@@ -31,8 +31,8 @@ def inline_call(function: FunctionProto, call: NodeProto, prefix: str) -> list[N
 
 
 def inline_branch(body: GraphProto, node: NodeProto, prefix: str) -> tuple[list[NodeProto], list[str]]:
-    """Copies of the nodes of a body without inputs that ``node`` holds, and its results; inner values get names below
-    ``prefix``. What the body stores becomes Constant nodes."""
+    """Return copies of the nodes of a body without inputs, inside ``node``, and the results; inner values get names
+    below ``prefix``. Stored values become Constant nodes."""
     rename = _Renaming({name: name for name in ("", *reads(node))}, prefix, {})
     stored = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in body.initializer]
     nodes = [rename.node(proto) for proto in (*stored, *body.node)]

@@ -1,7 +1,7 @@
-"""The record of an opaque optimizer operator: its slots, how they repeat per weight, and its body for one weight.
+"""The record of an opaque optimizer operator: slots, repetition per weight, and the body for a weight.
 
-A node lists its values in one of four arrangements; ``SlotValues`` holds the same values by slot and weight,
-whichever the arrangement, so that nothing else needs to know of it.
+A node lists values in one of four arrangements; ``SlotValues`` holds the values by slot and weight, so other code is
+independent of the arrangement.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Values = dict[str, str]
 
 
 class Arrangement(str, Enum):
-    """Order in which a node lists the values of several weights."""
+    """Order of several weights' values in a node."""
 
     SINGLE = "one weight a node"
     GROUPED = "scalars, then one group of slots per weight"
@@ -32,7 +32,7 @@ class Arrangement(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SchemaSlot:
-    """One input or output; ``each``: a full-shaped value per weight, else one scalar per node."""
+    """An input or output; ``each``: a full-shaped value per weight, else a scalar per node."""
 
     name: str
     each: bool = False
@@ -41,7 +41,7 @@ class SchemaSlot:
 
 @dataclass(slots=True)
 class SlotValues:
-    """The values of one node by slot: scalars, and one table per weight."""
+    """The values of a node by slot: scalars, and a table per weight."""
 
     scalars: Values = field(default_factory=dict)
     weights: list[Values] = field(default_factory=list)
@@ -49,15 +49,15 @@ class SlotValues:
     updated: list[Values] = field(default_factory=list)
 
     def only(self, weight: int) -> SlotValues:
-        """The values of one weight, as of a node that has no other."""
+        """The values of the only weight."""
         return SlotValues(self.scalars, [self.weights[weight]], self.results, [self.updated[weight]])
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSchema:
-    """One row of the table. ``body`` writes what the operator does to one weight; ``attributes`` are the defaults.
+    """A row of the table. ``body`` writes the operator on a weight; ``attributes`` are the defaults.
 
-    ``lists``: attributes that hold one number per weight. ``pairs``: weight slot in -> the output that replaces it.
+    ``lists``: attributes with a number per weight. ``pairs``: weight slot in -> replacing output.
     """
 
     domain: str
@@ -81,7 +81,7 @@ class OperatorSchema:
     def read(self, label: str, inputs: Sequence[str], outputs: Sequence[str]) -> SlotValues:
         """The values of a node by slot. Sequences stay whole, under weight 0, until ``sequences`` takes them apart.
 
-        Raises InputError when a slot that must be there is not, or the lists do not come out even.
+        Raises InputError for a missing slot, or uneven lists.
         """
         values = SlotValues()
         values.scalars, values.weights = self._read(label, self.inputs, inputs)
@@ -131,8 +131,8 @@ class OperatorSchema:
     # --- from slots to a node -----------------------------------------------------------------------------------
 
     def arrange(self, slots: Sequence[SchemaSlot], scalars: Values, weights: Sequence[Values]) -> list[str]:
-        """The list a node has for these values; for sequences, the names of their tensors by slot are expected in
-        ``weights[0]``."""
+        """Return a node's list for these values; for sequences, ``weights[0]`` must have the names of the tensors by
+        slot."""
         if self.arrangement in (Arrangement.SINGLE, Arrangement.SEQUENCE):
             names = [(weights[0] if slot.each else scalars).get(slot.name, "") for slot in slots]
         else:
@@ -148,7 +148,7 @@ class OperatorSchema:
     # --- attributes ---------------------------------------------------------------------------------------------
 
     def resolve_attributes(self, label: str, attributes: Mapping[str, Any], weights: int) -> dict[str, Any]:
-        """The attributes with their defaults; lists hold exactly one number per weight."""
+        """The attributes with the defaults; lists hold exactly one number per weight."""
         unknown = set(attributes) - set(self.attributes) - self.required
         if unknown:
             raise UnsupportedError(
@@ -184,7 +184,7 @@ class OperatorSchema:
         return isinstance(self.attributes.get(name), int)
 
     def _fits(self, name: str, value: object) -> bool:
-        """Return whether an attribute holds what its default does; one without a default is a number, but for
+        """Return whether an attribute's type is that of the default; without a default, a number is expected, but for
         ``mode``."""
         if name == "mode":
             return isinstance(value, str)

@@ -1,7 +1,7 @@
 """The optimizers of ``com.microsoft`` on one weight, in standard operators.
 
-Sources of the formulas: the kernels of ONNX Runtime training (the CPU ones, and the CUDA ones for inputs that only
-those read), in words of our own. Every body is compared with a NumPy formula in ``tests/ir/opaque``.
+Sources of the formulas: the kernels of ONNX Runtime training (CPU, and CUDA for inputs read by CUDA kernels alone), in
+our own words. Every body is compared with a NumPy formula in ``tests/ir/opaque``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def sgd(b: BodyBuilder) -> None:
 
 
 def _flag(b: BodyBuilder, like: str) -> None:
-    """Emit a flag that the weights were updated, in the shape of a scalar input."""
+    """Emit a flag the weights were updated, in the shape of a scalar input."""
 
     def write() -> str:
         done = b.scalar("update_signal", "bool") if b.has("update_signal") else b.const(True, "bool")

@@ -1,4 +1,4 @@
-"""Opaque operators put back in the rank-independent graph, and their form on one rank."""
+"""Opaque operators put back in the rank-independent graph, and the form on a rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REFOLD = "Refold"
 
 @dataclass(frozen=True, slots=True)
 class CoveredRange:
-    """A source tensor that a member updates, and its elements in the member's bucket."""
+    """A source tensor updated by a member, and its elements in the member's bucket."""
 
     tensor: str
     start: int
@@ -29,7 +29,7 @@ class CoveredRange:
 
 @dataclass(frozen=True, slots=True)
 class RefoldedWeight:
-    """One weight, or one run of weights of a class, in a refolded operator: its sharding, and its values by slot."""
+    """A weight, or a run of weights of a class, in a refolded operator: sharding, and values by slot."""
 
     sharding: Sharding
     weight: int
@@ -58,8 +58,8 @@ class RefoldedCall:
     def on(
         self, coordinates: Mapping[str, int], types: Mapping[str, TensorType], version: int, made_by: str
     ) -> tuple[list[Node], FunctionProto | None, tuple[str, ...]]:
-        """The nodes of one rank, the body, and their results; nothing where it has no
-        weight. ``version`` is that of the standard operators."""
+        """The nodes of a rank, the body, and the results; nothing without a weight. ``version``: of the standard
+        operators."""
         present = [member for member in self.members if member.sharding.covers(coordinates)]
         results = (*self.results.values(), *(name for weight in present for name in weight.outputs.values()))
         if not present:
@@ -123,6 +123,6 @@ class RefoldedCall:
 
 
 def _in_call_order(names: list[str], slots_of: Values, now: Values) -> list[str]:
-    """The operands of a call in its order, under their present names."""
+    """The operands of a call in the order, under the present names."""
     slots = {name: slot for slot, name in slots_of.items()}
     return [now.get(slots.get(name, ""), "") for name in names]

@@ -14,7 +14,7 @@ def calls(graph: Graph) -> list[OpaqueCall]:
 
 
 def pairs(graph: Graph) -> dict[str, str]:
-    """States and the outputs that replace them, by the slots of opaque operators."""
+    """States and the outputs replacing them, by the slots of opaque operators."""
     pair_of: dict[str, str] = {}
     inputs = {*graph.inputs, *graph.initializers}
     for call in calls(graph):

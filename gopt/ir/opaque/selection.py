@@ -1,4 +1,4 @@
-"""Select the nodes of a graph that hold an opaque update."""
+"""Select the nodes of a graph holding an opaque update."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ THROUGH = ELEMENTWISE | SPREADS
 
 
 def select_opaque_nodes(graph: Graph) -> set[int]:
-    """Return the ids of the nodes to expand: operators of the table, and calls of model functions that compute a new
+    """Return the ids of the nodes to expand: operators of the table, and calls of model functions computing a new
     state.
 
-    From every non-scalar output a walk goes back through values of its own shape. A call on the walk that reads that
-    shape is part of an update, or close to one, and may be expanded as well.
+    From every non-scalar output a walk goes back through values of the same shape. A call on the walk that reads this
+    shape is part of an update, or close to an update, and may be expanded as well.
     """
     functions = {(function.domain, function.name, function.overload): function for function in graph.header.functions}
     chosen = {id(node) for node in graph.nodes if (node.domain, node.op_type) in OPERATORS}
@@ -32,7 +32,7 @@ def _key(node: Node) -> tuple[str, str, str]:
 
 
 def _holds_control(key: tuple[str, str, str], functions: dict[tuple[str, str, str], object]) -> bool:
-    """Return whether a function, or one that it calls, branches or loops."""
+    """Return whether a function, or a function called inside, branches or loops."""
     stack, reached = [key], set()
     while stack:
         top = stack.pop()
@@ -76,7 +76,7 @@ def _updates(graph: Graph, called: set[int]) -> set[int]:
 
 
 def _of_scalars(graph: Graph, called: set[int]) -> set[str]:
-    """Inputs and stored values without dimensions, and what calls and operators on the way make of them."""
+    """Return inputs and stored values without dimensions, and the scalar results behind."""
     names = {name for name in (*graph.inputs, *graph.initializers) if graph.type_of(name).shape == ()}
     for node in graph.nodes:
         on_way = id(node) in called or node.is_in(THROUGH)

@@ -1,4 +1,4 @@
-"""Look through sequences of tensors that one graph both builds and indexes."""
+"""Look through sequences of tensors that are both built and indexed in a graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gopt.ir.tensor import Tensor
 
 
 def constant_index(name: str, producers: Mapping[str, Node], stored: Mapping[str, Tensor]) -> int | None:
-    """The number of a one-element constant; None for a value that is not a constant."""
+    """The number of a single-element constant; None for a value that is not a constant."""
     if name in stored:
         return int(np.asarray(stored[name].numpy()).reshape(-1)[0]) if stored[name].type.elements == 1 else None
     producer = producers.get(name)
@@ -34,7 +34,7 @@ def _array(value: object) -> np.ndarray:
 def look_through_sequences(
     nodes: Iterable[Node], producers: Mapping[str, Node], stored: Mapping[str, Tensor]
 ) -> dict[str, str]:
-    """Output of a SequenceAt -> the value that a SequenceConstruct put in that place."""
+    """Return output of a SequenceAt -> the value at this place of the SequenceConstruct."""
     element_of: dict[str, str] = {}
     for node in nodes:
         if not node.is_a("SequenceAt"):

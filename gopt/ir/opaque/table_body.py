@@ -1,4 +1,4 @@
-"""The body of one node whose operator is in the table."""
+"""The body of a node with an operator of the table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gopt.ir.types import FLOATS, TensorType, known
 def table_body(
     operator: OperatorSchema, node: Node, values: SlotValues, types: Mapping[str, TensorType], version: int
 ) -> tuple[FunctionProto, list[int]]:
-    """The body of an operator of the table as a function for one node, and the weight of each node of it."""
+    """Return the body of a table operator as a function for a node, and the weight of each body node."""
     dtypes = {}
     for table in (values.scalars, *values.weights):
         for slot, name in table.items():

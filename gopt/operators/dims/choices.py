@@ -53,8 +53,8 @@ def scatter_elements(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def scatter_nd(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Dimensions that no index chooses from; and the first, where one index chooses from it alone: masked, or by runs
-    where one of several equal runs is written whole."""
+    """Dimensions no index chooses from; and the first, where one index chooses from it alone: masked, or by runs where
+    one of several equal runs is written whole."""
     rank, count = operator.rank(0), operator.rank(1)
     chosen = operator.size(1, count - 1)
     for dim in range(chosen, rank):
@@ -68,8 +68,7 @@ def scatter_nd(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def run_written(operator: OperatorUse) -> int | None:
-    """Return the index of the equal run of its first dimension that a ScatterND writes in order: the gradient of a
-    Slice.
+    """Return the index of the equal run of the first dimension a ScatterND writes in order: the gradient of a Slice.
 
     None if it writes other places, or all.
     """

@@ -53,7 +53,7 @@ def quantised(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def axes_of(operator: OperatorUse) -> tuple[int, ...] | None:
-    """The axes that a reduction, a Squeeze or the like acts on; None where they are not known."""
+    """The axes a reduction, a Squeeze or the like acts on; None where they are not known."""
     rank = operator.rank(0)
     axes: Sequence[int] = ()
     if "axes" in operator.attributes:
@@ -142,7 +142,7 @@ def one_hot(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def reverse_sequence(operator: OperatorUse) -> Iterator[DimFactor]:
-    """The samples, with their lengths; and dimensions that are neither samples nor time."""
+    """The samples, with the lengths; and dimensions that are neither samples nor time."""
     samples, time = operator.attributes.get("batch_axis", 1), operator.attributes.get("time_axis", 0)
     for dim in range(operator.rank(0)):
         if dim != time:

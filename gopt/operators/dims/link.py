@@ -1,4 +1,4 @@
-"""Dim factors: the indices of an operator, and the strategies that follow from splitting one of them."""
+"""Dim factors: the indices of an operator, and the strategies following from splitting one of them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ DimFactors = Callable[[OperatorUse], Iterator[DimFactor]]
 
 
 def linked(links: DimFactors) -> Rule:
-    """The rule of an operator that is split along one of its dim factors."""
+    """The rule of an operator that is split along one of the dim factors."""
 
     def rule(operator: OperatorUse, slot: Slot, shard: Shard) -> Iterator[Strategy]:
         for link in links(operator):
@@ -177,17 +177,17 @@ def all_results(operator: OperatorUse, where: Where) -> tuple[Where, ...]:
 
 
 def given_of(operator: OperatorUse, *row: Where) -> tuple[Where, ...]:
-    """One entry for each operand that the node names; those that are absent have no index."""
+    """One entry for each operand the node names; those that are absent have no index."""
     return tuple(where if operator.has(index) else None for index, where in enumerate(row[: len(operator.operands)]))
 
 
 def made_of(operator: OperatorUse, *row: Where) -> tuple[Where, ...]:
-    """One entry for each result that the node names; those that are absent have no index."""
+    """One entry for each result the node names; those that are absent have no index."""
     return tuple(where if type is not None else None for where, type in zip(row, operator.results))
 
 
 def kept(operator: OperatorUse, dims: Sequence[int]) -> Iterator[DimFactor]:
-    """Dimensions of the first operand that all results have at the same place."""
+    """Dimensions of the first operand all results have at the same place."""
     for dim in dims:
         yield DimFactor(first_of(operator, dim), all_results(operator, dim))
 

@@ -47,7 +47,7 @@ def sliced(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def run_taken(operator: OperatorUse) -> dict[int, int]:
-    """Dimension -> which of its equal runs a Slice takes: of queries, keys and values in one, the keys are run 1."""
+    """Dimension -> which of the equal runs a Slice takes: of queries, keys and values in one, the keys are run 1."""
     starts, rank = (operator.constant(1) if operator.has(1) else None), operator.rank(0)
     axes = operator.constant(3) if operator.has(3) else np.arange(rank)
     steps = operator.constant(4) if operator.has(4) else np.ones(1, np.int64)

@@ -43,7 +43,7 @@ def group_normalization(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def mean_variance(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Dimensions that are not normalised over."""
+    """Dimensions not normalised over."""
     rank = operator.rank(0)
     axes = [axis % rank for axis in operator.attributes.get("axes", (0, 2, 3))]
     return kept(operator, [dim for dim in range(rank) if dim not in axes])
@@ -88,8 +88,8 @@ def depth_space(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def resize(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Dimensions that keep their length, and those whose places are repeated a whole number of times, where no region
-    of interest and no ratio ties them to others."""
+    """Dimensions keeping their length, and those whose places are repeated a whole number of times, where no region of
+    interest and no ratio ties them to others."""
     mode = operator.attributes.get("coordinate_transformation_mode", "half_pixel")
     if mode == "tf_crop_and_resize" or operator.attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         return

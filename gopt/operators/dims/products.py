@@ -37,7 +37,7 @@ def gemm(operator: OperatorUse) -> Iterator[DimFactor]:
 def einsum(operator: OperatorUse) -> Iterator[DimFactor]:
     """One link per letter of the equation.
 
-    A letter that occurs twice in a term is a diagonal: none. Runtimes fail on empty operands: every member has some
+    A letter occurring twice in a term is a diagonal: none. Runtimes fail on empty operands: every member has some
     elements.
     """
     terms_text, arrow, right = str(operator.attributes["equation"]).replace(" ", "").partition("->")
@@ -79,7 +79,7 @@ def convolution(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def attention(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Samples; heads, queries' by the groups that share keys; queries, where no order masks them."""
+    """Samples; heads, queries' by the groups sharing keys; queries, where no order masks them."""
     shapes = [operator.dims(index) for index in range(3)]
     flat = len(shapes[0]) == 3  # heads and their elements share one dimension
     if flat:
@@ -118,7 +118,7 @@ def attention(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def rotary(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Samples and places, with their angles; heads."""
+    """Samples and places, with the angles; heads."""
     flat, cached = operator.rank(0) == 3, operator.rank(1) == 3
     dim_of_heads = 1 if flat else 2
 

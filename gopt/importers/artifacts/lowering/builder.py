@@ -1,4 +1,4 @@
-"""Writes the standard operators that stand for one operator of ONNX Runtime training."""
+"""Writes the standard operators standing for an operator of ONNX Runtime training."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Builder(Tape):
         return [int(number) for number in onnx.numpy_helper.to_array(proto).reshape(-1)]
 
     def integer(self, name: str) -> int:
-        """A constant of one element."""
+        """A constant of size 1."""
         (number,) = self.integers(name)
         return number
 
@@ -124,7 +124,7 @@ class Builder(Tape):
         return self.number(value, self.dtype(like))
 
     def fresh(self, name: str) -> str:
-        """A name that no value has."""
+        """A name no value has."""
         while name in self._taken:
             name += "_"
         self._taken.add(name)
@@ -133,9 +133,9 @@ class Builder(Tape):
     # --- one node ---------------------------------------------------------------------------------------------------
 
     def lower(self, node: NodeProto, body: Callable[..., Any], attributes: Mapping[str, Any]) -> list[NodeProto]:
-        """The nodes that stand for ``node``: ``body(builder, *inputs, **attributes)`` returns its results in order.
+        """The nodes standing for ``node``: ``body(builder, *inputs, **attributes)`` returns its results in order.
 
-        A result may be an input of the node. What only serves results that the node does not name is left out.
+        A result may be an input of the node. What only serves results the node does not name is left out.
         """
         self._nodes, self._label = [], f"{node.op_type} {show(node.name or next(filter(None, node.output), ''))}"
         self.outputs = tuple(node.output)

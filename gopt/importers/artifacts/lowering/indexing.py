@@ -6,7 +6,7 @@ from gopt.importers.artifacts.lowering.builder import Builder
 
 
 def gather_grad(b: Builder, shape: str, indices: str, dy: str, *, axis: int) -> str:
-    """Rows of dY added to zeros at their indices, along ``axis``."""
+    """Rows of dY added to zeros at the indices, along ``axis``."""
     dims = _dims(b, shape)
     axis, count = axis % len(dims), b.rank(indices)
     rows, wide = dy, list(dims)
@@ -47,7 +47,7 @@ def slice_grad(b: Builder, dy: str, shape: str, starts: str, ends: str, axes: st
 
 
 def _dims(b: Builder, shape: str) -> tuple[int, ...]:
-    """The shape that a value holds: that of the operand of a Shape, or a constant."""
+    """The shape a value holds: that of the operand of a Shape, or a constant."""
     maker = b.makers.get(shape)
     if maker is not None and maker.op_type == "Shape" and not any(attribute.i for attribute in maker.attribute):
         return b.dims(maker.input[0])

@@ -1,4 +1,4 @@
-"""Softmax cross entropy and its gradient. Classes are along axis 1, labels have no such axis."""
+"""Softmax cross entropy and the gradient. Classes are along axis 1, labels have no such axis."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The table of operators that ONNX Runtime training writes: a new one needs one record here and one function.
+"""The table of operators ONNX Runtime training writes: a new one needs one record here and one function.
 
-The function takes the operator's inputs in order ('' for an absent one) and its attributes, and returns its results.
+The function takes the operator's inputs in order ('' for an absent one) and the attributes, and returns its results.
 Every record is compared with the kernel's own numbers in ``tests/importers/artifacts/lowering``.
 """
 

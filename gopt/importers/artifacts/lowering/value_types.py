@@ -1,4 +1,4 @@
-"""The types of the values of a training graph before its operators are lowered."""
+"""The types of the values of a training graph before the operators are lowered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of convolutions and pools of any number of dimensions, from the shapes of their operands."""
+"""Gradients of convolutions and pools of any number of dimensions, from the shapes of the operands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def window(
     b: Builder, space: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
     pads: Sequence[int], auto_pad: str,
 ) -> LoweredWindow:  # fmt: skip
-    """Raises UnsupportedError for padding that is not written out."""
+    """Raises UnsupportedError for padding not written out."""
     n = len(space)
     if auto_pad not in ("NOTSET", "VALID"):
         raise b.refusal(f"it has auto_pad {auto_pad}", "export the forward with its pads written out")
@@ -97,7 +97,7 @@ def conv_grad(
 
 
 def max_pool_grad(b: Builder, dy: str, positions: str, **attributes: object) -> str:
-    """dY added up at the places that the forward took, which count through the whole operand of the pool."""
+    """dY added up at the places the forward took, which count through the whole operand of the pool."""
     pool = b.makers.get(positions)
     if pool is None or pool.op_type != "MaxPool":
         raise b.refusal("its indices are not the second output of a MaxPool", EXPORT_AGAIN)
