@@ -1,4 +1,4 @@
-"""Operators and values passes added: their ranks, their purpose, and the local shapes on each rank."""
+"""Operators and values added by passes: ranks, purpose, and local shapes on each rank."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _AddedOp:
 
 @dataclass(slots=True)
 class _AddedVar:
-    """A value in the making: ``shapes`` has the ranks that have each type of it."""
+    """A value in the making: ``shapes`` has the ranks by type."""
 
     pass_name: str
     purpose: tuple[str, str]
@@ -55,7 +55,7 @@ def added(
     ranks: Sequence[RankGraph],
     calls: Iterable[CollectiveCall],
 ) -> tuple[list[OpFact], list[AddedVarFact]]:
-    """Operators and values passes made, with the ranks that have them."""
+    """Operators and values made by passes, with their ranks."""
     additions = _Added(program, {call.node.outputs[0]: call.carries for call in calls if call.node.outputs})
     for variant, members in classes:
         additions.shared_nodes(variant, members)
@@ -86,7 +86,7 @@ class _Added:
         self._renamed: dict[RankBlock, list[Node]] = {}
 
     def shared_nodes(self, program: SpmdProgram, members: Sequence[int]) -> None:
-        """Nodes all ranks of a variant run on values that are alike on all."""
+        """Nodes run by all ranks of a variant on equal values."""
         on_all = dict.fromkeys(members)
         renamed = {sums.added for sums in program.accumulators} | set(program.loop_carried.values())
         for node in program.graph.nodes:
@@ -102,7 +102,7 @@ class _Added:
                 self._var(name, node).shapes.setdefault(program.graph.type_of(name), {}).update(on_all)
 
     def shared_constants(self, graph: Graph, members: Sequence[int]) -> None:
-        """Initializers passes made and that all ranks of a variant have."""
+        """Initializers made by passes and common to all ranks of a variant."""
         new = [name for name in graph.initializers if self._is_new(name)]
         used = graph.used() if new else set()
         for name in new:
@@ -116,7 +116,7 @@ class _Added:
         variable.shapes.setdefault(type, {}).update(dict.fromkeys(ranks))
 
     def of_rank(self, rank: RankGraph, types: OnRank) -> None:
-        """Nodes, values and states that a rank has of its own."""
+        """A rank's own nodes, values and states."""
         for node in self._nodes(rank):
             if node.made_by:
                 self._op(node).ranks[rank.rank] = None
@@ -134,7 +134,7 @@ class _Added:
                 variable.shapes.setdefault(state.type, {})[rank.rank] = None
 
     def phases(self, ranks: Iterable[RankGraph]) -> None:
-        """Note the phases that have each operator."""
+        """Note the phases of each operator."""
         blocks = {block: rank.phase.name for rank in ranks for block in rank.blocks}
         for block, phase in blocks.items():
             for node in block.nodes:
@@ -151,7 +151,7 @@ class _Added:
             yield from self._renamed[block]
 
     def _unknown(self, block: RankBlock) -> Iterator[Node]:
-        """Nodes of passes, and nodes of the source whose results have new names."""
+        """Nodes of passes, and nodes of the source with renamed results."""
         return (
             node for node in block.nodes
             if id(node) not in self._known and (node.made_by or any(map(self._is_new, node.outputs)))
@@ -192,13 +192,13 @@ class _Added:
         return str(kind.value) if of_model else _BETWEEN.get(node.phase, str(kind.value))
 
     def _is_held(self, name: str) -> bool:
-        """Return whether a value is a state, or is made of one by passes."""
+        """Return whether a value is a state, or made of a state by passes."""
         while (node := self._makers.get(name)) is not None and node.inputs:
             name = node.inputs[0]
         return name in self._states
 
     def op_facts(self) -> Iterator[OpFact]:
-        """Yield operators in the order in which they were added."""
+        """Yield operators in the order of addition."""
         for (label, _), operator in self.ops.items():
             node, (role, reason) = operator.node, operator.purpose
             of = bucket_of([*node.outputs[:1], *node.inputs[:1]])
@@ -207,7 +207,7 @@ class _Added:
             yield OpFact(node.made_by, reason, where, role, of, label, kind, phases=tuple(operator.phases))
 
     def var_facts(self) -> Iterator[AddedVarFact]:
-        """Yield values in the order in which they were added."""
+        """Yield values in the order of addition."""
         for name, var in self.variables.items():
             dtype = next(iter(var.shapes)).dtype
             shapes = tuple(
@@ -218,10 +218,10 @@ class _Added:
 
 
 def _pass_of(name: str) -> str:
-    """The pass that gave a value of a source's node its name."""
+    """The pass behind the new name of a source node's value."""
     return name.split(".")[1]
 
 
 def bucket_of(names: Iterable[str]) -> str | None:
-    """The bucket of the first of some values that has one in the name."""
+    """The first bucket named by one of some values."""
     return next((match[1] for name in names if (match := _BUCKET.match(name))), None)

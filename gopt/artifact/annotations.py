@@ -20,9 +20,9 @@ from gopt.text.sanitize import show
 def annotated(graph: Graph, nodes: Sequence[Node], program: SpmdProgram) -> tuple[onnx.ModelProto, list[Node]]:
     """Add a device configuration for the mesh to a source's header, and sharding specs of states to the nodes.
 
-    The configuration has a device for each rank. A spec covers each state of which ranks hold parts, at each node
-    reading it. A sharding ONNX specs cannot express is left out: slices of a bucket that are not equal runs of rows.
-    Configurations that gopt wrote before are replaced.
+    The configuration has a device for each rank. A spec covers each state held in parts, at each reader. A sharding
+    beyond ONNX specs is left out: slices of a bucket other than equal runs of rows. Earlier configurations of gopt are
+    replaced.
     """
     mesh = program.mesh
     name = f"{OWN}{mesh}"
@@ -38,9 +38,9 @@ def annotated(graph: Graph, nodes: Sequence[Node], program: SpmdProgram) -> tupl
 
 
 def layout_specs(program: SpmdProgram) -> dict[str, TensorSpec | None]:
-    """State of the source of which ranks hold parts -> its spec; None where ONNX specs cannot express how.
+    """State of the source held in parts -> spec; None for shardings beyond ONNX specs.
 
-    Where axes split the computation, specs say that split alone: it is what tensor parallelism reads again.
+    If axes split the computation, specs express this split alone, for tensor parallelism to read again.
     """
     if program.split:
         return {tensor: tensor_spec(tensor, sharding, program.mesh) for tensor, sharding in program.parts.items()}
@@ -54,7 +54,7 @@ def layout_specs(program: SpmdProgram) -> dict[str, TensorSpec | None]:
 
 
 def untold(program: SpmdProgram) -> str:
-    """A note on the states that have no spec, or ''."""
+    """A note on the states without a spec, or ''."""
     specs = layout_specs(program)
     missing = [tensor for tensor, spec in specs.items() if spec is None]
     if not missing:
@@ -66,7 +66,7 @@ def untold(program: SpmdProgram) -> str:
 
 
 def slice_spec(part: BucketSlice, dims: Sequence[int], sharding: Sharding, mesh: Mesh) -> TensorSpec | None:
-    """The spec of a tensor in a bucket, or on one member; None where members do not have equal runs of its rows."""
+    """The spec of a tensor in a bucket, or on a single member; None unless members have equal runs of rows."""
     (axis, placement), *more_axes = sharding.by_axis
     if more_axes or part.start or part.elements != prod(dims):
         return None
@@ -97,9 +97,9 @@ def _noted(node: Node, name: str, specs: dict[str, TensorSpec], old: Sequence[st
 
 
 def tensor_spec(tensor: str, sharding: Sharding, mesh: Mesh) -> TensorSpec | None:
-    """Return the spec of a tensor; None if it is replicated, or if ONNX specs cannot express its sharding.
+    """Return the spec of a tensor; None if replicated, or beyond ONNX specs.
 
-    Shards are listed by dimension, the last varies fastest; ranks along axes that do not split it are a group.
+    Shards are listed by dimension, the last varies fastest; ranks along other axes are a group.
     """
     shards = {axis: placement for axis, placement in sharding.by_axis if isinstance(placement, Shard)}
     by_dim = sorted(shards, key=lambda axis: shards[axis].dim)

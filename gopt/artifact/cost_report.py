@@ -1,4 +1,4 @@
-"""The figures of a sharded step against their bounds: traffic, calls, casts, overlap. They need no rank's graph."""
+"""The figures of a sharded step against their bounds: traffic, calls, casts, overlap. No rank's graph is needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CostReport:
 
 
 def cost_report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall]) -> CostReport:
-    """Compute the costs of a step after all passes; ``calls`` are those of the program, not of the variants."""
+    """Compute the costs of a step after all passes; ``calls``: of the program, not of the variants."""
     report = _report(program, ran, calls)
     if not program.others:
         return report
@@ -39,7 +39,7 @@ def cost_report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[Co
 
 
 def _report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall]) -> CostReport:
-    """The figures of the ranks of one variant."""
+    """The figures of a variant's ranks."""
     times = _times(program)
     cap = bucket_cap(run.record for run in ran)
     counts = [times.get(call.node.outputs[0], 1) for call in calls]
@@ -55,7 +55,7 @@ def _report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[Collec
 
 
 def _times(program: SpmdProgram) -> dict[str, int]:
-    """First output of a call -> how often it is made in one update, all its micro-steps together."""
+    """First output of a call -> runs in an update with all micro-steps."""
     times: dict[str, int] = {}
     for phase in phases(program) if program.micro_steps > 1 else ():
         for node in phase.graph.nodes:
@@ -69,8 +69,8 @@ def traffic_bound(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> int:
 
     G bytes of gradients as the backward makes them, P of parameters as forward and backward read them; D ranks see
     different data, in M groups of N sharing states. Nothing shared: an all-reduce, 2(D-1)/D·G. Else (N-1)/N·G to
-    scatter, 2(M-1)/M·G/N between the groups, (N-1)/N·P to gather once. It follows from the source, not from the calls:
-    a stage that gathers twice is at 1.5 of it. Scalars and statistics are not counted.
+    scatter, 2(M-1)/M·G/N between the groups, (N-1)/N·P to gather once. The bound follows from the source, not from the
+    calls: a stage with two gathers is at 1.5 times the bound. Scalars and statistics are not counted.
     """
     data = program.mesh.data_group
     ranks = program.mesh.size(data) if data else 1
@@ -84,15 +84,15 @@ def traffic_bound(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> int:
 
 
 def _shares(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> bool:
-    """Return whether members of the sharding group hold different pieces, or send one another new parameters."""
+    """Return whether members of the sharding group hold different pieces, or exchange new parameters."""
     return any(h.sharded for h in program.states) or any(call.carries is CallContent.PARAMETERS for call in calls)
 
 
 def packing_bound(program: SpmdProgram, calls: Sequence[CollectiveCall], cap: int | None) -> int:
     """Return the minimum number of calls that could carry the same tensors without cutting one (anchors: section 4.5).
 
-    By kind, dtype, group and phase: a call for each tensor of at least ``cap`` bytes, and one for every ``cap`` bytes
-    of the rest. Buckets are measured in bytes of gradient, so parameters count as their gradients do. Calls of scalars
+    By kind, dtype, group and phase: a call for each tensor of at least ``cap`` bytes, and a call for every ``cap``
+    bytes of the rest. Buckets are measured in bytes of gradient, so parameters count like gradients. Calls of scalars
     and statistics, one per dependency level, count as they are.
     """
     if cap is None:
@@ -120,7 +120,7 @@ def packing_bound(program: SpmdProgram, calls: Sequence[CollectiveCall], cap: in
 def _tensors(
     program: SpmdProgram, call: CollectiveCall, loop_carried: dict[str, list[float]], weight: int
 ) -> list[float]:
-    """Bytes, as gradients, of the source's tensors in a call; ``loop_carried`` keeps them for later calls."""
+    """Bytes, as gradients, of the source's tensors in a call; ``loop_carried`` keeps the bytes for later calls."""
     node, types = call.node, program.graph.types
     if call.carries is CallContent.PARAMETERS:
         if "shapes" in node.attributes:
@@ -146,10 +146,10 @@ def fewest_calls(sizes: Sequence[float], cap: int) -> int:
 
 
 def casts(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> CastCounts:
-    """Casts of parameters to a low precision in one step, and the tensors they serve; the largest over ``ranks``.
+    """Casts of parameters to a low precision in a step, and the tensors served; the largest over ``ranks``.
 
-    ``per_update``: behind an update or before a gather; neighbours of one class are cast at once, so there may be fewer
-    than ``owned_tensors``, those of which a rank owns elements. ``in_forward``: left where the source has them.
+    ``per_update``: behind an update or before a gather; neighbours of a class are cast at once, so there may be fewer
+    than ``owned_tensors``, the tensors with elements owned by a rank. ``in_forward``: left in place of the source.
     """
     training, types = program.training, program.graph.types
     users = parameter_users(training)

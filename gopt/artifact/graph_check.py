@@ -1,4 +1,4 @@
-"""Compares a manifest with graphs: the kept source, and the graphs of each rank with all their calls."""
+"""Compares a manifest with graphs: the kept source, and each rank's graphs with all calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EDITED = "a file of the folder was edited or comes from another one: write the f
 
 
 def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str], what: str = "the kept source") -> None:
-    """Compare a manifest with the source; ``what`` is the word for the source in messages. Raises InputError."""
+    """Compare a manifest with the source, called ``what`` in messages. Raises InputError."""
     name = str(Path(home, MANIFEST_FILE))
     for index, state in enumerate(manifest.states):
         where = f"states[{index}]"
@@ -96,7 +96,7 @@ def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph],
 
 
 def _check_message(file: str, graph: Graph, node: Node) -> None:
-    """Refuse a message whose attributes and operands do not fit one another."""
+    """Refuse a message with contradictory attributes and operands."""
     types = [graph.type_of(name) for name in node.inputs]
     operands = [(type.dtype, type.shape) if name else ("", None) for name, type in zip(node.inputs, types)]
     try:

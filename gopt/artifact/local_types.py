@@ -1,4 +1,4 @@
-"""The type that one rank has of a value: of what ranks have parts of, and of what lowering made for it."""
+"""A rank's type of a value: of values held in parts, and of values made by lowering."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNKNOWN = TensorType("undefined", None)
 
 
 class LocalTypes:
-    """Types on the ranks of one variant of a program. Rank by rank and node by node, in the order of the nodes."""
+    """Types on the ranks of a variant of a program. Rank by rank and node by node, in the order of the nodes."""
 
     def __init__(self, program: SpmdProgram) -> None:
         self.program = program
@@ -51,7 +51,7 @@ class OnRank:
         self._made: dict[str, TensorType] = {state.input: state.type for state in rank.own}
 
     def of(self, name: str) -> TensorType:
-        """The type of a value the rank has; unknown for one that no node before made."""
+        """The type of a value on the rank; unknown for a value no earlier node made."""
         stated = self._rank.types.get(name) or self._made.get(name)
         if stated is not None:
             return stated
@@ -65,7 +65,7 @@ class OnRank:
         return type
 
     def results(self, node: Node) -> list[TensorType]:
-        """The types of what a node makes."""
+        """The types of a node's results."""
         program = self._known.program
         types = []
         for index, name in enumerate(node.outputs):
@@ -79,7 +79,7 @@ class OnRank:
         return types
 
     def _infer(self, node: Node, index: int) -> TensorType:
-        """Infer the type of a result of a node that lowering added."""
+        """Infer the type of a result of a node added by lowering."""
         constants = self._rank.constants
         operand = self.of(node.inputs[0]) if node.inputs else UNKNOWN
         if node.op_type == "Reshape" and node.inputs[1] in constants and operand.static:

@@ -1,6 +1,6 @@
-"""The manifest of an output folder as a record: the files each rank runs, and the states it holds.
+"""The manifest of an output folder as a record: the files and states of each rank.
 
-``manifest_check`` reads the file and checks the conditions the schema cannot express.
+``manifest_check`` reads the file and checks conditions beyond the schema.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class MeshEntry:
 
 @dataclass(frozen=True, slots=True)
 class PhaseEntry:
-    """A phase of a step, and how often it runs in one."""
+    """A phase of a step, and its number of runs in a step."""
 
     name: str
     """The phase has this name, which is a key of files of every rank."""
@@ -236,7 +236,7 @@ class RankEntry:
 
     @property
     def inputs(self) -> list[str]:
-        """The inputs of its files holding its own states and accumulators."""
+        """The inputs of the rank's files with its own states and accumulators."""
         return [state.input for state in self.state] + [accumulator.input for accumulator in self.accumulators]
 
 
@@ -325,12 +325,12 @@ class Manifest:
 
     @property
     def schedule(self) -> dict[str, int]:
-        """The phases in the order in which they run -> how often each runs in one step."""
+        """Phases in order of running -> number of runs in a step."""
         return {phase.name: phase.times for phase in self.phases or (PhaseEntry("step", 1),)}
 
     @property
     def total_ranks(self) -> int:
-        """The ranks of the mesh, and the servers behind them."""
+        """The ranks of the mesh, and the servers behind."""
         return self.mesh.ranks + (0 if self.parameter_server is None else self.parameter_server.servers)
 
     def with_trainers(self, count: int) -> Manifest:
@@ -349,7 +349,7 @@ class Manifest:
         return (*self.common.state, *rank.state)
 
     def next_inputs(self, rank: RankEntry) -> dict[str, str]:
-        """Every output of a rank's files replacing a state or an accumulator -> the input it replaces."""
+        """A rank's output replacing a state or an accumulator -> the replaced input."""
         states = {state.output: state.input for state in self.states_of(rank)}
         return states | {accumulator.output: accumulator.input for accumulator in rank.accumulators}
 
@@ -359,12 +359,12 @@ class Manifest:
 
     @property
     def bare(self) -> Manifest:
-        """The manifest without what it says of the files and the job."""
+        """The manifest without entries on files and the job."""
         return replace(self, written=None, run=None, files=None, seal=None)
 
     @property
     def draws(self) -> dict[str, Draw]:
-        """The inputs of random numbers, and what each is drawn from."""
+        """The inputs of random numbers, and the distribution of each."""
         return {entry.name: entry.draw for entry in self.common.inputs if entry.draw is not None}
 
     @property
@@ -373,14 +373,14 @@ class Manifest:
         return {entry.name: entry.default for entry in self.common.inputs if entry.default is not None}
 
     def digest(self) -> str:
-        """By it a checkpoint knows the ranks it is of, from whatever values they start."""
+        """Identifies the ranks of a checkpoint, whatever their start values."""
         return hashlib.sha256(json.dumps(self.bare.to_json(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """The document as it is written."""
+        """The document as written."""
         return to_document(self)
 
     def text(self) -> str:
-        """The text of the file; sealed if it lists files."""
+        """The text of the file, sealed if files are listed."""
         text = pretty_json(replace(self, files=None, seal=None).to_json())
         return text if self.files is None else sealed(text, self.files)

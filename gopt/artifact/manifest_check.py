@@ -1,6 +1,6 @@
-"""Reads the manifest of an output folder: validates the schema, then conditions a schema cannot express.
+"""Reads the manifest of an output folder: validates the schema, then conditions beyond the schema.
 
-The schema checks keys and types. All other conditions readers rely on are checked here, and only here: ranks fit the
+The schema checks keys and types. All other conditions needed by readers are checked here, and only here: ranks fit the
 mesh, file names have no path, types are known, pieces are ranges of their tensors, no name is listed twice.
 ``graph_check`` compares a manifest with graphs, ``report_check`` a report with the manifest.
 """
@@ -37,7 +37,7 @@ from gopt.text.sanitize import show
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, Mesh]:
-    """The manifest of an output folder and the mesh; raises InputError where it is damaged, or not as it was sealed."""
+    """The manifest of an output folder and the mesh; raises InputError for a damaged manifest or a broken seal."""
     path = Path(folder, MANIFEST_FILE)
     data = documents.read_bytes(path, documents.MANIFEST.limit)
     manifest, mesh = parse_manifest(data, str(path))
@@ -46,8 +46,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, Mesh]:
 
 
 def check_graphs(folder: Path, manifest: Manifest) -> None:
-    """Raise InputError where a file of a folder is not what gopt wrote; the values, which not all commands read, are
-    left out."""
+    """Raise InputError for a changed file of a folder; values, not read by all commands, are left out."""
     files = manifest.files
     check_files(folder, files, files and files.keys() - {STATES_FILE})
 
@@ -63,7 +62,7 @@ def _refuse(name: str, key: str, what: str) -> NoReturn:
 
 
 class _Checker:
-    """Checks one manifest for consistency; ``name`` is its file."""
+    """Checks a manifest for consistency; ``name``: of the file."""
 
     def __init__(self, name: str, manifest: Manifest) -> None:
         self.name, self.manifest = name, manifest
@@ -209,7 +208,7 @@ class _Checker:
         return len(range(start, rows, step)) * ((self.elements[piece.tensor] or 0) // max(rows, 1))
 
     def _box(self, where: str, tensor: str, shape: Shape | None, box: Box) -> int:
-        """Return the number of elements of a box; raises InputError if it is not inside the tensor."""
+        """Return the number of elements of a box; raises InputError for a box outside the tensor."""
         if shape is None or len(box) != len(shape):
             _refuse(self.name, where, f"{len(box)} dimensions, {show(tensor)} has {len(shape or ())}")
         for size, ends in zip(shape or (), box):

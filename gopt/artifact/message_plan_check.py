@@ -23,7 +23,7 @@ _OF_SERVERS = ("Aggregate", "AggregateRows", "Pulled")
 def wrong_messages(
     plan: ServerPlanEntry, server: int | None, graphs: Mapping[str, Graph]
 ) -> tuple[str, str, str] | None:  # fmt: skip
-    """Return the phase, the node and what is wrong with the first message that the plan does not have; None for none.
+    """Return the phase, the node and the fault of the first message missing in the plan; None if all are planned.
 
     ``graphs``: of a trainer, or of a server with this number, by phase. Linear in the graphs.
     """
@@ -79,7 +79,7 @@ class _Check:
         self.buckets = plan.buckets
 
     def wrong(self, node: Node) -> str:
-        """Return what is wrong with a message; '' for nothing."""
+        """Return the fault of a message; '' if correct."""
         if (node.op_type in _OF_SERVERS) != (self.server is not None):
             return f"a {'trainer' if self.server is None else 'server'} makes no {node.op_type}"
         return self._rows(node) if node.op_type.endswith("Rows") else self._bucket(node)
@@ -110,7 +110,7 @@ class _Check:
         return self._sizes(sizes, _pushed(keys))
 
     def _sizes(self, sizes: Sequence[int], keys: Sequence[KeyEntry]) -> str:
-        """Compare pieces in order with the keys they make up."""
+        """Compare pieces in order with the keys."""
         ends, due = {0, *accumulate(sizes)}, [0, *accumulate(key.elements for key in keys)]
         if sum(sizes) != due[-1]:
             return f"it has {sum(sizes)} elements, its keys have {due[-1]}"

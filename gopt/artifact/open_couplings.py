@@ -15,7 +15,7 @@ SYNC = "--statistics sync"
 
 
 def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
-    """The couplings a sharded step still has; none where one micro-step of a rank sees all the data."""
+    """The remaining couplings of a sharded step; none if a micro-step of a rank sees all the data."""
     group = step.mesh.data_group
     if (group is None or step.mesh.size(group) == 1) and step.micro_steps == 1:
         return ()
@@ -25,8 +25,8 @@ def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
 
 
 def _may_synchronise(step: SpmdProgram) -> bool:
-    """Return whether ``--statistics sync`` may be taken: not with micro-steps, not with weights of ranks or another
-    reduction than the gradients have, not where ranks have parts of samples, and not where it would be refused."""
+    """Return whether ``--statistics sync`` is allowed: not with micro-steps, not with weights of ranks or another
+    reduction than that of gradients, not with parts of samples, and not if refused."""
     reduction = step.loss_reduction
     parts = any(size > 1 and step.mesh.kind(name) is AxisKind.PART for name, size in step.mesh.axes)
     more_sums = any(other_sums(analyse_couplings(step.source).readings, reduction))
@@ -36,7 +36,7 @@ def _may_synchronise(step: SpmdProgram) -> bool:
 
 
 def _is_synchronised(training: TrainingGraph) -> bool:
-    """Return whether means over ranks make it the step of one large batch."""
+    """Return whether means over ranks give the step of a large batch."""
     try:
         synchronise(training, ranks=2)
     except UnsupportedError:

@@ -17,11 +17,11 @@ from gopt.system.staging import DisplacedTargetError, Staged, staged_folder
 
 @contextmanager
 def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
-    """Yield a folder beside ``target`` that atomically replaces it when the block ends; it is removed if the block
-    raises.
+    """Yield a folder beside ``target`` that atomically replaces ``target`` at the end of the block; an error removes
+    the folder.
 
-    Raises OptionError if the target exists and ``force`` is not given, or if it contains files gopt did not write;
-    RunError if it cannot be written; StoppedError if a signal requests the end.
+    Raises OptionError if the target exists and ``force`` is not given, or if it contains foreign files; RunError for a
+    failed write; StoppedError for a signal to end.
     """
     whole = check_output_folder(target, force=force)
     with held(), replaced_folder(target, whole, lambda old: check_replaceable(target, old)) as staged:
@@ -32,10 +32,9 @@ def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
 
 @contextmanager
 def replaced_folder(target: Path, whole: Path, check: Callable[[Path], None]) -> Iterator[Path]:
-    """Yield a folder that atomically takes the place of ``target`` when the block ends; it is removed if the block
-    raises.
+    """Yield a folder that atomically replaces ``target`` at the end of the block; an error removes the folder.
 
-    ``whole``: the path of ``target`` without links. ``check`` gets the path an old folder has now, and raises where it
+    ``whole``: the path of ``target`` without links. ``check`` gets the current path of an old folder, and raises if it
     may not be replaced. Raises OptionError, RunError and StoppedError as ``output_folder``.
     """
     draft = whole

@@ -19,7 +19,7 @@ def buckets(passes: Iterable[PassRecord]) -> list[BucketFacts]:
 
 
 def bucket_cap(passes: Iterable[PassRecord]) -> int | None:
-    """Return the maximum size of a bucket in bytes, from the records of the packing passes; None without one."""
+    """Return the maximum size of a bucket in bytes, from the records of the packing passes; None without packing."""
     return max((run.facts["bucket_cap_bytes"] for run in passes if "bucket_cap_bytes" in run.facts), default=None)
 
 
@@ -34,7 +34,7 @@ SPLIT_PASS = "parameter-server"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitSettings:
-    """The options of a split as the report has them; a manifest and these make the same split again."""
+    """The options of a split in the report; with a manifest, the options give the same split again."""
 
     trainers: Positive
     """This many trainers share the work."""

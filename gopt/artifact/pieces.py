@@ -23,8 +23,8 @@ Hashable, for pieces of one tensor.
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Elements ``start`` to ``stop`` of a flattened tensor of the source, or of a ``box`` of it: what a rank has where
-    dimensions are sharded, one list of ranges per dimension."""
+    """Elements ``start`` to ``stop`` of a flattened tensor of the source, or of a ``box``: a rank's part of sharded
+    dimensions, a list of ranges per dimension."""
 
     tensor: str
     """The piece belongs to the state of the source with this name."""
@@ -49,12 +49,12 @@ class Piece:
 
     @property
     def place(self) -> Place:
-        """Coordinates in which ``start`` and ``stop`` are counted."""
+        """Coordinates for counting ``start`` and ``stop``."""
         return self.box, self.every
 
 
 def place_shape(region: Place, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of what pieces of one place are counted in; ``shape``: the tensor's."""
+    """The shape in which pieces of a place are counted; ``shape``: the tensor's."""
     box, every = region
     size = tuple(shape) if box is None else boxes.box_shape(box)
     return size if every is None else (len(range(every[0], size[0], every[1])), *size[1:])
@@ -73,8 +73,7 @@ BLOCK = 1 << 24
 
 
 def cut_stored(piece: Piece, tensor: Tensor) -> np.ndarray:
-    """As ``cut``, in memory of its own, from a stored tensor; of a file only the rows the piece has are read, in
-    blocks."""
+    """As ``cut``, in new memory, from a stored tensor; only the piece's rows are read from a file, in blocks."""
     dims = tensor.type.dims
     of_file = tensor.path and tensor.array is None and tensor.type.elements
     if not of_file or (piece.box is not None and len(piece.box[0]) > 2):

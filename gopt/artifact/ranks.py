@@ -1,4 +1,4 @@
-"""One file per rank and phase; what all ranks share is turned into bytes once."""
+"""A file per rank and phase; common content is turned into bytes once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_ranks(
     names: RankFiles | None = None,
     advance: ProgressCallback = no_progress,
 ) -> None:
-    """Write one file per rank and phase. Raises OSError."""
+    """Write a file per rank and phase. Raises OSError."""
     names = names or RankFiles()
     writers: dict[int, _RankWriter] = {}
     for rank in ranks:
@@ -140,7 +140,7 @@ class _RankWriter:
         self._body = b"".join(parts)
 
     def _opaque(self) -> Iterator[ValueInfoProto]:
-        """Types no standard rule can infer: what calls and unknown operators make, where ranks have it whole."""
+        """Types beyond standard rules: whole results of calls and unknown operators."""
         types, parts = self.graph.types, self.program.sharded
         for node in self.graph.nodes:
             if node.domain not in ("", "ai.onnx"):

@@ -1,4 +1,4 @@
-"""Nodes, values and states of the source that are missing on some ranks, with the reasons and the replacements."""
+"""Nodes, values and states of the source missing on some ranks, with reasons and replacements."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Removals:
             self.replaced = self.replaced | replaced if self.replaced else replaced
 
     def of(self, node: Node, default: RemovalReason = UNREAD) -> RemovalReason:
-        """Return the removal of a source node; ``default`` where no pass has recorded one."""
+        """Return the removal of a source node; ``default`` without a record."""
         return self._found.get(node.first_output, default)
 
 
@@ -74,15 +74,14 @@ def _reasons(pass_name: str, removed: Iterable[Removal]) -> tuple[dict[str, Remo
 
 
 def roles(training: TrainingGraph) -> dict[str, str]:
-    """Value of the source -> its role, where it has one of its own; any other value has that of its node."""
+    """Value of the source -> its own role, if any; other values have the node's role."""
     names = dict.fromkeys(training.gradients.values(), "gradient")
     names.update((state.tensor, state.kind.value) for state in training.states)
     return names
 
 
 def looked_through(training: TrainingGraph) -> Iterator[tuple[Node, RemovalReason, tuple[str, ...], list[str]]]:
-    """Yield the file's operators that are gone since load: each with the reason, what its readers read instead, and the
-    values that went with it."""
+    """Yield the file's operators removed on load: reason, replacement for readers, and removed values."""
     roots: dict[str, str] = {}
     nodes = {name for node in training.graph.nodes for name in node.outputs} if training.looked_through else set()
     for node in training.looked_through:
@@ -108,9 +107,9 @@ def find_removals(
     ops: OpTables,
     variables: RemovedVarTables,
 ) -> None:
-    """Add the operators and values of the source that are missing on some ranks.
+    """Add the operators and values of the source missing on some ranks.
 
-    ``classes``: the variants, each with its written ranks.
+    ``classes``: the variants, each with written ranks.
     """
     removed = _Removed(program, ran, classes, ops, variables)
     removed.nodes()
@@ -172,8 +171,7 @@ class _Removed:
                 self._remove(node, self.removals.of(node), where, node_left)
 
     def constants(self) -> None:
-        """Initializers, other than states, that no operator of a rank reads any more, with the reasons of the first of
-        their readers that was removed."""
+        """Initializers, other than states, without readers on a rank, with the reasons of the first removed reader."""
         source = self.program.source
         stored = source.graph.initializers.keys() - source.state_of().keys() - source.graph.inputs.keys()
         unread = [stored - variant.graph.used() for variant, _ in self.classes]
@@ -195,8 +193,8 @@ class _Removed:
         return self.missing_on(*(None if copy is None else copy.sharding for copy in nodes))
 
     def _remove(self, node: Node, reason: RemovalReason, where: str, copy: Node | None) -> None:
-        """Add a node that is missing on ``where``, and the results. ``kept``: what it is on the other ranks, where its
-        results may have other names."""
+        """Add a node missing on ``where``, and the results. ``kept``: the node on the other ranks, perhaps with renamed
+        results."""
         inputs, replaced = self.program.graph.inputs, self.removals.replaced
         role = role_of(node)
         now: tuple[str, ...] = ()
@@ -231,7 +229,7 @@ class _Removed:
                 self._value(name, reason, self.on_every, self.roles.get(name, role), by)
 
     def states(self) -> None:
-        """States that some ranks do not hold, or that all hold as parts of a bucket."""
+        """States missing on some ranks, or held by all as parts of a bucket."""
         types, owners = self.program.source.graph.types, self.program.source.state_of()
         for copies in zip(*(variant.states for variant, _ in self.classes)):  # alike but for sizes: see check_variants
             state: ShardedState = copies[0]
@@ -256,12 +254,12 @@ def _parameter(states: Mapping[str, object], name: str) -> str | None:
 
 
 def _left(program: SpmdProgram) -> dict[int, Node]:
-    """Nodes of the source that are left, by id -> what they are in the program."""
+    """Remaining nodes of the source, by id -> the program's node."""
     return {id(root): node for node in program.graph.nodes if (root := origin(node)) is not None}
 
 
 def classes_of(program: SpmdProgram, ranks: Sequence[int]) -> list[tuple[SpmdProgram, list[int]]]:
-    """The variants of a program, each with those of the ``ranks`` running it."""
+    """The variants of a program, each with its members of ``ranks``."""
     if not program.others:
         return [(program, list(ranks))]
     of = {rank: program.of(rank) for rank in ranks}

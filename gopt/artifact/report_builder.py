@@ -34,14 +34,14 @@ from gopt.text.sanitize import listed
 
 @dataclass(frozen=True, slots=True)
 class RemovedItems:
-    """Operators and values of the source that are missing on some ranks, in groups."""
+    """Operators and values of the source missing on some ranks, in groups."""
 
     ops: tuple[OpGroup, ...]
     variables: tuple[RemovedVarGroup, ...]
 
 
 def begin_source_figures(training: TrainingGraph) -> None:
-    """Begin with what checks and the report ask of the source alone, beside the passes."""
+    """Begin with the parts of checks and report that need the source alone, beside the passes."""
     training.begin({
         FOLLOWED: lambda: find_followed(training), COUPLINGS: lambda: analyse_couplings(training),
         SOURCE_PEAKS: lambda: live_in_source(training), FILE_NODES: lambda: file_nodes(training),
@@ -49,7 +49,7 @@ def begin_source_figures(training: TrainingGraph) -> None:
 
 
 def find_removed(program: SpmdProgram, ranks: Sequence[int]) -> RemovedItems:
-    """Find the items of the source some of ``ranks`` lack, as the report lists them; the passes have run."""
+    """Find the items of the source missing on some of ``ranks``, for the report, after the passes."""
     classes = classes_of(program, ranks)
     ops, variables = OpTables(), RemovedVarTables()
     for variant, on in classes:
@@ -144,7 +144,7 @@ def _balances(rows: Sequence[Mapping[str, int]]) -> dict[str, float]:
 
 
 def _usages(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> list[RankUsage]:
-    """Return, for each rank, the bytes it holds, and those it sends in one update with all its micro-steps."""
+    """Return each rank's bytes, held and sent in an update with all micro-steps."""
     by_rank = phases_by_rank(ranks)
     usage_of: dict[int, RankUsage] = {}
     for variant, members in classes_of(program, list(by_rank)):
@@ -186,7 +186,7 @@ def _rank_bytes(
 
 
 def _nbytes(program: SpmdProgram, part: RankGraph, names: Iterable[str]) -> int:
-    """Bytes of values as a rank has them."""
+    """Bytes of values on a rank."""
     return sum(part.types.get(name, program.graph.type_of(name)).nbytes for name in names)
 
 
@@ -195,7 +195,7 @@ def _calls(
 ) -> tuple[CallEntry, ...]:
     """Return the calls of one rank by collective and group, in the order of the first call of each.
 
-    ``known``: id of a call over a bucket and the elements of a member's shard -> the bytes that such a member sends.
+    ``known``: id of a call over a bucket and elements of a member's shard -> the bytes sent.
     """
     sent_by: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for part, node in _comm_nodes(parts):
@@ -220,7 +220,7 @@ def _comm_nodes(parts: Sequence[RankGraph]) -> list[tuple[RankGraph, Node]]:
 
 
 def _reducible(program: SpmdProgram) -> set[str]:
-    """Local gradients, and what passes make of them on their way into a call."""
+    """Local gradients, and values made of gradients by passes on the way into a call."""
     reducible = set(program.training.gradients.values())
     for node in program.graph.nodes:
         if node.made_by and node.is_a("Cast", "Mul", "Div", "Where") and not reducible.isdisjoint(node.inputs):
@@ -235,7 +235,7 @@ def _defined(program: SpmdProgram, part: RankGraph, node: Node) -> bool:
 
 
 def call_bytes(program: SpmdProgram, rank: RankGraph, node: Node) -> int:
-    """Bytes the rank sends in one call, by the call's own record."""
+    """Bytes sent by the rank in a call, by the call's own record."""
     group = str(node.attributes["group"])
     size, index = program.mesh.size(group), program.mesh.index(group, rank.rank)
     if node.op_type == "AllGather" and "cuts" in node.attributes:

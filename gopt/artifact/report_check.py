@@ -1,4 +1,4 @@
-"""Reads the report of an output folder, and compares it with the manifest beside it."""
+"""Reads the report of an output folder, and compares report and manifest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gopt.errors import InputError
 
 
 def read_report(folder: str | os.PathLike[str], manifest: Manifest) -> Report:
-    """The report beside a manifest; raises InputError where it is damaged or describes another mesh."""
+    """The report beside a manifest; raises InputError for a damaged report or another mesh."""
     path = Path(folder, REPORT_FILE)
     report = from_document(Report, documents.read_json(path, documents.REPORT))
     _check_groups(path, report)
@@ -30,7 +30,7 @@ def read_report(folder: str | os.PathLike[str], manifest: Manifest) -> Report:
 
 
 def _check_groups(path: Path, report: Report) -> None:
-    """Refuse groups whose rows have not as many names as there are columns, or which count others."""
+    """Refuse groups with rows unlike the columns, or with wrong counts."""
     lists: dict[str, Sequence[Group]] = {
         "removed_ops": report.removed_ops, "removed_vars": report.removed_vars,
         "added_ops": report.added_ops, "added_vars": report.added_vars,

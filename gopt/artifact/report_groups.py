@@ -1,8 +1,8 @@
 """Removed and added operators and values in the report, in groups with one reason.
 
-A group is a table. The columns are the operators of one update, in order; its rows are the parameters that have the
-same update. So a reason, a set of ranks, an operator's type and its replacement are written once per group, a parameter
-once per row, and an operator or value only by name. ``expand_*`` returns them one by one.
+A group is a table: columns are the operators of an update, in order; rows are parameters with the same update. So a
+reason, a set of ranks, an operator's type and replacement are written once per group, a parameter once per row, and an
+operator or value only by name. ``expand_*`` returns single items.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Shape = tuple[Count | str | None, ...]
 
 
 class OpFact(NamedTuple):
-    """An operator that is missing on some ranks, or that a pass added.
+    """An operator missing on some ranks, or added by a pass.
 
-    ``of``: the parameter or the bucket it serves, None if there is none; ``replaced_by``: values replacing its results.
+    ``of``: the parameter or bucket served, or None; ``replaced_by``: values replacing its results.
     """
 
     pass_name: str
@@ -39,7 +39,7 @@ class OpFact(NamedTuple):
 
 
 class RemovedVarFact(NamedTuple):
-    """A value that is missing on some ranks; ``nbytes``: size of the source's value."""
+    """A value missing on some ranks; ``nbytes``: size of the source's value."""
 
     pass_name: str
     reason: str
@@ -68,7 +68,7 @@ class LocalShape:
 
 
 class AddedVarFact(NamedTuple):
-    """A value a pass added, and what each rank has of it."""
+    """A value added by a pass, and each rank's part."""
 
     pass_name: str
     reason: str
@@ -84,7 +84,7 @@ class AddedVarFact(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Names, in the order of the columns of the group, and the parameter or the bucket they are for."""
+    """Names, in the order of the group's columns, and the parameter or the bucket served."""
 
     of: str | None
     """The names in the row belong to this parameter (removed_ops), or to this bucket, such as b0 (added_ops and
@@ -121,7 +121,7 @@ class RemovedVarRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpGroup:
-    """Operators with one reason. A single item of ``op_types`` or ``replaced_by`` is that of all names of a row."""
+    """Operators with the same reason. A single item of ``op_types`` or ``replaced_by`` holds for all names of a row."""
 
     pass_name: str = field(metadata=key("pass"))
     """The pass of this name removed or added them; load means that they were looked through when the source was read,
@@ -155,7 +155,7 @@ class OpGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovedVarGroup:
-    """Values with one reason and dtype; ``replaced_by`` as in ``OpGroup``."""
+    """Values with the same reason and dtype; ``replaced_by`` as in ``OpGroup``."""
 
     pass_name: str = field(metadata=key("pass"))
     """The pass of this name removed them; load means that they were looked through when the source was read."""
@@ -185,7 +185,7 @@ class RemovedVarGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedVarGroup:
-    """Values with one reason, dtype and size on every rank."""
+    """Values with the same reason, dtype and size on every rank."""
 
     pass_name: str = field(metadata=key("pass"))
     """The pass of this name added them."""

@@ -1,4 +1,4 @@
-"""The report of an output folder as a record: what was removed, added and moved, and what it costs.
+"""The report of an output folder as a record: removed, added and moved items, and costs.
 
 ``report_builder`` makes the record, ``manifest_check`` reads it.
 """
@@ -26,7 +26,7 @@ REPORT_FILE = "report.json"
 
 @dataclass(frozen=True, slots=True)
 class SourceEntry:
-    """The source: its file, and how many nodes, inputs, outputs and states of each kind it has."""
+    """The source: file, and numbers of nodes, inputs, outputs and states of each kind."""
 
     file: str
     """The source was read from a file of this name, without its path."""
@@ -265,11 +265,11 @@ class Report:
     """The record says what --auto chose, and why; the key is absent without --auto."""
 
     def ran(self, name: str) -> PassRecord | None:
-        """The pass of this name, or None where it did not run."""
+        """The pass of this name, or None."""
         return next((record for record in self.pipeline if record.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
-        """The document as it is written."""
+        """The document as written."""
         return to_document(self)
 
     def text(self) -> str:
@@ -277,10 +277,10 @@ class Report:
         return "".join(self.pieces())
 
     def write(self, files: Inventory) -> None:
-        """Write it as a file of a folder; raises OSError."""
+        """Write the report as a file of a folder; raises OSError."""
         with files.create(REPORT_FILE) as file:
             file.writelines(piece.encode() for piece in self.pieces())
 
     def pieces(self) -> Iterator[str]:
-        """The text piece by piece: whole, it is as large as all rank files of a long graph."""
+        """The text piece by piece: the whole is as large as all rank files of a long graph."""
         return json_pieces(document_items(self))

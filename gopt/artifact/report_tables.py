@@ -1,4 +1,4 @@
-"""Puts removed and added operators and values into the groups of the report, one by one as they are found."""
+"""Puts removed and added operators and values into the groups of the report, one by one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gopt.artifact.report_groups import (
 
 @dataclass(slots=True)
 class _Column:
-    """The names of a row in the making, and what else differs between the columns."""
+    """The names of a row in the making, and the other differences between columns."""
 
     names: list[str] = field(default_factory=list)
     kinds: list[Any] = field(default_factory=list)
@@ -45,13 +45,13 @@ class Sized(Protocol):
 
 
 class _Tables:
-    """Rows by the key of the group and their place in it. Items of one row mostly follow one another."""
+    """Rows by the key of the group and the place inside. Items of a row mostly follow one another."""
 
     def __init__(self) -> None:
         self.found: dict[Key, dict[Any, _Column]] = {}
 
     def row(self, key: Key, key_of_row: Any) -> _Column:
-        """The row of a group at a place, made where there is none."""
+        """The row of a group at a place, made if missing."""
         rows = self.found.get(key)
         if rows is None:
             rows = self.found[key] = {}
@@ -61,8 +61,8 @@ class _Tables:
         return row
 
     def alike(self) -> Iterator[tuple[Key, Sequence[Any], list[tuple[Any, list[str]]]]]:
-        """Return tables whose rows have the same columns: key, columns, rows. A single column is that of all names of
-        a row."""
+        """Return tables with rows of the same columns: key, columns, rows. A single column holds for all names of a
+        row."""
         for key, rows in self.found.items():
             rows_by_kinds: dict[Key, list[tuple[Any, list[str]]]] = {}
             for key_of_row, row in rows.items():
@@ -75,8 +75,8 @@ class _Tables:
 
 
 class OpTables:
-    """Operators grouped as they come, in the order of the groups' first members. ``by_type``: all of a group have one
-    type; else the updates of parameters are rows of a table."""
+    """Operators grouped in the order of the groups' first members. ``by_type``: all of a group have the same type; else
+    the updates of parameters are rows of a table."""
 
     def __init__(self, *, by_type: bool = False) -> None:
         self._by_type = by_type
@@ -113,7 +113,7 @@ class OpTables:
 
 
 class RemovedVarTables:
-    """Values grouped as they come, in the order of the groups' first members."""
+    """Values grouped in the order of the groups' first members."""
 
     def __init__(self) -> None:
         self._tables = _Tables()

@@ -1,6 +1,7 @@
-"""Checks the keys of trainers and servers in a manifest: what each has on its server, and that keys tile parameters.
+"""Checks the keys of trainers and servers in a manifest: each key's states on the server, and that keys tile
+parameters.
 
-Already checked: what servers hold (``server_plan_check``).
+Already checked: the servers' states (``server_plan_check``).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _WIRES = ("float16", "bfloat16")
 def check_keys(
     name: str, manifest: Manifest, entry: ServerPlanEntry, states_of: Sequence[Mapping[str, LocalState]]
 ) -> None:  # fmt: skip
-    """Refuse keys that do not fit what servers hold; ``name`` is the manifest's file.
+    """Refuse keys unlike the servers' states; ``name``:
 
-    ``held``: for each server, the states that it holds by their inputs. Raises InputError naming the key. Takes time
+    the manifest's file. ``states_of``: each server's states by input. Raises InputError naming the key. Takes time
     linear in the manifest.
     """
     _Keys(name, manifest, entry, states_of).check()
@@ -90,7 +91,7 @@ class _Keys:
             self._refuse(f"{where}.pieces", f"the server holds other pieces in {show(key.inputs[0])}")
 
     def _held(self, where: str, key: KeyEntry) -> Mapping[str, LocalState]:
-        """Return the states that the servers of a key hold, with all of its inputs and outputs."""
+        """Return the states on a key's servers, with all inputs and outputs of the key."""
         states = self.everywhere if key.server is None else self.held[key.server]
         who = "every server" if key.server is None else f"server {key.server}"
         for number, (input, output) in enumerate(zip(key.inputs, key.outputs)):
@@ -101,7 +102,7 @@ class _Keys:
         return states
 
     def _beside(self, where: str, key: KeyEntry) -> None:
-        """Check a key beside those of parameters. But for a state, it is one number, and on all servers."""
+        """Check a key beside those of parameters: a single number on all servers, unless a state."""
         state = key.kind is KeyKind.STATE
         if key.server is not None and not state:
             self._refuse(f"{where}.server", f"every server has a {key.kind}: it must be null")
@@ -122,7 +123,7 @@ class _Keys:
                 self._refuse(f"{where}.outputs[0]", f"{show(key.outputs[0])} is not a metric")
 
     def _whole(self, where: str, key: KeyEntry) -> None:
-        """Check the key of a state: its servers hold the whole of a state, in the key's type."""
+        """Check the key of a state: its servers hold the whole state, in the key's type."""
         pieces = self._held(where, key)[key.inputs[0]].pieces
         state = self.states.get(pieces[0].tensor) if len(pieces) == 1 else None
         if state is None or pieces[0].elements != key.elements:
@@ -131,7 +132,7 @@ class _Keys:
             self._refuse(f"{where}.shape", f"{key.dtype}{list(key.shape)}, but {show(state.tensor)} is {state.type}")
 
     def _bucket(self, index: int, key: KeyEntry, buckets: dict[int, tuple[int, KeyEntry]]) -> None:
-        """Keys of one bucket travel in one message between the same two."""
+        """Keys of a bucket travel in a message between the same two endpoints."""
         where = f"{_PS}.keys[{index}].bucket"
         if key.bucket >= len(self.entry.keys):
             self._refuse(where, f"{key.bucket}, but {len(self.entry.keys)} keys need no more buckets than that")
@@ -142,7 +143,7 @@ class _Keys:
             self._refuse(where, f"{key.bucket} has key {owner} too: a {key.kind} travels alone")
 
     def _tiled(self, ranges: dict[str, list[tuple[int, int, int]]]) -> None:
-        """Every element of a parameter with a key is in one key."""
+        """Every element of a parameter with a key is in exactly one key."""
         for tensor, bounds in ranges.items():
             ordered = sorted(bounds)
             end = 0

@@ -1,4 +1,4 @@
-"""Checks the trainers and servers of a manifest beyond its schema, for conditions readers rely on.
+"""Checks the trainers and servers of a manifest beyond the schema, for conditions needed by readers.
 
 Already checked: ranks fit the mesh, pieces of states are ranges of their tensors, and no name is listed twice.
 """
@@ -24,7 +24,7 @@ _APART = (Mode.ASYNC, Mode.HALF_ASYNC)
 
 
 def check_server_plan(name: str, manifest: Manifest) -> None:
-    """Refuse a manifest whose trainers, servers and keys do not fit together; ``name`` is its file.
+    """Refuse a manifest with contradictory trainers, servers and keys; ``name``: of the file.
 
     Raises InputError naming the key. Takes time linear in the manifest.
     """
@@ -165,7 +165,7 @@ class _Plan:
                     self._refuse(f"{where}.init[{number}].tensor", f"{show(init.tensor)} has other rows")
 
     def _table_states(self, where: str, entry: TableEntry) -> None:
-        """Check the states that servers hold for a table besides the table itself."""
+        """Check the servers' states of a table besides the table itself."""
         due, rounds = len(entry.servers), self.entry.mode.rounds
         if (entry.states or entry.update != "dense" or not rounds) and len(entry.states) != due:
             self._refuse(f"{where}.states", f"it has {due} parts")
@@ -215,7 +215,7 @@ class _Plan:
 
     @staticmethod
     def _end(ranges: Iterable[tuple[int, ...]]) -> int:
-        """Return the end of ranges that are contiguous from 0; -1 if they skip or repeat an element."""
+        """Return the end of ranges contiguous from 0; -1 for gaps or overlaps."""
         end = 0
         for start, stop, *_ in ranges:
             if start != end:

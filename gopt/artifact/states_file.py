@@ -1,4 +1,4 @@
-"""``states.bin``: every value once, however many ranks refer to it."""
+"""``states.bin``: every value once, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHUNK = 1 << 24
 
 
 class StatesFile:
-    """``states.bin``: every value once, in the order ranks read them; knows where each tensor starts."""
+    """``states.bin``: every value once, in the order of reading, with the offset of each tensor."""
 
     def __init__(self) -> None:
         self.offset: dict[str, int] = {}
@@ -52,7 +52,7 @@ class StatesFile:
         return self.offset[key] + (0 if key == state.input else nbytes(state.type.dtype, state.pieces[0].start))
 
     def _key(self, state: RankState) -> str:
-        """The name under which a state is stored: its own where it has a place of its own."""
+        """The name of a stored state: its own if it has its own place."""
         if state.input in self.offset and not any(piece.box for piece in state.pieces):
             return state.input
         return stored(state.stored, state.pieces[0].box)
@@ -65,7 +65,7 @@ class StatesFile:
         return rest
 
     def write(self, files: Inventory) -> None:
-        """All of it as a file of a folder, or none where there is nothing. Raises OSError, RunError."""
+        """Write everything as a file of a folder, or no file if empty. Raises OSError, RunError."""
         if self._order:
             with files.create(STATES_FILE) as file:
                 file.writelines(self.chunks())
@@ -80,9 +80,9 @@ class StatesFile:
 
 
 def _add(values: StatesFile, tensors: Sequence[tuple[str, Tensor]], shardings: Sequence[Sharding | None]) -> None:
-    """Put tensors one after the other: whole, or the parts of them that ranks have, for one rank after another.
+    """Put tensors one after the other: whole, or the parts of each rank, rank by rank.
 
-    Raises InvariantError where one is whole on every rank, and others are not: ranks could not hold them as one.
+    Raises InvariantError for a mixture of whole and sharded tensors, which no rank could hold as a unit.
     """
     split = [sharding for sharding in shardings if sharding is not None]
     if not split:
@@ -97,7 +97,7 @@ def _add(values: StatesFile, tensors: Sequence[tuple[str, Tensor]], shardings: S
 
 
 def stored(name: str, box: Box | None) -> str:
-    """The name under which a part of a state is stored."""
+    """The name of a stored part of a state."""
     return name if box is None else f"{name}/{box}"
 
 

@@ -20,8 +20,8 @@ def before_after(
     ranks: Sequence[RankGraph],
     usages: Sequence[RankUsage],
 ) -> BeforeAfter | None:
-    """The sizes of both. ``usages`` are those of ``ranks``, whose phases follow one another. Of ranks holding as much,
-    the first; of ranks differing in states alone, one tells the peak."""
+    """The sizes of both. ``usages``: of ``ranks``, with phases in a row. Of equally large ranks, the first counts; of
+    ranks differing in states alone, one gives the peak."""
     if not usages:
         return None
     peaks: dict[int, int] = {}
@@ -53,7 +53,7 @@ def before_after(
 
 
 def source_bytes(training: TrainingGraph) -> RankBytes:
-    """Bytes that one process holds which runs the source itself."""
+    """Bytes held by a single process running the source itself."""
     types = training.graph.types
     nbytes = dict.fromkeys(StateKind, 0)
     for state in training.states:
@@ -80,7 +80,7 @@ def _source_size(training: TrainingGraph, source: SourceEntry) -> StepSize:
 
 
 def _stored(program: SpmdProgram, common: Sequence[RankState], parts: Sequence[RankGraph]) -> int:
-    """Bytes to which the files of a rank refer: constants, and states of which the source has values."""
+    """Bytes behind the files of a rank: constants, and states with source values."""
     values: Mapping[str, Tensor] = program.source.graph.initializers
     states = [state for state in (*common, *parts[0].states) if state.pieces and state.pieces[0].tensor in values]
     constants = {name: array.nbytes for part in parts for name, array in part.constants.items()}

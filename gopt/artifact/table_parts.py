@@ -1,4 +1,4 @@
-"""The elements of a table on each server, as a piece of the tensor; and tables whose values are in no file."""
+"""The elements of a table on each server, as a piece of the tensor; and tables without values in files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gopt.records.tables import Layout, TableLayout
 
 
 def table_layout(entry: TableEntry) -> TableLayout:
-    """The layout of a table of a manifest; raises InputError where its parts do not tile it."""
+    """The layout of a table of a manifest; raises InputError unless parts tile the table."""
     try:
         return TableLayout(
             entry.parameter, entry.rows, entry.width, Layout(entry.layout), entry.servers, entry.cuts
@@ -36,7 +36,7 @@ def part_piece(layout: TableLayout, tensor: str, server: int) -> Piece:
 
 
 def drawn_tables(plan: ServerPlanEntry, graph: Graph) -> dict[str, Tensor]:
-    """The tensors whose rows are made from a seed, whole; ``graph``: the source. They are made when they are read."""
+    """The whole tensors with rows made from a seed, made on reading; ``graph``: the source."""
     return {
         row.tensor: _drawn(graph.types[row.tensor], row.tensor, RowInit.parse(row.rows), entry)
         for entry in plan.tables for row in entry.init

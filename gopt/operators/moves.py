@@ -18,7 +18,7 @@ _FIRST = (LINEAR, NONE)
 
 
 def axes_of(attributes: Attributes, operands: Sequence[Any]) -> tuple[int, ...] | None:
-    """The axes an attribute or the second operand names; None where none does."""
+    """The axes named by an attribute or the second operand; None if none."""
     named = operands[1] if len(operands) > 1 else None
     axes = attributes.get("axes") if named is None else named.reshape(-1).tolist()
     return None if axes is None else tuple(int(axis) for axis in axes)

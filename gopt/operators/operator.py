@@ -24,7 +24,7 @@ Work = Callable[[Attributes, Sequence[Shape], Shape], int]
 
 
 class Slope(IntEnum):
-    """How the first result follows one operand while the others are held, the simplest relation first."""
+    """The relation of the first result to an operand while the others are fixed, the simplest first."""
 
     NONE = 0
     """Not at all; or one of the two is no number, but a size, an index, a flag."""

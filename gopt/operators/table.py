@@ -16,10 +16,10 @@ UNKNOWN = Operator("")
 
 
 def operator(name: str) -> Operator:
-    """The record of a standard operator; ``UNKNOWN`` where there is none."""
+    """The record of a standard operator; ``UNKNOWN`` for others."""
     return OPERATORS.get(name, UNKNOWN)
 
 
 def names(holds: Callable[[Operator], object]) -> frozenset[str]:
-    """The operators of which a fact holds."""
+    """The operators with a fact."""
     return frozenset(name for name, record in OPERATORS.items() if holds(record))

@@ -26,7 +26,7 @@ IDENTIFIER = b"ODTC"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor of a checkpoint. ``byte_range``: where its value lies in the file; None for one that has none there."""
+    """A tensor of a checkpoint. ``byte_range``: of its value in the file, or None."""
 
     name: str
     type: TensorType
@@ -47,7 +47,7 @@ class ParameterStates:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerGroup:
-    """Parameters of one optimizer: ``step`` updates were made, the rate is ``learning_rate``."""
+    """Parameters of an optimizer after ``step`` updates, with the rate ``learning_rate``."""
 
     name: str
     step: int
@@ -57,7 +57,7 @@ class OptimizerGroup:
 
 @dataclass(frozen=True, slots=True)
 class OrtCheckpoint:
-    """A checkpoint. ``nominal``: it names tensors without values; ``external``: values are in a file beside it."""
+    """A checkpoint. ``nominal``: with names of tensors only; ``external``: values are in a file beside."""
 
     path: Path
     version: int
@@ -69,7 +69,7 @@ class OrtCheckpoint:
     external: bool
 
     def value(self, stored: Stored) -> Tensor | None:
-        """The value of a tensor, which stays in the file; None for one without. Raises InputError."""
+        """The value of a tensor, left in the file; None without a value. Raises InputError."""
         if stored.byte_range is None:
             if self.external:
                 raise UnsupportedError(
@@ -87,7 +87,7 @@ class OrtCheckpoint:
 
 
 def read_checkpoint(path: Path) -> OrtCheckpoint:
-    """Read a checkpoint; raises InputError for a damaged one, and for one that is too long."""
+    """Read a checkpoint; raises InputError for a damaged or too long file."""
     with naming(str(path)):
         size = regular_size(str(path))
         if size > limits.CHECKPOINT_BYTES:

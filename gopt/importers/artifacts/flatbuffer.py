@@ -22,7 +22,7 @@ class ByteRange:
 
 
 class Fields:
-    """One table. Raises ValueError, IndexError or struct.error where the bytes do not hold what they say."""
+    """A table. Raises ValueError, IndexError or struct.error for contradictory bytes."""
 
     def __init__(self, data: bytes, start: int) -> None:
         if not 0 <= start < len(data):
@@ -35,17 +35,17 @@ class Fields:
         return cls(data, encode.Get(number_types.UOffsetTFlags.packer_type, data, 0))
 
     def number(self, field: int, flags: Any, default: Any = 0) -> Any:
-        """A number; ``default`` where it is not stored."""
+        """A number; ``default`` if not stored."""
         offset = self._place(field)
         return self._table.Get(flags, offset) if offset else default
 
     def text(self, field: int) -> str:
-        """A string, '' where it is not stored."""
+        """A string, '' if not stored."""
         offset = self._place(field)
         return self._table.String(offset).decode("utf-8") if offset else ""
 
     def table(self, field: int) -> Fields | None:
-        """A table, None where it is not stored."""
+        """A table, None if not stored."""
         offset = self._place(field)
         return Fields(self._data, self._table.Indirect(offset)) if offset else None
 
@@ -59,7 +59,7 @@ class Fields:
         return [self._table.Get(flags, offset) for offset in self._items(field, flags.bytewidth)]
 
     def byte_range(self, field: int) -> ByteRange | None:
-        """Where a list of bytes lies, None where it is not stored; the bytes are not read."""
+        """The range of a list of bytes, None if not stored; the bytes are not read."""
         offset = self._table.Offset(4 + 2 * field)
         if not offset:
             return None

@@ -1,4 +1,4 @@
-"""The files of a folder of training artifacts, known by what they hold and not by the names."""
+"""The files of a folder of training artifacts, recognised by content and not by name."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Artifacts:
         return sum(path.stat().st_size for path in self.files)
 
     def digest(self) -> bytes:
-        """SHA-256 of the digests of the files in order, so that no byte can move from one to the next."""
+        """SHA-256 of the digests of the files in order, so no byte can move between files."""
         whole = hashlib.sha256()
         for path in self.files:
             with path.open("rb") as file:
@@ -67,7 +67,7 @@ def is_training(model: ModelProto) -> bool:
 
 
 def is_optimizer(model: ModelProto) -> bool:
-    """Return whether a model has an optimizer taking sequences; one that takes tensors is part of a step."""
+    """Return whether a model has an optimizer with sequences; an optimizer with tensors is part of a step."""
     if next(of_type(model, *OPTIMIZERS), None) is None:
         return False
     return any(value.type.HasField("sequence_type") for value in model.graph.input)
@@ -79,10 +79,10 @@ def of_type(model: ModelProto, *op_types: str) -> Iterator[NodeProto]:
 
 
 def read_artifacts(folder: Path) -> Artifacts | None:
-    """The training graph, the optimizer graph and the checkpoint of a folder; None where it has neither graph, and no
+    """The training graph, the optimizer graph and the checkpoint of a folder; None without any graph, and without a
     checkpoint beside a damaged file.
 
-    Raises InputError where one is missing or there twice, or a file is damaged.
+    Raises InputError for a missing or repeated part, or a damaged file.
     """
     scan = _scan(folder)
     training = [file for file in scan.models if is_training(file.model)]
@@ -101,8 +101,7 @@ def read_artifacts(folder: Path) -> Artifacts | None:
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """The files of a folder. ``damaged``: why a file beginning as a model does could not be read; ``others``: files
-    that are not part."""
+    """The files of a folder. ``damaged``: the error of a damaged model file; ``others``: unrelated files."""
 
     folder: Path
     files: list[Path]

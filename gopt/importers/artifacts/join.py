@@ -22,7 +22,7 @@ BUFFER = "_grad.accumulation.buffer"
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A parameter that is trained, its gradient, and where the checkpoint has its value and the moments."""
+    """A trained parameter, its gradient, and the places of value and moments in the checkpoint."""
 
     name: str
     type: TensorType
@@ -33,8 +33,8 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """A running mean or variance of a BatchNormInternal. ``made``: the result replacing it; ``value``: None where the
-    training graph has it itself."""
+    """A running mean or variance of a BatchNormInternal. ``made``: the replacing result; ``value``: None if stored in
+    the training graph."""
 
     name: str
     made: str
@@ -43,7 +43,7 @@ class Statistic:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The roles in a training graph. ``apart``: what only accumulators make or read, and no step has."""
+    """The roles in a training graph. ``apart``: values of accumulators, not in any step."""
 
     parameters: tuple[Trained, ...]
     frozen: tuple[Stored, ...]
@@ -101,7 +101,7 @@ def _joined(parts: Artifacts) -> Joined:
 
 
 def _group(checkpoint: OrtCheckpoint) -> OptimizerGroup | None:
-    """The one group of parameters with optimizer states; None where the checkpoint has none."""
+    """The group of parameters with optimizer states; None without such states."""
     if len(checkpoint.groups) > 1:
         raise UnsupportedError(
             f"the checkpoint has {len(checkpoint.groups)} groups of parameters",
@@ -114,8 +114,8 @@ def _owners(adds: Sequence[NodeProto], inputs: Mapping[str, TensorType], trained
     """Return the parameter of each accumulator.
 
     The buffer is named after the parameter: an input of the graph, by whose name ONNX Runtime itself finds the
-    parameter. Names inside the graph may be any. A buffer with another name is that of the one parameter of the type
-    with no buffer yet. Raises InputError where there is none, or several.
+    parameter. Names inside the graph are free. A buffer with another name belongs to the only parameter of the type
+    without a buffer. Raises InputError for no or several such parameters.
     """
     for node in adds:
         if len(node.input) < 2 or node.input[0] not in inputs:

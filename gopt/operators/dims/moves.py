@@ -13,28 +13,28 @@ from gopt.records.placements import REPLICATED, Placement, Shard
 
 
 def transpose(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Each dimension, where it goes."""
+    """Each dimension, at its new place."""
     perm = operator.attributes.get("perm") or list(reversed(range(operator.rank(0))))
     for out, dim in enumerate(perm):
         yield DimFactor((dim,), (out,))
 
 
 def expand(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Dimensions that are there stay; new ones are made by each member in its own length."""
+    """Existing dimensions stay; members make new dimensions in their own length."""
     out = operator.made()
     for dim in range(len(out)):
         yield DimFactor((meets(operator.dims(0), out, dim), None), (dim,))
 
 
 def tile(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Each dimension; one that is repeated is as many runs in the result."""
+    """Each dimension; a repeated dimension gives as many runs in the result."""
     for dim, (before, after) in enumerate(zip(operator.dims(0), operator.made())):
         if before and after:
             yield DimFactor(first_of(operator, dim), (Index(dim, runs=after // before),))
 
 
 def sliced(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Dimensions of which nothing is cut off; and one of which one of several equal runs is taken."""
+    """Uncut dimensions; and a dimension with one of several equal runs taken."""
     steps = operator.constant(4) if operator.has(4) else np.ones(1, np.int64)
     if steps is None or (steps < 1).any():
         return
@@ -47,7 +47,7 @@ def sliced(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def run_taken(operator: OperatorUse) -> dict[int, int]:
-    """Dimension -> which of the equal runs a Slice takes: of queries, keys and values in one, the keys are run 1."""
+    """Dimension -> the equal run taken by a Slice: of queries, keys and values in one tensor, the keys are run 1."""
     starts, rank = (operator.constant(1) if operator.has(1) else None), operator.rank(0)
     axes = operator.constant(3) if operator.has(3) else np.arange(rank)
     steps = operator.constant(4) if operator.has(4) else np.ones(1, np.int64)
@@ -64,7 +64,7 @@ def run_taken(operator: OperatorUse) -> dict[int, int]:
 
 
 def padded(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Dimensions to which nothing is added in front or behind."""
+    """Dimensions without padding in front or behind."""
     rank = operator.rank(0)
     pads = operator.attributes.get("pads")
     if pads is None:
@@ -85,7 +85,7 @@ def padded(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def concat(operator: OperatorUse) -> Iterator[DimFactor]:
-    """All dimensions; of pieces that are equal, the one along which they are joined: as many runs of it."""
+    """All dimensions; of equal pieces, the joined dimension too, as runs."""
     axis, count = operator.axis(0), len(operator.operands)
     for dim in range(operator.rank(0)):
         if dim != axis:
@@ -121,10 +121,10 @@ def reshape(operator: OperatorUse, slot: Slot, shard: Shard) -> Iterator[Strateg
 
 
 def reshaped(shard: Shard, before: Sequence[int], after: Sequence[int]) -> list[Shard]:
-    """The same elements of a tensor in another shape; several where a length of 1 leaves the choice, best first.
+    """The same elements of a tensor in another shape; several if a length of 1 leaves the choice, best first.
 
-    Seen flat, a member has ``sizes`` of each of ``pre`` runs, in units of ``post`` elements; so it has in the new
-    shape, where a dimension begins and ends with those runs.
+    Seen flat, a member has ``sizes`` of each of ``pre`` runs, in units of ``post`` elements; in the new shape, too, for
+    a dimension with the same borders of runs.
     """
     run, post = sum(shard.sizes), prod(before[shard.dim + 1 :])
     pre = prod(before[: shard.dim]) * shard.runs

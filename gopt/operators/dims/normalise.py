@@ -8,7 +8,7 @@ from gopt.operators.dims.link import DimFactor, Index, OperatorUse, all_results,
 
 
 def pool(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Samples and channels; none where places are asked for, which are counted through all of the operand."""
+    """Samples and channels; nothing if indices are requested, which count through the whole operand."""
     if len(operator.results) > 1 and operator.results[1] is not None:
         return
     for dim in range(min(2, operator.rank(0))):
@@ -16,7 +16,7 @@ def pool(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def batch_normalization(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Channels with all their statistics; samples and places only if no statistics are computed from them."""
+    """Channels with all statistics; samples and places only if no statistics are computed."""
     if operator.opset < 9 or operator.rank(0) < 2:
         return
     training = operator.attributes.get("training_mode", 0) if operator.opset >= 14 else len(operator.results) > 1
@@ -55,9 +55,9 @@ def across_channels(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def loss(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Samples and places of scores and labels, none of which sees another; the second result has those of scores.
+    """Samples and places of scores and labels; the second result has those of scores.
 
-    What is left out is not counted by a mean: with weights or a label to ignore, members' means are not the mean.
+    A mean leaves out ignored labels: with weights or a label to ignore, members' means are not the mean.
     """
     scores, reduce = operator.rank(0), operator.attributes.get("reduction", "mean")
     filled = operator.op_type == "SoftmaxCrossEntropyLoss"
@@ -88,8 +88,8 @@ def depth_space(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def resize(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Dimensions keeping their length, and those whose places are repeated a whole number of times, where no region of
-    interest and no ratio ties them to others."""
+    """Unresized dimensions, and dimensions with places repeated a whole number of times, without region of interest or
+    ratio policy."""
     mode = operator.attributes.get("coordinate_transformation_mode", "half_pixel")
     if mode == "tf_crop_and_resize" or operator.attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         return
@@ -110,7 +110,7 @@ def resize(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def _repeats(operator: OperatorUse) -> bool:
-    """Return whether a Resize by a whole number takes each place as often as that, one after the other."""
+    """Return whether a Resize by a whole number repeats each place equally often, in order."""
     attributes = operator.attributes
     if attributes.get("mode", "nearest") != "nearest":
         return False

@@ -8,7 +8,7 @@ from gopt.operators.dims.link import DimFactor, Index, OperatorUse, Where, given
 
 
 def matmul(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Rows, columns, samples; and the contracted index, over which members' products are summed."""
+    """Rows, columns, samples; and the contracted index, summed over members' products."""
     a, b, out = operator.dims(0), operator.dims(1), operator.made()
     rows, columns = len(a) > 1, len(b) > 1
     # Where samples are broadcast, or an operand is one row, runtimes are wrong about empty operands.
@@ -25,7 +25,7 @@ def matmul(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def gemm(operator: OperatorUse) -> Iterator[DimFactor]:
-    """As a product; the contracted index only where nothing is added, which each member would add."""
+    """As a product; the contracted index only without an addend, which each member would add."""
     row_a, row_b = (1 if operator.attributes.get(name, 0) else 0 for name in ("transA", "transB"))
     added, out = operator.dims(2), operator.made()
     yield DimFactor(given_of(operator, row_a, None, meets(added, out, 0)), (0,))
@@ -35,10 +35,9 @@ def gemm(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def einsum(operator: OperatorUse) -> Iterator[DimFactor]:
-    """One link per letter of the equation.
+    """A link per letter of the equation. A letter twice in a term is a diagonal: no link.
 
-    A letter occurring twice in a term is a diagonal: none. Runtimes fail on empty operands: every member has some
-    elements.
+    Runtimes fail on empty operands: every member has some elements.
     """
     terms_text, arrow, right = str(operator.attributes["equation"]).replace(" ", "").partition("->")
     terms = terms_text.split(",")

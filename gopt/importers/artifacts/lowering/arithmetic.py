@@ -1,4 +1,4 @@
-"""Products, sums, dropout, and operators that are a standard one under another name."""
+"""Products, sums, dropout, and operators equal to a standard operator of another name."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ _FEW = 1024
 class Builder(Tape):
     """Nodes and constants that lowerings emit. ``opset``: the version of the standard operators.
 
-    ``types``: of the values of the source, to which those of results are added; ``makers``: the nodes of the source by
-    what they make; ``stored``: its initializers; ``taken``: names that are in use.
+    ``types``: of values of the source, and of new results; ``makers``: the source's nodes by result; ``stored``: the
+    source's initializers; ``names``: used names.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Builder(Tape):
     # --- known facts of values --------------------------------------------------------------------------------------
 
     def dtype(self, name: str) -> str:
-        """The element type of a value of the source; raises UnsupportedError where it is unknown."""
+        """The element type of a value of the source; raises UnsupportedError if unknown."""
         type = self._types.get(name)
         if type is None or not known(type.dtype):
             raise self.refusal(f"the type of {show(name)} is unknown", "save the training graph with its value_info")
@@ -85,12 +85,12 @@ class Builder(Tape):
         return number
 
     def refusal(self, what: str, *hints: str) -> UnsupportedError:
-        """The error for the node that is being lowered."""
+        """The error for the node in work."""
         return UnsupportedError(f"{self._label}: {what}", *hints)
 
     @property
     def constants(self) -> list[TensorProto]:
-        """The constants of all that was lowered."""
+        """The constants of all lowered nodes."""
         return list(self._own.values())
 
     # --- writing ----------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class Builder(Tape):
     def lower(self, node: NodeProto, body: Callable[..., Any], attributes: Mapping[str, Any]) -> list[NodeProto]:
         """The nodes standing for ``node``: ``body(builder, *inputs, **attributes)`` returns its results in order.
 
-        A result may be an input of the node. What only serves results the node does not name is left out.
+        A result may be an input of the node. Nodes for unnamed results alone are left out.
         """
         self._nodes, self._label = [], f"{node.op_type} {show(node.name or next(filter(None, node.output), ''))}"
         self.outputs = tuple(node.output)
@@ -182,7 +182,7 @@ class Builder(Tape):
         return self.learn([*nodes, *tail])
 
     def learn(self, nodes: list[NodeProto]) -> list[NodeProto]:
-        """The same nodes, once the types of their results are known as far as ONNX infers them."""
+        """The same nodes, with types of results as far as inferred by ONNX."""
         if all(name in self._types for node in nodes for name in node.output if name):
             return nodes
         model = onnx.ModelProto(ir_version=8, opset_import=[onnx.helper.make_opsetid("", self.opset)])
