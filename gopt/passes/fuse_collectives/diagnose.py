@@ -17,23 +17,23 @@ def neighbours(graph: Graph, placed: Mapping[int, Place], parts: Container[str])
     """Every pair of consecutive calls, and why they stay two; ``placed``: call -> bucket."""
     calls = [node for node in graph.nodes if node.domain == COMM]
     return tuple(
-        NeighbourCalls(earlier.label, second.label, _why(graph, earlier, second, placed, parts))
-        for earlier, second in pairwise(calls)
+        NeighbourCalls(earlier.label, later.label, _why(graph, earlier, later, placed, parts))
+        for earlier, later in pairwise(calls)
     )
 
 
-def _why(graph: Graph, earlier: Node, second: Node, placed: Mapping[int, Place], parts: Container[str]) -> str:
-    for node in (earlier, second):
+def _why(graph: Graph, earlier: Node, later: Node, placed: Mapping[int, Place], parts: Container[str]) -> str:
+    for node in (earlier, later):
         if bound_by(graph, node, parts) == "pairwise call":
             return "pairwise call"
-    a, b = Key.of(graph, earlier), Key.of(graph, second)
+    a, b = Key.of(graph, earlier), Key.of(graph, later)
     for name in ("kind", "group", "root", "dtype", "reduce", "sharding"):
         ours, theirs = getattr(a, name), getattr(b, name)
         if ours != theirs:
             return f"different {name}: {ours}, {theirs}"
-    for node in (earlier, second):
+    for node in (earlier, later):
         if id(node) not in placed:
             return bound_by(graph, node, parts)
-    placements = [placed[id(earlier)], placed[id(second)]]
+    placements = [placed[id(earlier)], placed[id(later)]]
     single = [bucket.why for _, bucket in placements if bucket.alone]
     return single[0] if single else min(placements, key=lambda item: item[0])[1].why
