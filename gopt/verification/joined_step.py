@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isinf
 
@@ -31,10 +31,10 @@ WAYS = 24
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """The source's first step of the ranks' batches, and the movement by rounding. ``noise``: states of rounding
-    alone."""
+    """The source's first step of the ranks' batches, made on request, and the movement by rounding. ``noise``: states
+    of rounding alone."""
 
-    step: ReferenceStep
+    step: Callable[[], ReferenceStep]
     moved: Measurement
     noise: Collection[str]
 
@@ -153,7 +153,7 @@ class _Joined:
         kinds = {state.tensor: state.kind.value for state in self.reference.training.states}
         distances = []
         for name, output in updated.items():
-            value, expected, before = np.asarray(outputs[output]), self.made.step.states[name], self.states[name]
+            value, expected, before = np.asarray(outputs[output]), self.made.step().states[name], self.states[name]
             if value.shape != expected.shape:
                 raise NotComparableError(f"{name!r} has another shape with more samples")
             if not finite(expected):

@@ -65,7 +65,7 @@ class VariantRunner:
             advance(f"steps of {variant.name!r}", number - 1, steps)
             drawn = batches(number)
             self.reference.apart = self.all_ranks.apart(rank_states)
-            local = self._local(variant, states, settings, drawn)
+            local = self.reference.kept(variant, states, settings, drawn)
             step = self.reference.finish(states, settings, local)
             self._find_noise(variant, number, states, settings, drawn, step)
             inputs = self.all_ranks.joined("input", rank_states)
@@ -86,23 +86,14 @@ class VariantRunner:
                 begin, rank_states = states, self.all_ranks.held(states)
         return True
 
-    def _local(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> LocalResults:
-        """The results of the batches; at the start the plain variant's, with varied gradients."""
-        if self.measured is not None:
-            plain, measurement = self.measured
-            pairs = [(states, measurement.states), (settings, measurement.settings)]
-            pairs += [pair for turns in zip(batches, measurement.batches) for pair in zip(*turns)]
-            if all(a[name] is b[name] or same_bits(a[name].ravel(), b[name].ravel()) for a, b in pairs for name in a):
-                return self.reference.as_varied(variant, plain.local)
-        return self.reference.local(variant, states, settings, batches)
-
     def leaves(
         self, variant: Variant, steps: int, start: Values, settings: Values, batches: Callable[[int], Batches]
     ) -> bool:
         """Return whether the reference alone leaves the numbers in a step."""
         states = start
         for number in range(1, steps + 1):
-            step = self.reference.step(variant, states, settings, batches(number))
+            local = self.reference.kept(variant, states, settings, batches(number))
+            step = self.reference.finish(states, settings, local)
             if _not_finite_states(self.reference, step, states):
                 return True
             states = step.states

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ from gopt.verification.conditions import Coverage
 from gopt.verification.joined_step import MeasuredStep, check_large_batch
 from gopt.verification.large_batch import LargeBatch
 from gopt.verification.observations import Observations
+from gopt.verification.reference_step import ReferenceStep
 from gopt.verification.result import Verification
 from gopt.verification.schedule import Schedule, StartOverride
 from gopt.verification.sensitivity import apart, norm, units
@@ -114,6 +116,7 @@ class VerificationRun:
         passed, start, usual, measured = self.runner.left, self.start, self.settings, self.runner.measured
         for on, slower, turn in self._other_starts():
             self.start, self.settings, self.skipped = {**start, **on}, {**usual, **slower}, turn * self.steps
+            self.verifier.reference.forget()
             if self.runner.leaves(PLAIN, self.steps, dict(self.start), dict(self.settings), self.given):
                 continue
             self._begin()
@@ -176,16 +179,21 @@ class VerificationRun:
         batches, why = self.given(1), ""
         if measured is None or len(batches) * len(batches[0]) == 1 or verifier.manifest.parameter_server is not None:
             return
+        first, moved = measured
         if isinstance(drawn, SampledBatches) and drawn.ignores:
             self.batches, why = (
                 drawn.plain(),
                 "as long as no label is one to ignore: ranks that ignore some weigh them apart",
             )
             batches = self.given(1)
-            measured = verifier.reference.step(PLAIN, self.start, self.settings, batches), measured[1]
             self.batches = drawn
+
+        @cache
+        def step() -> ReferenceStep:
+            return verifier.reference.step(PLAIN, self.start, self.settings, batches) if why else first
+
         self.result.large_batch = check_large_batch(
-            verifier.reference, MeasuredStep(*measured, self.result.noise), self.start, self.settings, batches,
+            verifier.reference, MeasuredStep(step, moved, self.result.noise), self.start, self.settings, batches,
             self.result.tolerance, verifier.reductions,
         )  # fmt: skip
         if self.result.large_batch.outcome is LargeBatch.EQUAL:

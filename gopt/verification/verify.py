@@ -192,7 +192,8 @@ class Verifier:
             result.say(f"{who} would have drawn")
         start, settings = self._start(seed), self._hyper(hyper)
         check_startup(result, self.folder, self.manifest, self.ranks, start, self.startup, self.cache.deadline)
-        batches = self._batches(seed, data, {**start, **settings})
+        self.reference.forget()
+        batches = self._batches(seed, data, start, settings)
         session = VerificationRun(self, result, steps, seed, start, settings, batches, tamper, advance, hyper)
         if variants is None:
             session.all_variants()
@@ -249,17 +250,21 @@ class Verifier:
         }
         return fed if self.manifest.parameter_server is None else fed | {ROUND: np.zeros((), np.int64)}
 
-    def _batches(self, seed: int, data: str | None, values: Values) -> Batches:
+    def _batches(self, seed: int, data: str | None, start: Values, settings: Values) -> Batches:
         if data is not None:
             return UserBatches(self.training, self.random_inputs, seed, self.parts, data)
         drawn = SampledBatches(self.training, self.random_inputs, seed, sampling.integer_ranges(self.training))
         if drawn.ignores:
             # What looks like a label to ignore may be none: then the source says so, or gives no loss.
+            turns = range(max(self.phases.values()))
+            given = [[drawn.batch(turn, part) for part in range(self.parts)] for turn in turns]
+            self.reference.apart = self.all_ranks.apart(self.all_ranks.held(start))
             try:
-                local = self.reference.local(PLAIN, values, {}, [[drawn.batch(0, part) for part in range(self.parts)]])
+                local = self.reference.kept(PLAIN, start, settings, given)
             except RunError:
                 return drawn.plain()
             if not all(finite(loss) for losses in local.losses[0] for loss in losses.values()):
+                self.reference.forget()
                 return drawn.plain()
         return drawn
 
