@@ -148,8 +148,7 @@ class _Joined:
 
     def _apart(self, program: Executor, feeds: Values, updated: Mapping[str, str]) -> tuple[StateDistance, ...]:
         """The states that differ by more than rounding, the furthest first."""
-        inputs = {name: feeds[name] for name in program.graph.inputs if name in feeds}
-        outputs = run_source(program, inputs, self.reference.call)
+        outputs = run_source(program, feeds, self.reference.call)
         kinds = {state.tensor: state.kind.value for state in self.reference.training.states}
         distances = []
         for name, output in updated.items():
