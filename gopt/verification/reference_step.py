@@ -123,7 +123,7 @@ class ReferenceProgram:
         self._kept = None
 
     def kept(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> LocalResults:
-        """As ``local``; where forward and backward read what they read when this was called first, they run once."""
+        """As ``local``; for the same operands as in the first call, forward and backward run once."""
         names = {*self.local_inputs, *(state.tensor for state in self.statistics)}
         fixed = {name: value for name, value in {**states, **settings}.items() if name in names}
         read = [fixed, *self.apart, *(batch for turn in batches for batch in turn)]
