@@ -26,7 +26,7 @@ _OWN = {"reproducer", "reproducer_values", "quiet", "verbose"}
 
 
 class Recorder:
-    """The arguments of a command as parts, and the inputs that they name, in order."""
+    """The arguments of a command as parts, and the inputs they name, in order."""
 
     def __init__(self) -> None:
         self.inputs: list[tuple[Path, bool]] = []
@@ -40,8 +40,8 @@ class Recorder:
 
         for param in context.command.params:
             name, value = param.name or "", context.params.get(param.name or "")
-            given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-            if name in _OWN or value is None or not given:
+            is_typed = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+            if name in _OWN or value is None or not is_typed:
                 continue
             option = param.opts[0] if isinstance(param, click.Option) else ""
             if name in LEFT_OUT:
@@ -50,7 +50,7 @@ class Recorder:
                 self.arguments += [Argument(option=option)] if value else []
             else:
                 values = value if isinstance(value, tuple) else (value,)
-                self.arguments += [self._argument(name, option, each) for each in values]
+                self.arguments += [self._argument(name, option, value) for value in values]
 
     def _argument(self, name: str, option: str, value: Any) -> Argument:
         from gopt.offline.reproducer.record import Argument
@@ -72,7 +72,7 @@ def rebuilt(
 ) -> list[str]:
     """The command line of a reproducer; ``find`` gives a command, ``inputs`` a path, outputs lie in ``output``.
 
-    Raises InputError for a command or option that no reproducer has: such a file may come from anybody.
+    Raises InputError for a command or option no reproducer has: such a file may come from anybody.
     """
     if record.command not in COMMANDS:
         raise InputError(f"a reproducer has no command {show(record.command)}")
@@ -96,7 +96,7 @@ def _words(
     argument: Argument, params: Sequence[tuple[str, str, bool]], inputs: Callable[[int], Path], output: Path
 ) -> list[str]:
     named = argument.input is not None
-    known = next(
+    target = next(
         (
             (name, flag) for option, name, flag in params
             if option == argument.option and (option or (name in INPUTS) is named)
@@ -104,9 +104,9 @@ def _words(
         None,
     )  # fmt: skip
     shown = show(argument.option or "an argument")
-    if known is None or known[0] in LEFT_OUT | _OWN:
+    if target is None or target[0] in LEFT_OUT | _OWN:
         raise InputError(f"a reproducer has no {shown} for this command")
-    name, flag = known
+    name, flag = target
     form = (argument.text is not None, argument.input is not None, argument.output is not None)
     wanted = (False, name in INPUTS | CONFIGURATIONS, name in OUTPUTS)
     if form != ((not any(wanted) and not flag), *wanted[1:]):

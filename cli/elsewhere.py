@@ -41,7 +41,7 @@ _OF_OTHERS = {
 
 
 def meant_by(typed: str, command: click.Command | None, near: Sequence[str]) -> str:
-    """The hint for an option that a command does not have; '' where none is near."""
+    """The hint for an option a command does not have; '' where none is near."""
     name = typed.lstrip("-").lower().replace("_", "-")
     has = {option for param in command.params for option in param.opts} if command is not None else set()
     if f"--{name}" in has:
@@ -49,4 +49,4 @@ def meant_by(typed: str, command: click.Command | None, near: Sequence[str]) -> 
     for written, names in MEANT.items():
         if name in names and written.split()[0] in has:
             return f"did you mean {written}?"
-    return _OF_OTHERS.get(name) or next((f"did you mean {each}?" for each in near), "")
+    return _OF_OTHERS.get(name) or next((f"did you mean {name}?" for name in near), "")

@@ -71,12 +71,12 @@ def _values(context: click.Context, param: click.Parameter, value: bool) -> None
 
 
 def tell_failure(error: BaseException, code: int) -> None:
-    """Note the error that ends the command with ``code``."""
+    """Note the error ending the command with ``code``."""
     _Setting.run.error = error, code
 
 
 def tell_result(message: str) -> None:
-    """Note in one line why a command that ends normally ends with another code than 0."""
+    """Note in one line why a command ending normally ends with another code than 0."""
     _Setting.run.message = message
 
 
@@ -89,7 +89,7 @@ def failure(code: int) -> Failure:
 
 
 def save_failure(code: int) -> int:
-    """Write the reproducer that was asked for, if the command has failed; never raises, and says what went wrong.
+    """Write the reproducer asked for, if the command has failed; never raises, and says what went wrong.
 
     Returns the exit code: that of the command, or of a signal that came while the file was written.
     """
@@ -134,13 +134,13 @@ def _save(run: _Run, path: Path, failed: Failure) -> None:
     recorder = Recorder()
     recorder.add(context)
     files, entries, message = [], [], failed.message
-    for given, configuration in recorder.inputs:
-        kind = inputs.kind_of(given, configuration)
-        kept = inputs.contents(given, kind, run.values)
-        files.append(kept)
-        name = given.absolute().name
-        entries.append(Input(name=name, kind=kind, files={each.name: each.nbytes for each in kept}))
-        message = message.replace(str(given), name)
+    for source, configuration in recorder.inputs:
+        kind = inputs.kind_of(source, configuration)
+        contents = inputs.contents(source, kind, run.values)
+        files.append(contents)
+        name = source.absolute().name
+        entries.append(Input(name=name, kind=kind, files={content.name: content.nbytes for content in contents}))
+        message = message.replace(str(source), name)
     record = Reproducer(
         command=context.command.name, arguments=tuple(recorder.arguments), inputs=tuple(entries), values=run.values,
         left_out=tuple(recorder.left_out), versions=versions(),

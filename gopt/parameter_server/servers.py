@@ -254,7 +254,7 @@ class _Emitter:
     def _update_part(self, root: str, group: ParameterGroup) -> GroupEmitter:
         """Add the update of all rows of a part, also of those without a gradient."""
         emitter = GroupEmitter(self.rewriter, group, root, self.scalars, {}, owned=True)
-        emitter.run(ReducedValue(f"{root}.gradient"), alone=True)
+        emitter.run(ReducedValue(f"{root}.gradient"), single=True)
         return emitter
 
     def _touched(self, root: str, group: ParameterGroup, part: tuple[int, int], where: Sharding) -> TouchedRows:
@@ -294,7 +294,7 @@ class _Emitter:
         ranges = tuple((piece.start, piece.stop) for piece in unit.pieces)
         group = ParameterGroup(unit.subgraphs, tuple(starts[:-1]), where, ranges)
         emitter = GroupEmitter(self.rewriter, group, root, self.scalars, {}, owned=True)
-        emitter.run(ReducedValue(f"{root}.gradient"), alone=True)
+        emitter.run(ReducedValue(f"{root}.gradient"), single=True)
         self.partials += emitter.partials
         states = list({id(state): state for state in emitter.states.values()}.values())
         self.states += states

@@ -147,7 +147,7 @@ class _Sweep:
         if captured is not None:
             raise UnsupportedError(
                 f"the body of {node.op_type} {node.label!r} reads {captured!r}, which is sharded along {self.axis}",
-                "keep it whole: give its parameters the part replicate",
+                "keep it whole: give its parameters the placement replicate",
             )
         equal = all(isinstance(part, Replicated) for part in before)
         if (equal and not self.choose.aimed(node)) or node.is_in(SIZES):

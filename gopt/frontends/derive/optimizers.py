@@ -1,8 +1,8 @@
-"""The optimizers, one record each, with PyTorch's formulas and defaults (the pages of ``torch.optim``).
+"""The optimizers, a record each, with PyTorch's formulas and defaults (the pages of ``torch.optim``).
 
-An update is an ONNX function of one parameter. What depends on scalars alone, such as the bias corrections of Adam, is
-a second function, in float64 as PyTorch's Python numbers are; all parameters share its results. ``p``, ``g``: parameter
-and gradient; ``lr``: the learning rate; ``t``: the number of this update, from 1.
+An update is an ONNX function of a parameter. Computations on scalars alone, such as the bias corrections of Adam, are a
+second function, in float64 like PyTorch's Python numbers; all parameters share the results. ``p``, ``g``: parameter and
+gradient; ``lr``: the learning rate; ``t``: the number of this update, from 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Optimizer:
     ``lr``: the default learning rate. ``update``: a function (the results of ``scalars``, else lr; p; g; states) ->
     (new p, new states), with the options as attributes. ``states``: tensors of each parameter, zero before the first
     step. ``scalars``: a function (lr, t, ``carried``) -> (results, new ``carried``), or ''. ``carried``: scalar states
-    with their first values. ``options``: names of options with their defaults.
+    with the first values. ``options``: names of options with the defaults.
     """
 
     lr: float
@@ -276,6 +276,6 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 
 
 def attributes(options: Mapping[str, float]) -> dict[str, float]:
-    """Each option, and 1 minus it rounded once: 1 - beta in float64."""
+    """Each option, and 1 minus the option, rounded once: 1 - beta in float64."""
     rests = {"beta1": "rest1", "beta2": "rest2", "alpha": "rest_alpha"}
     return {**options, **{rests[name]: 1 - value for name, value in options.items() if name in rests}}

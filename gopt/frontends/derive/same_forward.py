@@ -1,7 +1,5 @@
-"""Refuses a step whose forward computes something else than the model: onnx-ad writes some operators in others.
-
-Finite differences do not see it, for the gradient of such a forward is right.
-"""
+"""Refuses a step with another forward than the model's: onnx-ad rewrites some operators. Finite differences cannot see
+this, because the gradient fits the new forward."""
 
 from __future__ import annotations
 
@@ -26,19 +24,17 @@ _TOLERANCE, _FLOOR = 1e-3, 1e-5
 
 
 def check_same_forward(model: Graph, step: Graph, point: Mapping[str, np.ndarray]) -> None:
-    """Raise UnsupportedError where an output of both graphs differs. ``model``: the forward with the loss, before it is
-    differentiated; ``point``: all inputs of both.
-
-    A model with random nodes, or one that cannot be run in float32, is not compared.
-    """
+    """Raise UnsupportedError for an output that differs between both graphs. ``model``: the forward with the loss,
+    before differentiation; ``point``: all inputs of both. A model with random nodes, or not runnable in float32, is not
+    compared."""
     names = [name for name, kind in model.outputs.items() if name in step.outputs and kind.dtype in FLOATS]
     if any(node.is_in(RANDOM) for node in model.nodes):
         return
     try:
-        first, second = _results(model, names, point), _results(step, names, point)
+        results, second = _results(model, names, point), _results(step, names, point)
     except GoptError:
         return
-    wrong = next((name for name in names if not _near(first[name], second[name])), None)
+    wrong = next((name for name in names if not _near(results[name], second[name])), None)
     if wrong is not None:
         raise UnsupportedError(
             f"onnx-ad writes the model with other results: {show(wrong)} differs",
@@ -47,7 +43,9 @@ def check_same_forward(model: Graph, step: Graph, point: Mapping[str, np.ndarray
 
 
 def _results(graph: Graph, names: list[str], point: Mapping[str, np.ndarray]) -> Values:
-    stored = {name: each for name, each in graph.initializers.items() if name not in point or name not in graph.inputs}
+    stored = {
+        name: value for name, value in graph.initializers.items() if name not in point or name not in graph.inputs
+    }
     wide = widened(replace(graph, initializers=stored), "float32")
     program = Float64Graph(subgraph(wide, wide.nodes, names, ()), SessionCache())
     feeds = {
@@ -58,8 +56,8 @@ def _results(graph: Graph, names: list[str], point: Mapping[str, np.ndarray]) ->
     return program.run(feeds, refuse_call)
 
 
-def _near(first: np.ndarray, second: np.ndarray) -> bool:
-    one, two = np.asarray(first, np.float64), np.asarray(second, np.float64)
+def _near(expected: np.ndarray, second: np.ndarray) -> bool:
+    one, two = np.asarray(expected, np.float64), np.asarray(second, np.float64)
     if one.shape != two.shape:
         return False
     finite = np.isfinite(one)

@@ -1,4 +1,4 @@
-"""Makes eager code traceable: patches what asks whether it is compiled, and what needs Python numbers."""
+"""Makes eager code traceable: patches queries for compilation, and uses of Python numbers."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class TensorsForNumbers(TorchFunctionMode):
     """Expands ``alpha=`` and ``value=`` that are tensors, calls for lists of tensors, and distances of rows. ``item()``
     returns the tensor itself.
 
-    ``settings``: id of an input -> its name and the number it stands for. Code that compares one with a number, such as
-    ``weight_decay != 0``, gets the result for that number; ``fixed`` records the name.
+    ``settings``: id of an input -> name and represented number. Code comparing an input with a number, such as
+    ``weight_decay != 0``, gets the result for the number; ``fixed`` records the name.
     """
 
     def __init__(self, settings: Any = None, fixed: Any = None) -> None:
@@ -76,7 +76,7 @@ def embedding_bag(
     per_sample_weights: Any = None,
     include_last_offset: Any = False, padding_idx: Any = None,
 ) -> Any:  # fmt: skip
-    """``torch.embedding_bag`` (sums and means of rows) by operators that have an ONNX form."""
+    """``torch.embedding_bag`` (sums and means of rows) by operators with an ONNX form."""
     if mode not in (0, 1) or scale_grad_by_freq:
         raise NotImplementedError("embedding bags of maxima, or with gradients scaled by frequency")
     starts = offsets[:-1] if include_last_offset else offsets
@@ -88,15 +88,15 @@ def embedding_bag(
     if padding_idx is not None and padding_idx >= 0:
         counts = (indices != padding_idx).to(weight.dtype)
         rows = rows * counts[:, None]
-    found = torch.zeros(starts.shape[0], weight.shape[1], dtype=weight.dtype).index_add(0, bags, rows)
+    summed = torch.zeros(starts.shape[0], weight.shape[1], dtype=weight.dtype).index_add(0, bags, rows)
     if mode == 1:
         sizes = torch.zeros(starts.shape[0], dtype=weight.dtype).index_add(0, bags, counts)
-        found = found / sizes.clamp(min=1)[:, None]
-    return found, bags, starts, starts
+        summed = summed / sizes.clamp(min=1)[:, None]
+    return summed, bags, starts, starts
 
 
 def distances(x1: Any, x2: Any, p: Any = 2.0, compute_mode: Any = None) -> Any:
-    """``torch.cdist`` by one formula for every number of rows; the gradient at a distance of 0 is 0."""
+    """``torch.cdist`` by the same formula for every number of rows; the gradient at a distance of 0 is 0."""
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
 
 
@@ -114,21 +114,21 @@ class TensorMath:
 
 
 def extreme(builtin: Any, function: Any) -> Any:
-    """``min`` or ``max`` that does not convert a tensor to bool."""
+    """``min`` or ``max`` without conversion of a tensor to bool."""
 
     def either(*args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) != 2 or not any(isinstance(a, Tensor) for a in args):
             return builtin(*args, **kwargs)
-        first = next(a for a in args if isinstance(a, Tensor))
-        return function(*(a if isinstance(a, Tensor) else torch.full_like(first, a) for a in args))
+        tensor = next(a for a in args if isinstance(a, Tensor))
+        return function(*(a if isinstance(a, Tensor) else torch.full_like(tensor, a) for a in args))
 
     return either
 
 
 def _modules_of(optimizers: Any) -> list[Any]:
-    """``torch.optim`` and the packages that the classes of ``optimizers`` come from."""
-    classes = {each for optimizer in optimizers for each in type(optimizer).__mro__}
-    packages = {each.__module__.partition(".")[0] for each in classes} - {"torch", "builtins", "abc", "typing"}
+    """``torch.optim`` and the packages the classes of ``optimizers`` come from."""
+    classes = {base for optimizer in optimizers for base in type(optimizer).__mro__}
+    packages = {type_.__module__.partition(".")[0] for type_ in classes} - {"torch", "builtins", "abc", "typing"}
     return [
         module
         for name, module in list(sys.modules.items())
@@ -137,16 +137,16 @@ def _modules_of(optimizers: Any) -> list[Any]:
 
 
 def _for_tensors(module: Any) -> dict[str, Any]:
-    """Name -> what takes its place in a module: `math` and its functions under any name, `max` and `min`."""
-    found: dict[str, Any] = {
+    """Name -> replacement in a module: `math` and the functions under any name, `max` and `min`."""
+    names: dict[str, Any] = {
         "max": extreme(builtins.max, torch.maximum), "min": extreme(builtins.min, torch.minimum)
     }  # fmt: skip
     for name, value in vars(module).items():
         if value is math:
-            found[name] = TensorMath()
+            names[name] = TensorMath()
         elif isinstance(value, types.BuiltinFunctionType) and value.__module__ == "math":
-            found[name] = getattr(TensorMath(), value.__name__)
-    return found
+            names[name] = getattr(TensorMath(), value.__name__)
+    return names
 
 
 @contextlib.contextmanager
@@ -166,7 +166,7 @@ def readable(settings: Any = None, fixed: Any = None, optimizers: Any = ()) -> A
 
 @contextlib.contextmanager
 def on_attention_math() -> Any:
-    """Compute scaled dot-product attention by its formula, as the trace does: fused kernels draw random numbers and
+    """Compute scaled dot-product attention by the formula, as the trace does: fused kernels draw random numbers and
     round in another order."""
     with sdpa_kernel(SDPBackend.MATH):
         yield

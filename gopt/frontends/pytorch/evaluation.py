@@ -1,8 +1,6 @@
-"""The forward of a recipe in evaluation mode, as a model beside the step.
-
-Parameters and buffers are inputs under the names that the step's states have, so that a run feeds its own. The model is
-compared with eager PyTorch at other values of them than it holds.
-"""
+"""The forward of a recipe in evaluation mode, as a model beside the step. Parameters and buffers are inputs with the
+names of the step's states, so a run feeds its own. The model is compared with eager PyTorch at other values of
+parameters and buffers."""
 
 from __future__ import annotations
 
@@ -54,8 +52,8 @@ class _NoDraws(RandomSource):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationModel:
-    """``graph``: the model with the first values of parameters and buffers; ``note``: why it holds for one size of the
-    batch alone, '' where it holds for any."""
+    """``graph``: the model with first values of parameters and buffers; ``note``: why the model holds for a single
+    batch size, '' if for any."""
 
     graph: Graph
     note: str
@@ -63,7 +61,7 @@ class EvaluationModel:
 
 @dataclass(slots=True)
 class _Forward:
-    """The forward of a recipe whose module is in evaluation mode."""
+    """The forward of a recipe with the module in evaluation mode."""
 
     recipe: Recipe
     options: ExportOptions
@@ -71,37 +69,39 @@ class _Forward:
 
     def places(self) -> list[Place]:
         """Parameters, buffers and constants."""
-        return [each for each in find_places(self.recipe, self.seen) if each.kind is not StateForm.OPTIMIZER]
+        return [cell for cell in find_places(self.recipe, self.seen) if cell.kind is not StateForm.OPTIMIZER]
 
-    def values(self, held: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> Tensors:
-        """The loss, other metrics, and what the module returns, of tensors in the place of ``held`` ones."""
+    def values(self, tensors: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> Tensors:
+        """The loss, other metrics, and the module's results, for tensors in place of ``held`` ones."""
         nothing = Hyper({}, [], {})
-        taken = [*held, *batch, LOSS]
+        names = [*tensors, *batch, LOSS]
         with (
-            swapped(self.recipe, self.places(), held, nothing, False, OptimizerTracing()),
-            returned(self.recipe, self.options, taken) as own,
+            swapped(self.recipe, self.places(), tensors, nothing, False, OptimizerTracing()),
+            returned(self.recipe, self.options, names) as module_values,
             torch.no_grad(), autocast(self.options), _NoDraws(),
         ):  # fmt: skip
-            found = self.recipe.evaluated(batch)
-        metrics = {f"metric.{name}" if name in (*held, *batch) else name: value for name, value in found.items()}
-        return metrics | {name: value for name, value in own.outputs.items() if name not in metrics}
+            results = self.recipe.evaluated(batch)
+        metrics = {f"metric.{name}" if name in (*tensors, *batch) else name: value for name, value in results.items()}
+        return metrics | {name: value for name, value in module_values.outputs.items() if name not in metrics}
 
     def model(self, name: str) -> onnx.ModelProto:
         """The forward as a model, with parameters and buffers as inputs. Raises UnsupportedError."""
-        held = {each.name: each.value.detach().clone() for each in self.places()}
-        arguments, names = self.recipe.batch | held, list[str]()
+        carried = {cell.name: cell.value.detach().clone() for cell in self.places()}
+        arguments, names = self.recipe.batch | carried, list[str]()
 
         def run(*flat: Any) -> list[Any]:
             with exportable():
                 values = dict(zip(arguments, map(to_fun, flat)))
-                found = self.values({each: values[each] for each in held}, {n: values[n] for n in self.recipe.batch})
-            names[:] = found
-            return [from_fun(value.detach()) for value in found.values()]
+                results = self.values(
+                    {name: values[name] for name in carried}, {n: values[n] for n in self.recipe.batch}
+                )
+            names[:] = results
+            return [from_fun(value.detach()) for value in results.values()]
 
         with quiet():
             graph = graph_of_code(run, arguments, {}, self.options, self.seen)
             traced = TracedStep(
-                graph, dict(self.recipe.batch), {}, {}, {}, held, names[1:], {}, {}, [], []
+                graph, dict(self.recipe.batch), {}, {}, {}, carried, names[1:], {}, {}, [], []
             )  # fmt: skip
             try:
                 model = to_onnx(traced, name)
@@ -114,12 +114,11 @@ class _Forward:
         return replace(self, recipe=replace(self.recipe, batch=resized(self.recipe.batch, size, sampled)))
 
 
-def evaluation_model(recipe: Recipe, options: ExportOptions, seen: EagerSteps, name: str) -> EvaluationModel:
-    """The forward of a recipe in evaluation mode, of any number of samples where its code holds for any.
+def evaluation_model(recipe: Recipe, options: ExportOptions, eager: EagerSteps, name: str) -> EvaluationModel:
+    """The forward of a recipe in evaluation mode, for any number of samples if the code allows.
 
-    Raises UnsupportedError for a forward that draws random numbers, cannot be exported, or is not that of eager
-    PyTorch."""
-    forward = _Forward(recipe, options, seen)
+    Raises UnsupportedError for a forward with random numbers, not exportable, or unlike eager PyTorch."""
+    forward = _Forward(recipe, options, eager)
     with _evaluating(recipe.whole), _refusals():
         sampled, note = _sampled(forward)
         model = forward.model(name)
@@ -135,19 +134,19 @@ def evaluation_model(recipe: Recipe, options: ExportOptions, seen: EagerSteps, n
 
 @contextlib.contextmanager
 def _evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """Put a module and what it contains into evaluation mode; each is as it was at the end."""
-    modes = {each: each.training for each in module.modules()}
+    """Put a module and its parts into evaluation mode, and back at the end."""
+    modes = {module: module.training for module in module.modules()}
     module.eval()
     try:
         yield
     finally:
-        for each, training in modes.items():
-            each.training = training
+        for part, training in modes.items():
+            part.training = training
 
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Raise UnsupportedError, which names the option, for whatever code raises."""
+    """Turn any error of code into an UnsupportedError naming the option."""
     try:
         yield
     except (UnsupportedError, InputError) as error:
@@ -166,7 +165,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _sampled(forward: _Forward) -> tuple[tuple[str, ...], str]:
-    """The inputs that have samples, or why the model is made for one number of them alone."""
+    """The inputs with samples, or the reason for a fixed number of samples."""
     recipe, options = forward.recipe, forward.options
     try:
         sampled = inputs_with_samples(recipe, options)
@@ -189,34 +188,34 @@ def _at_any_size(forward: _Forward, sampled: Sequence[str], name: str) -> onnx.M
 
 
 def _graph(model: onnx.ModelProto, forward: _Forward) -> Graph:
-    places = forward.places()
-    states = {each.name: each.value for each in places if each.kind is not StateForm.CONSTANT}
-    return with_values(model, states, {each.name: each.value for each in places if each.kind is StateForm.CONSTANT})
+    cells = forward.places()
+    states = {cell.name: cell.value for cell in cells if cell.kind is not StateForm.CONSTANT}
+    return with_values(model, states, {cell.name: cell.value for cell in cells if cell.kind is StateForm.CONSTANT})
 
 
 def _compare(graph: Graph, forward: _Forward, sampled: Sequence[str]) -> None:
-    """Run the model and eager PyTorch on the example batch, another one, and other numbers of samples where that is
-    open, with disturbed parameters and buffers. Raises UnsupportedError for a value that differs."""
+    """Run the model and eager PyTorch on the example batch, another batch, and other numbers of samples if open, with
+    disturbed parameters and buffers. Raises UnsupportedError for a different value."""
     generator = torch.Generator().manual_seed(forward.options.seed + 2)
-    held = {each.name: _disturbed(each, generator) for each in forward.places()}
+    values = {cell.name: _disturbed(cell, generator) for cell in forward.places()}
     executor = Executor(graph, SessionCache())
-    fed = {name: array_of(value) for name, value in held.items() if name in graph.inputs}
+    fed = {name: array_of(value) for name, value in values.items() if name in graph.inputs}
     tried = batches(forward.recipe, 2) + [
         forward.resized(size, sampled).recipe.batch for size in OTHER_SIZES if sampled
     ]
     for batch in tried:
         with quiet(), on_attention_math():
-            theirs = forward.values(held, batch)
-        given = {name: array_of(value) for name, value in batch.items() if name in graph.inputs}
-        mine = executor.run(given | fed, no_calls)
+            theirs = forward.values(values, batch)
+        batch_feeds = {name: array_of(value) for name, value in batch.items() if name in graph.inputs}
+        mine = executor.run(batch_feeds | fed, no_calls)
         for name, value in theirs.items():
             _check(name, mine[name], value, LIMITS[forward.options.autocast].loss)
 
 
-def _disturbed(place: Place, generator: torch.Generator) -> torch.Tensor:
-    """A value of a place that is not its first one, where a run may have another."""
-    value = place.value.detach()
-    if place.kind is StateForm.CONSTANT or not value.is_floating_point():
+def _disturbed(cell: Place, generator: torch.Generator) -> torch.Tensor:
+    """A value of a place other than the first, if a run may have another."""
+    value = cell.value.detach()
+    if cell.kind is StateForm.CONSTANT or not value.is_floating_point():
         return value.clone()
     return value + 0.1 * torch.rand(value.shape, generator=generator).to(value.dtype)
 

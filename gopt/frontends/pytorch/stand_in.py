@@ -1,4 +1,4 @@
-"""A small training step with the optimizers of a recipe without values: what they do with values shows there."""
+"""A small training step with the optimizers of a recipe without values, to show their effect on values."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _LARGEST = 4
 
 
 class _Parameters(torch.nn.Module):
-    """Parameters whose gradients differ from each other and from step to step."""
+    """Parameters with gradients different from each other and from step to step."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], generator: torch.Generator) -> None:
         super().__init__()
         self.all = torch.nn.ParameterList(parameters)
-        self.slopes = [torch.randn(each.shape, generator=generator).to(each.dtype) for each in parameters]
+        self.slopes = [torch.randn(param.shape, generator=generator).to(param.dtype) for param in parameters]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        terms = [(each * slope + each * each).sum().float() for each, slope in zip(self.all, self.slopes)]
+        terms = [(param * slope + param * param).sum().float() for param, slope in zip(self.all, self.slopes)]
         return torch.stack(terms).sum() * x.mean()
 
 
 def stand_in(recipe: Recipe) -> Recipe:
     """Return a step of copies of the optimizers over small parameters of the same ranks, types and groups, with random
-    values. States that the optimizers have already begin at zero."""
+    values. Existing states of the optimizers begin at zero."""
     generator = torch.Generator().manual_seed(7)
-    given = list(recipe.whole.parameters())
+    parameters = list(recipe.whole.parameters())
     small = [
-        torch.nn.Parameter(torch.randn(_small(each), generator=generator).to(each.dtype), each.requires_grad)
-        for each in given
+        torch.nn.Parameter(torch.randn(_small(param), generator=generator).to(param.dtype), param.requires_grad)
+        for param in parameters
     ]
-    memo: dict[int, object] = {id(old): new for old, new in zip(given, small)}
+    memo: dict[int, object] = {id(old): new for old, new in zip(parameters, small)}
     for optimizer in recipe.optimizers:
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
