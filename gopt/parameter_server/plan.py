@@ -102,7 +102,7 @@ def make_plan(
     if whole:
         updates = find_updates(training, whole_accumulators=False, uncut=whole)
     tables = replace(
-        tables, served=tuple(replace(t, subgraph=updates.subgraphs[t.table.parameter]) for t in tables.served)
+        tables, served=tuple(replace(row, subgraph=updates.subgraphs[row.table.parameter]) for row in tables.served)
     )
     dense_updates = {name: update for name, update in updates.subgraphs.items() if name not in tables.parameters}
     dense = replace(updates, subgraphs=dense_updates)
