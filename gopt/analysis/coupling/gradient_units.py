@@ -310,13 +310,17 @@ class GradientUnits:
             units = [replace(unit, start=False) for unit in units]
         elif any((unit.start, unit.factor) != (units[0].start, units[0].factor) for unit in units):
             settled = [self.settled(unit, self._others(name)) for unit, name in zip(units, among)]
-            if all(unit.start for unit in units) and not self._all_sure(settled):
-                return Unit(start=True)  # terms of a derivative of the model, such as that of an error function
+            contrary = self.terms.common is not None and len({unit.degree for unit in settled}) > 1
+            if all(unit.start for unit in units) and (contrary or not self._all_sure(settled)):
+                # terms of a derivative of the model, such as that of an error function
+                return Unit(start=True, sure=not contrary)
             units = settled
         first, sure = units[0], self._all_sure(units)
         coupled = next((unit.coupled for unit in units if unit.coupled), "")
         if any((unit.degree, unit.by) != (first.degree, first.by) for unit in units):
             of_one_kind = len({self.context.marks[name].kind is Relation.SAMPLES for name in among}) == 1
+            if not coupled and self.terms.common is not None and not any(unit.by for unit in units):
+                return replace(first, degree=self.terms.common, sure=False, start=False)
             if not coupled and not (sure and of_one_kind):
                 return None
             return replace(first, coupled=coupled, mixed=True, start=False)
@@ -426,6 +430,8 @@ class GradientUnits:
         if kind is Relation.SAMPLES:
             if unit.by and (found.by or sign < 0):
                 return None
+            found, unit = self._adjoint_of(found, unit, name) if sign > 0 else (found, unit)
+            sure, mixed = found.sure and unit.sure, found.mixed or unit.mixed
             lone = unit.lone if found.lone is None else found.lone and unit.lone is not False
             if lone is None and elementwise and name in self.squared and sign > 0:
                 lone = True
@@ -459,6 +465,20 @@ class GradientUnits:
             factor=found.factor * (unit.factor**sign if unit.by else 1.0),
             scattered=found.scattered or unit.scattered, model=found.model and name not in self.units,
         )  # fmt: skip
+
+    def _adjoint_of(self, left: Unit, right: Unit, name: str) -> tuple[Unit, Unit]:
+        """Two values of samples that are multiplied: where a constant of the loss stands in either, or did, it is the
+        adjoint, and what the other holds are constants of the model's derivative."""
+        derivative = Unit(start=True, model=True)
+        plain = [u.start and not (u.model or u.by or u.degree or u.explicit) for u in (left, right)]
+        if not all(plain):
+            models = [derivative if p and not (u.start or u.model) else v for p, u, v in zip(plain, (right, left), (left, right))]
+            return models[0], models[1]
+        begun = [unit for unit in (left, right) if self.terms.begun(unit.factor, bool(unit.lone))]
+        settled = [self.settled(unit, self._others(name)) for unit in begun]
+        if not settled or len({(unit.degree, unit.sure) for unit in settled}) > 1:
+            return left, right
+        return settled[0], derivative
 
     def _is_count(self, name: str, sign: int) -> bool:
         """Return whether a divisor is a scalar sum or mean over the rank's batch that is no statistic."""

@@ -61,9 +61,10 @@ class LossTerms:
                 return int(says.by_batch), True
         return self.common or 0, False
 
-    def begun(self, factor: float) -> bool:
-        """Return whether a constant is a term's own, and says more than one."""
-        return factor != 1.0 and any(isclose(factor, term.factor, rel_tol=2e-6) for term in self.terms)
+    def begun(self, factor: float, lone: bool = False) -> bool:
+        """Return whether a constant is a term's own, or twice that where ``lone``, and says more than one."""
+        known = (factor, factor / 2) if lone else (factor,)
+        return factor != 1.0 and any(isclose(n, term.factor, rel_tol=2e-6) for term in self.terms for n in known)
 
     def _but_for_two(self, factor: float) -> bool:
         """Return whether a constant is a term's own but for a two of the model, and the number of samples explains no
