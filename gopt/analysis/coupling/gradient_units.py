@@ -191,7 +191,7 @@ class GradientUnits:
         if unit.explicit or (unit.by and unit.degree >= 0):
             return replace(unit, start=False)
         more, sure = self.terms.degree(
-            unit.factor, bool(unit.lone), tuple(size for size in sizes if isinstance(size, int))
+            unit.factor, unit.lone, tuple(size for size in sizes if isinstance(size, int))
         )
         return replace(unit, degree=unit.degree + more, start=False, sure=unit.sure and sure)
 
@@ -474,6 +474,8 @@ class GradientUnits:
         if not all(plain):
             models = [derivative if p and not (u.start or u.model) else v for p, u, v in zip(plain, (right, left), (left, right))]
             return models[0], models[1]
+        if (left.lone is None) != (right.lone is None):
+            return (left, derivative) if right.lone is None else (derivative, right)
         begun = [unit for unit in (left, right) if self.terms.begun(unit.factor, bool(unit.lone))]
         settled = [self.settled(unit, self._others(name)) for unit in begun]
         if not settled or len({(unit.degree, unit.sure) for unit in settled}) > 1:

@@ -41,7 +41,7 @@ class LossTerms:
         degrees = {term.degree for term in self.terms if term.sure}
         return next(iter(degrees)) if len(degrees) == 1 else None
 
-    def degree(self, factor: float, lone: bool, sizes: tuple[int, ...]) -> tuple[int, bool]:
+    def degree(self, factor: float, lone: bool | None, sizes: tuple[int, ...]) -> tuple[int, bool]:
         """The power of 1 / N that a constant holds with which the backward starts, and whether that is certain.
 
         ``lone``: the derivative of a square, written with one product: its constant holds a two.
@@ -50,11 +50,11 @@ class LossTerms:
         if not self.batch:
             return 0, True
         factor = abs(factor)
-        for times in (2.0, 1.0) if lone else (1.0, 2.0):
-            if (found := self._as_a_term(factor / times)) is not None:
-                return found, True
-        if self.common is not None and self._but_for_two(factor):
+        readings = [self._as_a_term(factor / times) for times in ((2.0, 1.0) if lone else (1.0, 2.0))]
+        if self.common is not None and (self.common in readings or self._but_for_two(factor)):
             return self.common, True
+        if told := [reading for reading in readings if reading is not None]:
+            return told[0], self.common is None or lone is not None or all(term.factor != 1.0 for term in self.terms)
         for times in (2.0,) if lone else (1.0,):
             says = division(factor / times, self.batch, sizes)
             if says.by_batch != says.by_others:
