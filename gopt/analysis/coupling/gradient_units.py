@@ -19,7 +19,6 @@ from gopt.analysis.coupling.loss_terms import LossTerms, loss_terms
 from gopt.analysis.coupling.marks import REDUCED, UNKNOWN, Mark, Relation, division
 from gopt.analysis.coupling.reduced import unguarded
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
-from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Node
 from gopt.ir.graph_index import ancestors, descendants, walk
 from gopt.ir.types import FLOATS
@@ -106,10 +105,10 @@ class GradientUnits:
         self.terms = loss_terms(self.context, self.factors, self.losses)
         self.statistics = set(self.context.fed)
         self._behind = ancestors(self.context.index, self.statistics)[1]
-        for node in self.context.index.graph.nodes:
-            if node.phase is Phase.FORWARD and _is_square(self.context, node):
-                self.squared.update(node.inputs[:2] if node.is_a("Mul") else node.inputs[:1])
         producers = self.context.index.producers
+        for node in (producers[name] for name in self.terms.values if name in producers):
+            if _is_square(self.context, node):
+                self.squared.update(node.inputs[:2] if node.is_a("Mul") else node.inputs[:1])
         self._squares = {(producers[n].op_type, tuple(producers[n].inputs)) for n in self.squared if n in producers}
 
     def visit(self, node: Node) -> None:
@@ -190,9 +189,7 @@ class GradientUnits:
             return unit
         if unit.explicit or (unit.by and unit.degree >= 0):
             return replace(unit, start=False)
-        more, sure = self.terms.degree(
-            unit.factor, unit.lone, tuple(size for size in sizes if isinstance(size, int))
-        )
+        more, sure = self.terms.degree(unit.factor, unit.lone, tuple(size for size in sizes if isinstance(size, int)))
         return replace(unit, degree=unit.degree + more, start=False, sure=unit.sure and sure)
 
     # --- by operator ------------------------------------------------------------------------------------------------
@@ -303,8 +300,13 @@ class GradientUnits:
         units = self._beside(among, reduced=reduced)
         if not units:
             return None if among else Unit(start=not reduced)
-        if all(unit.model for unit in units):
-            return Unit(start=True, model=True, lone=units[0].lone if len(units) == 1 else False)
+        squares = any(unit.lone is not None for unit in units) or not self.squared.isdisjoint(among)
+        lone = units[0].lone if len(units) == 1 else False if squares else None
+        free = [name for name in values if name and name not in moving and name not in self.zeros]
+        free = [name for name in free if not context.index.constants.zero(name)]
+        apart = len(units) == 1 and any(self.factors.of(name).number != units[0].factor for name in free)
+        if all(unit.model for unit in units) or (not reduced and units[0].start and apart and node.is_a("Add", "Sub")):
+            return Unit(start=True, model=True, lone=lone)  # no adjoint has a constant added to it
         alike = len({(unit.degree, unit.by) for unit in units}) == 1 and all(u.factor == 1.0 for u in units if u.start)
         if alike and not all(unit.start for unit in units):
             units = [replace(unit, start=False) for unit in units]
@@ -324,12 +326,11 @@ class GradientUnits:
             if not coupled and not (sure and of_one_kind):
                 return None
             return replace(first, coupled=coupled, mixed=True, start=False)
-        free = [name for name in values if name and name not in moving and name not in self.zeros]
         linear = first.degree == int(reduced and not first.by) and (reduced or not first.by)
-        if not linear and any(not context.index.constants.zero(name) for name in free):
+        if free and not linear:
             return None
         unit = replace(
-            first, sure=sure, lone=first.lone if len(units) == 1 else False, coupled=coupled,
+            first, sure=sure, lone=lone, coupled=coupled,
             mixed=any(unit.mixed for unit in units), model=all(unit.model for unit in units),
             over=first.over if len({u.over for u in units}) == 1 else 1.0,
         )  # fmt: skip
@@ -472,8 +473,8 @@ class GradientUnits:
         derivative = Unit(start=True, model=True)
         plain = [u.start and not (u.model or u.by or u.degree or u.explicit) for u in (left, right)]
         if not all(plain):
-            models = [derivative if p and not (u.start or u.model) else v for p, u, v in zip(plain, (right, left), (left, right))]
-            return models[0], models[1]
+            behind = [not (unit.start or unit.model) for unit in (left, right)]
+            return (derivative if plain[0] and behind[1] else left), (derivative if plain[1] and behind[0] else right)
         if (left.lone is None) != (right.lone is None):
             return (left, derivative) if right.lone is None else (derivative, right)
         begun = [unit for unit in (left, right) if self.terms.begun(unit.factor, bool(unit.lone))]

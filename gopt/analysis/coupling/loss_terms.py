@@ -34,6 +34,8 @@ class LossTerms:
 
     terms: tuple[LossTerm, ...]
     batch: int
+    values: frozenset[str] = frozenset()
+    """The values of single samples that the terms are sums of."""
 
     @property
     def common(self) -> int | None:
@@ -88,6 +90,7 @@ class LossTerms:
 def loss_terms(context: CouplingContext, factors: UniformFactors, losses: list[str]) -> LossTerms:
     """Walk back from the losses to the values of single samples."""
     found: list[LossTerm] = []
+    values: set[str] = set()
     stack: list[tuple[str, UniformFactor, Mark | None]] = [(name, UniformFactor(), None) for name in losses]
     steps = 0
     while stack and len(found) < MOST and steps < 64 * MOST:
@@ -105,8 +108,9 @@ def loss_terms(context: CouplingContext, factors: UniformFactors, losses: list[s
             sized = factor.batches  # a size read from a shape divides
             sure = bool(sized) or (not top.doubt and (top.kind is not Relation.SUM or says is None or says.by_others))
             number = factor.number * float(context.batch or 1) ** sized * _of_operator(context, node, mark)
+            values.add(name)
             found.append(LossTerm(number, int(top.kind is Relation.MEAN) - sized, sure))
-    return LossTerms(tuple(dict.fromkeys(found)), context.batch)
+    return LossTerms(tuple(dict.fromkeys(found)), context.batch, frozenset(values))
 
 
 def _following(
