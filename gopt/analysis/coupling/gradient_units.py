@@ -475,13 +475,13 @@ class GradientUnits:
         if not all(plain):
             behind = [not (unit.start or unit.model) for unit in (left, right)]
             return (derivative if plain[0] and behind[1] else left), (derivative if plain[1] and behind[0] else right)
-        if (left.lone is None) != (right.lone is None):
-            return (left, derivative) if right.lone is None else (derivative, right)
         begun = [unit for unit in (left, right) if self.terms.begun(unit.factor, bool(unit.lone))]
         settled = [self.settled(unit, self._others(name)) for unit in begun]
-        if not settled or len({(unit.degree, unit.sure) for unit in settled}) > 1:
-            return left, right
-        return settled[0], derivative
+        if settled and len({(unit.degree, unit.sure) for unit in settled}) == 1:
+            return settled[0], derivative
+        if not begun and (left.lone is None) != (right.lone is None):
+            return (left, derivative) if right.lone is None else (derivative, right)
+        return left, right
 
     def _is_count(self, name: str, sign: int) -> bool:
         """Return whether a divisor is a scalar sum or mean over the rank's batch that is no statistic."""
@@ -512,6 +512,8 @@ class GradientUnits:
         if samples:
             if self.terms.begun(found.factor):  # what follows is of the model
                 found = self.settled(found, self._others(samples[0]))
+            elif factor.uniform and found.start and self.terms.begun(factor.number**sign):
+                found = replace(found, factor=1.0, sure=True)  # as is what stands before
             if found.start and not factor.uniform:
                 seeded = replace(found, factor=found.factor * factor.number**sign, model=False)
                 return self._seeded(seeded, self.settled(found, self._others(samples[0])), factor, samples[0])
