@@ -327,7 +327,7 @@ class GradientUnits:
                 return None
             return replace(first, coupled=coupled, mixed=True, start=False)
         linear = first.degree == int(reduced and not first.by) and (reduced or not first.by)
-        if free and not linear:
+        if not linear and not all(self._adjoint_like(name, first) for name in free):
             return None
         unit = replace(
             first, sure=sure, lone=lone, coupled=coupled,
@@ -337,6 +337,11 @@ class GradientUnits:
         if reduced and context.marks[moving[0]].kind is Relation.SAMPLES:
             return replace(self._over_samples(node, unit, moving), scattered=node.is_a("ScatterND", "ScatterElements"))
         return unit
+
+    def _adjoint_like(self, name: str, unit: Unit) -> bool:
+        """Return whether a value that no sample enters holds a term's own constant, so that it is an adjoint, too."""
+        number = self.factors.of(name).number
+        return self.terms.begun(number) and self.terms.degree(number, None, ()) == (unit.degree, True) and not unit.by
 
     def _all_sure(self, units: list[Unit]) -> bool:
         """Return whether constants tell the degree of values that are added: of some, where all are as the losses."""
@@ -474,6 +479,8 @@ class GradientUnits:
         plain = [u.start and not (u.model or u.by or u.degree or u.explicit) for u in (left, right)]
         if not all(plain):
             behind = [not (unit.start or unit.model) for unit in (left, right)]
+            if left.degree == right.degree == 1 and all(behind) and not (left.explicit or right.explicit):
+                return left, derivative  # no gradient is a product of two adjoints
             return (derivative if plain[0] and behind[1] else left), (derivative if plain[1] and behind[0] else right)
         begun = [unit for unit in (left, right) if self.terms.begun(unit.factor, bool(unit.lone))]
         settled = [self.settled(unit, self._others(name)) for unit in begun]
