@@ -312,7 +312,7 @@ class GradientUnits:
             units = [replace(unit, start=False) for unit in units]
         elif any((unit.start, unit.factor) != (units[0].start, units[0].factor) for unit in units):
             settled = [self.settled(unit, self._others(name)) for unit, name in zip(units, among)]
-            contrary = self.terms.common is not None and len({unit.degree for unit in settled}) > 1
+            contrary = not self.terms.differ and len({unit.degree for unit in settled}) > 1
             if all(unit.start for unit in units) and (contrary or not self._all_sure(settled)):
                 # terms of a derivative of the model, such as that of an error function
                 return Unit(start=True, sure=not contrary)
@@ -321,8 +321,8 @@ class GradientUnits:
         coupled = next((unit.coupled for unit in units if unit.coupled), "")
         if any((unit.degree, unit.by) != (first.degree, first.by) for unit in units):
             of_one_kind = len({self.context.marks[name].kind is Relation.SAMPLES for name in among}) == 1
-            if not coupled and self.terms.common is not None and not any(unit.by for unit in units):
-                return replace(first, degree=self.terms.common, sure=False, start=False)
+            if not (coupled or self.terms.differ or any(unit.by for unit in units)):
+                return replace(first, degree=self.terms.common or 0, sure=False, start=False)
             if not coupled and not (sure and of_one_kind):
                 return None
             return replace(first, coupled=coupled, mixed=True, start=False)

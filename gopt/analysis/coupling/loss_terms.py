@@ -43,6 +43,11 @@ class LossTerms:
         degrees = {term.degree for term in self.terms if term.sure}
         return next(iter(degrees)) if len(degrees) == 1 else None
 
+    @property
+    def differ(self) -> bool:
+        """Whether some terms are means and others sums, for certain."""
+        return len({term.degree for term in self.terms if term.sure}) > 1
+
     def degree(self, factor: float, lone: bool | None, sizes: tuple[int, ...]) -> tuple[int, bool]:
         """The power of 1 / N that a constant holds with which the backward starts, and whether that is certain.
 
@@ -52,15 +57,16 @@ class LossTerms:
         if not self.batch:
             return 0, True
         factor = abs(factor)
+        seen = self.common is None or lone is not None or all(term.factor != 1.0 for term in self.terms)
         readings = [self._as_a_term(factor / times) for times in ((2.0, 1.0) if lone else (1.0, 2.0))]
         if self.common is not None and (self.common in readings or self._but_for_two(factor)):
             return self.common, True
         if told := [reading for reading in readings if reading is not None]:
-            return told[0], self.common is None or lone is not None or all(term.factor != 1.0 for term in self.terms)
+            return told[0], seen
         for times in (2.0,) if lone else (1.0,):
             says = division(factor / times, self.batch, sizes)
             if says.by_batch != says.by_others:
-                return int(says.by_batch), True
+                return int(says.by_batch), seen or int(says.by_batch) == self.common
         return self.common or 0, False
 
     def begun(self, factor: float, lone: bool = False) -> bool:

@@ -84,6 +84,9 @@ class UniformFactors:
         if node.is_in(SCALES):
             left, right = (self.of(each, depth + 1) for each in node.inputs)
             return left.times(right, -1 if node.is_a("Div") else 1)
+        if node.is_a("Add", "Sub", "Sum"):
+            known = {(factor.number, factor.batches) for factor in (self.of(each, depth + 1) for each in node.inputs)}
+            return UniformFactor(*known.pop(), False, False) if len(known) == 1 else UNEQUAL
         if node.is_a("MatMul"):
             left, right = (self.of(each, depth + 1) for each in node.inputs)
             number = left.number if left.literal else 1.0
