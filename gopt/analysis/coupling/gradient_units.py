@@ -304,9 +304,14 @@ class GradientUnits:
         lone = units[0].lone if len(units) == 1 else False if squares else None
         free = [name for name in values if name and name not in moving and name not in self.zeros]
         free = [name for name in free if not context.index.constants.zero(name)]
-        apart = len(units) == 1 and any(self.factors.of(name).number != units[0].factor for name in free)
-        if all(unit.model for unit in units) or (not reduced and units[0].start and apart and node.is_a("Add", "Sub")):
-            return Unit(start=True, model=True, lone=lone)  # no adjoint has a constant added to it
+        if all(unit.model for unit in units):
+            return Unit(start=True, model=True, lone=lone)
+        if len(units) == len(free) == 1 and units[0].start and not reduced and node.is_a("Add", "Sub"):
+            number = self.factors.of(free[0]).number
+            if self.terms.begun(number):
+                units = [replace(units[0], factor=number)]  # an adjoint, too, such as of a log-softmax
+            elif number != units[0].factor:
+                return Unit(start=True, model=True, lone=lone)  # no adjoint has another constant added to it
         alike = len({(unit.degree, unit.by) for unit in units}) == 1 and all(u.factor == 1.0 for u in units if u.start)
         if alike and not all(unit.start for unit in units):
             units = [replace(unit, start=False) for unit in units]

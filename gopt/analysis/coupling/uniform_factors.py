@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -87,6 +87,8 @@ class UniformFactors:
         if node.is_a("Add", "Sub", "Sum"):
             known = {(factor.number, factor.batches) for factor in (self.of(each, depth + 1) for each in node.inputs)}
             return UniformFactor(*known.pop(), False, False) if len(known) == 1 else UNEQUAL
+        if node.is_a("ReduceMean"):
+            return replace(self.of(node.inputs[0], depth + 1), uniform=False, literal=False)
         if node.is_a("MatMul"):
             left, right = (self.of(each, depth + 1) for each in node.inputs)
             number = left.number if left.literal else 1.0
