@@ -480,20 +480,20 @@ class GradientUnits:
     def _adjoint_of(self, left: Unit, right: Unit, name: str) -> tuple[Unit, Unit]:
         """Two values of samples that are multiplied: where a constant of the loss stands in either, or did, it is the
         adjoint, and what the other holds are constants of the model's derivative."""
-        derivative = Unit(start=True, model=True)
-        plain = [u.start and not (u.model or u.by or u.degree or u.explicit) for u in (left, right)]
-        if not all(plain):
-            behind = [not (unit.start or unit.model) for unit in (left, right)]
-            if left.degree == right.degree == 1 and all(behind) and not (left.explicit or right.explicit):
-                return left, derivative  # no gradient is a product of two adjoints
-            return (derivative if plain[0] and behind[1] else left), (derivative if plain[1] and behind[0] else right)
-        begun = [unit for unit in (left, right) if self.terms.begun(unit.factor, bool(unit.lone))]
-        settled = [self.settled(unit, self._others(name)) for unit in begun]
-        if settled and len({(unit.degree, unit.sure) for unit in settled}) == 1:
-            return settled[0], derivative
-        if not begun and (left.lone is None) != (right.lone is None):
+        pair, derivative = (left, right), Unit(start=True, model=True)
+        plain = [unit.start and not (unit.by or unit.degree or unit.explicit) for unit in pair]
+        begun = [unit for unit in pair if not unit.model and self.terms.begun(unit.factor, bool(unit.lone))]
+        if all(plain) and not begun and (left.lone is None) != (right.lone is None):
             return (left, derivative) if right.lone is None else (derivative, right)
-        return left, right
+        if all(plain) and not (left.model or right.model):
+            settled = [self.settled(unit, self._others(name)) for unit in begun]
+            alike = len({(unit.degree, unit.sure) for unit in settled}) == 1
+            return (settled[0], derivative) if alike else pair
+        behind = [not (unit.start or unit.model) for unit in pair]
+        if left.degree == right.degree == 1 and all(behind) and not (left.explicit or right.explicit):
+            return left, derivative  # no gradient is a product of two adjoints
+        plain = [is_plain and not unit.model for is_plain, unit in zip(plain, pair)]
+        return (derivative if plain[0] and behind[1] else left), (derivative if plain[1] and behind[0] else right)
 
     def _is_count(self, name: str, sign: int) -> bool:
         """Return whether a divisor is a scalar sum or mean over the rank's batch that is no statistic."""
