@@ -26,6 +26,8 @@ class LossTerm:
     factor: float
     degree: int
     sure: bool = True
+    doubt: bool = False
+    """Whether its constant divides by the number of samples, or by others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class LossTerms:
         if self.common is not None and (self.common in readings or self._but_for_two(factor)):
             return self.common, True
         if told := [reading for reading in readings if reading is not None]:
-            return told[0], seen
+            return told[0], seen and not any(term.doubt for term in self.terms)
         for times in (2.0,) if lone else (1.0,):
             says = division(factor / times, self.batch, sizes)
             if says.by_batch != says.by_others:
@@ -115,7 +117,7 @@ def loss_terms(context: CouplingContext, factors: UniformFactors, losses: list[s
             sure = bool(sized) or (not top.doubt and (top.kind is not Relation.SUM or says is None or says.by_others))
             number = factor.number * float(context.batch or 1) ** sized * _of_operator(context, node, mark)
             values.add(name)
-            found.append(LossTerm(number, int(top.kind is Relation.MEAN) - sized, sure))
+            found.append(LossTerm(number, int(top.kind is Relation.MEAN) - sized, sure, top.doubt and not sized))
     return LossTerms(tuple(dict.fromkeys(found)), context.batch, frozenset(values))
 
 
