@@ -31,6 +31,7 @@ from gopt.operators.kinds import (
     QUOTIENTS,
     SCALES,
     SCATTERS,
+    SUMS,
     TERMS,
 )
 from gopt.operators.operator import Slope
@@ -306,7 +307,7 @@ class GradientUnits:
         free = [name for name in free if not context.index.constants.zero(name)]
         if all(unit.model for unit in units):
             return Unit(start=True, model=True, lone=lone)
-        if len(units) == len(free) == 1 and units[0].start and not reduced and node.is_a("Add", "Sub"):
+        if len(units) == len(free) == 1 and units[0].start and not reduced and node.is_in(SUMS):
             number = self.factors.of(free[0]).number
             if self.terms.begun(number):
                 units = [replace(units[0], factor=number)]  # an adjoint, too, such as of a log-softmax
@@ -524,7 +525,7 @@ class GradientUnits:
         if samples:
             if self.terms.begun(found.factor):  # what follows is of the model
                 found = self.settled(found, self._others(samples[0]))
-            elif factor.uniform and found.start and self.terms.begun(factor.number**sign):
+            elif found.start and self.terms.begun(factor.number**sign):
                 found = replace(found, factor=1.0, sure=True)  # as is what stands before
             if found.start and not factor.uniform:
                 seeded = replace(found, factor=found.factor * factor.number**sign, model=False)

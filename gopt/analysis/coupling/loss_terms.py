@@ -64,7 +64,8 @@ class LossTerms:
         if self.common is not None and (self.common in readings or self._but_for_two(factor)):
             return self.common, True
         if told := [reading for reading in readings if reading is not None]:
-            return told[0], seen and not any(term.doubt for term in self.terms)
+            written = readings[0] is not None or lone is None  # a sum of two products holds no two
+            return told[0], seen and written and not any(term.doubt for term in self.terms)
         for times in (2.0,) if lone else (1.0,):
             says = division(factor / times, self.batch, sizes)
             if says.by_batch != says.by_others:

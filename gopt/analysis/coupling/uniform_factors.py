@@ -11,7 +11,7 @@ import numpy as np
 from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.marks import Relation
 from gopt.ir.graph import Node
-from gopt.operators.kinds import CASTS, LAYOUT, SCALES
+from gopt.operators.kinds import AVERAGES, CASTS, LAYOUT, SCALES, SUMS
 
 DEPTH = 64
 """Nodes behind one another that are looked at."""
@@ -84,10 +84,10 @@ class UniformFactors:
         if node.is_in(SCALES):
             left, right = (self.of(each, depth + 1) for each in node.inputs)
             return left.times(right, -1 if node.is_a("Div") else 1)
-        if node.is_a("Add", "Sub", "Sum"):
+        if node.is_in(SUMS):
             known = {(factor.number, factor.batches) for factor in (self.of(each, depth + 1) for each in node.inputs)}
             return UniformFactor(*known.pop(), False, False) if len(known) == 1 else UNEQUAL
-        if node.is_a("ReduceMean"):
+        if node.is_in(AVERAGES):
             return replace(self.of(node.inputs[0], depth + 1), uniform=False, literal=False)
         if node.is_a("MatMul"):
             left, right = (self.of(each, depth + 1) for each in node.inputs)
