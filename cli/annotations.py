@@ -1,4 +1,4 @@
-"""Annotations that GitHub shows beside the files of a pull request, and the codes of errors that stand in them."""
+"""Annotations that GitHub shows beside the files of a pull request, and the codes of errors standing in them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def format_option(function: click.decorators.FC) -> click.decorators.FC:
 
 
 def is_asked(arguments: Sequence[str]) -> bool:
-    """Return whether a command line asks for annotations: of errors too, which end it before its options are read."""
+    """Return whether a command line asks for annotations: of errors too, which end it before the options are read."""
     pairs = zip(arguments, [*arguments[1:], ""], strict=True)
     return "--format=github" in arguments or ("--format", "github") in pairs
 

@@ -41,7 +41,7 @@ def check_auto(given: dict[str, Any]) -> None:
 
 
 def split_link(given: dict[str, Any], mesh: Mesh) -> str | None:
-    """``--link`` where an axis of the mesh splits the computation, for its pass; raises OptionError where the option
+    """``--link`` where an axis of the mesh splits the computation, for the pass; raises OptionError where the option
     does nothing."""
     copies = dict(mesh.kinds)
     if any(size > 1 and name not in mesh.data_axes and name not in copies for name, size in mesh.axes):

@@ -26,7 +26,7 @@ _OWN = {"reproducer", "reproducer_values", "quiet", "verbose"}
 
 
 class Recorder:
-    """The arguments of a command as parts, and the inputs that they name, in order."""
+    """The arguments of a command as parts, and the inputs they name, in order."""
 
     def __init__(self) -> None:
         self.inputs: list[tuple[Path, bool]] = []
@@ -72,7 +72,7 @@ def rebuilt(
 ) -> list[str]:
     """The command line of a reproducer; ``find`` gives a command, ``inputs`` a path, outputs lie in ``output``.
 
-    Raises InputError for a command or option that no reproducer has: such a file may come from anybody.
+    Raises InputError for a command or option no reproducer has: such a file may come from anybody.
     """
     if record.command not in COMMANDS:
         raise InputError(f"a reproducer has no command {show(record.command)}")

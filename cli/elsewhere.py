@@ -41,7 +41,7 @@ _OF_OTHERS = {
 
 
 def meant_by(typed: str, command: click.Command | None, near: Sequence[str]) -> str:
-    """The hint for an option that a command does not have; '' where none is near."""
+    """The hint for an option a command does not have; '' where none is near."""
     name = typed.lstrip("-").lower().replace("_", "-")
     has = {option for param in command.params for option in param.opts} if command is not None else set()
     if f"--{name}" in has:

@@ -74,8 +74,9 @@ def command(factory: str, output: str, force: bool, as_json: bool, **given: Any)
 
     FACTORY takes nothing and returns (module, loss function or None, optimizer, example batch), and as a fifth a
     scheduler that moves at every step, if there is one. The optimizer may be what Lightning's configure_optimizers
-    returns, the batch a DataLoader. The loss function is called as loss(module, batch) where the batch is a dict, as
-    loss(module(*inputs), target) where it is a tuple; None: the module returns the loss. Several optimizers are a list.
+    returns, the batch a DataLoader. The loss function is called as loss(module, batch) where the batch is a dict or
+    one tensor, as loss(module(*inputs), target) where it is a tuple; None: the module returns the loss. Several
+    optimizers are a list.
 
     Nothing is written unless all states and the loss agree with eager PyTorch over --check steps. With --no-values
     parameters have no memory and the file no values of states, and nothing is compared.

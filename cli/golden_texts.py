@@ -1,4 +1,4 @@
-"""The goldens that a ``gopt-golden.toml`` asks for, made anew: its cases are command lines."""
+"""The goldens a ``gopt-golden.toml`` asks for, made anew: its cases are command lines."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from .terminal import safe_json
 
 
 def strict_json(record: Any, indent: int | None = None) -> str:
-    """A record as JSON that every parser reads; NaN and infinities are null."""
+    """A record as JSON every parser reads; NaN and infinities are null."""
     encoder = _encoder(indent)
     try:
         return safe_json(encoder.encode(record))

@@ -177,7 +177,7 @@ def _of_usage(error: click.ClickException, arguments: list[str]) -> tuple[str, t
 
 
 def _switches(command: click.Command) -> set[str]:
-    """The names of options that take no value."""
+    """The names of options taking no value."""
     found = (each for each in command.params if isinstance(each, click.Option) and (each.is_flag or each.count))
     return {name for each in found for name in (*each.opts, *each.secondary_opts)}
 
@@ -246,7 +246,7 @@ def _fail(message: str, hints: tuple[str, ...], code: int) -> int:
 
 def leave(code: int) -> None:
     """End this process; at once where ranks are left behind that hang or compute: the interpreter cannot end around
-    native code that runs in a thread, and would abort."""
+    native code running in a thread, and would abort."""
     import threading
 
     if not any(thread.name.startswith("rank ") for thread in threading.enumerate()):

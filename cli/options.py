@@ -1,4 +1,4 @@
-"""Groups of options that several commands share, and the objects they build."""
+"""Groups of options several commands share, and the objects they build."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def grouped(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def seconds(value: Any) -> float:
-    """A time to wait: a number above 0 that the system's clocks can hold. Raises BadParameter."""
+    """A time to wait: a number above 0 the system's clocks can hold. Raises BadParameter."""
     try:
         found = float(value)
     except ValueError:
@@ -244,7 +244,7 @@ def build_mesh(
     ranks: int | None, text: str | None, axes: Mapping[str, int] | None, kinds: Mapping[str, AxisKind] | None = None
 ) -> Mesh:
     """The mesh of ``--ranks``, ``--mesh`` or the configuration's ``[mesh]``; they must agree. ``kinds``: what was said
-    of its axes."""
+    of the axes."""
     from gopt.records.mesh import Mesh
 
     mesh, said = None, kinds or {}
@@ -311,7 +311,7 @@ def arguments_of(context: click.Context, without: Sequence[str]) -> list[str]:
 
 
 def setting_pairs(texts: Iterable[str]) -> dict[str, str]:
-    """Hyper-parameter -> the text of its value; raises OptionError where a text is no pair, or one is set twice."""
+    """Hyper-parameter -> the text of the value; raises OptionError where a text is no pair, or one is set twice."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

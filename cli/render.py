@@ -1,4 +1,4 @@
-"""Records to rich tables: with its siblings ``render_*``, the only importer of rich."""
+"""Records to rich tables: with the siblings ``render_*``, the only importer of rich."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SafeConsole(Console):
             super().print(each, **given)
 
     def print_line(self, text: Text) -> None:
-        """Print a text on one line, however wide it is: for lines that other programs read, such as differences."""
+        """Print a text on one line, however wide it is: for lines other programs read, such as differences."""
         super().print(_cleaned(text), soft_wrap=True)
 
     def _print_text(self, text: str | Text, given: dict[str, Any]) -> None:
@@ -136,7 +136,7 @@ def render_report(report: Report, output: Path | None) -> None:
 
 
 def print_notes(out: Console, notes: Iterable[str], couplings: Iterable[Coupling] = ()) -> None:
-    """Print a line for each note; with ``--verbose`` also of couplings so usual that no note is made of them."""
+    """Print a line for each note; with ``--verbose`` also of couplings so usual no note is made of them."""
     if verbosity() is Verbosity.VERBOSE:
         from gopt.analysis.coupling import CouplingKind, of_kind
 
@@ -191,7 +191,7 @@ def print_ranks(out: Console, columns: Sequence[str], groups: Sequence[Sequence[
 
 
 def _render_ranks(out: Console, report: Report) -> None:
-    """One line for all ranks that hold and send the same."""
+    """One line for all ranks holding and send the same."""
     usages = []
     for usage in report.ranks:
         several = len({call.group for call in usage.communication}) > 1

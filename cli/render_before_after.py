@@ -37,7 +37,7 @@ def render_before_after(
     pipeline: Sequence[PassRecord],
     sizes: BeforeAfter | None,
 ) -> None:
-    """Print the request on one line, and its savings."""
+    """Print the request on one line, and the savings."""
     out.print(Text.assemble((file, "bold"), f"  {_asked(mesh, pipeline)}"))
     if sizes is None:
         return
@@ -50,7 +50,7 @@ def render_before_after(
 
 
 def render_roles(out: Console, sizes: Sequence[RoleSize]) -> None:
-    """The source against a trainer and the fullest server; nothing for a report that has no sizes."""
+    """The source against a trainer and the fullest server; nothing for a report with no sizes."""
     if sizes:
         labels = {name: label for label, name in _ROWS} | {"calls": "messages in a step"}
         rows = [(label, name) for name, label in labels.items() if name != "peak_live"]

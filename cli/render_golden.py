@@ -15,7 +15,7 @@ _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def render_check(found: GoldenCheck, folder: str) -> None:
-    """A unified diff of each golden that differs, and the command that accepts the change."""
+    """A unified diff of each golden that differs, and the command accepting the change."""
     out = console()
     for lines in found.differing.values():
         for line in lines:

@@ -86,7 +86,7 @@ def render_plan(
 
 
 def _join(rows: Sequence[tuple[list[str], str]], columns: Sequence[str]) -> list[tuple[list[str], str]]:
-    """Neighbouring rows that differ in one setting alone as one row, which lists its values."""
+    """Neighbouring rows differing in one setting alone as one row, which lists its values."""
     found: list[tuple[list[str], str]] = []
     at = -1  # the column in which the rows of the last one differ
     for line, why in rows:

@@ -1,4 +1,4 @@
-"""Prints the result of ``gopt split``, and of ``gopt inspect`` for its folders. Every line and table fits in 80
+"""Prints the result of ``gopt split``, and of ``gopt inspect`` for the folders. Every line and table fits in 80
 columns."""
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def render_verification(result: Verification, roles: Sequence[str] = ()) -> None
 
 
 def _failing(result: Verification, out: Console, roles: Sequence[str]) -> None:
-    """Every value that was out of tolerance, by name."""
+    """Every value out of tolerance, by name."""
     values = result.failing()
     if not values:
         return

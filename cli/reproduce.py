@@ -65,7 +65,7 @@ def command(file: str, more: tuple[str, ...], extract: str | None, deadline: flo
 
 
 def command_of(record: Reproducer, output: Path, folder: Path) -> list[str]:
-    """The command line on the inputs that ``unpack`` put into a folder; what it writes lies in ``output``.
+    """The command line on the inputs ``unpack`` put into a folder; what it writes lies in ``output``.
 
     Raises InputError for what no reproducer has.
     """

@@ -71,12 +71,12 @@ def _values(context: click.Context, param: click.Parameter, value: bool) -> None
 
 
 def tell_failure(error: BaseException, code: int) -> None:
-    """Note the error that ends the command with ``code``."""
+    """Note the error ending the command with ``code``."""
     _Setting.run.error = error, code
 
 
 def tell_result(message: str) -> None:
-    """Note in one line why a command that ends normally ends with another code than 0."""
+    """Note in one line why a command ending normally ends with another code than 0."""
     _Setting.run.message = message
 
 
@@ -89,7 +89,7 @@ def failure(code: int) -> Failure:
 
 
 def save_failure(code: int) -> int:
-    """Write the reproducer that was asked for, if the command has failed; never raises, and says what went wrong.
+    """Write the reproducer asked for, if the command has failed; never raises, and says what went wrong.
 
     Returns the exit code: that of the command, or of a signal that came while the file was written.
     """

@@ -240,7 +240,7 @@ def options_of(given: dict[str, Any]) -> RunOptions:
 
 
 def _steps(folder: str, options: RunOptions, given: dict[str, Any]) -> int:
-    """The steps that are asked for, by --steps or by --epochs."""
+    """The steps asked for, by --steps or by --epochs."""
     from gopt.runtime.training.epochs import steps_of_epochs
 
     from . import run_servers

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def step_message(line: str) -> StepMessage:
-    """The record of a step that the first rank prints. Raises RunError for a line that is none."""
+    """The record of a step the first rank prints. Raises RunError for a line that is none."""
     from gopt.documents import RANK_MESSAGE, as_run_error, parse_json
     from gopt.documents.records import from_document
     from gopt.errors import InputError
@@ -92,7 +92,7 @@ def report_steps(
 
 
 def _resume_step(job: Any) -> int | None:
-    """The step that a run resumes at; None: from the beginning."""
+    """The step a run resumes at; None: from the beginning."""
     if not job.resume or job.checkpoint is None:
         return None
     from gopt.artifact.checkpoint_index import complete_steps

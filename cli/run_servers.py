@@ -43,7 +43,7 @@ def role_names(folder: str, roles: int) -> list[str]:
 
 
 def check_engine(given: dict[str, Any], split: bool) -> None:
-    """Refuse an engine that has no messages."""
+    """Refuse an engine with no messages."""
     if split and given["engine"] == "nccl":
         raise OptionError(
             "--engine nccl cannot run a split: NCCL has no messages between single ranks",
@@ -52,7 +52,7 @@ def check_engine(given: dict[str, Any], split: bool) -> None:
 
 
 def endpoints(job: Any, options: RunOptions, servers: list[Any]) -> Any:
-    """The job with its trainers and servers; at the end the chief lists in ``servers`` what each of them did."""
+    """The job with the trainers and servers; at the end the chief lists in ``servers`` what each of them did."""
     from gopt.runtime.parameter_server.waits import straggler
 
     def summarise(all_servers: Sequence[Any]) -> None:

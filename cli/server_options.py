@@ -143,8 +143,8 @@ def split_options(*modes: str) -> Callable[[F], F]:
 
 
 def given_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of ``SplitOptions`` that the command line sets. Raises OptionError, and InputError for a damaged
-    server map."""
+    """The fields of ``SplitOptions`` the command line sets. Raises OptionError, and InputError for a damaged server
+    map."""
     from gopt.analysis.loss_reduction import LossReduction
     from gopt.artifact.server_entries import Mode, PullAt
     from gopt.parameter_server.placement import Placement

@@ -87,7 +87,7 @@ def shard_options(given: dict[str, Any], config: GoptConfig, link: str | None) -
 
 
 def _passes_in_order(given: dict[str, Any], config: GoptConfig) -> list[tuple[str, dict[str, str]]] | None:
-    """Passes of ``--pipeline``, or of the configuration, with their options; None: the default passes."""
+    """Passes of ``--pipeline``, or of the configuration, with the options; None: the default passes."""
     from gopt.passes import DEFAULT
     from gopt.passes.pipeline import parse_pipeline
 

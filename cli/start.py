@@ -49,5 +49,5 @@ def _end_without_memory() -> NoReturn:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End at once: what is being imported holds nothing that needs an end, and prints no traceback."""
+    """End at once: what is being imported holds nothing needing an end, and prints no traceback."""
     os._exit(INTERRUPTED)

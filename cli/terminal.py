@@ -1,4 +1,4 @@
-"""Every line that gopt prints goes through here or ``render``, which escape control characters."""
+"""Every line gopt prints goes through here or ``render``, which escape control characters."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def print_json_text(text: str) -> None:
 def open_streams() -> None:
     """Make the three streams of this process such that text can be written to them.
 
-    Characters that a terminal's encoding has not are shown by ASCII signs or escapes. A number that was closed is
-    taken by no file; who writes to a closed stdout is told so, as on a full disk. What stderr does not take is lost:
-    it changes neither what a command does nor its exit code.
+    Characters a terminal's encoding has not are shown by ASCII signs or escapes. A number that was closed is taken by
+    no file; who writes to a closed stdout is told so, as on a full disk. What stderr does not take is lost: it changes
+    neither what a command does nor its exit code.
     """
     for number in range(3):
         try:

@@ -31,7 +31,7 @@ def run_commands(commands: Sequence[Sequence[str]], folder: Path, timeout: float
     """Run commands of gopt one after the other, in a folder, until one fails; None where none does.
 
     They run in a fork of this process, which is quick; what they print is in ``stdout.txt`` and ``stderr.txt`` of the
-    folder. After ``timeout`` seconds the process and its children are killed; where this process dies, it dies too.
+    folder. After ``timeout`` seconds the process and the children are killed; where this process dies, it dies too.
     """
     from gopt.offline.reproducer.failure import Failure
 
@@ -68,8 +68,8 @@ def _kill(child: int) -> None:
 
 
 def _answer(reader: int, end: float, most: int = _ANSWER) -> bytes | None:
-    """The bytes that the child writes until it closes its side, what is beyond ``most`` left out; None where that takes
-    too long. A signal ends the wait: its handler runs, and may raise."""
+    """The bytes the child writes until it closes its side, what is beyond ``most`` left out; None where that takes too
+    long. A signal ends the wait: its handler runs, and may raise."""
     data = b""
     with wakened_by_signals() as came:
         while (left := end - time.monotonic()) > 0:
@@ -119,7 +119,7 @@ def _first_failure(commands: Sequence[Sequence[str]]) -> Failure | None:
 
 
 def run_program(words: Sequence[str], folder: Path, timeout: float) -> Failure | None:
-    """Run a program other than gopt; its failure is its exit code and the first line that it writes to stderr."""
+    """Run a program other than gopt; its failure is its exit code and the first line it writes to stderr."""
     from gopt.errors import OptionError
     from gopt.offline.reproducer.failure import Failure
 

@@ -1,4 +1,4 @@
-"""``--unchecked``: take files as they are, of all commands that read folders or checkpoints."""
+"""``--unchecked``: take files as they are, of all commands reading folders or checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ COMMANDS = ("diff", "explain", "inspect", "merge", "report", "reshard", "run", "
 
 
 def with_unchecked(command: click.Command) -> click.Command:
-    """Add ``--unchecked`` to a command that reads folders."""
+    """Add ``--unchecked`` to a command reading folders."""
     if command.name in COMMANDS and not any("--unchecked" in param.opts for param in command.params):
         text = "Read files as they are, without comparing them with their digests."
         option = click.Option(["--unchecked"], is_flag=True, expose_value=False, callback=_set, help=text)

@@ -45,7 +45,7 @@ def restored() -> Iterator[None]:
 
 
 def verbosity_arguments() -> list[str]:
-    """The options that give another process the same setting."""
+    """The options giving another process the same setting."""
     return {Verbosity.QUIET: ["--quiet"], Verbosity.VERBOSE: ["--verbose"]}.get(verbosity(), [])
 
 

@@ -1,4 +1,4 @@
-"""Operators and values that passes added: their ranks, their purpose, and the local shapes on each rank."""
+"""Operators and values added by passes: ranks, purpose, and local shapes on each rank."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _AddedOp:
 
 @dataclass(slots=True)
 class _AddedVar:
-    """A value in the making: ``shapes`` has the ranks that have each type of it."""
+    """A value in the making: ``shapes`` has the ranks by type."""
 
     pass_name: str
     purpose: tuple[str, str]
@@ -55,30 +55,30 @@ def added(
     ranks: Sequence[RankGraph],
     calls: Iterable[CollectiveCall],
 ) -> tuple[list[OpFact], list[AddedVarFact]]:
-    """Operators and values that passes made, with the ranks that have them."""
-    found = _Added(program, {call.node.outputs[0]: call.carries for call in calls if call.node.outputs})
+    """Operators and values made by passes, with their ranks."""
+    additions = _Added(program, {call.node.outputs[0]: call.carries for call in calls if call.node.outputs})
     for variant, members in classes:
-        found.shared_nodes(variant, members)
-        found.shared_constants(variant.graph, members)
+        additions.shared_nodes(variant, members)
+        additions.shared_constants(variant.graph, members)
     types = {id(variant): LocalTypes(variant) for variant, _ in classes}
     for rank in ranks:
-        found.of_rank(rank, types[id(program.of(rank.rank))].on(rank))
+        additions.of_rank(rank, types[id(program.of(rank.rank))].on(rank))
     if program.micro_steps > 1:
-        found.phases(ranks)
-    return list(found.op_facts()), list(found.var_facts())
+        additions.phases(ranks)
+    return list(additions.op_facts()), list(additions.var_facts())
 
 
 class _Added:
     def __init__(self, program: SpmdProgram, carries: dict[str, CallContent]) -> None:
         graph = program.source.graph
-        made = (name for nodes in (graph.nodes, graph.file_nodes or ()) for node in nodes for name in node.outputs)
-        self.source: Container[str] = {*graph.types, *made}
+        results = (name for nodes in (graph.nodes, graph.file_nodes or ()) for node in nodes for name in node.outputs)
+        self.source: Container[str] = {*graph.types, *results}
         """Names of the source, also of what operators of the file make that were expanded."""
         self.carries = carries
         self.gradients = set(program.source.gradients.values())
         self._states = {state.input for state in program.states}
         self._makers = {name: node for node in program.graph.nodes if node.made_by for name in node.outputs}
-        self.accumulators = {held.input for held in program.accumulators}
+        self.accumulators = {sums.input for sums in program.accumulators}
         self.ops: dict[tuple[str, str], _AddedOp] = {}
         self.variables: dict[str, _AddedVar] = {}
         self._known: set[int] = set()
@@ -86,9 +86,9 @@ class _Added:
         self._renamed: dict[RankBlock, list[Node]] = {}
 
     def shared_nodes(self, program: SpmdProgram, members: Sequence[int]) -> None:
-        """Nodes that all ranks of a variant run on values that are alike on all."""
+        """Nodes run by all ranks of a variant on equal values."""
         on_all = dict.fromkeys(members)
-        renamed = {held.added for held in program.accumulators} | set(program.loop_carried.values())
+        renamed = {sums.added for sums in program.accumulators} | set(program.loop_carried.values())
         for node in program.graph.nodes:
             if node.sharding.by_axis or not node.made_by or node.domain == SPMD:
                 continue
@@ -102,7 +102,7 @@ class _Added:
                 self._var(name, node).shapes.setdefault(program.graph.type_of(name), {}).update(on_all)
 
     def shared_constants(self, graph: Graph, members: Sequence[int]) -> None:
-        """Initializers that passes made and that all ranks of a variant have."""
+        """Initializers made by passes and common to all ranks of a variant."""
         new = [name for name in graph.initializers if self._is_new(name)]
         used = graph.used() if new else set()
         for name in new:
@@ -110,13 +110,13 @@ class _Added:
                 self._constant(name, graph.initializers[name].type, members)
 
     def _constant(self, name: str, type: TensorType, ranks: Iterable[int]) -> None:
-        found = self.variables.get(name)
-        if found is None:
-            found = self.variables[name] = _AddedVar(_pass_of(name), _CONSTANT, bucket_of([name]))
-        found.shapes.setdefault(type, {}).update(dict.fromkeys(ranks))
+        variable = self.variables.get(name)
+        if variable is None:
+            variable = self.variables[name] = _AddedVar(_pass_of(name), _CONSTANT, bucket_of([name]))
+        variable.shapes.setdefault(type, {}).update(dict.fromkeys(ranks))
 
     def of_rank(self, rank: RankGraph, types: OnRank) -> None:
-        """Nodes, values and states that a rank has of its own."""
+        """A rank's own nodes, values and states."""
         for node in self._nodes(rank):
             if node.made_by:
                 self._op(node).ranks[rank.rank] = None
@@ -130,16 +130,16 @@ class _Added:
                 summed = state.input in self.accumulators
                 what = "the rank's sum of gradients" if summed else "the rank's run of a bucket's states"
                 purpose = ("accumulator" if summed else "state", what)
-                made = self.variables.setdefault(state.input, _AddedVar("shard", purpose, bucket_of([state.input])))
-                made.shapes.setdefault(state.type, {})[rank.rank] = None
+                variable = self.variables.setdefault(state.input, _AddedVar("shard", purpose, bucket_of([state.input])))
+                variable.shapes.setdefault(state.type, {})[rank.rank] = None
 
     def phases(self, ranks: Iterable[RankGraph]) -> None:
-        """Note the phases that have each operator."""
+        """Note the phases of each operator."""
         blocks = {block: rank.phase.name for rank in ranks for block in rank.blocks}
         for block, phase in blocks.items():
             for node in block.nodes:
-                if (found := self.ops.get((node.label, node.op_type))) is not None:
-                    found.phases[phase] = None
+                if (operator := self.ops.get((node.label, node.op_type))) is not None:
+                    operator.phases[phase] = None
 
     def _nodes(self, rank: RankGraph) -> Iterator[Node]:
         for block in rank.blocks:
@@ -151,7 +151,7 @@ class _Added:
             yield from self._renamed[block]
 
     def _unknown(self, block: RankBlock) -> Iterator[Node]:
-        """Nodes of passes, and nodes of the source whose results have new names."""
+        """Nodes of passes, and nodes of the source with renamed results."""
         return (
             node for node in block.nodes
             if id(node) not in self._known and (node.made_by or any(map(self._is_new, node.outputs)))
@@ -159,17 +159,17 @@ class _Added:
 
     def _op(self, node: Node) -> _AddedOp:
         key = (node.label, node.op_type)
-        found = self.ops.get(key)
-        if found is None:
-            found = self.ops[key] = _AddedOp(node, self._purpose(node))
-        return found
+        operator = self.ops.get(key)
+        if operator is None:
+            operator = self.ops[key] = _AddedOp(node, self._purpose(node))
+        return operator
 
     def _var(self, name: str, node: Node) -> _AddedVar:
-        found = self.variables.get(name)
-        if found is None:
+        variable = self.variables.get(name)
+        if variable is None:
             of = bucket_of([name, *node.outputs[:1], *node.inputs[:1]])
-            found = self.variables[name] = _AddedVar(node.made_by or _pass_of(name), self._purpose(node), of)
-        return found
+            variable = self.variables[name] = _AddedVar(node.made_by or _pass_of(name), self._purpose(node), of)
+        return variable
 
     def _names(self, node: Node) -> Iterator[str]:
         return (name for name in node.outputs if self._is_new(name))
@@ -192,36 +192,36 @@ class _Added:
         return str(kind.value) if of_model else _BETWEEN.get(node.phase, str(kind.value))
 
     def _is_held(self, name: str) -> bool:
-        """Return whether a value is a state, or is made of one by passes."""
+        """Return whether a value is a state, or made of a state by passes."""
         while (node := self._makers.get(name)) is not None and node.inputs:
             name = node.inputs[0]
         return name in self._states
 
     def op_facts(self) -> Iterator[OpFact]:
-        """Yield operators in the order in which they were added."""
-        for (label, _), held in self.ops.items():
-            node, (role, reason) = held.node, held.purpose
+        """Yield operators in the order of addition."""
+        for (label, _), operator in self.ops.items():
+            node, (role, reason) = operator.node, operator.purpose
             of = bucket_of([*node.outputs[:1], *node.inputs[:1]])
             kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-            where = rank_ranges(sorted(held.ranks))
-            yield OpFact(node.made_by, reason, where, role, of, label, kind, phases=tuple(held.phases))
+            where = rank_ranges(sorted(operator.ranks))
+            yield OpFact(node.made_by, reason, where, role, of, label, kind, phases=tuple(operator.phases))
 
     def var_facts(self) -> Iterator[AddedVarFact]:
-        """Yield values in the order in which they were added."""
-        for name, held in self.variables.items():
-            dtype = next(iter(held.shapes)).dtype
+        """Yield values in the order of addition."""
+        for name, var in self.variables.items():
+            dtype = next(iter(var.shapes)).dtype
             shapes = tuple(
-                LocalShape(rank_ranges(sorted(ranks)), type.shape, type.nbytes) for type, ranks in held.shapes.items()
+                LocalShape(rank_ranges(sorted(ranks)), type.shape, type.nbytes) for type, ranks in var.shapes.items()
             )
-            role, reason = held.purpose
-            yield AddedVarFact(held.pass_name, reason, role, held.of, name, dtype, shapes)
+            role, reason = var.purpose
+            yield AddedVarFact(var.pass_name, reason, role, var.of, name, dtype, shapes)
 
 
 def _pass_of(name: str) -> str:
-    """The pass that gave a value of a source's node its name."""
+    """The pass behind the new name of a source node's value."""
     return name.split(".")[1]
 
 
 def bucket_of(names: Iterable[str]) -> str | None:
-    """The bucket of the first of some values that has one in its name."""
-    return next((found[1] for name in names if (found := _BUCKET.match(name))), None)
+    """The first bucket named by one of some values."""
+    return next((match[1] for name in names if (match := _BUCKET.match(name))), None)

@@ -18,43 +18,43 @@ from gopt.text.sanitize import show
 
 
 def annotated(graph: Graph, nodes: Sequence[Node], program: SpmdProgram) -> tuple[onnx.ModelProto, list[Node]]:
-    """Add a device configuration for the mesh to a source's header, and sharding specs of states to its nodes.
+    """Add a device configuration for the mesh to a source's header, and sharding specs of states to the nodes.
 
-    The configuration has a device for each rank. A spec covers each state of which ranks hold parts, at each node that
-    reads it. A sharding that ONNX specs cannot express is left out: slices of a bucket that are not equal runs of rows.
-    Configurations that gopt wrote before are replaced.
+    The configuration has a device for each rank. A spec covers each state held in parts, at each reader. A sharding
+    beyond ONNX specs is left out: slices of a bucket other than equal runs of rows. Earlier configurations of gopt are
+    replaced.
     """
     mesh = program.mesh
     name = f"{OWN}{mesh}"
     header = onnx.ModelProto()
     header.CopyFrom(graph.header)
-    old = [each.name for each in header.configuration if each.name.startswith(OWN)]
-    kept = [each for each in header.configuration if each.name not in old]
+    old = [config.name for config in header.configuration if config.name.startswith(OWN)]
+    configs = [config for config in header.configuration if config.name not in old]
     del header.configuration[:]
-    header.configuration.extend(kept)
+    header.configuration.extend(configs)
     add_configuration(header, name, [f"rank {rank}" for rank in range(mesh.ranks)])
     specs = {tensor: spec for tensor, spec in layout_specs(program).items() if spec is not None}
     return header, [_noted(node, name, specs, old) for node in nodes]
 
 
 def layout_specs(program: SpmdProgram) -> dict[str, TensorSpec | None]:
-    """State of the source of which ranks hold parts -> its spec; None where ONNX specs cannot express how.
+    """State of the source held in parts -> spec; None for shardings beyond ONNX specs.
 
-    Where axes split the computation, specs say that split alone: it is what tensor parallelism reads again.
+    If axes split the computation, specs express this split alone, for tensor parallelism to read again.
     """
     if program.split:
         return {tensor: tensor_spec(tensor, sharding, program.mesh) for tensor, sharding in program.parts.items()}
     shapes = program.source.graph.types
-    found: dict[str, TensorSpec | None] = {}
+    specs: dict[str, TensorSpec | None] = {}
     for state in program.states:
         if state.sharded and not state.copy:
             for part in state.slices:
-                found[part.tensor] = slice_spec(part, shapes[part.tensor].dims, state.sharding, program.mesh)
-    return found
+                specs[part.tensor] = slice_spec(part, shapes[part.tensor].dims, state.sharding, program.mesh)
+    return specs
 
 
 def untold(program: SpmdProgram) -> str:
-    """A note on the states that have no spec, or ''."""
+    """A note on the states without a spec, or ''."""
     specs = layout_specs(program)
     missing = [tensor for tensor, spec in specs.items() if spec is None]
     if not missing:
@@ -66,52 +66,52 @@ def untold(program: SpmdProgram) -> str:
 
 
 def slice_spec(part: BucketSlice, dims: Sequence[int], sharding: Sharding, mesh: Mesh) -> TensorSpec | None:
-    """The spec of a tensor in a bucket, or on one member; None where members do not have equal runs of its rows."""
-    (axis, place), *others = sharding.by_axis
-    if others or part.start or part.elements != prod(dims):
+    """The spec of a tensor in a bucket, or on a single member; None unless members have equal runs of rows."""
+    (axis, placement), *more_axes = sharding.by_axis
+    if more_axes or part.start or part.elements != prod(dims):
         return None
     members: list[list[int]] = [[] for _ in range(mesh.size(axis))]
     for rank in range(mesh.ranks):
         members[mesh.coordinates(rank)[axis]].append(rank)
-    if isinstance(place, OnMember):
-        return TensorSpec(part.tensor, "", (tuple(members[place.member]),), ())
-    if not isinstance(place, FlatShard):
+    if isinstance(placement, OnMember):
+        return TensorSpec(part.tensor, "", (tuple(members[placement.member]),), ())
+    if not isinstance(placement, FlatShard):
         return None
-    inside = FlatShard(place.cuts, part.offset, part.offset + part.elements)
+    inside = FlatShard(placement.cuts, part.offset, part.offset + part.elements)
     if inside.holder is not None:
         return TensorSpec(part.tensor, "", (tuple(members[inside.holder]),), ())
     rows, row = dims[0] if dims else 1, prod(dims[1:])
-    held = {inside.length(member) for member in range(len(members))}
-    if len(held) > 1 or held.pop() % row:
+    lengths = {inside.length(member) for member in range(len(members))}
+    if len(lengths) > 1 or lengths.pop() % row:
         return None
     return TensorSpec(part.tensor, "", tuple(map(tuple, members)), (ShardedDim(0, ((rows, len(members)),)),))
 
 
 def _noted(node: Node, name: str, specs: dict[str, TensorSpec], old: Sequence[str]) -> Node:
-    own = [replace(specs[each], node=node.label) for each in dict.fromkeys(node.inputs) if each in specs]
-    if not own and not old:
+    node_specs = [replace(specs[name], node=node.label) for name in dict.fromkeys(node.inputs) if name in specs]
+    if not node_specs and not old:
         return node
-    made = clone(node)
-    made.encoded = with_specs(node, {name: own} if own else {}, old)
-    return made
+    copy = clone(node)
+    copy.encoded = with_specs(node, {name: node_specs} if node_specs else {}, old)
+    return copy
 
 
 def tensor_spec(tensor: str, sharding: Sharding, mesh: Mesh) -> TensorSpec | None:
-    """Return the spec of a tensor; None if it is replicated, or if ONNX specs cannot express its sharding.
+    """Return the spec of a tensor; None if replicated, or beyond ONNX specs.
 
-    Shards are listed by dimension, the last varies fastest; ranks along axes that do not split it are a group.
+    Shards are listed by dimension, the last varies fastest; ranks along other axes are a group.
     """
-    shards = {axis: place for axis, place in sharding.by_axis if isinstance(place, Shard)}
+    shards = {axis: placement for axis, placement in sharding.by_axis if isinstance(placement, Shard)}
     by_dim = sorted(shards, key=lambda axis: shards[axis].dim)
     if not shards or len(shards) < len(sharding.by_axis) or len({shards[axis].dim for axis in by_dim}) < len(by_dim):
         return None
     dims = []
     for axis in by_dim:
-        place = shards[axis]
-        part = (sum(place.sizes), mesh.size(axis))
-        dims.append(ShardedDim(place.dim, (part,) if place.runs == 1 else ((place.runs, 1), part)))
+        shard = shards[axis]
+        part = (sum(shard.sizes), mesh.size(axis))
+        dims.append(ShardedDim(shard.dim, (part,) if shard.runs == 1 else ((shard.runs, 1), part)))
     groups: dict[tuple[int, ...], list[int]] = {
-        place: [] for place in product(*(range(mesh.size(axis)) for axis in by_dim))
+        position: [] for position in product(*(range(mesh.size(axis)) for axis in by_dim))
     }
     for rank in range(mesh.ranks):
         at = mesh.coordinates(rank)

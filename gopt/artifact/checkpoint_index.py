@@ -1,4 +1,4 @@
-"""The index of a step of a checkpoint: size and digest of every rank's file. It is written last, so that a step with
+"""The index of a step of a checkpoint: size and digest of every rank's file. The index is written last, so a step with
 an index is complete.
 
 Files are read in blocks: a check needs constant memory.
@@ -44,7 +44,7 @@ STEP_DIR = re.compile(r"step_(\d{8,})")
 
 @dataclass(frozen=True, slots=True)
 class BestEntry:
-    """The evaluation for which a step was kept as the best."""
+    """The evaluation of a step kept as the best."""
 
     metric: str
     """The name is the one of the metric, as the evaluation model has it."""
@@ -56,7 +56,7 @@ class BestEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointIndex:
-    """The index of one step of a checkpoint shows that the step is complete; it is written last, as index.json in the
+    """The index of a step of a checkpoint shows that the step is complete: it is written last, as index.json in the
     folder of the step."""
 
     format: str = FORMAT
@@ -92,12 +92,12 @@ class CheckpointIndex:
     hexadecimal digits; the key is the last one, and is absent in documents of older versions."""
 
     def trainers(self, servers: int) -> int:
-        """The trainers with which the run of a split began: servers are the ranks behind them, and are never lost."""
-        found = [int(match[1]) for match in map(STATES_OF_RANK.fullmatch, self.files) if match]
-        return max(found, default=-1) + 1 - servers
+        """The number of trainers at the start of the run of a split: servers are the ranks behind, and never lost."""
+        numbers = [int(match[1]) for match in map(STATES_OF_RANK.fullmatch, self.files) if match]
+        return max(numbers, default=-1) + 1 - servers
 
     def of_run(self, manifest: Manifest) -> Manifest:
-        """The manifest of the folder that was run, with as many trainers as the run began with; lost ones count."""
+        """The manifest of the run folder, with the number of trainers at the start; lost trainers count."""
         plan = manifest.parameter_server
         trainers = 0 if plan is None else self.trainers(plan.servers)
         return manifest.with_trainers(trainers) if 1 <= trainers <= limits.RANKS else manifest
@@ -110,18 +110,18 @@ class CheckpointIndex:
 
 
 def step_dir(step: int) -> str:
-    """The folder of one step, inside the one that holds the checkpoints."""
+    """The folder of a step, inside the folder of checkpoints."""
     return f"step_{step:08d}"
 
 
 def complete_steps(home: Path) -> list[int]:
-    """Steps of which a folder holds a complete checkpoint, in order."""
-    found = []
+    """Steps with a complete checkpoint in a folder, in order."""
+    steps = []
     for path in home.iterdir() if home.is_dir() else ():
         match = STEP_DIR.fullmatch(path.name)
         if match and (path / INDEX_FILE).is_file():
-            found.append(int(match[1]))
-    return sorted(found)
+            steps.append(int(match[1]))
+    return sorted(steps)
 
 
 def rank_states_file(rank: int) -> str:
@@ -129,8 +129,8 @@ def rank_states_file(rank: int) -> str:
 
 
 def read_index(folder: Path, manifest: Manifest, run: str | None) -> CheckpointIndex:
-    """The index of one step of a checkpoint; raises RunError when it is damaged, of another run than ``run``, or of
-    other ranks than the manifest's, except for the number of trainers."""
+    """The index of a step of a checkpoint; raises RunError for a damaged index, another run than ``run``, or other
+    ranks than the manifest's, except for the number of trainers."""
     index = open_index(folder)
     if index.run is not None and index.run != run and not is_unchecked():
         raise RunError(
@@ -147,7 +147,7 @@ def read_index(folder: Path, manifest: Manifest, run: str | None) -> CheckpointI
 
 
 def open_index(folder: Path) -> CheckpointIndex:
-    """The index of one step of a checkpoint; raises RunError when it is damaged."""
+    """The index of a step of a checkpoint; raises RunError for a damaged index."""
     try:
         path = folder / INDEX_FILE
         data = documents.read_bytes(path, documents.INDEX.limit)
@@ -166,7 +166,7 @@ def open_index(folder: Path) -> CheckpointIndex:
 
 
 def check_states_file(path: Path, entry: FileEntry | None) -> None:
-    """Raise RunError when a rank's file is missing, or differs from its ``entry`` of the index."""
+    """Raise RunError when a rank's file is missing, or differs from the ``entry`` of the index."""
     if entry is None or not path.is_file():
         raise RunError(f"checkpoint {path.parent} lacks {path.name}", "remove it to continue from the one before")
     if is_unchecked():

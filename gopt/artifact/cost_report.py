@@ -1,4 +1,4 @@
-"""The figures of a sharded step against their bounds: traffic, calls, casts, overlap. They need no rank's graph."""
+"""The figures of a sharded step against their bounds: traffic, calls, casts, overlap. No rank's graph is needed."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class CostReport:
 
 
 def cost_report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall]) -> CostReport:
-    """Compute the costs of a step after all passes; ``calls`` are those of the program, not of its variants."""
-    found = _report(program, ran, calls)
+    """Compute the costs of a step after all passes; ``calls``: of the program, not of the variants."""
+    report = _report(program, ran, calls)
     if not program.others:
-        return found
-    others = [_report(other, ran, calls_of(other)).traffic for other in program.others]
+        return report
+    traffics = [_report(variant, ran, calls_of(variant)).traffic for variant in program.others]
     weights = [len(variant.places) for variant in program.variants]
-    return replace(found, traffic=_mean([found.traffic, *others], weights))
+    return replace(report, traffic=_mean([report.traffic, *traffics], weights))
 
 
 def _report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[CollectiveCall]) -> CostReport:
-    """The figures of the ranks of one variant."""
+    """The figures of a variant's ranks."""
     times = _times(program)
-    cap = bucket_cap(each.record for each in ran)
+    cap = bucket_cap(run.record for run in ran)
     counts = [times.get(call.node.outputs[0], 1) for call in calls]
     kinds = {kind.value: round(sum(c.sent_as(kind) * n for c, n in zip(calls, counts))) for kind in CallContent}
     by_kind = {kind: nbytes for kind, nbytes in kinds.items() if nbytes}
@@ -55,22 +55,22 @@ def _report(program: SpmdProgram, ran: Sequence[PassRun], calls: Sequence[Collec
 
 
 def _times(program: SpmdProgram) -> dict[str, int]:
-    """First output of a call -> how often it is made in one update, all its micro-steps together."""
-    found: dict[str, int] = {}
+    """First output of a call -> runs in an update with all micro-steps."""
+    times: dict[str, int] = {}
     for phase in phases(program) if program.micro_steps > 1 else ():
         for node in phase.graph.nodes:
             if node.domain == COMM:
-                found[node.outputs[0]] = found.get(node.outputs[0], 0) + phase.times
-    return found
+                times[node.outputs[0]] = times.get(node.outputs[0], 0) + phase.times
+    return times
 
 
 def traffic_bound(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> int:
     """Minimum traffic: bytes that a rank sends at least, on average, with any sharding (bandwidth-optimal ring).
 
     G bytes of gradients as the backward makes them, P of parameters as forward and backward read them; D ranks see
-    different data, in M groups of N that share states. Nothing shared: an all-reduce, 2(D-1)/D·G. Else (N-1)/N·G to
-    scatter, 2(M-1)/M·G/N between the groups, (N-1)/N·P to gather once. It follows from the source, not from the calls:
-    a stage that gathers twice is at 1.5 of it. Scalars and statistics are not counted.
+    different data, in M groups of N sharing states. Nothing shared: an all-reduce, 2(D-1)/D·G. Else (N-1)/N·G to
+    scatter, 2(M-1)/M·G/N between the groups, (N-1)/N·P to gather once. The bound follows from the source, not from the
+    calls: a stage with two gathers is at 1.5 times the bound. Scalars and statistics are not counted.
     """
     data = program.mesh.data_group
     ranks = program.mesh.size(data) if data else 1
@@ -84,15 +84,15 @@ def traffic_bound(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> int:
 
 
 def _shares(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> bool:
-    """Return whether members of the sharding group hold different pieces, or send one another new parameters."""
+    """Return whether members of the sharding group hold different pieces, or exchange new parameters."""
     return any(h.sharded for h in program.states) or any(call.carries is CallContent.PARAMETERS for call in calls)
 
 
 def packing_bound(program: SpmdProgram, calls: Sequence[CollectiveCall], cap: int | None) -> int:
     """Return the minimum number of calls that could carry the same tensors without cutting one (anchors: section 4.5).
 
-    By kind, dtype, group and phase: a call for each tensor of at least ``cap`` bytes, and one for every ``cap`` bytes
-    of the rest. Buckets are measured in bytes of gradient, so parameters count as their gradients do. Calls of scalars
+    By kind, dtype, group and phase: a call for each tensor of at least ``cap`` bytes, and a call for every ``cap``
+    bytes of the rest. Buckets are measured in bytes of gradient, so parameters count like gradients. Calls of scalars
     and statistics, one per dependency level, count as they are.
     """
     if cap is None:
@@ -100,38 +100,38 @@ def packing_bound(program: SpmdProgram, calls: Sequence[CollectiveCall], cap: in
     weight = _gradient_item(program)
     tensors: dict[tuple[object, ...], list[float]] = {}
     loop_carried: dict[str, list[float]] = {}
-    seen: set[str] = set()
+    read: set[str] = set()
     fixed = 0
     for call in calls:
         if call.carries is CallContent.OTHER:
             fixed += 1
             continue
-        held = _tensors(program, call, loop_carried, weight)
-        again = not seen.isdisjoint(call.node.inputs)
+        nbytes = _tensors(program, call, loop_carried, weight)
+        again = not read.isdisjoint(call.node.inputs)
         if call.carries is CallContent.PARAMETERS:
-            seen.update(call.node.inputs)
+            read.update(call.node.inputs)
         attributes = call.node.attributes
         dtype = program.graph.types[call.node.outputs[0]].dtype
         extra = (attributes.get("reduce"), attributes.get("root"), call.before_use, again)
-        tensors.setdefault((call.node.op_type, dtype, attributes["group"], *extra), []).extend(held)
+        tensors.setdefault((call.node.op_type, dtype, attributes["group"], *extra), []).extend(nbytes)
     return fixed + sum(fewest_calls(sizes, cap) for sizes in tensors.values())
 
 
 def _tensors(
     program: SpmdProgram, call: CollectiveCall, loop_carried: dict[str, list[float]], weight: int
 ) -> list[float]:
-    """Bytes, as gradients, of the source's tensors in a call; ``loop_carried`` keeps them for later calls."""
+    """Bytes, as gradients, of the source's tensors in a call; ``loop_carried`` keeps the bytes for later calls."""
     node, types = call.node, program.graph.types
     if call.carries is CallContent.PARAMETERS:
         if "shapes" in node.attributes:
             return [float(total_elements([shape]) * weight) for shape in parse_shapes(node.attributes["shapes"])]
         return [float(types[name].elements * weight) for name in node.outputs]
-    each = [loop_carried.get(name, [float(types[name].nbytes)]) for name in node.inputs]
+    size_rows = [loop_carried.get(name, [float(types[name].nbytes)]) for name in node.inputs]
     if len(node.outputs) == len(node.inputs):
-        loop_carried.update(zip(node.outputs, each))
+        loop_carried.update(zip(node.outputs, size_rows))
     else:
-        loop_carried[node.outputs[0]] = [size for sizes in each for size in sizes]
-    return [size for sizes in each for size in sizes]
+        loop_carried[node.outputs[0]] = [size for sizes in size_rows for size in sizes]
+    return [size for sizes in size_rows for size in sizes]
 
 
 def _gradient_item(program: SpmdProgram) -> int:
@@ -146,18 +146,18 @@ def fewest_calls(sizes: Sequence[float], cap: int) -> int:
 
 
 def casts(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> CastCounts:
-    """Casts of parameters to a low precision in one step, and the tensors they serve; the largest over ``ranks``.
+    """Casts of parameters to a low precision in a step, and the tensors served; the largest over ``ranks``.
 
-    ``per_update``: behind an update or before a gather; neighbours of one class are cast at once, so there may be fewer
-    than ``owned_tensors``, those of which a rank owns elements. ``in_forward``: left where the source has them.
+    ``per_update``: behind an update or before a gather; neighbours of a class are cast at once, so there may be fewer
+    than ``owned_tensors``, the tensors with elements owned by a rank. ``in_forward``: left in place of the source.
     """
     training, types = program.training, program.graph.types
     users = parameter_users(training)
     low = {name for name in training.gradients if low_precision_uses(training, users.get(name, ()))}
     wide = {name for state in training.parameters for name in (state.tensor, state.updated)}
-    held = [[s for s in (*common, *rank.states) if s.pieces and s.pieces[0].tensor in low] for rank in ranks]
-    wide |= {name for states in held for state in states if not state.copy for name in (state.input, state.output)}
-    found = {
+    by_rank = [[s for s in (*common, *rank.states) if s.pieces and s.pieces[0].tensor in low] for rank in ranks]
+    wide |= {name for states in by_rank for state in states if not state.copy for name in (state.input, state.output)}
+    casts_of = {
         id(variant): [
             node
             for node in variant.graph.nodes
@@ -167,13 +167,13 @@ def casts(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[Ran
     }
     counts = []
     for rank in ranks:
-        at, nodes = program.mesh.coordinates(rank.rank), found[id(program.of(rank.rank))]
+        at, nodes = program.mesh.coordinates(rank.rank), casts_of[id(program.of(rank.rank))]
         counts.append(sum(node.sharding.covers(at) for node in nodes if node.made_by))
-    owned = [len({piece.tensor for s in states if not s.copy for piece in s.pieces}) for states in held]
+    owned = [len({piece.tensor for s in states if not s.copy for piece in s.pieces}) for states in by_rank]
     return CastCounts(
         per_update=max(counts, default=0),
         owned_tensors=max(owned, default=0),
-        in_forward=sum(not node.made_by for node in found[id(program)]),
+        in_forward=sum(not node.made_by for node in casts_of[id(program)]),
     )
 
 
@@ -184,7 +184,7 @@ def figures(
     ranks: Sequence[RankGraph],
     calls: Sequence[CollectiveCall],
 ) -> Figures:
-    """The section ``figures`` of the report, of a verified program and its ``calls``."""
+    """The section ``figures`` of the report, of a verified program and the ``calls``."""
     costs = cost_report(program, ran, calls)
     return Figures(costs.traffic, costs.calls, casts(program, common, ranks), costs.overlap)
 
@@ -195,7 +195,7 @@ def _mean(rows: Sequence[Traffic], weights: Sequence[int]) -> Traffic:
     def mean(values: Iterable[int]) -> int:
         return round(sum(value * weight for value, weight in zip(values, weights)) / sum(weights))
 
-    sent, bound = mean(each.sent for each in rows), mean(each.bound for each in rows)
-    kinds = dict.fromkeys(kind for each in rows for kind in each.by_kind)
-    by_kind = {kind: mean(each.by_kind.get(kind, 0) for each in rows) for kind in kinds}
+    sent, bound = mean(row.sent for row in rows), mean(row.bound for row in rows)
+    kinds = dict.fromkeys(kind for row in rows for kind in row.by_kind)
+    by_kind = {kind: mean(row.by_kind.get(kind, 0) for row in rows) for kind in kinds}
     return Traffic(sent, by_kind, bound, round(sent / bound, 6) if bound else 1.0)

@@ -1,4 +1,4 @@
-"""Compares a manifest with graphs: the kept source, and the graphs of each rank with all their calls."""
+"""Compares a manifest with graphs: the kept source, and each rank's graphs with all calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EDITED = "a file of the folder was edited or comes from another one: write the f
 
 
 def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str], what: str = "the kept source") -> None:
-    """Compare a manifest with its source; ``what`` is the word for the source in messages. Raises InputError."""
+    """Compare a manifest with the source, called ``what`` in messages. Raises InputError."""
     name = str(Path(home, MANIFEST_FILE))
     for index, state in enumerate(manifest.states):
         where = f"states[{index}]"
@@ -47,8 +47,8 @@ def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph],
     name = str(Path(home, MANIFEST_FILE))
     where = f"rank {rank.rank} ({', '.join(Path(file).name for file in rank.files.values())})"
     for graph in graphs.values():
-        if (told := graph.metadata.get("gopt.rank", str(rank.rank))) != str(rank.rank):
-            _refuse(name, where, f"its file is that of rank {show(told)}")
+        if (number := graph.metadata.get("gopt.rank", str(rank.rank))) != str(rank.rank):
+            _refuse(name, where, f"its file is that of rank {show(number)}")
     inputs = {key: type for graph in graphs.values() for key, type in graph.inputs.items()}
     outputs = {key: type for graph in graphs.values() for key, type in graph.outputs.items()}
     dtypes = {state.tensor: state.dtype for state in manifest.states}
@@ -62,10 +62,10 @@ def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph],
             _refuse(name, where, f"{show(state.output)} is of another type than {show(state.input)}, which it replaces")
         if not state.copy and {dtypes[piece.tensor] for piece in state.pieces} - {type.dtype}:
             _refuse(name, where, f"its files and the manifest disagree on the type of {show(state.input)}")
-    for each in rank.accumulators:
-        if inputs.get(each.input) != each.type or each.output not in outputs:
-            _refuse(name, where, f"its files and the manifest disagree on {show(each.input)}")
-    parts = {each.input: box_shape(each.box) for each in rank.fed}
+    for accumulator in rank.accumulators:
+        if inputs.get(accumulator.input) != accumulator.type or accumulator.output not in outputs:
+            _refuse(name, where, f"its files and the manifest disagree on {show(accumulator.input)}")
+    parts = {entry.input: box_shape(entry.box) for entry in rank.fed}
     for index, entry in enumerate(manifest.common.inputs):
         type = TensorType(entry.dtype, parts.get(entry.name, entry.shape))
         if inputs.get(entry.name, type) != type:
@@ -96,18 +96,18 @@ def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph],
 
 
 def _check_message(file: str, graph: Graph, node: Node) -> None:
-    """Refuse a message whose attributes and operands do not fit one another."""
-    types = [graph.type_of(each) for each in node.inputs]
-    given = [(type.dtype, type.shape) if each else ("", None) for each, type in zip(node.inputs, types)]
+    """Refuse a message with contradictory attributes and operands."""
+    types = [graph.type_of(name) for name in node.inputs]
+    operands = [(type.dtype, type.shape) if name else ("", None) for name, type in zip(node.inputs, types)]
     try:
-        MESSAGES[node.op_type].infer(node.attributes, given)
+        MESSAGES[node.op_type].infer(node.attributes, operands)
     except GoptError as error:
         _refuse(file, show(node.label), error.message, *error.hints)
 
 
 def _check_call(file: str, mesh: Mesh, rank: int, graph: Graph, node: Node) -> None:
-    """Refuse a call that no group of this mesh can make."""
-    types = [graph.type_of(each) for each in node.inputs]
+    """Refuse a call no group of this mesh can make."""
+    types = [graph.type_of(name) for name in node.inputs]
     try:
         record = COLLECTIVES[node.op_type]
         group = str(record.resolve(node.attributes)["group"])

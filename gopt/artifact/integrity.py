@@ -1,8 +1,8 @@
 """Sizes and digests of the files of a folder: taken while gopt writes them, compared before gopt reads them.
 
-The manifest of an output folder, or of a folder of checkpoints, lists the files beside it; the index of a checkpoint
-lists those of ranks. Both documents end in a seal, the digest of their own bytes before it. So any bit that changes is
-noticed. ``gopt seal`` accepts what a user has edited, ``unchecked`` reads it once as it is.
+The manifest of an output folder, or of a folder of checkpoints, lists the files beside; the index of a checkpoint lists
+the files of ranks. Both documents end in a seal, the digest of the bytes in front. So any changed bit is noticed.
+``gopt seal`` accepts edited files, ``unchecked`` reads edited files once.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class FileEntry:
 
     @classmethod
     def of_file(cls, path: Path) -> FileEntry:
-        """The entry of a file, which is read in blocks. Raises OSError."""
+        """The entry of a file, read in blocks. Raises OSError."""
         return cls(path.stat().st_size, digest_of(path).hex())
 
 
 class Inventory:
-    """The files of a folder that is being written, with the entries of those that are done."""
+    """The files of a folder in the making, with the entries of finished files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -91,21 +91,20 @@ def is_unchecked() -> bool:
 
 
 def accept_hints(folder: str | os.PathLike[str]) -> tuple[str, str]:
-    """How to go on with a folder of which a file differs."""
+    """Hints for going on with a folder with a changed file."""
     return f"if you have edited it: gopt seal {os.fspath(folder)}", "--unchecked takes files as they are, once"
 
 
 def check_files(folder: Path, files: Mapping[str, FileEntry] | None, names: Collection[str] | None = None) -> None:
-    """Raise InputError, which names the file, where one of a folder differs from its entry; ``names``: of these alone.
+    """Raise InputError, naming the file, for a file unlike its entry; ``names``: for these alone.
 
-    Files that are not there are left to their reader. ``files`` is None in the folder of an older gopt: a note says
-    so.
+    Missing files are left to the reader. ``files`` is None in the folder of an older gopt: a note says so.
     """
     if _Setting.unchecked:
         return
     if files is None:
-        told = f"{folder} has no digests: an older gopt wrote it. gopt seal {folder} adds them"
-        warnings.warn(NoteWarning(told), stacklevel=2)
+        message = f"{folder} has no digests: an older gopt wrote it. gopt seal {folder} adds them"
+        warnings.warn(NoteWarning(message), stacklevel=2)
         return
     wanted = [name for name in (files if names is None else names) if name in files and (folder / name).is_file()]
     several = len(wanted) > 1 and sum(files[name].nbytes for name in wanted) > _MANY
@@ -117,34 +116,32 @@ def check_files(folder: Path, files: Mapping[str, FileEntry] | None, names: Coll
 
 
 def fault_of(path: Path, entry: FileEntry) -> str:
-    """The difference of a file from its entry, as the rest of a sentence; empty where there is none.
-
-    Raises InputError where it cannot be read.
-    """
+    """The difference of a file from the entry, as the rest of a sentence; empty if equal. Raises InputError for an
+    unreadable file."""
     try:
         size = path.stat().st_size
         if size == entry.nbytes and digest_of(path).hex() == entry.sha256:
             return ""
     except OSError as error:
         raise InputError(f"{path} cannot be read: {reason(error)}", "let this user read it") from error
-    told = "" if size == entry.nbytes else f" ({size} bytes instead of {entry.nbytes})"
-    return f"is not what gopt wrote: it was edited or damaged{told}"
+    sizes = "" if size == entry.nbytes else f" ({size} bytes instead of {entry.nbytes})"
+    return f"is not what gopt wrote: it was edited or damaged{sizes}"
 
 
 def sealed(text: str, files: Mapping[str, FileEntry] | None = None) -> str:
-    """The text of a document with ``files``, if there are any, and the seal as its last keys."""
+    """The text of a document with ``files``, if any, and the seal as last keys."""
     if files is not None:
         text = appended_table(text, "files", {name: to_document(entry) for name, entry in files.items()})
     return appended(text, SEAL, hashlib.sha256(without_end(text).encode()).hexdigest())
 
 
 def check_seal(data: bytes, name: str, seal: str | None, folder: Path) -> None:
-    """Raise InputError where a document, whose key ``seal`` this is, was changed behind it; ``name``: its file."""
+    """Raise InputError for a document changed behind its key ``seal``; ``name``: of the file."""
     if seal is None or _Setting.unchecked:
         return
-    found = _SEALED.search(data[-2 * _TAIL :])
-    if found is not None:
-        body = memoryview(data)[: len(data) - len(found[0])]
-        if hashlib.sha256(body).hexdigest() == seal == found[1].decode():
+    match = _SEALED.search(data[-2 * _TAIL :])
+    if match is not None:
+        body = memoryview(data)[: len(data) - len(match[0])]
+        if hashlib.sha256(body).hexdigest() == seal == match[1].decode():
             return
     raise InputError(f"{name} is not what gopt wrote: it was edited or damaged", *accept_hints(folder))

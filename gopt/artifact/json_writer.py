@@ -1,4 +1,4 @@
-"""Manifest and report as text that reads and diffs well."""
+"""Manifest and report as text reading and diffs well."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _BETWEEN = '}, {"'
 
 
 def pretty_json(document: Mapping[str, Any]) -> str:
-    """Stable JSON that reads and diffs well: one line a key, and one line an entry in a list of tables."""
+    """Stable, readable JSON with small diffs: a line per key, and a line per entry in a list of tables."""
     return "".join(json_pieces(document.items()))
 
 
 def appended(text: str, key: str, value: Any) -> str:
-    """The text of ``pretty_json`` for the same document with one more key behind the others."""
+    """The text of ``pretty_json`` for the same document with a further key at the end."""
     return without_end(text) + ",\n" + "".join([f"{_line(key)}: ", *_value(value)]) + _END
 
 
 def appended_table(text: str, key: str, table: Mapping[str, Any]) -> str:
-    """As ``appended``, with one line for each key of a table."""
+    """As ``appended``, with a line per key of a table."""
     return without_end(text) + ",\n" + "".join([f"{_line(key)}: ", *_table(table.items())]) + _END
 
 
 def without_end(text: str) -> str:
-    """The text of ``pretty_json`` without its last line."""
+    """The text of ``pretty_json`` without the last line."""
     return text.removesuffix(_END)
 
 
 def json_pieces(items: Iterable[tuple[str, Any]]) -> Iterator[str]:
-    """The same text piece by piece. A value may be an iterator of tables, which is read as the text is; so may a value
-    of these tables."""
+    """The same text piece by piece. A value may be an iterator of tables, read while writing; so may a value of these
+    tables."""
     yield from _table(items)
     yield _END[-1]
 
@@ -52,7 +52,7 @@ def _table(items: Iterable[tuple[str, Any]]) -> Iterator[str]:
 
 
 def _value(value: Any) -> Iterator[str]:
-    if isinstance(value, dict) and any(isinstance(each, list) and each for each in value.values()):
+    if isinstance(value, dict) and any(isinstance(part, list) and part for part in value.values()):
         yield from _table(value.items())
     elif isinstance(value, Iterator):
         yield from _rows(value)
@@ -77,7 +77,7 @@ def _rows(rows: Iterator[Any]) -> Iterator[str]:
 
 
 def _long_row(row: Mapping[str, Any]) -> Iterator[str]:
-    """Write a table with one line per item of each iterator."""
+    """Write a table with a line per item of each iterator."""
     separator = "{"
     for key, value in row.items():
         yield f"{separator}{_line(key)}: "
@@ -90,8 +90,8 @@ def _long_row(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _lines(rows: list[Any]) -> str:
-    """Tables on a line each. Written in one go, they are cut where one ends and the next begins: a text has no quote
-    that is not escaped, so that only tables inside the rows look the same."""
+    """Tables on a line each. Written in one go, tables are cut at their borders: a text has no unescaped quote, so only
+    inner tables look the same."""
     text = _line(rows)[1:-1]
     if all(row and isinstance(row, dict) for row in rows) and text.count(_BETWEEN) == len(rows) - 1:
         return text.replace(_BETWEEN, '},\n{"')

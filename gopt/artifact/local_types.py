@@ -1,4 +1,4 @@
-"""The type that one rank has of a value: of what ranks have parts of, and of what lowering made for it."""
+"""A rank's type of a value: of values held in parts, and of values made by lowering."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNKNOWN = TensorType("undefined", None)
 
 
 class LocalTypes:
-    """Types on the ranks of one variant of a program. Rank by rank and node by node, in the order of the nodes."""
+    """Types on the ranks of a variant of a program. Rank by rank and node by node, in the order of the nodes."""
 
     def __init__(self, program: SpmdProgram) -> None:
         self.program = program
@@ -29,14 +29,14 @@ class LocalTypes:
         self._inferred: dict[object, tuple[TensorType, ...]] = {}
 
     def on(self, rank: RankGraph) -> OnRank:
-        """Return the local types of one rank."""
+        """Return the local types of a rank."""
         return OnRank(self, rank, self.program.mesh.coordinates(rank.rank))
 
     def infer(self, node: Node, types: Sequence[TensorType], data: Mapping[int, np.ndarray]) -> tuple[TensorType, ...]:
-        """Run onnx's shape inference on one node; ``data``: values of constant operands."""
+        """Run onnx's shape inference on a node; ``data``: values of constant operands."""
         key = (
-            node.op_type, node.domain, str(sorted(node.attributes.items(), key=lambda each: each[0])), tuple(types),
-            tuple((place, array.tobytes()) for place, array in data.items()),
+            node.op_type, node.domain, str(sorted(node.attributes.items(), key=lambda pair: pair[0])), tuple(types),
+            tuple((index, array.tobytes()) for index, array in data.items()),
         )  # fmt: skip
         if key not in self._inferred:
             self._inferred[key] = _infer(node, types, data, self._opset)
@@ -44,17 +44,17 @@ class LocalTypes:
 
 
 class OnRank:
-    """The types on one rank."""
+    """The types on a rank."""
 
-    def __init__(self, known: LocalTypes, rank: RankGraph, coordinates: Mapping[str, int]) -> None:
-        self._known, self._rank, self._coordinates = known, rank, coordinates
+    def __init__(self, local_types: LocalTypes, rank: RankGraph, coordinates: Mapping[str, int]) -> None:
+        self._known, self._rank, self._coordinates = local_types, rank, coordinates
         self._made: dict[str, TensorType] = {state.input: state.type for state in rank.own}
 
     def of(self, name: str) -> TensorType:
-        """The type of a value that the rank has; unknown for one that no node before made."""
-        found = self._rank.types.get(name) or self._made.get(name)
-        if found is not None:
-            return found
+        """The type of a value on the rank; unknown for a value no earlier node made."""
+        stated = self._rank.types.get(name) or self._made.get(name)
+        if stated is not None:
+            return stated
         program = self._known.program
         type, sharding = program.graph.types.get(name), program.sharded.get(name)
         if type is None:
@@ -65,36 +65,36 @@ class OnRank:
         return type
 
     def results(self, node: Node) -> list[TensorType]:
-        """The types of what a node makes."""
+        """The types of a node's results."""
         program = self._known.program
-        found = []
-        for place, name in enumerate(node.outputs):
+        types = []
+        for index, name in enumerate(node.outputs):
             type = self._rank.types.get(name) or program.graph.types.get(name)
             if name in self._rank.types and type is not None:
-                found.append(type)
+                types.append(type)
                 continue
-            type = self._infer(node, place) if type is None else self.of(name)
+            type = self._infer(node, index) if type is None else self.of(name)
             self._made[name] = type
-            found.append(type)
-        return found
+            types.append(type)
+        return types
 
-    def _infer(self, node: Node, place: int) -> TensorType:
-        """Infer the type of a result of a node that lowering added."""
+    def _infer(self, node: Node, index: int) -> TensorType:
+        """Infer the type of a result of a node added by lowering."""
         constants = self._rank.constants
-        first = self.of(node.inputs[0]) if node.inputs else UNKNOWN
-        if node.op_type == "Reshape" and node.inputs[1] in constants and first.static:
+        operand = self.of(node.inputs[0]) if node.inputs else UNKNOWN
+        if node.op_type == "Reshape" and node.inputs[1] in constants and operand.static:
             shape = constants[node.inputs[1]]
             if shape.tolist() == [-1]:
-                return TensorType(first.dtype, (prod(first.dims),))
-        if node.op_type == "Slice" and len(node.inputs) == 3 and first.static and len(first.dims) == 1:
+                return TensorType(operand.dtype, (prod(operand.dims),))
+        if node.op_type == "Slice" and len(node.inputs) == 3 and operand.static and len(operand.dims) == 1:
             bounds = [constants.get(name) for name in node.inputs[1:]]
-            if all(each is not None and each.size == 1 for each in bounds):
-                start, stop = (int(each[0]) for each in bounds if each is not None)
-                return TensorType(first.dtype, (stop - start,))
+            if all(bound is not None and bound.size == 1 for bound in bounds):
+                start, stop = (int(bound[0]) for bound in bounds if bound is not None)
+                return TensorType(operand.dtype, (stop - start,))
         types = [self.of(name) if name else UNKNOWN for name in node.inputs]
         data = {number: constants[name] for number, name in enumerate(node.inputs) if name in constants}
-        found = self._known.infer(node, types, data)
-        return found[place] if place < len(found) else UNKNOWN
+        outputs = self._known.infer(node, types, data)
+        return outputs[index] if index < len(outputs) else UNKNOWN
 
 
 def _infer(
@@ -102,14 +102,14 @@ def _infer(
 ) -> tuple[TensorType, ...]:
     try:
         schema = defs.get_schema(node.op_type, opset, node.domain)
-        held: dict[str, Any] = {}
+        protos: dict[str, Any] = {}
         for name, type in zip(node.inputs, types):
             if name and type != UNKNOWN:
-                held[name] = value_info(name, type).type
-        if not held.keys() >= set(filter(None, node.inputs)):
+                protos[name] = value_info(name, type).type
+        if not protos.keys() >= set(filter(None, node.inputs)):
             return ()
-        arrays = {node.inputs[place]: numpy_helper.from_array(array) for place, array in data.items()}
-        found = shape_inference.infer_node_outputs(schema, node.to_proto(), held, arrays)
+        arrays = {node.inputs[index]: numpy_helper.from_array(array) for index, array in data.items()}
+        outputs = shape_inference.infer_node_outputs(schema, node.to_proto(), protos, arrays)
     except (onnx.defs.SchemaError, shape_inference.InferenceError, TypeError, ValueError, RuntimeError):
         return ()
-    return tuple(read_type(found[name]) if name in found else UNKNOWN for name in node.outputs)
+    return tuple(read_type(outputs[name]) if name in outputs else UNKNOWN for name in node.outputs)

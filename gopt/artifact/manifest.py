@@ -1,6 +1,6 @@
-"""The manifest of an output folder as a record: the files that each rank runs, and the states it holds.
+"""The manifest of an output folder as a record: the files and states of each rank.
 
-``manifest_check`` reads the file and checks the conditions that the schema cannot express.
+``manifest_check`` reads the file and checks conditions beyond the schema.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class MeshEntry:
 
 @dataclass(frozen=True, slots=True)
 class PhaseEntry:
-    """A phase of a step, and how often it runs in one."""
+    """A phase of a step, and its number of runs in a step."""
 
     name: str
     """The phase has this name, which is a key of files of every rank."""
@@ -79,7 +79,7 @@ class PhaseEntry:
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """A state of the source: its input, the output that replaces it, and the parameter that it belongs to."""
+    """A state of the source: its input, the output replacing it, and the parameter it belongs to."""
 
     tensor: str
     """The state is the input of this name of the source."""
@@ -129,7 +129,7 @@ class InputEntry:
 
 @dataclass(frozen=True, slots=True)
 class OutputEntry:
-    """An output that replaces no state."""
+    """An output replacing no state."""
 
     name: str
     """The output has this name."""
@@ -165,7 +165,7 @@ class LocalState:
 
 @dataclass(frozen=True, slots=True)
 class LocalAccumulator:
-    """A sum of gradients that a rank carries from file to file: zero before the first micro-step."""
+    """A sum of gradients a rank carries from file to file: zero before the first micro-step."""
 
     input: str
     """The files of the rank read the accumulator as the input of this name."""
@@ -231,13 +231,13 @@ class RankEntry:
 
     def feeds(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the rank's inputs, cut from a whole batch."""
-        parts = {each.input: each.box for each in self.fed}
+        parts = {entry.input: entry.box for entry in self.fed}
         return {name: take(value, parts.get(name)) for name, value in batch.items()}
 
     @property
     def inputs(self) -> list[str]:
-        """The inputs of its files that hold its own states and accumulators."""
-        return [each.input for each in self.state] + [each.input for each in self.accumulators]
+        """The inputs of the rank's files with its own states and accumulators."""
+        return [state.input for state in self.state] + [accumulator.input for accumulator in self.accumulators]
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,22 +325,22 @@ class Manifest:
 
     @property
     def schedule(self) -> dict[str, int]:
-        """The phases in the order in which they run -> how often each runs in one step."""
-        return {each.name: each.times for each in self.phases or (PhaseEntry("step", 1),)}
+        """Phases in order of running -> number of runs in a step."""
+        return {phase.name: phase.times for phase in self.phases or (PhaseEntry("step", 1),)}
 
     @property
     def total_ranks(self) -> int:
-        """The ranks of the mesh, and the servers behind them."""
+        """The ranks of the mesh, and the servers behind."""
         return self.mesh.ranks + (0 if self.parameter_server is None else self.parameter_server.servers)
 
     def with_trainers(self, count: int) -> Manifest:
         """Return the manifest of a split for another number of trainers; all trainers are equal."""
-        trainers = [each for each in self.ranks if each.role == "trainer"]
+        trainers = [rank for rank in self.ranks if rank.role == "trainer"]
         if len(trainers) == count:
             return self
-        ranks = [trainers[0]] * count + [each for each in self.ranks if each.role != "trainer"]
+        ranks = [trainers[0]] * count + [rank for rank in self.ranks if rank.role != "trainer"]
         mesh = MeshEntry((("dp", count),), count)
-        ranks = [replace(each, rank=number) for number, each in enumerate(ranks)]
+        ranks = [replace(rank, rank=number) for number, rank in enumerate(ranks)]
         plan = self.parameter_server and replace(self.parameter_server, roles=None)  # they are for the old number
         return replace(self, mesh=mesh, parameter_server=plan, ranks=tuple(ranks))
 
@@ -349,38 +349,38 @@ class Manifest:
         return (*self.common.state, *rank.state)
 
     def next_inputs(self, rank: RankEntry) -> dict[str, str]:
-        """Every output of a rank's files that replaces a state or an accumulator -> the input that it replaces."""
-        states = {each.output: each.input for each in self.states_of(rank)}
-        return states | {each.output: each.input for each in rank.accumulators}
+        """A rank's output replacing a state or an accumulator -> the replaced input."""
+        states = {state.output: state.input for state in self.states_of(rank)}
+        return states | {accumulator.output: accumulator.input for accumulator in rank.accumulators}
 
     def inputs_of(self, kind: InputKind) -> list[InputEntry]:
         """The inputs of a kind, in order."""
-        return [each for each in self.common.inputs if each.kind is kind]
+        return [entry for entry in self.common.inputs if entry.kind is kind]
 
     @property
     def bare(self) -> Manifest:
-        """The manifest without what it says of its files and its job."""
+        """The manifest without entries on files and the job."""
         return replace(self, written=None, run=None, files=None, seal=None)
 
     @property
     def draws(self) -> dict[str, Draw]:
-        """The inputs of random numbers, and what each is drawn from."""
-        return {each.name: each.draw for each in self.common.inputs if each.draw is not None}
+        """The inputs of random numbers, and the distribution of each."""
+        return {entry.name: entry.draw for entry in self.common.inputs if entry.draw is not None}
 
     @property
     def defaults(self) -> dict[str, DefaultValue]:
-        """The hyper-parameters that the step has values for."""
-        return {each.name: each.default for each in self.common.inputs if each.default is not None}
+        """The hyper-parameters the step has values for."""
+        return {entry.name: entry.default for entry in self.common.inputs if entry.default is not None}
 
     def digest(self) -> str:
-        """By it a checkpoint knows the ranks that it is of, from whatever values they start."""
+        """Identifies the ranks of a checkpoint, whatever their start values."""
         return hashlib.sha256(json.dumps(self.bare.to_json(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """The document as it is written."""
+        """The document as written."""
         return to_document(self)
 
     def text(self) -> str:
-        """The text of the file; sealed if it lists files."""
+        """The text of the file, sealed if files are listed."""
         text = pretty_json(replace(self, files=None, seal=None).to_json())
         return text if self.files is None else sealed(text, self.files)

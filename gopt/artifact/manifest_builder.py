@@ -27,7 +27,7 @@ from gopt.spmd.program import SpmdProgram
 
 
 def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> Manifest:
-    """All that a launcher needs."""
+    """All data needed by a launcher."""
     training = program.source
     by_rank = phases_by_rank(ranks)
     phases = [part.phase for part in next(iter(by_rank.values()), ())]
@@ -59,7 +59,7 @@ def source_states(training: TrainingGraph) -> tuple[SourceState, ...]:
 
 
 def common_entry(training: TrainingGraph, states: Sequence[RankState]) -> CommonEntry:
-    """Return the inputs and outputs that all ranks have, and the states that are equal on all of them."""
+    """Return the common inputs and outputs, and the states equal on all ranks."""
     types = training.graph.types
     inputs = [(name, InputKind.BATCH) for name in training.batch] + [(name, InputKind.HYPER) for name in training.hyper]
     outputs = training.shown
@@ -77,10 +77,10 @@ def common_entry(training: TrainingGraph, states: Sequence[RankState]) -> Common
 
 def phases_by_rank(ranks: Sequence[RankGraph]) -> dict[int, list[RankGraph]]:
     """The phases of every rank."""
-    found: dict[int, list[RankGraph]] = {}
+    by_rank: dict[int, list[RankGraph]] = {}
     for part in ranks:
-        found.setdefault(part.rank, []).append(part)
-    return found
+        by_rank.setdefault(part.rank, []).append(part)
+    return by_rank
 
 
 def _rank_entry(program: SpmdProgram, parts: Sequence[RankGraph]) -> RankEntry:
@@ -93,13 +93,13 @@ def _rank_entry(program: SpmdProgram, parts: Sequence[RankGraph]) -> RankEntry:
 
 
 def local_accumulators(part: RankGraph) -> tuple[LocalAccumulator, ...]:
-    """The sums that a rank carries from one micro-step to the next."""
+    """The sums carried by a rank between micro-steps."""
     return tuple(
-        LocalAccumulator(each.input, each.output, each.type.dtype, each.type.dims) for each in part.accumulators
+        LocalAccumulator(sums.input, sums.output, sums.type.dtype, sums.type.dims) for sums in part.accumulators
     )
 
 
 def local_state(state: RankState) -> LocalState:
-    """Return the entry of a rank's state: the pieces of source states that it contains."""
+    """Return the entry of a rank's state: the contained pieces of source states."""
     pieces = tuple(Piece(piece.tensor, piece.start, piece.stop, piece.box) for piece in state.pieces)
     return LocalState(state.input, state.output, pieces, state.local, state.copy)

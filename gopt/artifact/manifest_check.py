@@ -1,8 +1,8 @@
-"""Reads the manifest of an output folder: validates the schema, then conditions that a schema cannot express.
+"""Reads the manifest of an output folder: validates the schema, then conditions beyond the schema.
 
-The schema checks keys and types. All other conditions that readers rely on are checked here, and only here: ranks fit
-the mesh, file names have no path, types are known, pieces are ranges of their tensors, no name is listed twice.
-``graph_check`` compares a manifest with graphs, ``report_check`` a report with its manifest.
+The schema checks keys and types. All other conditions needed by readers are checked here, and only here: ranks fit the
+mesh, file names have no path, types are known, pieces are ranges of their tensors, no name is listed twice.
+``graph_check`` compares a manifest with graphs, ``report_check`` a report with the manifest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gopt.text.sanitize import show
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, Mesh]:
-    """The manifest of an output folder and its mesh; raises InputError where it is damaged, or not as it was sealed."""
+    """The manifest of an output folder and the mesh; raises InputError for a damaged manifest or a broken seal."""
     path = Path(folder, MANIFEST_FILE)
     data = documents.read_bytes(path, documents.MANIFEST.limit)
     manifest, mesh = parse_manifest(data, str(path))
@@ -46,14 +46,13 @@ def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, Mesh]:
 
 
 def check_graphs(folder: Path, manifest: Manifest) -> None:
-    """Raise InputError where a file of a folder is not what gopt wrote; the values, which not all commands read, are
-    left out."""
+    """Raise InputError for a changed file of a folder; values, not read by all commands, are left out."""
     files = manifest.files
     check_files(folder, files, files and files.keys() - {STATES_FILE})
 
 
 def parse_manifest(data: bytes, name: str) -> tuple[Manifest, Mesh]:
-    """The manifest in the bytes of a file, and its mesh; ``name`` is the file in messages. Raises InputError."""
+    """The manifest in the bytes of a file, and the mesh; ``name`` is the file in messages. Raises InputError."""
     manifest = from_document(Manifest, documents.parse_json(data, documents.MANIFEST, name))
     return manifest, _Checker(name, manifest).check()
 
@@ -63,7 +62,7 @@ def _refuse(name: str, key: str, what: str) -> NoReturn:
 
 
 class _Checker:
-    """Checks one manifest for consistency; ``name`` is its file."""
+    """Checks a manifest for consistency; ``name``: of the file."""
 
     def __init__(self, name: str, manifest: Manifest) -> None:
         self.name, self.manifest = name, manifest
@@ -113,15 +112,15 @@ class _Checker:
         common = self.manifest.common
         lists: dict[str, Sequence[InputEntry | OutputEntry]] = {"inputs": common.inputs, "outputs": common.outputs}
         for key, entries in lists.items():
-            self._once(f"common.{key}", [each.name for each in entries])
-            for index, each in enumerate(entries):
-                self._typed(f"common.{key}[{index}]", each.dtype, each.shape)
+            self._once(f"common.{key}", [entry.name for entry in entries])
+            for index, border in enumerate(entries):
+                self._typed(f"common.{key}[{index}]", border.dtype, border.shape)
         for index, entry in enumerate(common.inputs):
             if entry.name in self.elements:
                 _refuse(self.name, f"common.inputs[{index}].name", f"{show(entry.name)} is a state")
             if entry.draw is not None and (fault := entry.draw.fault(entry.dtype, entry.shape == ())):
                 _refuse(self.name, f"common.inputs[{index}].draw", f"{entry.draw}: {fault}")
-        shown = {each.name for each in common.outputs}
+        shown = {output.name for output in common.outputs}
         self._once("loss", self.manifest.losses)
         for loss in self.manifest.losses:
             if loss not in shown:
@@ -134,11 +133,11 @@ class _Checker:
             if accumulate > 1:
                 _refuse(self.name, "phases", "it is required beside accumulate")
             return
-        self._once("phases", [each.name for each in phases])
+        self._once("phases", [phase.name for phase in phases])
         entry = self.manifest.parameter_server
         geo = entry is not None and entry.mode is Mode.GEO
         times = entry.every if entry is not None and geo else accumulate
-        if (accumulate == 1 and not geo) or not phases or max(each.times for each in phases) != times:
+        if (accumulate == 1 and not geo) or not phases or max(phase.times for phase in phases) != times:
             _refuse(self.name, "phases", "the number of runs is not that of accumulate")
 
     def _ranks(self, mesh: Mesh) -> None:
@@ -164,20 +163,20 @@ class _Checker:
                 if self.manifest.startup is None:
                     _refuse(self.name, f"{where}.startup", "the source has no start-up graph")
             self._pieces(f"{where}.state", rank.state)
-            for number, each in enumerate(rank.accumulators):
-                self._typed(f"{where}.accumulators[{number}]", each.dtype, each.shape)
+            for number, accumulator in enumerate(rank.accumulators):
+                self._typed(f"{where}.accumulators[{number}]", accumulator.dtype, accumulator.shape)
             self._fed(f"{where}.fed", rank.fed)
-            own = self._once(f"{where}.state", rank.inputs)
-            if own & common:
-                _refuse(self.name, f"{where}.state", f"{show(min(own & common))} is one of common.state")
+            inputs = self._once(f"{where}.state", rank.inputs)
+            if inputs & common:
+                _refuse(self.name, f"{where}.state", f"{show(min(inputs & common))} is one of common.state")
 
     def _fed(self, where: str, fed: Sequence[FedInput]) -> None:
-        batch = {each.name: each.shape for each in self.manifest.inputs_of(InputKind.BATCH)}
-        self._once(where, [each.input for each in fed])
-        for number, each in enumerate(fed):
-            if each.input not in batch:
-                _refuse(self.name, f"{where}[{number}].input", f"{show(each.input)} is not an input of the batch")
-            self._box(f"{where}[{number}].box", each.input, batch[each.input], each.box)
+        batch = {entry.name: entry.shape for entry in self.manifest.inputs_of(InputKind.BATCH)}
+        self._once(where, [part.input for part in fed])
+        for number, fed_part in enumerate(fed):
+            if fed_part.input not in batch:
+                _refuse(self.name, f"{where}[{number}].input", f"{show(fed_part.input)} is not an input of the batch")
+            self._box(f"{where}[{number}].box", fed_part.input, batch[fed_part.input], fed_part.box)
 
     def _pieces(self, where: str, states: Sequence[LocalState]) -> None:
         for number, state in enumerate(states):
@@ -200,16 +199,16 @@ class _Checker:
     def _every(self, where: str, piece: Piece) -> int:
         """The elements of every so many rows; raises InputError where a tensor has no such rows."""
         shape = self.shapes[piece.tensor] or ()
-        first, step = piece.every or (0, 1)
+        start, step = piece.every or (0, 1)
         rows = shape[0] if shape else None
         if self.manifest.parameter_server is None or piece.box is not None or self.elements[piece.tensor] is None:
             _refuse(self.name, f"{where}.every", "only parts of tables on servers have it, in place of a box")
-        if not isinstance(rows, int) or not 0 <= first < step <= max(rows, 1):
-            _refuse(self.name, f"{where}.every", f"{first} and {step} are not rows of {show(piece.tensor)}")
-        return len(range(first, rows, step)) * ((self.elements[piece.tensor] or 0) // max(rows, 1))
+        if not isinstance(rows, int) or not 0 <= start < step <= max(rows, 1):
+            _refuse(self.name, f"{where}.every", f"{start} and {step} are not rows of {show(piece.tensor)}")
+        return len(range(start, rows, step)) * ((self.elements[piece.tensor] or 0) // max(rows, 1))
 
     def _box(self, where: str, tensor: str, shape: Shape | None, box: Box) -> int:
-        """Return the number of elements of a box; raises InputError if it is not inside the tensor."""
+        """Return the number of elements of a box; raises InputError for a box outside the tensor."""
         if shape is None or len(box) != len(shape):
             _refuse(self.name, where, f"{len(box)} dimensions, {show(tensor)} has {len(shape or ())}")
         for size, ends in zip(shape or (), box):
@@ -229,9 +228,9 @@ class _Checker:
             _refuse(self.name, where, f"{show(name)} is not the name of a file in the folder")
 
     def _once(self, where: str, names: Iterable[str]) -> set[str]:
-        seen: set[str] = set()
+        names_before: set[str] = set()
         for name in names:
-            if name in seen:
+            if name in names_before:
                 _refuse(self.name, where, f"{show(name)} is listed twice")
-            seen.add(name)
-        return seen
+            names_before.add(name)
+        return names_before

@@ -23,27 +23,27 @@ _OF_SERVERS = ("Aggregate", "AggregateRows", "Pulled")
 def wrong_messages(
     plan: ServerPlanEntry, server: int | None, graphs: Mapping[str, Graph]
 ) -> tuple[str, str, str] | None:  # fmt: skip
-    """Return the phase, the node and what is wrong with the first message that the plan does not have; None for none.
+    """Return the phase, the node and the fault of the first message missing in the plan; None if all are planned.
 
     ``graphs``: of a trainer, or of a server with this number, by phase. Linear in the graphs.
     """
-    found: Counter[tuple[str, int, int]] = Counter()
+    messages: Counter[tuple[str, int, int]] = Counter()
     phase = ""
     for phase, graph in graphs.items():
-        told = graph.metadata.get("gopt.server", str(server))
-        if server is not None and told != str(server):
-            return phase, "metadata", f"it is the file of server {show(told)}, not of server {server}"
+        text = graph.metadata.get("gopt.server", str(server))
+        if server is not None and text != str(server):
+            return phase, "metadata", f"it is the file of server {show(text)}, not of server {server}"
         check = _Check(plan, server, graph)
         for node in graph.nodes:
             if node.domain == COMM and node.op_type in MESSAGES:
                 if what := check.wrong(node):
                     return phase, show(node.label), what
-                found[_slot(node)] += 1
+                messages[_slot(node)] += 1
     due = Counter(_due_of_server(plan, server) if server is not None else _due_of_trainer(plan))
-    for op, at, number in sorted((due - found).keys() | (found - due).keys()):
+    for op, at, number in sorted((due - messages).keys() | (messages - due).keys()):
         if op not in ("Pull", "PullRows"):  # trainers pull what they read, and before their first step once more
             what, where = "table" if op.endswith("Rows") else "bucket", f" to server {at}" if at >= 0 else ""
-            count, wanted = found[op, at, number], due[op, at, number]
+            count, wanted = messages[op, at, number], due[op, at, number]
             return phase, f"{op} of {what} {number}{where}", f"{count} of it, and the manifest has {wanted}"
     return None
 
@@ -65,7 +65,7 @@ def _due_of_trainer(plan: ServerPlanEntry) -> list[tuple[str, int, int]]:
     for number, keys in plan.buckets.items():
         if _pushed(keys):
             servers = range(plan.servers) if keys[0].server is None else (keys[0].server,)
-            due += [("Push", each, number) for each in servers]
+            due += [("Push", server, number) for server in servers]
     return due
 
 
@@ -79,7 +79,7 @@ class _Check:
         self.buckets = plan.buckets
 
     def wrong(self, node: Node) -> str:
-        """Return what is wrong with a message; '' for nothing."""
+        """Return the fault of a message; '' if correct."""
         if (node.op_type in _OF_SERVERS) != (self.server is not None):
             return f"a {'trainer' if self.server is None else 'server'} makes no {node.op_type}"
         return self._rows(node) if node.op_type.endswith("Rows") else self._bucket(node)
@@ -90,13 +90,13 @@ class _Check:
         if [key.name for key in keys] != list(attributes["keys"]):
             return f"the manifest has other keys in bucket {attributes['bucket']}"
         at = attributes.get("server", 0)
-        here = at if self.server is None else self.server
-        if not 0 <= at < self.plan.servers or keys[0].server not in (None, here):
+        server = at if self.server is None else self.server
+        if not 0 <= at < self.plan.servers or keys[0].server not in (None, server):
             return f"the manifest has bucket {attributes['bucket']} on another server"
         if node.op_type == "Push":
-            types = [self.graph.type_of(each) for each in node.inputs[2:]]
-            known = all(type.static for type in types)
-            return self._sizes([type.elements for type in types], _pushed(keys)) if known else ""
+            types = [self.graph.type_of(name) for name in node.inputs[2:]]
+            static = all(type.static for type in types)
+            return self._sizes([type.elements for type in types], _pushed(keys)) if static else ""
         shapes = parse_shapes(attributes["shapes"])
         sizes = [math.prod(shape) for shape in shapes]
         if node.op_type == "Pull":
@@ -110,7 +110,7 @@ class _Check:
         return self._sizes(sizes, _pushed(keys))
 
     def _sizes(self, sizes: Sequence[int], keys: Sequence[KeyEntry]) -> str:
-        """Compare pieces in order with the keys that they make up."""
+        """Compare pieces in order with the keys."""
         ends, due = {0, *accumulate(sizes)}, [0, *accumulate(key.elements for key in keys)]
         if sum(sizes) != due[-1]:
             return f"it has {sum(sizes)} elements, its keys have {due[-1]}"
@@ -127,7 +127,7 @@ class _Check:
             return ""
         if self.server not in table.servers:
             return f"the manifest has no part of table {number} on server {self.server}"
-        place = table.servers.index(self.server)
-        if list(node.outputs)[-1:] != [table.gradients[place]] or (table.ids and node.outputs[0] != table.ids[place]):
+        at = table.servers.index(self.server)
+        if list(node.outputs)[-1:] != [table.gradients[at]] or (table.ids and node.outputs[0] != table.ids[at]):
             return f"the manifest has other rows of table {number}"
         return ""

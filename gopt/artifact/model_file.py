@@ -1,7 +1,7 @@
-"""Writes a model and the file of its values so that at any moment the old pair or the new one is in place.
+"""Writes a model and the file of the values so that at any moment the old or the new pair is in place.
 
-The values' name has their digest in it. So a new pair never writes over the values of the old model; they are put
-beside it first, the model takes its place in one step, and only then the old values go.
+The name of the values contains their digest. So a new pair never overwrites the old values: new values are put beside
+first, the model is replaced in one step, and only then the old values go.
 """
 
 from __future__ import annotations
@@ -30,8 +30,17 @@ LARGEST = 512 << 20
 """Maximum size in bytes of a model file that gopt writes; larger models store their values in a file beside it."""
 
 
+_NO_MODELS = (".pt", ".pth", ".safetensors", ".npz", ".npy")
+"""Endings of files of values, which no model is found under again."""
+
+
 def check_model(target: Path, *, shown: Path, force: bool, option: str = "-o") -> None:
-    """Raise OptionError where a model must not be written; ``option``: what names it."""
+    """Raise OptionError for a model path that must not be written; ``option``: of the path, -o for an ONNX file."""
+    if option == "-o" and shown.suffix in _NO_MODELS:
+        raise OptionError(
+            f"{shown} would be an ONNX model under the name of a file of values",
+            "let its name end in .onnx; gopt merge STEP --state-dict FILE writes .pt and .safetensors files",
+        )
     if os.path.lexists(target):
         if not force:
             raise existing(shown, "name", option, lambda: _check_file(target, shown, option))
@@ -40,16 +49,16 @@ def check_model(target: Path, *, shown: Path, force: bool, option: str = "-o") -
 
 
 def _check_file(target: Path, shown: Path, option: str) -> None:
-    """Raise OptionError for what is no regular file: --force does not replace it."""
+    """Raise OptionError for anything but a regular file: --force does not replace it."""
     if not is_regular_file(target):
         what = "a link" if target.is_symlink() else "a folder" if target.is_dir() else "no file"
         raise OptionError(f"{shown} is {what}: --force replaces only files", f"choose another name with {option}")
 
 
 def write_model(target: Path, graph: Graph, values: StatesFile, *, force: bool) -> str:
-    """Write a graph, with ``values`` in a file beside it if there are any; returns that file's name, or nothing.
+    """Write a graph, with ``values``, if any, in a file beside; returns the file's name, or nothing.
 
-    Raises OptionError where the target is taken and ``force`` is not given, OSError.
+    Raises OptionError for an existing target without ``force``, OSError.
     """
     if not values.offset:
         with staged_file(target) as staged:
@@ -66,11 +75,11 @@ def write_model(target: Path, graph: Graph, values: StatesFile, *, force: bool) 
         name = data_name(target, written.sha256)
         _fill(staged, model_bytes(graph, values.offset, name, {}))
         with defer_signals():
-            made = _put_data(data, target.with_name(name), force)
+            moved = _put_data(data, target.with_name(name), force)
             try:
                 put_file(staged, target, force)
             except BaseException:
-                if made and old_data(target) != target.with_name(name):
+                if moved and old_data(target) != target.with_name(name):
                     remove(target.with_name(name))
                 raise
             _tidy(target, name, old, {staged.path, data.path})
@@ -83,7 +92,7 @@ def data_name(target: Path, digest: str) -> str:
 
 
 def old_data(target: Path) -> Path | None:
-    """Return the file of values beside a model that ``write_model`` wrote, if it exists now."""
+    """Return the file of values beside a model from ``write_model``, if it exists now."""
     if not is_regular_file(target) or target.stat().st_size > LARGEST:
         return None
     model = onnx.ModelProto()
@@ -105,7 +114,7 @@ def _fill(staged: Staged, content: bytes) -> None:
 
 
 def put_file(staged: Staged, target: Path, force: bool) -> None:
-    """The staged file takes its place. Raises OptionError where somebody else has taken it meanwhile."""
+    """Move the staged file into place. Raises OptionError for a file created meanwhile."""
     try:
         staged.commit_over() if force else staged.commit()
     except FileExistsError:
@@ -113,9 +122,9 @@ def put_file(staged: Staged, target: Path, force: bool) -> None:
 
 
 def _put_data(data: Staged, target: Path, force: bool) -> bool:
-    """Move the file of values into place, unless an identical one exists; returns whether it was moved.
+    """Move the file of values into place, unless an identical file exists; returns whether the file was moved.
 
-    Raises OptionError for other ones, unless ``force`` is given: the name says that they were gopt's.
+    Raises OptionError for other files without ``force``: the name says that the file was gopt's.
     """
     data.target = target
     if is_regular_file(target) and digest_of(target) == digest_of(data.path):
@@ -130,10 +139,12 @@ def _put_data(data: Staged, target: Path, force: bool) -> bool:
 
 
 def _tidy(target: Path, name: str, old: Path | None, mine: set[Path]) -> None:
-    """Remove values of earlier models of this name: of the ``old`` one, and those that a dead process left, which are
-    known by the digest in their name. What a model in the folder refers to stays, such as a copy of the old one."""
+    """Remove values of earlier models of this name: of the ``old`` model, and of dead processes, known by the digest in
+    the name.
+
+    Values in use by a model in the folder stay, such as a copy of the old model."""
     with suppress(OSError):
-        if any(each.path not in mine for each in find_staged(target.parent, target)):
+        if any(staged.path not in mine for staged in find_staged(target.parent, target)):
             return  # another command is about to refer to its values
         for path in target.parent.iterdir():
             match = _data_of(target).fullmatch(path.name)
@@ -148,7 +159,7 @@ def _data_of(target: Path) -> re.Pattern[str]:
 
 
 def _mentions(model: Path, name: str) -> bool:
-    """Return whether a model may refer to a file: one that is too large to be read may."""
+    """Return whether a model may refer to a file; assumed for a model too large to read."""
     if not model.is_file():
         return False
     return model.stat().st_size > LARGEST or os.fsencode(name) in model.read_bytes()

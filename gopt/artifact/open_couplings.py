@@ -15,28 +15,28 @@ SYNC = "--statistics sync"
 
 
 def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
-    """The couplings that a sharded step still has; none where one micro-step of one rank sees all the data."""
+    """The remaining couplings of a sharded step; none if a micro-step of a rank sees all the data."""
     group = step.mesh.data_group
     if (group is None or step.mesh.size(group) == 1) and step.micro_steps == 1:
         return ()
-    found = couplings_as_run(step.source, step.loss_reduction, step.synchronised, step.reductions.values())
-    advised = any(SYNC in coupling.exact for coupling in found)
-    return found if not advised or _may_synchronise(step) else without_advice(found, SYNC)
+    couplings = couplings_as_run(step.source, step.loss_reduction, step.synchronised, step.reductions.values())
+    advised = any(SYNC in coupling.exact for coupling in couplings)
+    return couplings if not advised or _may_synchronise(step) else without_advice(couplings, SYNC)
 
 
 def _may_synchronise(step: SpmdProgram) -> bool:
-    """Return whether ``--statistics sync`` may be taken: not with micro-steps, not with weights of ranks or another
-    reduction than the gradients have, not where ranks have parts of samples, and not where it would be refused."""
-    asked = step.loss_reduction
+    """Return whether ``--statistics sync`` is allowed: not with micro-steps, not with weights of ranks or another
+    reduction than that of gradients, not with parts of samples, and not if refused."""
+    reduction = step.loss_reduction
     parts = any(size > 1 and step.mesh.kind(name) is AxisKind.PART for name, size in step.mesh.axes)
-    other = any(other_sums(analyse_couplings(step.source).readings, asked))
-    if step.micro_steps > 1 or asked.rule is LossRule.WEIGHTED or parts or other:
+    more_sums = any(other_sums(analyse_couplings(step.source).readings, reduction))
+    if step.micro_steps > 1 or reduction.rule is LossRule.WEIGHTED or parts or more_sums:
         return False
     return step.source.once(SYNC, lambda: _is_synchronised(step.source))
 
 
 def _is_synchronised(training: TrainingGraph) -> bool:
-    """Return whether means over ranks make it the step of one large batch."""
+    """Return whether means over ranks give the step of a large batch."""
     try:
         synchronise(training, ranks=2)
     except UnsupportedError:

@@ -1,4 +1,4 @@
-"""The report's section on opaque optimizers: which weights of which node are removed from which ranks, and why."""
+"""The report's section on opaque optimizers: weights removed from nodes, by rank, with reasons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Holder = tuple[RefoldedCall, RefoldedWeight, CoveredRange]
 
 
 def removed_optimizers(program: SpmdProgram, ran: Sequence[PassRun], ranks: Sequence[int]) -> list[OpFact]:
-    """One fact per node and weight that some ranks do not update; ``ranks`` are those that were made."""
+    """A fact per node and weight not updated on some ranks; ``ranks``: the ranks made."""
     coordinates = {rank: program.mesh.coordinates(rank) for rank in ranks}
     holders = _holders(program)
     reasons = _reasons(ran)
@@ -40,9 +40,9 @@ def removed_optimizers(program: SpmdProgram, ran: Sequence[PassRun], ranks: Sequ
 
 
 def removed_optimizer_values(program: SpmdProgram, ranks: Sequence[int]) -> list[RemovedVarFact]:
-    """One fact per sequence around an operator, and per result of it that some ranks lack.
+    """A fact per sequence around an operator, and per result missing on some ranks.
 
-    The dtype and the bytes of a sequence are those of its tensors; it has no shape.
+    The dtype and the bytes of a sequence are those of the tensors; a sequence has no shape.
     """
     coordinates = {rank: program.mesh.coordinates(rank) for rank in ranks}
     types, facts = program.source.graph.types, list[RemovedVarFact]()
@@ -51,9 +51,9 @@ def removed_optimizer_values(program: SpmdProgram, ranks: Sequence[int]) -> list
         facts.append(RemovedVarFact(PASS, why, rank_ranges(gone), "update", None, name, dtype, shape, nbytes))
 
     for name, tensors in _sequences(program).items():
-        held = [types.get(each, UNKNOWN) for each in tensors]
-        dtype = held[0].dtype if held else UNKNOWN.dtype
-        add(name, SEQUENCE, list(ranks), dtype, None, sum(each.nbytes for each in held))
+        types_held = [types.get(tensor, UNKNOWN) for tensor in tensors]
+        dtype = types_held[0].dtype if types_held else UNKNOWN.dtype
+        add(name, SEQUENCE, list(ranks), dtype, None, sum(kind.nbytes for kind in types_held))
     optimizers = calls(program.training.graph)
     nodes = program.graph.nodes if optimizers else []
     shardings = {name: node.sharding for node in nodes for name in node.outputs}
@@ -70,39 +70,39 @@ def removed_optimizer_values(program: SpmdProgram, ranks: Sequence[int]) -> list
 
 
 def _results(call: OpaqueCall) -> list[str]:
-    """The results of an operator: those for all weights, and those for each weight."""
-    given = call.slot_values
-    return [name for table in (given.results, *given.updated) for name in table.values() if name]
+    """The results of an operator, for all weights and for each weight."""
+    slots = call.slot_values
+    return [name for table in (slots.results, *slots.updated) for name in table.values() if name]
 
 
 def _removed_sequences(program: SpmdProgram, ranks: str) -> list[OpFact]:
-    """One fact per node that packs tensors for an operator, or takes one of its results: no rank has it."""
+    """A fact per node packing tensors for an operator, or taking a result: no rank has these nodes."""
     return [
         OpFact(PASS, SEQUENCE, ranks, "update", None, node.label, node.op_type) for node in _sequence_nodes(program)
     ]
 
 
 def _sequence_nodes(program: SpmdProgram) -> list[Node]:
-    """Nodes of the file that pack tensors for an operator, or take one of its results."""
+    """Nodes of the file packing tensors for an operator, or taking a result."""
     graph = program.source.graph
     written = [node for node in graph.file_nodes or () if node.is_a("SequenceConstruct", "SequenceAt")]
-    kept = {node.label for node in graph.nodes if node.origin is None} if written else set()
-    return [node for node in written if node.label not in kept]
+    labels = {node.label for node in graph.nodes if node.origin is None} if written else set()
+    return [node for node in written if node.label not in labels]
 
 
 def _sequences(program: SpmdProgram) -> dict[str, list[str]]:
-    """Each sequence that an operator of the file reads or makes -> its tensors."""
-    found: dict[str, list[str]] = {}
+    """Sequence read or made by an operator of the file -> tensors."""
+    sequences: dict[str, list[str]] = {}
     for node in _sequence_nodes(program):
         if node.is_a("SequenceConstruct"):
-            found[node.outputs[0]] = list(node.inputs)
+            sequences[node.outputs[0]] = list(node.inputs)
         else:
-            found.setdefault(node.inputs[0], []).append(node.outputs[0])
-    return found
+            sequences.setdefault(node.inputs[0], []).append(node.outputs[0])
+    return sequences
 
 
 def _holders(program: SpmdProgram) -> dict[str, Holder]:
-    """Source tensor -> the refolded operator and the member of it that update it."""
+    """Source tensor -> the refolded operator and its member updating the tensor."""
     return {
         covered.tensor: (node.origin, member, covered)
         for node in program.graph.nodes
@@ -113,10 +113,10 @@ def _holders(program: SpmdProgram) -> dict[str, Holder]:
 
 
 def _reasons(ran: Sequence[PassRun]) -> dict[tuple[str, str], str]:
-    """(node, weight) -> why its standard operators stay."""
+    """(node, weight) -> the reason for keeping standard operators."""
     return {
         (row.name, weight): group.why
-        for row in operators(each.record for each in ran)
+        for row in operators(run.record for run in ran)
         for group in row.expanded
         for weight in group.weights
     }
@@ -125,11 +125,11 @@ def _reasons(ran: Sequence[PassRun]) -> dict[tuple[str, str], str]:
 def _absent(
     call: OpaqueCall, holder: Holder | None, coordinates: Mapping[int, Mapping[str, int]], why: str
 ) -> tuple[str, list[int]]:
-    """Return the reason why the node does not update a weight on some ranks, and these ranks."""
+    """Return the reason why a node leaves out a weight on some ranks, and these ranks."""
     if holder is None:
         text = "written out in standard operators" + (f": {why}" if why else ", as a part of another weight's update")
         return text, list(coordinates)
-    kept, member, covered = holder
-    if kept.call is not call:
-        return f"updated by {kept.call.label}, over runs of weights of one class", list(coordinates)
+    refolded, member, covered = holder
+    if refolded.call is not call:
+        return f"updated by {refolded.call.label}, over runs of weights of one class", list(coordinates)
     return "updated by other ranks", [rank for rank, at in coordinates.items() if not member.holds(covered, at)]

@@ -17,11 +17,11 @@ from gopt.system.staging import DisplacedTargetError, Staged, staged_folder
 
 @contextmanager
 def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
-    """Yield a folder beside ``target`` that atomically replaces it when the block ends; it is removed if the block
-    raises.
+    """Yield a folder beside ``target`` that atomically replaces ``target`` at the end of the block; an error removes
+    the folder.
 
-    Raises OptionError if the target exists and ``force`` is not given, or if it contains files that gopt did not write;
-    RunError if it cannot be written; StoppedError if a signal requests the end.
+    Raises OptionError if the target exists and ``force`` is not given, or if it contains foreign files; RunError for a
+    failed write; StoppedError for a signal to end.
     """
     whole = check_output_folder(target, force=force)
     with held(), replaced_folder(target, whole, lambda old: check_replaceable(target, old)) as staged:
@@ -32,11 +32,10 @@ def output_folder(target: Path, *, force: bool) -> Iterator[Path]:
 
 @contextmanager
 def replaced_folder(target: Path, whole: Path, check: Callable[[Path], None]) -> Iterator[Path]:
-    """Yield a folder that atomically takes the place of ``target`` when the block ends; it is removed if the block
-    raises.
+    """Yield a folder that atomically replaces ``target`` at the end of the block; an error removes the folder.
 
-    ``whole``: the path of ``target`` without links. ``check`` gets the path that an old folder has now, and raises
-    where it may not be replaced. Raises OptionError, RunError and StoppedError as ``output_folder``.
+    ``whole``: the path of ``target`` without links. ``check`` gets the current path of an old folder, and raises if it
+    may not be replaced. Raises OptionError, RunError and StoppedError as ``output_folder``.
     """
     draft = whole
     try:
@@ -52,8 +51,8 @@ def replaced_folder(target: Path, whole: Path, check: Callable[[Path], None]) ->
         hint = f"the old folder is complete: mv {error.filename} {target}, or let the next run put it back"
         raise RunError(f"cannot write {target}: {reason(error)}", hint) from error
     except OSError as error:
-        left = draft != whole and os.path.lexists(draft)
-        hint = f"remove {draft}, or let the next run do so" if left else "nothing was left behind"
+        remains = draft != whole and os.path.lexists(draft)
+        hint = f"remove {draft}, or let the next run do so" if remains else "nothing was left behind"
         raise RunError(f"cannot write {target}: {reason(error)}", hint) from error
 
 

@@ -1,4 +1,4 @@
-"""Checks output paths: only output of gopt may be replaced, and only if it contains no file of the user."""
+"""Checks output paths: only output of gopt may be replaced, and only without files of the user."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def resolve_output(target: str | os.PathLike[str]) -> Path:
 
 
 def check_output_folder(target: Path, *, force: bool) -> Path:
-    """The real path of an output folder; raises OptionError where it may not be written, RunError where it cannot."""
+    """The real path of an output folder; raises OptionError for a forbidden path, RunError for an unwritable path."""
     whole = resolve_output(target)
     check_resolved_folder(target, whole, force=force)
     return whole
@@ -60,7 +60,7 @@ def check_resolved_folder(target: Path, whole: Path, *, force: bool) -> None:
 
 
 def existing(target: Path, what: str, option: str, check: Callable[[], object]) -> OptionError:
-    """The refusal of a path that exists; it names --force where ``check`` lets that replace it."""
+    """The refusal of an existing path; it names --force if ``check`` allows replacing."""
     hint = f"choose another {what} with {option}"
     try:
         check()
@@ -78,7 +78,7 @@ def _runs_in(folder: Path) -> bool:
 def check_not_inside(target: Path, whole: Path, hint: str = _HINT) -> None:
     """Raise OptionError for a path inside an output folder or a checkpoint.
 
-    ``whole`` is the real path, ``target`` the one that the user gave.
+    ``whole`` is the real path, ``target`` the user's.
     """
     for folder in whole.parents:
         if (what := artifact_kind(folder)) is not None:
@@ -86,7 +86,7 @@ def check_not_inside(target: Path, whole: Path, hint: str = _HINT) -> None:
 
 
 def artifact_kind(folder: Path) -> str | None:
-    """``an output folder``, ``a checkpoint`` (one step, or the folder that holds them), or None."""
+    """``an output folder``, ``a checkpoint`` (one step, or the folder holding them), or None."""
     index = folder / INDEX_FILE
     if is_regular_file(index) and _format(index) == INDEX_FORMAT:
         return "a checkpoint"
@@ -97,7 +97,7 @@ def artifact_kind(folder: Path) -> str | None:
 
 
 def check_replaceable(target: Path, folder: Path) -> None:
-    """Raise OptionError unless a folder is empty or holds only what gopt wrote; ``target`` is its path in messages."""
+    """Raise OptionError unless a folder is empty or holds only output of gopt; ``target`` is its path in messages."""
     if folder.is_symlink():
         raise OptionError(f"{target} is a link: --force does not replace it", f"give {os.path.realpath(folder)}")
     if not folder.is_dir():
@@ -107,9 +107,9 @@ def check_replaceable(target: Path, folder: Path) -> None:
     entries = sorted(os.listdir(folder))
     if not entries:
         return
-    known = _ALWAYS | _rank_files(target, folder)
+    names = _ALWAYS | _rank_files(target, folder)
     for name in entries:
-        if name not in known or not is_regular_file(folder / name):
+        if name not in names or not is_regular_file(folder / name):
             what = artifact_kind(folder / name)
             shown = f"{name!r} ({what})" if what else f"{name!r}"
             raise OptionError(
@@ -123,10 +123,10 @@ def _is_home(folder: Path) -> bool:
 
 
 def _rank_files(target: Path, folder: Path) -> frozenset[str]:
-    """Names of rank files in the manifest of a folder, which is checked as a reader would check it; raises OptionError.
+    """Names of rank files in the manifest of a folder, checked as for reading; raises OptionError.
 
-    A command looks at the folder before it works and on both sides of the exchange: the very bytes that passed once in
-    this process are not checked again.
+    A command looks at the folder before working and on both sides of the exchange: equal bytes that passed once in this
+    process are not checked again.
     """
     path = folder / MANIFEST_FILE
     try:

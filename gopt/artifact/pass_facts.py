@@ -1,4 +1,4 @@
-"""The facts of passes as records, for code that needs a number of another pass."""
+"""The facts of passes as records, for code needing a number of another pass."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from gopt.spmd.pass_records import PassRecord
 
 def buckets(passes: Iterable[PassRecord]) -> list[BucketFacts]:
     """The buckets of a step."""
-    facts = [each.facts for each in passes if each.name != SPLIT_PASS]  # a split counts its buckets
-    return [from_document(BucketFacts, row) for each in facts for row in each.get("buckets", ())]
+    facts = [record.facts for record in passes if record.name != SPLIT_PASS]  # a split counts its buckets
+    return [from_document(BucketFacts, row) for fact in facts for row in fact.get("buckets", ())]
 
 
 def bucket_cap(passes: Iterable[PassRecord]) -> int | None:
-    """Return the maximum size of a bucket in bytes, from the records of the packing passes; None without one."""
-    return max((each.facts["bucket_cap_bytes"] for each in passes if "bucket_cap_bytes" in each.facts), default=None)
+    """Return the maximum size of a bucket in bytes, from the records of the packing passes; None without packing."""
+    return max((run.facts["bucket_cap_bytes"] for run in passes if "bucket_cap_bytes" in run.facts), default=None)
 
 
 def operators(passes: Iterable[PassRecord]) -> list[OperatorFacts]:
     """The opaque optimizers of a step."""
-    return [from_document(OperatorFacts, row) for each in passes for row in each.facts.get("operators", ())]
+    return [from_document(OperatorFacts, row) for record in passes for row in record.facts.get("operators", ())]
 
 
 SPLIT_PASS = "parameter-server"
@@ -34,7 +34,7 @@ SPLIT_PASS = "parameter-server"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitSettings:
-    """The options of a split as the report has them; a manifest and these make the same split again."""
+    """The options of a split in the report; with a manifest, the options give the same split again."""
 
     trainers: Positive
     """This many trainers share the work."""
@@ -136,7 +136,7 @@ class SplitFacts:
 
 def split_records(passes: Iterable[PassRecord]) -> tuple[SplitSettings, SplitFacts] | None:
     """Options and figures of a split; None for the report of sharded ranks."""
-    for each in passes:
-        if each.name == SPLIT_PASS:
-            return from_document(SplitSettings, each.options), from_document(SplitFacts, each.facts)
+    for record in passes:
+        if record.name == SPLIT_PASS:
+            return from_document(SplitSettings, record.options), from_document(SplitFacts, record.facts)
     return None

@@ -12,7 +12,7 @@ from gopt.text.suggestions import LISTED, files_with_suffix, near_file
 
 
 def check_folder(path: Path, *, checkpoints: bool = False) -> None:
-    """Raise InputError for what is not an output folder; ``checkpoints``: one step of a checkpoint will do as well."""
+    """Raise InputError for anything but an output folder; ``checkpoints``: a step of a checkpoint is accepted, too."""
     steps = complete_steps(path)
     if steps:
         newest = path / step_dir(steps[-1])

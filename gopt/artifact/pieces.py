@@ -23,8 +23,8 @@ Hashable, for pieces of one tensor.
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Elements ``start`` to ``stop`` of a flattened tensor of the source, or of a ``box`` of it: what a rank has where
-    dimensions are sharded, one list of ranges per dimension."""
+    """Elements ``start`` to ``stop`` of a flattened tensor of the source, or of a ``box``: a rank's part of sharded
+    dimensions, a list of ranges per dimension."""
 
     tensor: str
     """The piece belongs to the state of the source with this name."""
@@ -49,15 +49,15 @@ class Piece:
 
     @property
     def place(self) -> Place:
-        """Coordinates in which ``start`` and ``stop`` are counted."""
+        """Coordinates for counting ``start`` and ``stop``."""
         return self.box, self.every
 
 
-def place_shape(place: Place, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of what pieces of one place are counted in; ``shape``: the tensor's."""
-    box, every = place
-    found = tuple(shape) if box is None else boxes.box_shape(box)
-    return found if every is None else (len(range(every[0], found[0], every[1])), *found[1:])
+def place_shape(region: Place, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape in which pieces of a place are counted; ``shape``: the tensor's."""
+    box, every = region
+    size = tuple(shape) if box is None else boxes.box_shape(box)
+    return size if every is None else (len(range(every[0], size[0], every[1])), *size[1:])
 
 
 def cut(piece: Piece, whole: np.ndarray) -> np.ndarray:
@@ -73,8 +73,7 @@ BLOCK = 1 << 24
 
 
 def cut_stored(piece: Piece, tensor: Tensor) -> np.ndarray:
-    """As ``cut``, in memory of its own, from a stored tensor; of a file only the rows that the piece has are read, in
-    blocks."""
+    """As ``cut``, in new memory, from a stored tensor; only the piece's rows are read from a file, in blocks."""
     dims = tensor.type.dims
     of_file = tensor.path and tensor.array is None and tensor.type.elements
     if not of_file or (piece.box is not None and len(piece.box[0]) > 2):
@@ -82,24 +81,24 @@ def cut_stored(piece: Piece, tensor: Tensor) -> np.ndarray:
     if piece.place == (None, None):
         return tensor.flat_slice(piece.start, piece.stop).numpy()
     (start, stop), rest = ((0, dims[0]), None) if piece.box is None else (piece.box[0], piece.box[1:])
-    first, step = piece.every or (0, 1)
-    found = np.empty(place_shape(piece.place, dims), numpy_dtype(tensor.type.dtype))
-    width, made = prod(dims[1:]), 0
+    offset, step = piece.every or (0, 1)
+    array = np.empty(place_shape(piece.place, dims), numpy_dtype(tensor.type.dtype))
+    width, end = prod(dims[1:]), 0
     block = max(BLOCK // max(nbytes(tensor.type.dtype, width), 1), 1) * step
     read = tensor.flat()
-    for row in range(start + first, stop, block):
+    for row in range(start + offset, stop, block):
         last = min(row + block, stop)
         rows = read(row * width, last * width).reshape(last - row, *dims[1:])[::step]
         if rest is not None:
             rows = boxes.take(rows, ((0, len(rows)), *rest))
-        found[made : made + len(rows)] = rows
-        made += len(rows)
-    return found.reshape(-1)[piece.start : piece.stop]
+        array[end : end + len(rows)] = rows
+        end += len(rows)
+    return array.reshape(-1)[piece.start : piece.stop]
 
 
-def put(whole: np.ndarray, place: Place, flat: np.ndarray, start: int) -> None:
+def put(whole: np.ndarray, region: Place, flat: np.ndarray, start: int) -> None:
     """Write elements ``start`` and following of a place into a whole tensor."""
-    box, every = place
+    box, every = region
     if every is None:
         boxes.put(whole, box, flat, start)
         return

@@ -1,4 +1,4 @@
-"""One file per rank and phase; what all ranks share is turned into bytes once."""
+"""A file per rank and phase; common content is turned into bytes once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_ranks(
     names: RankFiles | None = None,
     advance: ProgressCallback = no_progress,
 ) -> None:
-    """Write one file per rank and phase. Raises OSError."""
+    """Write a file per rank and phase. Raises OSError."""
     names = names or RankFiles()
     writers: dict[int, _RankWriter] = {}
     for rank in ranks:
@@ -52,8 +52,8 @@ def write_ranks(
 def _check_bytes(ranks: Sequence[RankGraph], writers: Mapping[int, _RankWriter]) -> None:
     """Raise OptionError for too many bytes, before any is written: the files of a phase are about as large."""
     firsts = {id(rank.phase): rank for rank in reversed(ranks)}
-    each = {phase: sum(map(len, writers[phase].model(rank))) for phase, rank in firsts.items()}
-    total = sum(each[id(rank.phase)] for rank in ranks)
+    sizes = {phase: sum(map(len, writers[phase].model(rank))) for phase, rank in firsts.items()}
+    total = sum(sizes[id(rank.phase)] for rank in ranks)
     if total > limits.RANK_FILES:
         raise OptionError(
             f"the graphs of {len(ranks)} files of ranks take {total} bytes, more than {limits.RANK_FILES} (RANK_FILES)",
@@ -87,7 +87,7 @@ def rank_file(rank: int, phase: LoweredPhase) -> str:
 
 
 class _RankWriter:
-    """Builds rank files from parts that are serialised once: a protobuf message is the sum of its fields."""
+    """Builds rank files from parts that are serialised once: a protobuf message is the sum of the fields."""
 
     def __init__(
         self,
@@ -104,18 +104,18 @@ class _RankWriter:
         header = onnx.ModelProto()
         header.CopyFrom(graph.header)
         header.ClearField("graph")
-        for place in [at for at, each in enumerate(header.metadata_props) if each.key == TORCH_NAMES]:
-            del header.metadata_props[place]  # of the whole step, and long
+        for index in [at for at, prop in enumerate(header.metadata_props) if prop.key == TORCH_NAMES]:
+            del header.metadata_props[index]  # of the whole step, and long
         self._described = bool(header.configuration)  # specs are of the whole step; a rank's file is of one device
         drop_configurations(header)
         if not any(opset.domain == COMM for opset in header.opset_import):
             header.opset_import.append(onnx.helper.make_opsetid(COMM, 1))
         self._header = header
         body = onnx.GraphProto(name=graph.name)
-        held = {state.input: state.type for state in common if state.input in graph.inputs}
-        given = [name for name in (*program.training.batch, *program.training.hyper) if name in graph.inputs]
+        types_in = {state.input: state.type for state in common if state.input in graph.inputs}
+        fed = [name for name in (*program.training.batch, *program.training.hyper) if name in graph.inputs]
         frozen = [name for name in program.training.graph.inputs if name in graph.initializers]
-        inputs = {name: types[name] for name in (*given, *frozen)} | held
+        inputs = {name: types[name] for name in (*fed, *frozen)} | types_in
         shown = [name for name in program.training.shown if name in graph.outputs]
         outputs = {name: types[name] for name in shown}
         outputs |= {state.output: state.type for state in common if state.output in graph.outputs}
@@ -125,7 +125,7 @@ class _RankWriter:
             (12, program.training.graph.outputs, outputs),
         ):
             # What the source has keeps the source's order; what a pass made comes behind it.
-            order = {name: place for place, name in enumerate(given_names)}
+            order = {name: number for number, name in enumerate(given_names)}
             names_in_order = sorted(table, key=lambda name: order.get(name, len(order)))
             borders.append(encoded_values(number, {name: table[name] for name in names_in_order}))
         used = graph.used().union(frozen)
@@ -133,14 +133,14 @@ class _RankWriter:
             if name in used:
                 body.initializer.append(self._constant(name, tensor))
         for state in common:
-            if state.input in held and state.pieces[0].tensor in values.offset:
+            if state.input in types_in and state.pieces[0].tensor in values.offset:
                 body.initializer.append(self._initial(state))
         results = onnx.GraphProto(value_info=self._opaque())
         parts = [body.SerializeToString(deterministic=True), *borders, results.SerializeToString(deterministic=True)]
         self._body = b"".join(parts)
 
     def _opaque(self) -> Iterator[ValueInfoProto]:
-        """Types that no standard rule can infer: what calls and unknown operators make, where ranks have it whole."""
+        """Types beyond standard rules: whole results of calls and unknown operators."""
         types, parts = self.graph.types, self.program.sharded
         for node in self.graph.nodes:
             if node.domain not in ("", "ai.onnx"):
@@ -164,27 +164,27 @@ class _RankWriter:
         if data is None:
             encoded: Iterator[bytes] = (node.to_bytes() for node in block.nodes)
             encoded = map(without_specs, encoded) if self._described else encoded
-            data = self._blocks[block] = b"".join(field(1, each) for each in encoded)
+            data = self._blocks[block] = b"".join(field(1, node_bytes) for node_bytes in encoded)
         return data
 
     def model(self, rank: RankGraph) -> list[bytes]:
         """The file of a rank, in pieces."""
-        own = onnx.GraphProto()
+        local = onnx.GraphProto()
         for state in rank.own:
             if state.input in self.graph.inputs:
-                own.input.append(value_info(state.input, state.type))
+                local.input.append(value_info(state.input, state.type))
             if state.output in self.graph.outputs:
-                own.output.append(value_info(state.output, state.type))
-        for held in rank.states:
-            if held.input in self.graph.inputs and self.values.has(held):
-                own.initializer.append(self._initial(held))
+                local.output.append(value_info(state.output, state.type))
+        for local_state in rank.states:
+            if local_state.input in self.graph.inputs and self.values.has(local_state):
+                local.initializer.append(self._initial(local_state))
         for name in sorted(rank.constants):
-            own.initializer.append(onnx.numpy_helper.from_array(rank.constants[name], name))
-        borders = {name for each in rank.accumulators for name in (each.input, each.output)}
+            local.initializer.append(onnx.numpy_helper.from_array(rank.constants[name], name))
+        borders = {name for accumulator in rank.accumulators for name in (accumulator.input, accumulator.output)}
         for name in sorted(rank.types):
             if name not in rank.constants and name not in borders:
-                own.value_info.append(value_info(name, rank.types[name]))
-        graph = [*map(self._block, rank.blocks), self._body, own.SerializeToString(deterministic=True)]
+                local.value_info.append(value_info(name, rank.types[name]))
+        graph = [*map(self._block, rank.blocks), self._body, local.SerializeToString(deterministic=True)]
         header = onnx.ModelProto()
         header.CopyFrom(self._header)
         for key, value in self.names.metadata(self.program, rank.rank).items():

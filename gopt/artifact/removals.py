@@ -1,4 +1,4 @@
-"""Nodes, values and states of the source that are missing on some ranks, with the reasons and the replacements."""
+"""Nodes, values and states of the source missing on some ranks, with reasons and replacements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gopt.spmd.program import ShardedState, SpmdProgram
 
 
 class RemovalReason(NamedTuple):
-    """Why a source node was removed: the pass, its reason, and the parameter that the node serves."""
+    """Why a source node was removed: the pass, its reason, and the parameter the node serves."""
 
     pass_name: str
     why: str
@@ -42,55 +42,54 @@ class Removals:
         self._found: dict[str, RemovalReason] = {}
         self.replaced: dict[str, tuple[str, ...]] = {}
         """Value -> the values that replace it."""
-        for each in ran:
-            reasons, replaced = _reasons(each.record.name, each.result.removed)
+        for run in ran:
+            reasons, replaced = _reasons(run.record.name, run.result.removed)
             self._found = self._found | reasons if self._found else reasons
             self.replaced = self.replaced | replaced if self.replaced else replaced
 
     def of(self, node: Node, default: RemovalReason = UNREAD) -> RemovalReason:
-        """Return the removal of a source node; ``default`` where no pass has recorded one."""
+        """Return the removal of a source node; ``default`` without a record."""
         return self._found.get(node.first_output, default)
 
 
 def _reasons(pass_name: str, removed: Iterable[Removal]) -> tuple[dict[str, RemovalReason], dict[str, tuple[str, ...]]]:
     """The removals of one pass by the first outputs of nodes, and the replacements of values."""
-    found: dict[str, RemovalReason] = {}
+    reasons: dict[str, RemovalReason] = {}
     replaced: dict[str, tuple[str, ...]] = {}
     for removal in removed:
         reason = RemovalReason(pass_name, removal.why, removal.of)
         outputs = [node.first_output for node in removal.sources]
-        if found.keys().isdisjoint(outputs):
-            found.update(dict.fromkeys(outputs, reason))
+        if reasons.keys().isdisjoint(outputs):
+            reasons.update(dict.fromkeys(outputs, reason))
         else:  # the first reason counts
             for name in outputs:
-                known = found.setdefault(name, reason)
-                if known.of is None and removal.of is not None:
-                    found[name] = known._replace(of=removal.of)
+                recorded = reasons.setdefault(name, reason)
+                if recorded.of is None and removal.of is not None:
+                    reasons[name] = recorded._replace(of=removal.of)
         for node, names in zip(removal.sources, removal.by):
             for old, new in zip(node.outputs, names):
                 if new:
                     replaced[old] = (*replaced[old], new) if old in replaced else (new,)
-    return found, replaced
+    return reasons, replaced
 
 
 def roles(training: TrainingGraph) -> dict[str, str]:
-    """Value of the source -> its role, where it has one of its own; any other value has that of its node."""
-    found = dict.fromkeys(training.gradients.values(), "gradient")
-    found.update((state.tensor, state.kind.value) for state in training.states)
-    return found
+    """Value of the source -> its own role, if any; other values have the node's role."""
+    names = dict.fromkeys(training.gradients.values(), "gradient")
+    names.update((state.tensor, state.kind.value) for state in training.states)
+    return names
 
 
 def looked_through(training: TrainingGraph) -> Iterator[tuple[Node, RemovalReason, tuple[str, ...], list[str]]]:
-    """Yield the file's operators that are gone since load: each with the reason, what its readers read instead, and the
-    values that went with it."""
+    """Yield the file's operators removed on load: reason, replacement for readers, and removed values."""
     roots: dict[str, str] = {}
-    made = {name for node in training.graph.nodes for name in node.outputs} if training.looked_through else set()
+    nodes = {name for node in training.graph.nodes for name in node.outputs} if training.looked_through else set()
     for node in training.looked_through:
-        if node.first_output in made:
+        if node.first_output in nodes:
             yield node, REWRITTEN, (node.first_output,), []
             continue
-        first = node.inputs[0] if node.inputs else ""
-        root = roots.get(first, first)
+        source = node.inputs[0] if node.inputs else ""
+        root = roots.get(source, source)
         gone = [name for name in node.outputs if name]
         roots.update(dict.fromkeys(gone, root))
         yield node, LOOKED_THROUGH, (root,) if root else (), gone
@@ -108,15 +107,15 @@ def find_removals(
     ops: OpTables,
     variables: RemovedVarTables,
 ) -> None:
-    """Add the operators and values of the source that are missing on some ranks.
+    """Add the operators and values of the source missing on some ranks.
 
-    ``classes``: the variants, each with its written ranks.
+    ``classes``: the variants, each with written ranks.
     """
-    found = _Removed(program, ran, classes, ops, variables)
-    found.nodes()
-    found.aliases()
-    found.states()
-    found.constants()
+    removed = _Removed(program, ran, classes, ops, variables)
+    removed.nodes()
+    removed.aliases()
+    removed.states()
+    removed.constants()
 
 
 class _Removed:
@@ -142,10 +141,10 @@ class _Removed:
         coordinates = {rank: program.mesh.coordinates(rank) for rank in every}
 
         @functools.cache
-        def missing_on(*places: Sharding | None) -> str:
+        def missing_on(*shardings: Sharding | None) -> str:
             gone = [
-                rank for place, (_, ranks) in zip(places, classes) for rank in ranks
-                if place is None or not place.covers(coordinates[rank])
+                rank for sharding, (_, ranks) in zip(shardings, classes) for rank in ranks
+                if sharding is None or not sharding.covers(coordinates[rank])
             ]  # fmt: skip
             return rank_ranges(sorted(gone))
 
@@ -155,25 +154,24 @@ class _Removed:
         """
 
     def nodes(self) -> None:
-        """Nodes that some ranks do not run."""
+        """Nodes some ranks do not run."""
         nowhere = self.missing_on(*(None for _ in self.classes))
         lone = self.left[0] if len(self.left) == 1 else None
         for node in self.program.source.graph.nodes:
             if node.origin is not None:
                 continue  # part of an opaque operator, which has its own record
             if lone is not None:
-                kept = lone.get(id(node))
-                where = nowhere if kept is None else self._lacking(kept)
+                node_left = lone.get(id(node))
+                where = nowhere if node_left is None else self._lacking(node_left)
             else:
                 every = [nodes.get(id(node)) for nodes in self.left]
-                kept = next(filter(None, every), None)
+                node_left = next(filter(None, every), None)
                 where = self._lacking(*every)
-            if where or (kept is not None and kept.outputs != node.outputs):
-                self._remove(node, self.removals.of(node), where, kept)
+            if where or (node_left is not None and node_left.outputs != node.outputs):
+                self._remove(node, self.removals.of(node), where, node_left)
 
     def constants(self) -> None:
-        """Initializers, other than states, that no operator of a rank reads any more, with the reasons of the first of
-        their readers that was removed."""
+        """Initializers, other than states, without readers on a rank, with the reasons of the first removed reader."""
         source = self.program.source
         stored = source.graph.initializers.keys() - source.state_of().keys() - source.graph.inputs.keys()
         unread = [stored - variant.graph.used() for variant, _ in self.classes]
@@ -189,23 +187,23 @@ class _Removed:
             where = self.missing_on(*(None if name in gone else FULLY_REPLICATED for gone in unread))
             self._value(name, reasons.get(name, UNREAD), where, CONSTANT, ())
 
-    def _lacking(self, *kept: Node | None) -> str:
-        if all(each is not None and not each.sharding.by_axis for each in kept):
+    def _lacking(self, *nodes: Node | None) -> str:
+        if all(copy is not None and not copy.sharding.by_axis for copy in nodes):
             return ""
-        return self.missing_on(*(None if each is None else each.sharding for each in kept))
+        return self.missing_on(*(None if copy is None else copy.sharding for copy in nodes))
 
-    def _remove(self, node: Node, reason: RemovalReason, where: str, kept: Node | None) -> None:
-        """Add a node that is missing on ``where``, and its results. ``kept``: what it is on the other ranks, where its
-        results may have other names."""
+    def _remove(self, node: Node, reason: RemovalReason, where: str, copy: Node | None) -> None:
+        """Add a node missing on ``where``, and the results. ``kept``: the node on the other ranks, perhaps with renamed
+        results."""
         inputs, replaced = self.program.graph.inputs, self.removals.replaced
         role = role_of(node)
         now: tuple[str, ...] = ()
-        for name, new in zip(node.outputs, node.outputs if kept is None else kept.outputs):
+        for name, new in zip(node.outputs, node.outputs if copy is None else copy.outputs):
             if not name or (node.added and name.startswith(RESERVED)):
                 continue
             by, again = replaced.get(name, ()), name in self.made  # again: another node makes it
             if by and not self.known.issuperset(by):
-                by = tuple(each for each in by if each in self.known)
+                by = tuple(name for name in by if name in self.known)
             elif again and not by:
                 by = (name,)
             now = now or by
@@ -223,7 +221,7 @@ class _Removed:
         return self._heads.setdefault(head, head)
 
     def aliases(self) -> None:
-        """Nodes that were looked through on load."""
+        """Nodes looked through on load."""
         role = Phase.UPDATE.value  # no other phase loses its aliases
         for node, reason, by, gone in looked_through(self.program.source):
             self.ops.add(self._head(reason, self.on_every, role), None, node.label, node.op_type, by)
@@ -231,10 +229,10 @@ class _Removed:
                 self._value(name, reason, self.on_every, self.roles.get(name, role), by)
 
     def states(self) -> None:
-        """States that some ranks do not hold, or that all hold as parts of a bucket."""
+        """States missing on some ranks, or held by all as parts of a bucket."""
         types, owners = self.program.source.graph.types, self.program.source.state_of()
-        for held in zip(*(variant.states for variant, _ in self.classes)):  # alike but for sizes: see check_variants
-            state: ShardedState = held[0]
+        for copies in zip(*(variant.states for variant, _ in self.classes)):  # alike but for sizes: see check_variants
+            state: ShardedState = copies[0]
             if not state.sharded:
                 continue
             if state.input not in types:
@@ -244,7 +242,7 @@ class _Removed:
                     )
                     by = (state.input,)
                     self._value(part.tensor, reason, self.on_every, self.roles.get(part.tensor, "state"), by)
-            elif where := self.missing_on(*(each.sharding for each in held)):
+            elif where := self.missing_on(*(sharded.sharding for sharded in copies)):
                 reason = RemovalReason("shard", "held by its owner alone", _parameter(owners, state.input))
                 self._value(state.input, reason, where, self.roles.get(state.input, "state"), ())
 
@@ -256,12 +254,12 @@ def _parameter(states: Mapping[str, object], name: str) -> str | None:
 
 
 def _left(program: SpmdProgram) -> dict[int, Node]:
-    """Nodes of the source that are left, by id -> what they are in the program."""
+    """Remaining nodes of the source, by id -> the program's node."""
     return {id(root): node for node in program.graph.nodes if (root := origin(node)) is not None}
 
 
 def classes_of(program: SpmdProgram, ranks: Sequence[int]) -> list[tuple[SpmdProgram, list[int]]]:
-    """The variants of a program, each with those of the ``ranks`` that run it."""
+    """The variants of a program, each with its members of ``ranks``."""
     if not program.others:
         return [(program, list(ranks))]
     of = {rank: program.of(rank) for rank in ranks}

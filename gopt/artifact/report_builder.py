@@ -34,14 +34,14 @@ from gopt.text.sanitize import listed
 
 @dataclass(frozen=True, slots=True)
 class RemovedItems:
-    """Operators and values of the source that are missing on some ranks, in groups."""
+    """Operators and values of the source missing on some ranks, in groups."""
 
     ops: tuple[OpGroup, ...]
     variables: tuple[RemovedVarGroup, ...]
 
 
 def begin_source_figures(training: TrainingGraph) -> None:
-    """Begin with what checks and the report ask of the source alone, beside the passes."""
+    """Begin with the parts of checks and report that need the source alone, beside the passes."""
     training.begin({
         FOLLOWED: lambda: find_followed(training), COUPLINGS: lambda: analyse_couplings(training),
         SOURCE_PEAKS: lambda: live_in_source(training), FILE_NODES: lambda: file_nodes(training),
@@ -49,7 +49,7 @@ def begin_source_figures(training: TrainingGraph) -> None:
 
 
 def find_removed(program: SpmdProgram, ranks: Sequence[int]) -> RemovedItems:
-    """Find the items of the source that some of ``ranks`` lack, as the report lists them; the passes have run."""
+    """Find the items of the source missing on some of ``ranks``, for the report, after the passes."""
     classes = classes_of(program, ranks)
     ops, variables = OpTables(), RemovedVarTables()
     for variant, on in classes:
@@ -84,7 +84,7 @@ def build_report(
     return Report(
         source=source,
         mesh=MeshEntry.of(program.mesh),
-        pipeline=tuple(each.record for each in program.passes),
+        pipeline=tuple(run.record for run in program.passes),
         notes=(*program.source.notes, *program.warnings, *_notes(program), *notes(couplings)),
         couplings=tuple(couplings),
         before_after=sizes,
@@ -93,7 +93,7 @@ def build_report(
         added_ops=group_added_ops(added_ops),
         added_vars=group_added_vars(added_vars),
         ranks=tuple(usages),
-        balance=_balances([each.nbytes.by_kind for each in usages]),
+        balance=_balances([usage.nbytes.by_kind for usage in usages]),
         figures=bounds,
         checks=tuple(checks),
     )
@@ -111,7 +111,7 @@ def _notes(program: SpmdProgram) -> list[str]:
         if size > 1 and name not in used:
             notes.append(f"no call goes along mesh axis {name}: its ranks hold and compute the same")
     moving = [state.tensor for state in program.source.states if state.kind is StateKind.STATISTIC]
-    if any(each.record.options.get("loss_reduction") == "auto" for each in program.passes):
+    if any(run.record.options.get("loss_reduction") == "auto" for run in program.passes):
         notes.append(f"--loss-reduction auto: {program.loss_reduction}")
     if program.micro_steps > 1 and moving:
         notes.append(
@@ -124,13 +124,13 @@ def _notes(program: SpmdProgram) -> list[str]:
         reduces = node.domain == COMM and node.made_by and COLLECTIVES[node.op_type].reduces
         if reduces or any(name in behind for name in node.reads):
             behind.update(node.outputs)
-    for inside, said in (
+    for inside, forms in (
         (True, ("follows", "follow", "the reduced gradients")),
         (False, ("is", "are", "the rank's own")),
     ):
         names = [name for name in program.source.metrics if (name in behind) is inside]
         if names:
-            notes.append(f"metric{'s' * (len(names) > 1)} {listed(names)} {said[len(names) > 1]} {said[2]}")
+            notes.append(f"metric{'s' * (len(names) > 1)} {listed(names)} {forms[len(names) > 1]} {forms[2]}")
     return notes
 
 
@@ -144,21 +144,23 @@ def _balances(rows: Sequence[Mapping[str, int]]) -> dict[str, float]:
 
 
 def _usages(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[RankGraph]) -> list[RankUsage]:
-    """Return, for each rank, the bytes it holds, and those it sends in one update with all its micro-steps."""
+    """Return each rank's bytes, held and sent in an update with all micro-steps."""
     by_rank = phases_by_rank(ranks)
-    found: dict[int, RankUsage] = {}
+    usage_of: dict[int, RankUsage] = {}
     for variant, members in classes_of(program, list(by_rank)):
         reducible, sent = _reducible(variant), dict[tuple[int, int], int]()
         for rank in members:
-            held = _rank_bytes(variant, common, by_rank[rank], reducible)
-            found[rank] = RankUsage(rank, held, _calls(variant, by_rank[rank], sent))
-    if not any(each.nbytes.gradients for each in found.values()):  # no call reduces any: an update reads the rank's own
+            nbytes = _rank_bytes(variant, common, by_rank[rank], reducible)
+            usage_of[rank] = RankUsage(rank, nbytes, _calls(variant, by_rank[rank], sent))
+    if not any(
+        row.nbytes.gradients for row in usage_of.values()
+    ):  # no call reduces any: an update reads the rank's own
         for variant, members in classes_of(program, list(by_rank)):
             names = set(variant.training.gradients.values())
             for rank in members:
-                held = replace(found[rank].nbytes, gradients=_nbytes(variant, by_rank[rank][0], names))
-                found[rank] = replace(found[rank], nbytes=held)
-    return [found[rank] for rank in by_rank]
+                nbytes = replace(usage_of[rank].nbytes, gradients=_nbytes(variant, by_rank[rank][0], names))
+                usage_of[rank] = replace(usage_of[rank], nbytes=nbytes)
+    return [usage_of[rank] for rank in by_rank]
 
 
 def _rank_bytes(
@@ -173,7 +175,7 @@ def _rank_bytes(
             parameters += state.type.nbytes
         elif kind in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):
             optimizer_states += state.type.nbytes
-    gradients = sum(each.type.nbytes for each in parts[0].accumulators)
+    gradients = sum(accumulator.type.nbytes for accumulator in parts[0].accumulators)
     for part, node in _comm_nodes(parts):
         if any(name in reducible for name in node.inputs) and _defined(program, part, node):
             outputs = node.outputs
@@ -184,18 +186,18 @@ def _rank_bytes(
 
 
 def _nbytes(program: SpmdProgram, part: RankGraph, names: Iterable[str]) -> int:
-    """Bytes of values as a rank has them."""
+    """Bytes of values on a rank."""
     return sum(part.types.get(name, program.graph.type_of(name)).nbytes for name in names)
 
 
 def _calls(
-    program: SpmdProgram, parts: Sequence[RankGraph], known: dict[tuple[int, int], int]
+    program: SpmdProgram, parts: Sequence[RankGraph], bytes_of: dict[tuple[int, int], int]
 ) -> tuple[CallEntry, ...]:
     """Return the calls of one rank by collective and group, in the order of the first call of each.
 
-    ``known``: id of a call over a bucket and the elements of a member's shard -> the bytes that such a member sends.
+    ``known``: id of a call over a bucket and elements of a member's shard -> the bytes sent.
     """
-    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    sent_by: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for part, node in _comm_nodes(parts):
         group, cuts = str(node.attributes["group"]), node.attributes.get("cuts")
         if cuts is None:
@@ -203,13 +205,13 @@ def _calls(
         else:
             member = program.mesh.index(group, part.rank)
             key = id(node), cuts[member + 1] - cuts[member]
-            if key not in known:
-                known[key] = call_bytes(program, part, node)
-            sent = known[key]
-        found.setdefault((node.op_type, group), []).append((part.phase.times, part.phase.times * sent))
+            if key not in bytes_of:
+                bytes_of[key] = call_bytes(program, part, node)
+            sent = bytes_of[key]
+        sent_by.setdefault((node.op_type, group), []).append((part.phase.times, part.phase.times * sent))
     return tuple(
         CallEntry(op, group, sum(times for times, _ in calls), sum(sent for _, sent in calls))
-        for (op, group), calls in found.items()
+        for (op, group), calls in sent_by.items()
     )
 
 
@@ -218,12 +220,12 @@ def _comm_nodes(parts: Sequence[RankGraph]) -> list[tuple[RankGraph, Node]]:
 
 
 def _reducible(program: SpmdProgram) -> set[str]:
-    """Local gradients, and what passes make of them on their way into a call."""
-    found = set(program.training.gradients.values())
+    """Local gradients, and values made of gradients by passes on the way into a call."""
+    reducible = set(program.training.gradients.values())
     for node in program.graph.nodes:
-        if node.made_by and node.is_a("Cast", "Mul", "Div", "Where") and not found.isdisjoint(node.inputs):
-            found.update(node.outputs)
-    return found
+        if node.made_by and node.is_a("Cast", "Mul", "Div", "Where") and not reducible.isdisjoint(node.inputs):
+            reducible.update(node.outputs)
+    return reducible
 
 
 def _defined(program: SpmdProgram, part: RankGraph, node: Node) -> bool:
@@ -233,7 +235,7 @@ def _defined(program: SpmdProgram, part: RankGraph, node: Node) -> bool:
 
 
 def call_bytes(program: SpmdProgram, rank: RankGraph, node: Node) -> int:
-    """Bytes the rank sends in one call, by the call's own record."""
+    """Bytes sent by the rank in a call, by the call's own record."""
     group = str(node.attributes["group"])
     size, index = program.mesh.size(group), program.mesh.index(group, rank.rank)
     if node.op_type == "AllGather" and "cuts" in node.attributes:
@@ -241,9 +243,9 @@ def call_bytes(program: SpmdProgram, rank: RankGraph, node: Node) -> int:
         types: list[tuple[str, tuple[int, ...]]] = [(dtype, (cuts[index + 1] - cuts[index],))]
     elif node.op_type == "Broadcast":
         # What a member gets: the root's inputs have the same types.
-        held = [program.graph.types[name] for name in node.outputs]
-        types = [(type.dtype, type.dims) for type in held] if node.inputs else []
+        types_sent = [program.graph.types[name] for name in node.outputs]
+        types = [(type.dtype, type.dims) for type in types_sent] if node.inputs else []
     else:
-        held = [rank.types.get(name, program.graph.types[name]) for name in node.inputs]
-        types = [(type.dtype, type.dims) for type in held]
+        types_sent = [rank.types.get(name, program.graph.types[name]) for name in node.inputs]
+        types = [(type.dtype, type.dims) for type in types_sent]
     return COLLECTIVES[node.op_type].bytes_sent(node.attributes, types, size, index)

@@ -1,4 +1,4 @@
-"""Reads the report of an output folder, and compares it with the manifest beside it."""
+"""Reads the report of an output folder, and compares report and manifest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gopt.errors import InputError
 
 
 def read_report(folder: str | os.PathLike[str], manifest: Manifest) -> Report:
-    """The report beside a manifest; raises InputError where it is damaged or describes another mesh."""
+    """The report beside a manifest; raises InputError for a damaged report or another mesh."""
     path = Path(folder, REPORT_FILE)
     report = from_document(Report, documents.read_json(path, documents.REPORT))
     _check_groups(path, report)
@@ -24,25 +24,25 @@ def read_report(folder: str | os.PathLike[str], manifest: Manifest) -> Report:
         return report
     if report.mesh.axes != manifest.mesh.axes:  # kinds were not always written
         raise InputError(f"{path}: mesh: it differs from the mesh of the manifest")
-    if [each.rank for each in report.ranks] != [each.rank for each in manifest.ranks]:
+    if [rank.rank for rank in report.ranks] != [rank.rank for rank in manifest.ranks]:
         raise InputError(f"{path}: ranks: they differ from the ranks of the manifest")
     return report
 
 
 def _check_groups(path: Path, report: Report) -> None:
-    """Refuse groups whose rows have not as many names as there are columns, or which count others."""
+    """Refuse groups with rows unlike the columns, or with wrong counts."""
     lists: dict[str, Sequence[Group]] = {
         "removed_ops": report.removed_ops, "removed_vars": report.removed_vars,
         "added_ops": report.added_ops, "added_vars": report.added_vars,
     }  # fmt: skip
     for key, groups in lists.items():
-        for place, group in enumerate(groups):
+        for index, group in enumerate(groups):
             if (wrong := group.fault()) is not None:
-                raise InputError(f"{path}: {key}[{place}]: {wrong}")
+                raise InputError(f"{path}: {key}[{index}]: {wrong}")
 
 
 def _check_split_report(path: Path, report: Report, servers: int) -> None:
     """Refuse a report of other servers; a run may have had another number of trainers."""
     trainers = report.mesh.ranks
-    if [each.rank for each in report.ranks] != list(range(min(trainers, limits.RANKS) + servers)):
+    if [rank.rank for rank in report.ranks] != list(range(min(trainers, limits.RANKS) + servers)):
         raise InputError(f"{path}: ranks: they are not {trainers} trainers and the {servers} servers of the manifest")

@@ -1,8 +1,8 @@
 """Removed and added operators and values in the report, in groups with one reason.
 
-A group is a table. Its columns are the operators of one update, in order; its rows are the parameters that have the
-same update. So a reason, a set of ranks, an operator's type and its replacement are written once per group, a parameter
-once per row, and an operator or value only by name. ``expand_*`` returns them one by one.
+A group is a table: columns are the operators of an update, in order; rows are parameters with the same update. So a
+reason, a set of ranks, an operator's type and replacement are written once per group, a parameter once per row, and an
+operator or value only by name. ``expand_*`` returns single items.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ Shape = tuple[Count | str | None, ...]
 
 
 class OpFact(NamedTuple):
-    """An operator that is missing on some ranks, or that a pass added.
+    """An operator missing on some ranks, or added by a pass.
 
-    ``of``: the parameter or the bucket that it serves, None if there is none; ``replaced_by``: values that replace its
-    results.
+    ``of``: the parameter or bucket served, or None; ``replaced_by``: values replacing its results.
     """
 
     pass_name: str
@@ -40,7 +39,7 @@ class OpFact(NamedTuple):
 
 
 class RemovedVarFact(NamedTuple):
-    """A value that is missing on some ranks; ``nbytes``: size of the source's value."""
+    """A value missing on some ranks; ``nbytes``: size of the source's value."""
 
     pass_name: str
     reason: str
@@ -69,7 +68,7 @@ class LocalShape:
 
 
 class AddedVarFact(NamedTuple):
-    """A value that a pass added, and what each rank has of it."""
+    """A value added by a pass, and each rank's part."""
 
     pass_name: str
     reason: str
@@ -85,7 +84,7 @@ class AddedVarFact(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Names, in the order of the columns of their group, and the parameter or the bucket that they are for."""
+    """Names, in the order of the group's columns, and the parameter or the bucket served."""
 
     of: str | None
     """The names in the row belong to this parameter (removed_ops), or to this bucket, such as b0 (added_ops and
@@ -122,7 +121,7 @@ class RemovedVarRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpGroup:
-    """Operators with one reason. A single item of ``op_types`` or ``replaced_by`` is that of all names of a row."""
+    """Operators with the same reason. A single item of ``op_types`` or ``replaced_by`` holds for all names of a row."""
 
     pass_name: str = field(metadata=key("pass"))
     """The pass of this name removed or added them; load means that they were looked through when the source was read,
@@ -156,7 +155,7 @@ class OpGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovedVarGroup:
-    """Values with one reason and dtype; ``replaced_by`` as in ``OpGroup``."""
+    """Values with the same reason and dtype; ``replaced_by`` as in ``OpGroup``."""
 
     pass_name: str = field(metadata=key("pass"))
     """The pass of this name removed them; load means that they were looked through when the source was read."""
@@ -186,7 +185,7 @@ class RemovedVarGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedVarGroup:
-    """Values with one reason, dtype and size on every rank."""
+    """Values with the same reason, dtype and size on every rank."""
 
     pass_name: str = field(metadata=key("pass"))
     """The pass of this name added them."""
@@ -217,15 +216,15 @@ def _fault(count: int, rows: Sequence[Row | RemovedVarRow], *columns: Sequence[o
     names = {len(row.names) for row in rows}
     if lengths and names != lengths:
         return f"rows have {', '.join(map(str, sorted(names)))} names, its columns are {max(lengths)}"
-    held = sum(len(row.names) for row in rows)
-    return None if held == count else f"count: {count} stands for {held} names"
+    names_held = sum(len(row.names) for row in rows)
+    return None if names_held == count else f"count: {count} stands for {names_held} names"
 
 
 def type_counts(group: OpGroup) -> Counter[str]:
     """How many operators of each type a group has."""
     if len(group.op_types) == 1:
         return Counter({group.op_types[0]: group.count})
-    return Counter({each: count * len(group.rows) for each, count in Counter(group.op_types).items()})
+    return Counter({name: count * len(group.rows) for name, count in Counter(group.op_types).items()})
 
 
 def total(groups: Iterable[Group]) -> int:
@@ -238,29 +237,29 @@ def total(groups: Iterable[Group]) -> int:
 
 def expand_ops(groups: Iterable[OpGroup]) -> Iterator[OpFact]:
     """Operators one by one."""
-    for each in groups:
-        head = (each.pass_name, each.reason, each.ranks, each.role)
-        for row in each.rows:
-            kinds, by = _per_name(each.op_types, row.names), _per_name(each.replaced_by or ((),), row.names)
+    for group in groups:
+        head = (group.pass_name, group.reason, group.ranks, group.role)
+        for row in group.rows:
+            kinds, by = _per_name(group.op_types, row.names), _per_name(group.replaced_by or ((),), row.names)
             for name, op_type, replaced_by in zip(row.names, kinds, by):
-                yield OpFact(*head, row.of, name, op_type, replaced_by, each.phases)
+                yield OpFact(*head, row.of, name, op_type, replaced_by, group.phases)
 
 
 def expand_removed_vars(groups: Iterable[RemovedVarGroup]) -> Iterator[RemovedVarFact]:
     """Removed values one by one."""
-    for each in groups:
-        head = (each.pass_name, each.reason, each.ranks, each.role)
-        for row in each.rows:
-            for name, by in zip(row.names, _per_name(each.replaced_by or ((),), row.names)):
-                yield RemovedVarFact(*head, row.of, name, each.dtype, row.shape, row.nbytes, by)
+    for group in groups:
+        head = (group.pass_name, group.reason, group.ranks, group.role)
+        for row in group.rows:
+            for name, by in zip(row.names, _per_name(group.replaced_by or ((),), row.names)):
+                yield RemovedVarFact(*head, row.of, name, group.dtype, row.shape, row.nbytes, by)
 
 
 def expand_added_vars(groups: Iterable[AddedVarGroup]) -> Iterator[AddedVarFact]:
     """Added values one by one."""
-    for each in groups:
-        for row in each.rows:
+    for group in groups:
+        for row in group.rows:
             for name in row.names:
-                yield AddedVarFact(each.pass_name, each.reason, each.role, row.of, name, each.dtype, each.per_rank)
+                yield AddedVarFact(group.pass_name, group.reason, group.role, row.of, name, group.dtype, group.per_rank)
 
 
 def _per_name(column: tuple[Any, ...], names: Sequence[str]) -> tuple[Any, ...]:

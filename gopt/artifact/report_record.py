@@ -1,4 +1,4 @@
-"""The report of an output folder as a record: what was removed, added and moved, and what it costs.
+"""The report of an output folder as a record: removed, added and moved items, and costs.
 
 ``report_builder`` makes the record, ``manifest_check`` reads it.
 """
@@ -26,7 +26,7 @@ REPORT_FILE = "report.json"
 
 @dataclass(frozen=True, slots=True)
 class SourceEntry:
-    """The source: its file, and how many nodes, inputs, outputs and states of each kind it has."""
+    """The source: file, and numbers of nodes, inputs, outputs and states of each kind."""
 
     file: str
     """The source was read from a file of this name, without its path."""
@@ -41,7 +41,7 @@ class SourceEntry:
 
 @dataclass(frozen=True, slots=True)
 class RankBytes:
-    """Bytes that a rank holds. ``gradients``: reduced ones, or its own where no call reduces any."""
+    """Bytes a rank holds. ``gradients``: reduced ones, or its own where no call reduces any."""
 
     parameters: Count
     """The rank holds this many bytes of parameters, low-precision copies included."""
@@ -60,7 +60,7 @@ class RankBytes:
 
 @dataclass(frozen=True, slots=True)
 class CallEntry:
-    """All calls of one collective over one group that a rank makes in one update."""
+    """All calls of a collective over one group a rank makes in one update."""
 
     op: str
     """The calls are of this collective."""
@@ -74,7 +74,7 @@ class CallEntry:
 
 @dataclass(frozen=True, slots=True)
 class RankUsage:
-    """Bytes that a rank holds, and that it sends in one update with all its micro-steps."""
+    """Bytes a rank holds, and that it sends in one update with all its micro-steps."""
 
     rank: Count
     """The rank has this number, counted from 0."""
@@ -86,12 +86,12 @@ class RankUsage:
 
     @property
     def bytes_sent(self) -> int:
-        return sum(each.bytes_sent for each in self.communication)
+        return sum(entry.bytes_sent for entry in self.communication)
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes that a rank sends in one update, as a mean over the ranks, beside the least that it could send."""
+    """Bytes a rank sends in one update, as a mean over the ranks, beside the least it could send."""
 
     sent: Count
     """A rank sends this many bytes."""
@@ -118,7 +118,7 @@ class CallCounts:
 
 @dataclass(frozen=True, slots=True)
 class CastCounts:
-    """Casts of parameters to a low precision, the largest over the ranks, and the tensors that they serve."""
+    """Casts of parameters to a low precision, the largest over the ranks, and the tensors they serve."""
 
     per_update: Count
     """A rank makes this many casts behind an update or before a gather."""
@@ -144,7 +144,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceEntry:
-    """The choice of ``--auto`` out of ``weighed`` choices, and its reason; bytes are the maximum over the ranks."""
+    """The choice of ``--auto`` out of ``weighed`` choices, and the reason; bytes are the maximum over the ranks."""
 
     weighed: Count
     """gopt weighed this many choices."""
@@ -211,7 +211,7 @@ class StepSize:
 
 @dataclass(frozen=True, slots=True)
 class BeforeAfter:
-    """The source against the rank that holds most."""
+    """The source against the rank holding most."""
 
     rank: Count
     """The rank with the most bytes of parameters, optimizer states and live values has this number."""
@@ -265,11 +265,11 @@ class Report:
     """The record says what --auto chose, and why; the key is absent without --auto."""
 
     def ran(self, name: str) -> PassRecord | None:
-        """The pass of this name, or None where it did not run."""
-        return next((each for each in self.pipeline if each.name == name), None)
+        """The pass of this name, or None."""
+        return next((record for record in self.pipeline if record.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
-        """The document as it is written."""
+        """The document as written."""
         return to_document(self)
 
     def text(self) -> str:
@@ -277,10 +277,10 @@ class Report:
         return "".join(self.pieces())
 
     def write(self, files: Inventory) -> None:
-        """Write it as a file of a folder; raises OSError."""
+        """Write the report as a file of a folder; raises OSError."""
         with files.create(REPORT_FILE) as file:
             file.writelines(piece.encode() for piece in self.pieces())
 
     def pieces(self) -> Iterator[str]:
-        """The text piece by piece: whole, it is as large as all rank files of a long graph."""
+        """The text piece by piece: the whole is as large as all rank files of a long graph."""
         return json_pieces(document_items(self))

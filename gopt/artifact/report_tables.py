@@ -1,4 +1,4 @@
-"""Puts removed and added operators and values into the groups of the report, one by one as they are found."""
+"""Puts removed and added operators and values into the groups of the report, one by one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gopt.artifact.report_groups import (
 
 @dataclass(slots=True)
 class _Column:
-    """The names of a row in the making, and what else differs between its columns."""
+    """The names of a row in the making, and the other differences between columns."""
 
     names: list[str] = field(default_factory=list)
     kinds: list[Any] = field(default_factory=list)
@@ -45,38 +45,38 @@ class Sized(Protocol):
 
 
 class _Tables:
-    """Rows by the key of their group and their place in it. Items of one row mostly follow one another."""
+    """Rows by the key of the group and the place inside. Items of a row mostly follow one another."""
 
     def __init__(self) -> None:
         self.found: dict[Key, dict[Any, _Column]] = {}
 
-    def row(self, key: Key, place: Any) -> _Column:
-        """The row of a group at a place, made where there is none."""
+    def row(self, key: Key, key_of_row: Any) -> _Column:
+        """The row of a group at a place, made if missing."""
         rows = self.found.get(key)
         if rows is None:
             rows = self.found[key] = {}
-        row = rows.get(place)
+        row = rows.get(key_of_row)
         if row is None:
-            row = rows[place] = _Column()
+            row = rows[key_of_row] = _Column()
         return row
 
     def alike(self) -> Iterator[tuple[Key, Sequence[Any], list[tuple[Any, list[str]]]]]:
-        """Return tables whose rows have the same columns: key, columns, rows. A single column is that of all names of
-        a row."""
+        """Return tables with rows of the same columns: key, columns, rows. A single column holds for all names of a
+        row."""
         for key, rows in self.found.items():
-            found: dict[Key, list[tuple[Any, list[str]]]] = {}
-            for place, row in rows.items():
+            rows_by_kinds: dict[Key, list[tuple[Any, list[str]]]] = {}
+            for key_of_row, row in rows.items():
                 kinds = tuple(row.kinds)
                 if kinds.count(kinds[0]) == len(kinds):
                     kinds = kinds[:1]
-                found.setdefault(kinds, []).append((place, row.names))
-            for kinds, named in found.items():
+                rows_by_kinds.setdefault(kinds, []).append((key_of_row, row.names))
+            for kinds, named in rows_by_kinds.items():
                 yield key, kinds, named
 
 
 class OpTables:
-    """Operators that are grouped as they come, in the order of the groups' first members. ``by_type``: all of a group
-    have one type; else the updates of parameters are rows of a table."""
+    """Operators grouped in the order of the groups' first members. ``by_type``: all of a group have the same type; else
+    the updates of parameters are rows of a table."""
 
     def __init__(self, *, by_type: bool = False) -> None:
         self._by_type = by_type
@@ -89,31 +89,31 @@ class OpTables:
         phases: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         """Add an operator."""
-        alone = self._by_type or of is None
-        if alone or head is not self._last[0] or of is not self._last[1]:
-            self._last = (None if alone else head), of
-            self._row = self._tables.row((*head, phases, op_type if alone else None), of)
+        single = self._by_type or of is None
+        if single or head is not self._last[0] or of is not self._last[1]:
+            self._last = (None if single else head), of
+            self._row = self._tables.row((*head, phases, op_type if single else None), of)
         self._row.names.append(name)
         self._row.kinds.append((op_type, replaced_by))
 
     def groups(self) -> tuple[OpGroup, ...]:
         """The groups of all that was added."""
-        made = []
-        for (pass_name, reason, ranks, role, phases, _), kinds, found in self._tables.alike():
-            held = tuple(Row(of, tuple(names)) for of, names in found)
-            made.append(
+        groups = []
+        for (pass_name, reason, ranks, role, phases, _), kinds, parts in self._tables.alike():
+            entries = tuple(Row(of, tuple(names)) for of, names in parts)
+            groups.append(
                 OpGroup(
                     pass_name=pass_name, reason=reason, ranks=ranks, role=role,
-                    count=sum(len(row.names) for row in held),
+                    count=sum(len(row.names) for row in entries),
                     op_types=_joined([op_type for op_type, _ in kinds]), replaced_by=_shown([by for _, by in kinds]),
-                    phases=phases, rows=held,
+                    phases=phases, rows=entries,
                 )
             )  # fmt: skip
-        return tuple(made)
+        return tuple(groups)
 
 
 class RemovedVarTables:
-    """Values that are grouped as they come, in the order of the groups' first members."""
+    """Values grouped in the order of the groups' first members."""
 
     def __init__(self) -> None:
         self._tables = _Tables()
@@ -131,16 +131,16 @@ class RemovedVarTables:
 
     def groups(self) -> tuple[RemovedVarGroup, ...]:
         """The groups of all that was added."""
-        made = []
-        for (pass_name, reason, ranks, role, dtype), kinds, found in self._tables.alike():
-            values = tuple(RemovedVarRow(of, shape, size, tuple(names)) for (of, shape, size), names in found)
-            made.append(
+        groups = []
+        for (pass_name, reason, ranks, role, dtype), kinds, parts in self._tables.alike():
+            values = tuple(RemovedVarRow(of, shape, size, tuple(names)) for (of, shape, size), names in parts)
+            groups.append(
                 RemovedVarGroup(
                     pass_name=pass_name, reason=reason, ranks=ranks, role=role, dtype=dtype, replaced_by=_shown(kinds),
                     count=sum(len(row.names) for row in values), rows=values,
                 )
             )  # fmt: skip
-        return tuple(made)
+        return tuple(groups)
 
 
 def group_removed_ops(facts: Iterable[OpFact]) -> tuple[OpGroup, ...]:

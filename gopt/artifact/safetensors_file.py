@@ -1,7 +1,7 @@
 """The safetensors format: the length of the header, the header, and the tensors one behind the other.
 
-The package safetensors (0.8) writes a temporary file of its own and renames it without a sync, a write that fails has
-no errno, and a digest would read the file again. docs/disk.md promises more than that.
+The package safetensors (0.8) writes its own temporary file and renames it without a sync, a failed write has no errno,
+and a digest would read the file again. docs/disk.md promises more.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
 
 
 def safetensors_chunks(types: Mapping[str, TensorType], arrays: Iterable[np.ndarray]) -> Iterator[Any]:
-    """The bytes of a file, in pieces; ``arrays`` in the order of ``types``, each asked for when its turn comes."""
+    """The bytes of a file, in pieces; ``arrays`` in the order of ``types``, asked for one after the other."""
     header: dict[str, Any] = {}
-    place = 0
+    offset = 0
     for name, type in types.items():
         header[name] = {
-            "dtype": _CODES[type.dtype], "shape": list(type.dims), "data_offsets": [place, place + type.nbytes]
+            "dtype": _CODES[type.dtype], "shape": list(type.dims), "data_offsets": [offset, offset + type.nbytes]
         }  # fmt: skip
-        place += type.nbytes
+        offset += type.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little")

@@ -1,4 +1,4 @@
-"""Graphs as model files, and the source without the values of its states."""
+"""Graphs as model files, and the source without the values of the states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
 
 
 def external_tensor(name: str, type: TensorType, offset: int, location: str = STATES_FILE) -> TensorProto:
-    """Return a tensor with external data: its bytes are in a file beside the model."""
+    """Return a tensor with external data: the bytes are in a file beside the model."""
     tensor = TensorProto(name=name, data_type=dtype_code(type.dtype), dims=type.dims)
     tensor.data_location = TensorProto.EXTERNAL
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(type.nbytes))):
@@ -40,7 +40,7 @@ def external_tensor(name: str, type: TensorType, offset: int, location: str = ST
 
 
 def named_tensor(name: str, tensor: Tensor) -> TensorProto:
-    """A constant inside the graph, under its name."""
+    """A constant inside the graph, under the name."""
     if tensor.proto is not None and not tensor.external:
         proto = TensorProto()
         proto.CopyFrom(tensor.proto)
@@ -51,10 +51,10 @@ def named_tensor(name: str, tensor: Tensor) -> TensorProto:
 
 
 def source_model(program: SpmdProgram, values: StatesFile, roles: str, *, annotate: bool = False) -> list[bytes]:
-    """The source graph without state values: what merge, reshard and verify start from. Roles travel as metadata. The
-    file in pieces.
+    """The source graph without state values, in pieces: the start of merge, reshard and verify. Roles travel as
+    metadata. ``annotate``:
 
-    ``annotate``: with sharding specs of the states that ranks hold parts of.
+    with sharding specs of states held in parts.
     """
     metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
     whole = without_values(program.source)
@@ -64,7 +64,7 @@ def source_model(program: SpmdProgram, values: StatesFile, roles: str, *, annota
 
 
 def file_nodes(training: TrainingGraph) -> bytes:
-    """The nodes of a source as its file has them, serialized."""
+    """The nodes of a source as in the file, serialized."""
     return training.once(FILE_NODES, lambda: _encoded(source_nodes(training.graph)[0]))
 
 
@@ -74,15 +74,15 @@ def _encoded(nodes: Iterable[Node]) -> bytes:
 
 
 def without_values(training: TrainingGraph) -> Graph:
-    """The graph of a step without the values of its states, each of which is an input."""
+    """The graph of a step without values of states; every state is an input."""
     source: Graph = training.graph
     states = {state.tensor for state in training.states}
     inputs = {**source.inputs, **{name: source.types[name] for name in sorted(states) if name not in source.inputs}}
-    own = {
+    names = {
         name for name in source.initializers if name.startswith(f"{RESERVED}{MOVED}.")
     }  # the file does not have them
-    kept = {name: tensor for name, tensor in source.initializers.items() if name not in states | own}
-    return replace(source, inputs=inputs, initializers=kept)
+    initializers = {name: tensor for name, tensor in source.initializers.items() if name not in states | names}
+    return replace(source, inputs=inputs, initializers=initializers)
 
 
 def model_bytes(graph: Graph, offsets: Mapping[str, int], location: str, metadata: Mapping[str, str]) -> bytes:
@@ -98,7 +98,7 @@ def _pieces(
     layout: SpmdProgram | None = None, encoded: bytes | None = None,
 ) -> list[bytes]:  # fmt: skip
     """Return the same in pieces. ``layout``: the program whose shardings are written as specs; None: only the graph's
-    own specs. ``encoded``: the serialized nodes, where they are known."""
+    own specs. ``encoded``: the serialized nodes, if known."""
     body = onnx.GraphProto(name=graph.name)
     borders = encoded_values(11, graph.inputs) + encoded_values(12, graph.outputs)
     for name, tensor in graph.initializers.items():
@@ -110,8 +110,8 @@ def _pieces(
     header = graph.header
     if layout is not None:
         header, nodes = annotated(graph, nodes, layout)
-    own = graph.file_types if graph.file_nodes is not None else {}
-    results = onnx.GraphProto(value_info=declared_results(nodes, lambda name: own.get(name) or graph.type_of(name)))
+    types = graph.file_types if graph.file_nodes is not None else {}
+    results = onnx.GraphProto(value_info=declared_results(nodes, lambda name: types.get(name) or graph.type_of(name)))
     model = onnx.ModelProto()
     model.CopyFrom(header)
     prepare(model, functions)
@@ -126,7 +126,7 @@ def _pieces(
 
 
 def declared_results(nodes: Sequence[Node], type_of: Callable[[str], TensorType]) -> Iterator[ValueInfoProto]:
-    """The types of results that a reader may not be able to infer, as far as they are static."""
+    """The types of results perhaps unknown to a reader, as far as static."""
     bodies = any(node.op_type in CONTROL_FLOW and node.is_in(CONTROL_FLOW) for node in nodes)
     for node in nodes if bodies else [node for node in nodes if node.domain]:
         if bodies or node.domain != "ai.onnx":  # behind bodies inference may know none
@@ -137,8 +137,8 @@ def _fields(model: onnx.ModelProto, numbers: range) -> bytes:
     """The fields of some numbers, serialized."""
     part = onnx.ModelProto()
     part.CopyFrom(model)
-    for each, _ in model.ListFields():
-        if each.number not in numbers:
-            part.ClearField(each.name)
+    for entry, _ in model.ListFields():
+        if entry.number not in numbers:
+            part.ClearField(entry.name)
     data: bytes = part.SerializeToString(deterministic=True)
     return data

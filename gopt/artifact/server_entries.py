@@ -1,8 +1,8 @@
-"""Entries of a manifest for trainers and servers: the keys of each server, and the messages that carry them.
+"""Entries of a manifest for trainers and servers: the keys of each server, and the messages with keys.
 
-Endpoints are numbered like ranks: trainers first, then servers. A key is pushed and pulled as one: in synchronous modes
-it is a run of pieces of equal updates, in asynchronous ones a piece of one tensor. A bucket is the set of keys of one
-server that share one message.
+Endpoints are numbered like ranks: trainers first, then servers. A key is pushed and pulled as a unit: a run of pieces
+with equal updates in synchronous modes, a piece of a tensor in asynchronous modes. A bucket is the set of a server's
+keys sharing a message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gopt.records.roles import RolesEntry
 
 
 class Mode(StrEnum):
-    """When servers apply what trainers push."""
+    """The moment at which servers apply pushes."""
 
     SYNC = "sync"
     """Once a round, what all trainers pushed."""
@@ -59,10 +59,10 @@ class KeyKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """A key. Its block is the part of the server's graph from ``gradient`` and ``inputs`` to ``outputs``.
+    """A key. The block is the part of the server's graph from ``gradient`` and ``inputs`` to ``outputs``.
 
-    A state has a server where it is updated with a parameter that lies there whole. ``dtype`` and ``shape`` belong to
-    the value that is pulled, or to the pushed value where nothing is pulled.
+    A state has a server if updated with a whole parameter there. ``dtype`` and ``shape``: of the pulled value, or of
+    the pushed value if nothing is pulled.
     """
 
     name: str
@@ -97,7 +97,7 @@ class KeyEntry:
 
     @property
     def elements(self) -> int:
-        """Elements that travel."""
+        """Number of elements in a message."""
         size = 1
         for length in self.shape:
             size *= length
@@ -126,7 +126,7 @@ class RowInitEntry:
 
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """A table whose rows are distributed over servers: trainers pull and push rows by number, and never have the whole.
+    """A table whose rows are distributed over servers: trainers pull and push rows by number, and never the whole.
 
     ``layout``, ``servers``, ``cuts``: as in ``TableLayout``.
     """
@@ -204,7 +204,7 @@ class ServerPlanEntry:
     @property
     def buckets(self) -> dict[int, list[KeyEntry]]:
         """Bucket -> its keys in order."""
-        found: dict[int, list[KeyEntry]] = {}
+        buckets: dict[int, list[KeyEntry]] = {}
         for key in self.keys:
-            found.setdefault(key.bucket, []).append(key)
-        return found
+            buckets.setdefault(key.bucket, []).append(key)
+        return buckets

@@ -1,6 +1,7 @@
-"""Checks the keys of trainers and servers in a manifest: what each has on its server, and that keys tile parameters.
+"""Checks the keys of trainers and servers in a manifest: each key's states on the server, and that keys tile
+parameters.
 
-Already checked: what servers hold (``server_plan_check``).
+Already checked: the servers' states (``server_plan_check``).
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ _WIRES = ("float16", "bfloat16")
 
 
 def check_keys(
-    name: str, manifest: Manifest, entry: ServerPlanEntry, held: Sequence[Mapping[str, LocalState]]
+    name: str, manifest: Manifest, entry: ServerPlanEntry, states_of: Sequence[Mapping[str, LocalState]]
 ) -> None:  # fmt: skip
-    """Refuse keys that do not fit what servers hold; ``name`` is the manifest's file.
+    """Refuse keys unlike the servers' states; ``name``:
 
-    ``held``: for each server, the states that it holds by their inputs. Raises InputError that names the key. Takes
-    time linear in the manifest.
+    the manifest's file. ``states_of``: each server's states by input. Raises InputError naming the key. Takes time
+    linear in the manifest.
     """
-    _Keys(name, manifest, entry, held).check()
+    _Keys(name, manifest, entry, states_of).check()
 
 
 class _Keys:
     def __init__(
-        self, name: str, manifest: Manifest, entry: ServerPlanEntry, held: Sequence[Mapping[str, LocalState]]
+        self, name: str, manifest: Manifest, entry: ServerPlanEntry, states: Sequence[Mapping[str, LocalState]]
     ) -> None:  # fmt: skip
-        self.name, self.manifest, self.entry, self.held = name, manifest, entry, held
+        self.name, self.manifest, self.entry, self.held = name, manifest, entry, states
         self.states = {state.tensor: state for state in manifest.states}
         self.everywhere = {
-            input: state for input, state in held[0].items() if all(each.get(input) == state for each in held[1:])
+            input: state for input, state in states[0].items() if all(row.get(input) == state for row in states[1:])
         }
         """States that are equal on every server."""
 
@@ -85,23 +86,23 @@ class _Keys:
             self._refuse(f"{where}.inputs", f"{len(key.inputs)} inputs and {len(key.outputs)} outputs")
         if key.wire != key.dtype and key.dtype not in ("float32", "float64"):
             self._refuse(f"{where}.wire", f"{show(key.wire)}, but elements of {key.dtype} travel as they are")
-        held = self._held(where, key)
-        if held[key.inputs[0]].pieces != key.pieces:
+        states = self._held(where, key)
+        if states[key.inputs[0]].pieces != key.pieces:
             self._refuse(f"{where}.pieces", f"the server holds other pieces in {show(key.inputs[0])}")
 
     def _held(self, where: str, key: KeyEntry) -> Mapping[str, LocalState]:
-        """Return the states that the servers of a key hold, with all of its inputs and outputs."""
-        held = self.everywhere if key.server is None else self.held[key.server]
+        """Return the states on a key's servers, with all inputs and outputs of the key."""
+        states = self.everywhere if key.server is None else self.held[key.server]
         who = "every server" if key.server is None else f"server {key.server}"
         for number, (input, output) in enumerate(zip(key.inputs, key.outputs)):
-            if input not in held:
+            if input not in states:
                 self._refuse(f"{where}.inputs[{number}]", f"{show(input)} is not a state of {who}")
-            if held[input].output != output:
+            if states[input].output != output:
                 self._refuse(f"{where}.outputs[{number}]", f"{show(output)} does not replace {show(input)}")
-        return held
+        return states
 
     def _beside(self, where: str, key: KeyEntry) -> None:
-        """Check a key beside those of parameters. But for a state, it is one number, and on all servers."""
+        """Check a key beside those of parameters: a single number on all servers, unless a state."""
         state = key.kind is KeyKind.STATE
         if key.server is not None and not state:
             self._refuse(f"{where}.server", f"every server has a {key.kind}: it must be null")
@@ -117,12 +118,12 @@ class _Keys:
         if key.inputs:
             self._whole(where, key)
         elif key.kind is KeyKind.METRIC:
-            shown = {each.name for each in self.manifest.common.outputs} - {*self.manifest.losses}
+            shown = {output.name for output in self.manifest.common.outputs} - {*self.manifest.losses}
             if key.outputs[0] not in shown:
                 self._refuse(f"{where}.outputs[0]", f"{show(key.outputs[0])} is not a metric")
 
     def _whole(self, where: str, key: KeyEntry) -> None:
-        """Check the key of a state: its servers hold the whole of a state, in the key's type."""
+        """Check the key of a state: its servers hold the whole state, in the key's type."""
         pieces = self._held(where, key)[key.inputs[0]].pieces
         state = self.states.get(pieces[0].tensor) if len(pieces) == 1 else None
         if state is None or pieces[0].elements != key.elements:
@@ -130,29 +131,29 @@ class _Keys:
         if (key.dtype, key.shape) != (state.dtype, state.shape):
             self._refuse(f"{where}.shape", f"{key.dtype}{list(key.shape)}, but {show(state.tensor)} is {state.type}")
 
-    def _bucket(self, index: int, key: KeyEntry, seen: dict[int, tuple[int, KeyEntry]]) -> None:
-        """Keys of one bucket travel in one message between the same two."""
+    def _bucket(self, index: int, key: KeyEntry, buckets: dict[int, tuple[int, KeyEntry]]) -> None:
+        """Keys of a bucket travel in a message between the same two endpoints."""
         where = f"{_PS}.keys[{index}].bucket"
         if key.bucket >= len(self.entry.keys):
             self._refuse(where, f"{key.bucket}, but {len(self.entry.keys)} keys need no more buckets than that")
-        other, first = seen.setdefault(key.bucket, (index, key))
-        if (key.kind, key.server, key.wire) != (first.kind, first.server, first.wire):
-            self._refuse(where, f"{key.bucket} has key {other} too, of another server, kind or type")
-        if other != index and key.kind is not KeyKind.PARAMETER:
-            self._refuse(where, f"{key.bucket} has key {other} too: a {key.kind} travels alone")
+        owner, entry = buckets.setdefault(key.bucket, (index, key))
+        if (key.kind, key.server, key.wire) != (entry.kind, entry.server, entry.wire):
+            self._refuse(where, f"{key.bucket} has key {owner} too, of another server, kind or type")
+        if owner != index and key.kind is not KeyKind.PARAMETER:
+            self._refuse(where, f"{key.bucket} has key {owner} too: a {key.kind} travels alone")
 
     def _tiled(self, ranges: dict[str, list[tuple[int, int, int]]]) -> None:
-        """Every element of a parameter that has a key is in one key."""
-        for tensor, found in ranges.items():
-            ordered = sorted(found)
-            place = 0
+        """Every element of a parameter with a key is in exactly one key."""
+        for tensor, bounds in ranges.items():
+            ordered = sorted(bounds)
+            end = 0
             for start, stop, index in ordered:
-                if start != place or stop < start:
-                    what = f"elements {min(start, place)} to {max(start, place)} of {show(tensor)}"
-                    both = "are in another key too" if start < place else "are in no key"
-                    self._refuse(f"{_PS}.keys[{index}].pieces", f"{what} {both}")
-                place = stop
-            if place != self.states[tensor].type.elements:
+                if start != end or stop < start:
+                    what = f"elements {min(start, end)} to {max(start, end)} of {show(tensor)}"
+                    fault = "are in another key too" if start < end else "are in no key"
+                    self._refuse(f"{_PS}.keys[{index}].pieces", f"{what} {fault}")
+                end = stop
+            if end != self.states[tensor].type.elements:
                 index = ordered[-1][2]
-                what = f"{show(tensor)} ends at {place} of {self.states[tensor].type.elements} elements"
+                what = f"{show(tensor)} ends at {end} of {self.states[tensor].type.elements} elements"
                 self._refuse(f"{_PS}.keys[{index}].pieces", what)

@@ -1,4 +1,4 @@
-"""Checks the trainers and servers of a manifest beyond its schema, for conditions that readers rely on.
+"""Checks the trainers and servers of a manifest beyond the schema, for conditions needed by readers.
 
 Already checked: ranks fit the mesh, pieces of states are ranges of their tensors, and no name is listed twice.
 """
@@ -24,9 +24,9 @@ _APART = (Mode.ASYNC, Mode.HALF_ASYNC)
 
 
 def check_server_plan(name: str, manifest: Manifest) -> None:
-    """Refuse a manifest whose trainers, servers and keys do not fit together; ``name`` is its file.
+    """Refuse a manifest with contradictory trainers, servers and keys; ``name``: of the file.
 
-    Raises InputError that names the key. Takes time linear in the manifest.
+    Raises InputError naming the key. Takes time linear in the manifest.
     """
     if manifest.parameter_server is not None:
         _Plan(name, manifest, manifest.parameter_server).check()
@@ -60,12 +60,12 @@ class _Plan:
         entry = self.entry
         if self.trainers + entry.servers > limits.RANKS:
             self._refuse(f"{_PS}.servers", f"{entry.servers}, there are at most {limits.RANKS} ranks (RANKS)")
-        for field, given, modes in (
+        for field, is_set, modes in (
             ("compensation", entry.compensation is not None, _APART),
             ("count", entry.count != "round", _APART),
             ("every", entry.every != 1, (Mode.GEO,)),
         ):
-            if given and entry.mode not in modes:
+            if is_set and entry.mode not in modes:
                 self._refuse(f"{_PS}.{field}", f"it has no effect in mode {entry.mode}")
         if entry.compensation is not None and not 0 <= entry.compensation < float("inf"):
             self._refuse(f"{_PS}.compensation", f"{entry.compensation} is not a number from 0")
@@ -100,23 +100,23 @@ class _Plan:
                     self._refuse(f"ranks[{rank.rank}].files", f"{show(file)} is the file of rank {files[file]} too")
 
     def _trainers(self) -> None:
-        first, *others = self.manifest.ranks[: self.trainers]
-        for rank in others:
+        trainer, *rest = self.manifest.ranks[: self.trainers]
+        for rank in rest:
             for field in ("files", "state", "accumulators"):
-                if getattr(rank, field) != getattr(first, field):
+                if getattr(rank, field) != getattr(trainer, field):
                     self._refuse(f"ranks[{rank.rank}].{field}", "it differs from that of rank 0: trainers are alike")
         served = {piece.tensor for rank in self._of_servers() for state in rank.state for piece in state.pieces}
-        for index, state in enumerate(first.state):
+        for index, state in enumerate(trainer.state):
             where = f"ranks[0].state[{index}]"
             if len(state.pieces) != 1 or not self._whole(state):
                 self._refuse(f"{where}.pieces", f"trainers hold {show(state.input)} whole or not at all")
             if state.copy != (state.pieces[0].tensor in served):
-                other = "servers hold it too: it must be a copy" if not state.copy else "no server holds it"
-                self._refuse(where, f"{show(state.pieces[0].tensor)}: {other}")
+                cause = "servers hold it too: it must be a copy" if not state.copy else "no server holds it"
+                self._refuse(where, f"{show(state.pieces[0].tensor)}: {cause}")
             if state.copy and self.entry.pull is not PullAt.END:
                 self._refuse(f"{where}.copy", f"trainers that pull at the start of a step keep no {show(state.input)}")
-        there = served | {state.pieces[0].tensor for state in first.state}
-        lost = next((tensor for tensor in self.states if tensor not in there), None)
+        covered = served | {state.pieces[0].tensor for state in trainer.state}
+        lost = next((tensor for tensor in self.states if tensor not in covered), None)
         if lost is not None:
             self._refuse("ranks", f"neither trainers nor servers hold {show(lost)}")
 
@@ -139,8 +139,8 @@ class _Plan:
             by_owner.setdefault(state.of or state.tensor, []).append(state.tensor)
         for index, entry in enumerate(self.entry.tables):
             where = f"{_PS}.tables[{index}]"
-            found = self.states.get(entry.parameter)
-            if found is None or found.type.elements != entry.rows * entry.width:
+            tensor_state = self.states.get(entry.parameter)
+            if tensor_state is None or tensor_state.type.elements != entry.rows * entry.width:
                 self._refuse(f"{where}.parameter", f"{show(entry.parameter)} is not a table of {entry.rows} rows")
             if entry.parameter in self.layouts:
                 self._refuse(f"{where}.parameter", f"{show(entry.parameter)} is another table")
@@ -154,30 +154,30 @@ class _Plan:
                 self._refuse(where, error.message)
             self._table_states(where, entry)
             for tensor in by_owner[entry.parameter]:
-                if self.states[tensor].type.elements == found.type.elements:
+                if self.states[tensor].type.elements == tensor_state.type.elements:
                     self.layouts[tensor] = layout
             for server, name in zip(entry.servers, entry.inputs):
-                held = {each.input: each for each in self._of_servers()[server].state}
-                if name not in held or held[name].pieces != (part_piece(layout, entry.parameter, server),):
+                states = {state.input: state for state in self._of_servers()[server].state}
+                if name not in states or states[name].pieces != (part_piece(layout, entry.parameter, server),):
                     self._refuse(f"{where}.inputs", f"server {server} does not hold its part as {show(name)}")
             for number, init in enumerate(entry.init):
                 if self.layouts.get(init.tensor) is not layout:
                     self._refuse(f"{where}.init[{number}].tensor", f"{show(init.tensor)} has other rows")
 
     def _table_states(self, where: str, entry: TableEntry) -> None:
-        """Check the states that servers hold for a table besides the table itself."""
+        """Check the servers' states of a table besides the table itself."""
         due, rounds = len(entry.servers), self.entry.mode.rounds
         if (entry.states or entry.update != "dense" or not rounds) and len(entry.states) != due:
             self._refuse(f"{where}.states", f"it has {due} parts")
         if (entry.ids or not rounds) and len(entry.ids) != due:
             self._refuse(f"{where}.ids", f"it has {due} parts")
-        for place, (server, each) in enumerate(zip(entry.servers, entry.states)):
-            held = {state.input: state.output for state in self._of_servers()[server].state}
-            if each.inputs[:1] != entry.inputs[place : place + 1] or len(each.inputs) != len(each.outputs):
-                self._refuse(f"{where}.states[{place}]", "the part of the table is the first of them")
-            for name, new in zip(each.inputs, each.outputs):
-                if held.get(name) != new:
-                    self._refuse(f"{where}.states[{place}]", f"{show(name)} is not a state of server {server}")
+        for position, (server, part) in enumerate(zip(entry.servers, entry.states)):
+            outputs = {state.input: state.output for state in self._of_servers()[server].state}
+            if part.inputs[:1] != entry.inputs[position : position + 1] or len(part.inputs) != len(part.outputs):
+                self._refuse(f"{where}.states[{position}]", "the part of the table is the first of them")
+            for name, new in zip(part.inputs, part.outputs):
+                if outputs.get(name) != new:
+                    self._refuse(f"{where}.states[{position}]", f"{show(name)} is not a state of server {server}")
         for number, init in enumerate(entry.init):
             try:
                 RowInit.parse(init.rows)
@@ -207,18 +207,18 @@ class _Plan:
         for tensor, layout in self.layouts.items():
             if tables.get(tensor, set()) != set(layout.servers):
                 self._refuse("ranks", f"some part of {show(tensor)} is on no server")
-        for tensor, found in ranges.items():
-            end = self._end(sorted(found))
+        for tensor, bounds in ranges.items():
+            end = self._end(sorted(bounds))
             if end != self.states[tensor].type.elements:
                 what = f"the pieces of {show(tensor)} on servers do not tile it"
                 self._refuse("ranks", f"{what}: it has {self.states[tensor].type.elements} elements")
 
     @staticmethod
     def _end(ranges: Iterable[tuple[int, ...]]) -> int:
-        """Return the end of ranges that are contiguous from 0; -1 if they skip or repeat an element."""
-        place = 0
+        """Return the end of ranges contiguous from 0; -1 for gaps or overlaps."""
+        end = 0
         for start, stop, *_ in ranges:
-            if start != place:
+            if start != end:
                 return -1
-            place = stop
-        return place
+            end = stop
+        return end

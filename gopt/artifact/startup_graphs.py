@@ -1,10 +1,9 @@
-"""Start-up graphs compute first values of states: ``startup.onnx`` those of the source,
-``rank_0000.startup.onnx`` those that a rank holds, ``trainer.startup.onnx`` and ``server_0000.startup.onnx`` those of
-trainers and of a server. They have no inputs; an output has the name of the state that it
-sets.
+"""Start-up graphs compute first values of states: ``startup.onnx`` for the source, ``rank_0000.startup.onnx`` for a
+rank, ``trainer.startup.onnx`` and ``server_0000.startup.onnx`` for trainers and a server. Start-up graphs have no
+inputs; an output is named after its state.
 
-A rank's graph has the nodes that its states need, and slices what they make. A state of which only some tensors are
-computed takes the others from ``states.bin``.
+A rank's graph has the nodes behind the rank's states, and slices the results. A state with some computed tensors takes
+the others from ``states.bin``.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ _NAME = "gopt.startup"
 
 @dataclass(frozen=True, slots=True)
 class StartupFile:
-    """The start-up graph of one rank, or of several that hold the same. ``parts``: state -> the piece of a tensor that
-    it is, where its own pieces do not say so."""
+    """The start-up graph of a rank, or of several equal ranks. ``parts``: state -> the piece of a tensor, if not known
+    from the state's pieces."""
 
     name: str
     ranks: tuple[int, ...]
@@ -49,25 +48,25 @@ class StartupFile:
 
     @classmethod
     def of(
-        cls, startup: Graph, name: str, ranks: Iterable[int], metadata: Mapping[str, str], held: Iterable[RankState],
+        cls, startup: Graph, name: str, ranks: Iterable[int], metadata: Mapping[str, str], stored: Iterable[RankState],
         parts: Mapping[str, Piece] = MappingProxyType({}),
     ) -> StartupFile:  # fmt: skip
-        """The file for those of the held states of which the start-up graph of the source computes elements."""
-        states = [state for state in held if any(piece.tensor in startup.outputs for piece in state.pieces)]
+        """The file for the states with elements computed by the source's start-up graph."""
+        states = [state for state in stored if any(piece.tensor in startup.outputs for piece in state.pieces)]
         return cls(name, tuple(ranks), metadata, states, parts)
 
 
 def files_of_ranks(
     startup: Graph, mesh: Mesh, common: Sequence[RankState], ranks: Iterable[RankGraph]
 ) -> list[StartupFile]:
-    """The start-up graphs of ranks, whose phases hold the same; ``common``: states that all ranks hold."""
+    """The start-up graphs of ranks, equal in all phases; ``common``: states held by all ranks."""
     shared = StartupFile.of(startup, "", (), {}, common).states
     return [
         StartupFile.of(
             startup, f"rank_{rank.rank:04d}.startup.onnx", [rank.rank],
             {"gopt.mesh": str(mesh), "gopt.rank": str(rank.rank)}, [*shared, *rank.states],
         )
-        for rank in {each.rank: each for each in ranks}.values()
+        for rank in {rank.rank: rank for rank in ranks}.values()
     ]  # fmt: skip
 
 
@@ -78,7 +77,7 @@ def write_startup(
     values: StatesFile,
     files: Iterable[StartupFile],
 ) -> None:
-    """Write the start-up graph of the source, whose values have these types, and those of ranks. Raises OSError."""
+    """Write the start-up graph of the source, with values of these types, and those of ranks. Raises OSError."""
     with inventory.create(STARTUP_FILE) as written:
         written.write(model_bytes(startup, {}, "", {"gopt.format": FORMAT}))
     writer = _Writer(startup, types, values)
@@ -92,20 +91,20 @@ def write_startup(
 
 def with_startup(manifest: Manifest, files: Iterable[StartupFile]) -> Manifest:
     """The manifest with the files of ``write_startup``."""
-    found = {rank: file.name for file in files if file.states for rank in file.ranks}
-    entries = tuple(replace(each, startup=found.get(each.rank)) for each in manifest.ranks)
+    names = {rank: file.name for file in files if file.states for rank in file.ranks}
+    entries = tuple(replace(rank, startup=names.get(rank.rank)) for rank in manifest.ranks)
     return replace(manifest, startup=STARTUP_FILE, ranks=entries)
 
 
 class _Writer:
-    """Makes the graphs of ranks; each takes time in what it holds, not in the whole start-up graph."""
+    """Makes the graphs of ranks; each takes time for its states, not for the whole start-up graph."""
 
     def __init__(self, startup: Graph, types: Mapping[str, TensorType], values: StatesFile) -> None:
         self.startup, self.types, self.values = startup, types, values
-        self._place = {name: place for place, node in enumerate(startup.nodes) for name in node.outputs}
+        self._place = {name: index for index, node in enumerate(startup.nodes) for name in node.outputs}
 
     def graph(self, file: StartupFile) -> tuple[Graph, dict[str, int]]:
-        """The graph for states of a rank, and where in ``states.bin`` its stored values begin."""
+        """The graph for states of a rank, and the offset of stored values in ``states.bin``."""
         part = _RankPart(self.startup.outputs, self.types, self.values)
         for state in file.states:
             part.add(state, file.parts.get(state.input))
@@ -119,16 +118,16 @@ class _Writer:
         return graph, part.offsets
 
     def _needed(self, names: Iterable[str]) -> list[Node]:
-        """The nodes that make these values, in order."""
+        """The nodes behind these values, in order."""
 
-        def following(place: int) -> Iterator[int]:
-            return (self._place[name] for name in self.startup.nodes[place].reads if name in self._place)
+        def following(index: int) -> Iterator[int]:
+            return (self._place[name] for name in self.startup.nodes[index].reads if name in self._place)
 
-        return [self.startup.nodes[place] for place in sorted(walk((self._place[name] for name in names), following))]
+        return [self.startup.nodes[index] for index in sorted(walk((self._place[name] for name in names), following))]
 
 
 class _RankPart(Tape):
-    """The nodes of one rank's graph behind those that compute whole tensors."""
+    """The nodes of a rank's graph behind the nodes computing whole tensors."""
 
     def __init__(self, computed: Container[str], types: Mapping[str, TensorType], values: StatesFile) -> None:
         self.computed, self.types, self.values = computed, types, values
@@ -139,24 +138,24 @@ class _RankPart(Tape):
         """Tensors of the source that are computed here."""
 
     def renamed(self, nodes: Sequence[Node]) -> list[Node]:
-        """The nodes, with names of their own for computed tensors: a state of the rank may have the same name.
+        """The nodes, with new names for computed tensors: a state of the rank may have the same name.
 
-        An Identity makes each of them, and no node of the start-up graph reads it.
+        An Identity makes each, and no node of the start-up graph reads the new name.
         """
-        made = []
+        renamed = []
         for node in nodes:
             if not self.read.isdisjoint(node.outputs):
                 node = Node(node.op_type, node.inputs, [_whole(name) for name in node.outputs], name=node.name)
-            made.append(node)
-        return made
+            renamed.append(node)
+        return renamed
 
     def add(self, state: RankState, part: Piece | None = None) -> None:
-        """Compute a state from its pieces, or as ``part`` of a tensor."""
+        """Compute a state from the pieces, or as ``part`` of a tensor."""
         flat, start = [], 0
         for piece in state.pieces if part is None else ():
             count = piece.stop - piece.start
-            own = piece.tensor in self.computed
-            flat.append(self._computed(piece, state) if own else self._stored(state, start, count))
+            is_computed = piece.tensor in self.computed
+            flat.append(self._computed(piece, state) if is_computed else self._stored(state, start, count))
             start += count
         if part is not None:
             flat.append(self._computed(part, state))
@@ -164,7 +163,7 @@ class _RankPart(Tape):
         self.reshape(joined, state.type.dims, output=state.input)
 
     def _computed(self, piece: ShardRange | Piece, state: RankState) -> str:
-        """The flat elements of a piece of a tensor that the start-up graph makes."""
+        """The flat elements of a piece of a tensor the start-up graph makes."""
         self.read.add(piece.tensor)
         name, type = _whole(piece.tensor), self.types[piece.tensor]
         shape = type.dims
@@ -176,8 +175,8 @@ class _RankPart(Tape):
                     name = parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=axis)
             shape = box_shape(piece.box)
         if isinstance(piece, Piece) and piece.every is not None:
-            first, step = piece.every
-            name = self.slice(name, first, shape[0], 0, step)
+            offset, step = piece.every
+            name = self.slice(name, offset, shape[0], 0, step)
             shape = place_shape(piece.place, shape)
         flat = self.reshape(name, [-1])
         if (piece.start, piece.stop) != (0, int(np.prod(shape))):
@@ -185,7 +184,7 @@ class _RankPart(Tape):
         return self.cast(flat, state.type.dtype, type.dtype)
 
     def _stored(self, state: RankState, start: int, count: int) -> str:
-        """Elements of a state as ``states.bin`` holds them."""
+        """Elements of a state from ``states.bin``."""
         name = f"{_NAME}.stored.{state.input}"
         if name not in self.offsets:
             if not self.values.has(state):

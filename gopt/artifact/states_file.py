@@ -1,4 +1,4 @@
-"""``states.bin``: every value once, however many ranks refer to it."""
+"""``states.bin``: every value once, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHUNK = 1 << 24
 
 
 class StatesFile:
-    """``states.bin``: every value once, in the order ranks read them; knows where each tensor starts."""
+    """``states.bin``: every value once, in the order of reading, with the offset of each tensor."""
 
     def __init__(self) -> None:
         self.offset: dict[str, int] = {}
@@ -52,44 +52,44 @@ class StatesFile:
         return self.offset[key] + (0 if key == state.input else nbytes(state.type.dtype, state.pieces[0].start))
 
     def _key(self, state: RankState) -> str:
-        """The name under which a state is stored: its own where it has a place of its own."""
+        """The name of a stored state: its own if it has its own place."""
         if state.input in self.offset and not any(piece.box for piece in state.pieces):
             return state.input
         return stored(state.stored, state.pieces[0].box)
 
     def without(self, names: Container[str]) -> StatesFile:
         """Return the same file without the values of some names."""
-        other = StatesFile()
-        other._order, other.size = self._order, self.size
-        other.offset = {name: offset for name, offset in self.offset.items() if name not in names}
-        return other
+        rest = StatesFile()
+        rest._order, rest.size = self._order, self.size
+        rest.offset = {name: offset for name, offset in self.offset.items() if name not in names}
+        return rest
 
     def write(self, files: Inventory) -> None:
-        """All of it as a file of a folder, or none where there is nothing. Raises OSError, RunError."""
+        """Write everything as a file of a folder, or no file if empty. Raises OSError, RunError."""
         if self._order:
             with files.create(STATES_FILE) as file:
                 file.writelines(self.chunks())
 
     def chunks(self) -> Iterator[bytes | memoryview]:
         """The bytes, with the gaps, piece by piece."""
-        place = 0
+        end = 0
         for _, tensor, offset in self._order:
-            yield b"\0" * (offset - place)
+            yield b"\0" * (offset - end)
             yield from _chunks(tensor)
-            place = offset + tensor.nbytes
+            end = offset + tensor.nbytes
 
 
 def _add(values: StatesFile, tensors: Sequence[tuple[str, Tensor]], shardings: Sequence[Sharding | None]) -> None:
-    """Put tensors one after the other: whole, or the parts of them that ranks have, for one rank after another.
+    """Put tensors one after the other: whole, or the parts of each rank, rank by rank.
 
-    Raises InvariantError where one is whole on every rank, and others are not: ranks could not hold them as one.
+    Raises InvariantError for a mixture of whole and sharded tensors, which no rank could hold as a unit.
     """
-    split = [each for each in shardings if each is not None]
+    split = [sharding for sharding in shardings if sharding is not None]
     if not split:
         values.add(tensors)
         return
     if len(split) < len(tensors):
-        name = next(name for (name, _), each in zip(tensors, shardings) if each is None)
+        name = next(name for (name, _), sharding in zip(tensors, shardings) if sharding is None)
         raise InvariantError(f"{name!r} is whole on every rank, and stands in a bucket with parts of others")
     boxes = [all_boxes(sharding, tensor.type.dims) for sharding, (_, tensor) in zip(split, tensors)]
     for member in zip(*boxes):
@@ -97,7 +97,7 @@ def _add(values: StatesFile, tensors: Sequence[tuple[str, Tensor]], shardings: S
 
 
 def stored(name: str, box: Box | None) -> str:
-    """The name under which a part of a state is stored."""
+    """The name of a stored part of a state."""
     return name if box is None else f"{name}/{box}"
 
 
@@ -126,15 +126,15 @@ def plan_states_file(program: SpmdProgram) -> StatesFile:
     values = StatesFile()
     placed: set[str] = set()
     for names in program.layout:
-        held = [(name, source.initializers[name]) for name in names if name in source.initializers]
-        if held and len(held) < len(names):
+        tensors = [(name, source.initializers[name]) for name in names if name in source.initializers]
+        if tensors and len(tensors) < len(names):
             missing = next(name for name in names if name not in source.initializers)
             raise InputError(
-                f"state {held[0][0]!r} has a value and {missing!r} has none, and ranks hold both as one tensor",
+                f"state {tensors[0][0]!r} has a value and {missing!r} has none, and ranks hold both as one tensor",
                 "give values to all of them with --state FILE, or to none",
             )
-        _add(values, held, [program.parts.get(name) for name, _ in held])
-        placed.update(name for name, _ in held)
+        _add(values, tensors, [program.parts.get(name) for name, _ in tensors])
+        placed.update(name for name, _ in tensors)
     states = {state.tensor for state in program.source.states}
     constants = {
         name: tensor for variant in program.variants for name, tensor in variant.training.graph.initializers.items()

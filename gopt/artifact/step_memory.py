@@ -1,4 +1,4 @@
-"""Memory of a rank between steps and at the peak of one, from the rank-independent graph alone."""
+"""Memory of a rank between steps and at the peak of a step, from the rank-independent graph alone."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class LivePeaks:
 
 
 def members(program: SpmdProgram) -> list[dict[str, int]]:
-    """The coordinates of one rank for each part of the states: what ranks along other axes hold is of the same size."""
-    axis, first = program.mesh.shard_axis, program.mesh.coordinates(0)
-    places = [first | dict(place) for variant in program.variants for place in variant.places[:1]] or [first]
-    return [at | {axis: member} for at in places for member in range(program.mesh.size(axis))] if axis else places
+    """The coordinates of a rank for each part of the states: parts along other axes are of the same size."""
+    axis, start = program.mesh.shard_axis, program.mesh.coordinates(0)
+    coords = [start | dict(part) for variant in program.variants for part in variant.places[:1]] or [start]
+    return [at | {axis: member} for at in coords for member in range(program.mesh.size(axis))] if axis else coords
 
 
 def held(program: SpmdProgram) -> dict[str, list[int]]:
-    """Bytes of parameters (low-precision copies included) and optimizer states that each of ``members`` holds."""
+    """Bytes of parameters (with low-precision copies) and optimizer states on each of ``members``."""
     kinds = {state.tensor: state.kind for state in program.training.states}
     ranks = members(program)
     result = {"parameters": [0] * len(ranks), "optimizer_states": [0] * len(ranks)}
@@ -87,17 +87,15 @@ def balance(rows: Mapping[str, Sequence[int]]) -> float:
 
 
 def live(program: SpmdProgram, calls: Sequence[CollectiveCall], coordinates: Mapping[str, int]) -> LivePeaks:
-    """Peaks of what is alive on a rank beside states, inputs and constants, in the order of the nodes.
-
-    A new state takes its old one's place.
-    """
+    """Peaks of live bytes on a rank beside states, inputs and constants, in node order. A new state replaces the old
+    state."""
     nodes = [node for node in program.graph.nodes if node.sharding.covers(coordinates)]
-    kept = (state.output for state in program.states)
-    return _peaks(nodes, _Sizes(program.graph, kept, _parts(program), coordinates), _kinds(program, calls))
+    outputs = (state.output for state in program.states)
+    return _peaks(nodes, _Sizes(program.graph, outputs, _parts(program), coordinates), _kinds(program, calls))
 
 
 def live_in_source(training: TrainingGraph) -> LivePeaks:
-    """The same of the source, which is whole: nothing is gathered, and gradients are those of the parameters."""
+    """The same for the whole source: nothing is gathered, and gradients are the parameters'."""
 
     def find() -> LivePeaks:
         kinds = dict.fromkeys(training.gradients.values(), "gradients")
@@ -107,10 +105,8 @@ def live_in_source(training: TrainingGraph) -> LivePeaks:
 
 
 def _parts(program: SpmdProgram) -> Mapping[str, Sharding]:
-    """Return the shardings of values of which ranks have parts.
-
-    A verified program has them, except for windows along axes of a split computation.
-    """
+    """Return the shardings of values held in parts. A verified program has them, except for windows along axes of a
+    split computation."""
     if program.sharded and not program.split:
         return program.sharded
     shardings = shardings_so_far(program)
@@ -118,18 +114,18 @@ def _parts(program: SpmdProgram) -> Mapping[str, Sharding]:
 
 
 def _peaks(nodes: Sequence[Node], sizes: _Sizes, kinds: Mapping[str, str]) -> LivePeaks:
-    """Find the peaks of live bytes in one sweep from the last node to the first.
+    """Find the peaks of live bytes in a sweep from the last node to the first.
 
-    A value is live from its producer to its last reader; without a reader, to the end.
+    A value is live from the producer to the last reader; without a reader, to the end.
     """
     views = {node.outputs[0]: node.inputs[0] for node in nodes if node.op_type in SHARES_MEMORY and node.inputs[0]}
     root: dict[str, str] = {}
-    for name, seen in views.items():
-        root[name] = root.get(seen, seen)
-    made = {name for node in nodes for name in node.outputs}
+    for name, base in views.items():
+        root[name] = root.get(base, base)
+    results = {name for node in nodes for name in node.outputs}
     read = {name for node in nodes for name in node.reads}
     now = dict.fromkeys(("gradients", "gathered", "activations"), 0)
-    live = {name: sizes.of(name) for name in made - read - root.keys()}
+    live = {name: sizes.of(name) for name in results - read - root.keys()}
     """Value that is alive -> its bytes."""
     for name, size in live.items():
         now[kinds.get(name, "activations")] += size
@@ -138,7 +134,7 @@ def _peaks(nodes: Sequence[Node], sizes: _Sizes, kinds: Mapping[str, str]) -> Li
     for node in reversed(nodes):
         for name in node.reads:
             name = root.get(name, name)
-            if name not in live and name in made:  # another rank may make it
+            if name not in live and name in results:  # another rank may make it
                 size = live[name] = sizes.of(name)
                 if size:
                     kind = kinds.get(name, "activations")
@@ -164,21 +160,20 @@ def _kinds(program: SpmdProgram, calls: Sequence[CollectiveCall]) -> dict[str, s
 
 
 class _Sizes:
-    """Bytes of the values that nodes make on one rank. ``kept``: new states, which do not count; ``parts``: values of
-    which ranks have parts."""
+    """Bytes of the nodes' values on a rank. ``kept``: new states, not counted; ``parts``: values held in parts."""
 
     def __init__(
         self,
         graph: Graph,
-        kept: Iterable[str],
+        names: Iterable[str],
         parts: Mapping[str, Sharding] = MappingProxyType({}),
         coordinates: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.types, self.parts, self.coordinates = graph.types, parts, coordinates
-        self.kept = frozenset(kept)
+        self.kept = frozenset(names)
 
     def of(self, name: str) -> int:
-        """Bytes of a value; 0 where it does not count, or nothing is known."""
+        """Bytes of a value; 0 if not counted or unknown."""
         type = self.types.get(name)
         if type is None or not type.static or name in self.kept:
             return 0

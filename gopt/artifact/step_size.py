@@ -1,4 +1,4 @@
-"""The source against the rank that holds most: nodes, bytes by kind, calls, traffic."""
+"""The source against the rank holding most: nodes, bytes by kind, calls, traffic."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def before_after(
     ranks: Sequence[RankGraph],
     usages: Sequence[RankUsage],
 ) -> BeforeAfter | None:
-    """The sizes of both. ``usages`` are those of ``ranks``, whose phases follow one another. Of ranks that
-    hold as much, the first; of ranks that differ in states alone, one tells the peak."""
+    """The sizes of both. ``usages``: of ``ranks``, with phases in a row. Of equally large ranks, the first counts; of
+    ranks differing in states alone, one gives the peak."""
     if not usages:
         return None
     peaks: dict[int, int] = {}
@@ -38,7 +38,7 @@ def before_after(
     most = max(usages, key=held)
     if program.others:
         most = max(usages, key=lambda usage: held(usage) + peak(usage.rank))
-    parts = [each for each in ranks if each.rank == most.rank]
+    parts = [rank for rank in ranks if rank.rank == most.rank]
     largest = StepSize(
         nodes=sum(len(block.nodes) for part in parts for block in part.blocks),
         parameters=most.nbytes.parameters,
@@ -53,25 +53,25 @@ def before_after(
 
 
 def source_bytes(training: TrainingGraph) -> RankBytes:
-    """Bytes that one process holds which runs the source itself."""
+    """Bytes held by a single process running the source itself."""
     types = training.graph.types
-    held = dict.fromkeys(StateKind, 0)
+    nbytes = dict.fromkeys(StateKind, 0)
     for state in training.states:
-        held[state.kind] += types[state.tensor].nbytes
+        nbytes[state.kind] += types[state.tensor].nbytes
     return RankBytes(
-        parameters=held[StateKind.PARAMETER],
-        optimizer_states=held[StateKind.OPTIMIZER_STATE] + held[StateKind.ACCUMULATOR],
+        parameters=nbytes[StateKind.PARAMETER],
+        optimizer_states=nbytes[StateKind.OPTIMIZER_STATE] + nbytes[StateKind.ACCUMULATOR],
         gradients=sum(types[name].nbytes for name in set(training.gradients.values())),
     )
 
 
 def _source_size(training: TrainingGraph, source: SourceEntry) -> StepSize:
-    held = source_bytes(training)
+    nbytes = source_bytes(training)
     return StepSize(
         nodes=source.counts["nodes"],
-        parameters=held.parameters,
-        optimizer_states=held.optimizer_states,
-        gradients=held.gradients,
+        parameters=nbytes.parameters,
+        optimizer_states=nbytes.optimizer_states,
+        gradients=nbytes.gradients,
         peak_live=live_in_source(training).peak,
         initializers=sum(tensor.nbytes for tensor in training.graph.initializers.values()),
         calls=len(training.calls),
@@ -80,9 +80,9 @@ def _source_size(training: TrainingGraph, source: SourceEntry) -> StepSize:
 
 
 def _stored(program: SpmdProgram, common: Sequence[RankState], parts: Sequence[RankGraph]) -> int:
-    """Bytes to which the files of a rank refer: constants, and states of which the source has values."""
+    """Bytes behind the files of a rank: constants, and states with source values."""
     values: Mapping[str, Tensor] = program.source.graph.initializers
     states = [state for state in (*common, *parts[0].states) if state.pieces and state.pieces[0].tensor in values]
     constants = {name: array.nbytes for part in parts for name, array in part.constants.items()}
-    kept = sum(tensor.nbytes for tensor in parts[0].phase.graph.initializers.values())
-    return sum(state.type.nbytes for state in states) + sum(constants.values()) + kept
+    constants_size = sum(tensor.nbytes for tensor in parts[0].phase.graph.initializers.values())
+    return sum(state.type.nbytes for state in states) + sum(constants.values()) + constants_size

@@ -1,4 +1,4 @@
-"""The elements of a table on each server, as a piece of the tensor; and tables whose values are in no file."""
+"""The elements of a table on each server, as a piece of the tensor; and tables without values in files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gopt.records.tables import Layout, TableLayout
 
 
 def table_layout(entry: TableEntry) -> TableLayout:
-    """The layout of a table of a manifest; raises InputError where its parts do not tile it."""
+    """The layout of a table of a manifest; raises InputError unless parts tile the table."""
     try:
         return TableLayout(
             entry.parameter, entry.rows, entry.width, Layout(entry.layout), entry.servers, entry.cuts
@@ -25,7 +25,7 @@ def table_layout(entry: TableEntry) -> TableLayout:
 
 
 def part_piece(layout: TableLayout, tensor: str, server: int) -> Piece:
-    """Return the piece of a tensor of the table's shape that a server has."""
+    """Return the piece of a tensor of the table's shape a server has."""
     rows, columns = layout.row_ids(server), layout.columns(server)
     elements = len(rows) * len(columns)
     if layout.layout is Layout.MODULO:
@@ -36,10 +36,10 @@ def part_piece(layout: TableLayout, tensor: str, server: int) -> Piece:
 
 
 def drawn_tables(plan: ServerPlanEntry, graph: Graph) -> dict[str, Tensor]:
-    """The tensors whose rows are made from a seed, whole; ``graph``: the source. They are made when they are read."""
+    """The whole tensors with rows made from a seed, made on reading; ``graph``: the source."""
     return {
-        each.tensor: _drawn(graph.types[each.tensor], each.tensor, RowInit.parse(each.rows), entry)
-        for entry in plan.tables for each in entry.init
+        row.tensor: _drawn(graph.types[row.tensor], row.tensor, RowInit.parse(row.rows), entry)
+        for entry in plan.tables for row in entry.init
     }  # fmt: skip
 
 
@@ -48,9 +48,9 @@ def _drawn(type: TensorType, tensor: str, init: RowInit, entry: TableEntry) -> T
     dtype = numpy_dtype(type.dtype)
 
     def part(start: int, stop: int) -> Tensor:
-        made = TensorType(type.dtype, ((stop - start) * entry.width,))
+        flat = TensorType(type.dtype, ((stop - start) * entry.width,))
         ids = np.arange(start, stop)
-        return Tensor(made, reader=lambda: init.rows(tensor, ids, entry.width).astype(dtype).reshape(-1))
+        return Tensor(flat, reader=lambda: init.rows(tensor, ids, entry.width).astype(dtype).reshape(-1))
 
     starts = range(0, entry.rows, step)
     return Tensor(type, parts=tuple(part(start, min(start + step, entry.rows)) for start in starts))

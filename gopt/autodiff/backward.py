@@ -1,4 +1,4 @@
-"""A model with the derivatives of a scalar, as a graph of the form that frameworks write."""
+"""A model with the derivatives of a scalar, as a graph in the form of frameworks."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ _INSIDE = 4096
 
 @dataclass(frozen=True, slots=True)
 class GradientCall:
-    """A Gradient operator. ``scalar``: what is differentiated; ``results``: input -> the value of its derivative."""
+    """A Gradient operator. ``scalar``: the differentiated value; ``results``: input -> derivative."""
 
     scalar: str
     results: dict[str, str]
 
 
-def tidy(graph: Graph, made: Differentiated, forward: Collection[str]) -> None:
+def tidy(graph: Graph, result: Differentiated, forward: Collection[str]) -> None:
     """Bring a graph with a backward of onnx-ad into shape, in place. ``forward``: the values of the forward."""
     settle_shapes(graph)
     repair_transposed_convolutions(graph, set(forward))
-    remove_seed_axis(graph, made.seeds, set(made.gradients.values()))
+    remove_seed_axis(graph, result.seeds, set(result.gradients.values()))
     other_name = simplify(graph)
-    rename(graph, {other_name.get(value, value): value for value in made.gradients.values()})
+    rename(graph, {other_name.get(value, value): value for value in result.gradients.values()})
 
 
 def expand_gradient(part: ModelProto, call: GradientCall, states: Collection[str]) -> list[NodeProto]:
-    """The nodes of ``part``, and those of the derivatives that a Gradient operator asks for, simplified.
+    """The nodes of ``part``, and those of the derivatives a Gradient operator asks for, simplified.
 
     ``states``: stored values that are no constants, because the step replaces them. Outputs of ``part`` keep their
     names; new values are named after the first derivative. Raises UnsupportedError for an operator without a
-    derivative, and for a value that ``call.scalar`` does not depend on.
+    derivative, and for a value without influence on ``call.scalar``.
     """
-    known = {each.name for each in (*part.graph.input, *part.graph.initializer)}
-    _refuse_unread(call, [name for name in call.results if name not in known])
+    fed = {value.name for value in (*part.graph.input, *part.graph.initializer)}
+    _refuse_unread(call, [name for name in call.results if name not in fed])
     model = ModelProto()
     model.CopyFrom(part)
     _uncover(model, {*call.results, *states})
-    made = differentiate(model, call.scalar, list(call.results))
-    _refuse_unread(call, made.unread)
-    types = {each.name: each.type for each in made.model.graph.input}
+    backward = differentiate(model, call.scalar, list(call.results))
+    _refuse_unread(call, backward.unread)
+    types = {value.name: value.type for value in backward.model.graph.input}
     for name, result in call.results.items():
-        made.model.graph.node.append(helper.make_node("Identity", [made.gradients[name]], [result]))
-        output = made.model.graph.output.add()
+        backward.model.graph.node.append(helper.make_node("Identity", [backward.gradients[name]], [result]))
+        output = backward.model.graph.output.add()
         output.name = result
         output.type.CopyFrom(types[name])
-    graph = graph_of(made.model)
-    tidy(graph, made, {name for node in part.graph.node for name in node.output})
+    graph = graph_of(backward.model)
+    tidy(graph, backward, {name for node in part.graph.node for name in node.output})
     return _named_apart(graph, part, call)
 
 
@@ -72,32 +72,32 @@ def _refuse_unread(call: GradientCall, names: Sequence[str]) -> None:
 
 
 def _uncover(model: ModelProto, changing: Collection[str]) -> None:
-    """Make stored values inputs that change, or are large: onnx-ad computes with constants."""
-    graph, fed = model.graph, {each.name for each in model.graph.input}
-    kept = []
-    for each in graph.initializer:
-        large = each.data_location == TensorProto.EXTERNAL or each.ByteSize() > _INSIDE
-        if each.name not in changing and not large:
-            kept.append(each)
-        elif each.name not in fed:
-            graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, list(each.dims)))
-    fed_and_kept = {each.name for each in kept}
-    inputs = [each for each in graph.input if each.name not in fed_and_kept]
+    """Make changing or large stored values inputs: onnx-ad computes with constants."""
+    graph, fed = model.graph, {value.name for value in model.graph.input}
+    tensors = []
+    for tensor in graph.initializer:
+        large = tensor.data_location == TensorProto.EXTERNAL or tensor.ByteSize() > _INSIDE
+        if tensor.name not in changing and not large:
+            tensors.append(tensor)
+        elif tensor.name not in fed:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    fed_and_kept = {stored.name for stored in tensors}
+    inputs = [value for value in graph.input if value.name not in fed_and_kept]
     del graph.initializer[:]
-    graph.initializer.extend(kept)
+    graph.initializer.extend(tensors)
     del graph.input[:]
     graph.input.extend(inputs)
 
 
 def _named_apart(graph: Graph, part: ModelProto, call: GradientCall) -> list[NodeProto]:
-    """The nodes with their constants, new values under names that the rest of the model has not."""
-    stored = {each.name for each in (*part.graph.input, *part.graph.initializer)}
-    own = stored | {each.name for each in part.graph.output}
-    own |= {name for node in part.graph.node for name in node.output} | set(call.results.values()) | {""}
+    """Return the nodes with constants, new values under names unused in the model."""
+    stored = {value.name for value in (*part.graph.input, *part.graph.initializer)}
+    stored_or_made = stored | {value.name for value in part.graph.output}
+    stored_or_made |= {name for node in part.graph.node for name in node.output} | set(call.results.values()) | {""}
     prefix = next(iter(call.results.values()))
 
     def named(name: str) -> str:
-        return name if name in own else f"{prefix}.{name}"
+        return name if name in stored_or_made else f"{prefix}.{name}"
 
     nodes = [
         helper.make_node("Constant", [], [named(name)], value=numpy_helper.from_array(tensor.numpy()))

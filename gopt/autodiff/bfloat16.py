@@ -1,4 +1,4 @@
-"""Models in bfloat16, of which onnx-ad writes no constants: it sees float64 instead, which holds the same numbers."""
+"""Models in bfloat16: onnx-ad writes no bfloat16 constants, and gets float64 instead, which holds the same numbers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TYPES = frozenset({"to", "dtype", "output_dtype", "output_datatype"})
 
 def uses(model: ModelProto, code: int) -> bool:
     """Return whether a value, a constant or an attribute of the model has this element type."""
-    return any(found == code for found in _codes(model))
+    return any(used == code for used in _codes(model))
 
 
 def as_float64(model: ModelProto) -> ModelProto:
-    """The model with float64 in place of bfloat16. Raises UnsupportedError where it has both."""
+    """The model with float64 in place of bfloat16. Raises UnsupportedError for a model with both."""
     if uses(model, TensorProto.DOUBLE):
         raise UnsupportedError(
             "the model computes in bfloat16 and in float64: onnx-ad has no bfloat16, and gopt shows it float64 instead",
@@ -41,9 +41,9 @@ def _graphs(model: ModelProto) -> Iterator[GraphProto]:
 
 
 def _values(graph: GraphProto) -> Iterator[TypeProto.Tensor]:
-    for each in (*graph.input, *graph.output, *graph.value_info):
-        if each.type.HasField("tensor_type"):
-            yield each.type.tensor_type
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.type.HasField("tensor_type"):
+            yield value.type.tensor_type
 
 
 def _attributes(model: ModelProto) -> Iterator[AttributeProto]:
@@ -53,8 +53,8 @@ def _attributes(model: ModelProto) -> Iterator[AttributeProto]:
 
 def _codes(model: ModelProto) -> Iterator[int]:
     for graph in _graphs(model):
-        yield from (each.elem_type for each in _values(graph))
-        yield from (each.data_type for each in graph.initializer)
+        yield from (value.elem_type for value in _values(graph))
+        yield from (tensor.data_type for tensor in graph.initializer)
     for attribute in _attributes(model):
         if attribute.name in _TYPES:
             yield attribute.i
@@ -63,20 +63,20 @@ def _codes(model: ModelProto) -> Iterator[int]:
 
 
 def _with(model: ModelProto, old: int, new: int) -> ModelProto:
-    made = ModelProto()
-    made.CopyFrom(model)
-    for graph in _graphs(made):
+    result = ModelProto()
+    result.CopyFrom(model)
+    for graph in _graphs(result):
         for value in _values(graph):
             if value.elem_type == old:
                 value.elem_type = new
         for tensor in graph.initializer:
             _convert(tensor, old, new)
-    for attribute in _attributes(made):
+    for attribute in _attributes(result):
         if attribute.name in _TYPES and attribute.i == old:
             attribute.i = new
         if attribute.HasField("t"):
             _convert(attribute.t, old, new)
-    return made
+    return result
 
 
 def _convert(tensor: TensorProto, old: int, new: int) -> None:

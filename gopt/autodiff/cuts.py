@@ -1,8 +1,8 @@
-"""Operators that gopt differentiates by a rule of its own: onnx-ad sees the model without them.
+"""Operators differentiated by rules of gopt: onnx-ad sees the model without these operators.
 
-The result of such an operator is an input of what onnx-ad sees, and its operands are outputs with seeds of their own.
-So onnx-ad makes the derivative by the result, a rule makes those by the operands from it, and they are the seeds of
-what comes before. Nothing but the public function of onnx-ad is needed for that.
+The result of a cut operator is an input of onnx-ad's model, and the operands are outputs with own seeds. So onnx-ad
+makes the derivative by the result, a rule makes the derivatives by the operands, and those are the seeds for the nodes
+in front. Only onnx-ad's public function is needed.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ ASIDE = RECURRENT
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """An operator that is cut out. ``outputs``: operand that is differentiated by -> the output that stands for it;
-    none for an operator that no derivative goes through."""
+    """A cut operator. ``outputs``: differentiated operand -> the output in its place; empty for an operator without
+    derivatives."""
 
     operator: ForwardOperator
     outputs: Mapping[int, str]
@@ -57,7 +57,7 @@ class Cut:
 def find_cuts(
     model: ModelProto, scalar: str, inputs: Collection[str], types: Mapping[str, TensorType], prefix: str
 ) -> list[Cut]:
-    """The operators to cut out: those in RULES between ``inputs`` and ``scalar``, and those in ASIDE elsewhere.
+    """Return the operators to cut out: operators of RULES between ``inputs`` and ``scalar``, and of ASIDE elsewhere.
 
     ``prefix``: of the names of outputs.
     """
@@ -69,39 +69,36 @@ def find_cuts(
     behind, ahead = between(model, inputs, scalar, types)
     cuts: list[Cut] = []
     for node in candidates:
-        wanted = [place for place, name in enumerate(node.input) if name in behind]
+        wanted = [index for index, name in enumerate(node.input) if name in behind]
         is_between, operator = bool(wanted) and not ahead.isdisjoint(node.output), ForwardOperator.of(node, types)
         if node.op_type in rules and is_between:
-            cuts.append(Cut(operator, {place: f"{prefix}{len(cuts)}.{place}" for place in wanted}))
+            cuts.append(Cut(operator, {index: f"{prefix}{len(cuts)}.{index}" for index in wanted}))
         elif node.op_type in ASIDE and not is_between and all(name in types for name in node.output if name):
             cuts.append(Cut(operator, {}))
     return cuts
 
 
 def without(model: ModelProto, cuts: Sequence[Cut]) -> ModelProto:
-    """The model without the operators: their results are inputs, their operands also outputs."""
+    """Return the model without the cut operators: the results are inputs, the operands also outputs."""
     if not cuts:
         return model
     apart = ModelProto()
     apart.CopyFrom(model)
     graph, results = apart.graph, {name for cut in cuts for name in cut.results}
-    kept = [node for node in graph.node if results.isdisjoint(node.output)]
+    nodes = [node for node in graph.node if results.isdisjoint(node.output)]
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(nodes)
     for cut in cuts:
         node, types = cut.operator.node, cut.operator.types
         graph.input.extend(value_info(name, types[name]) for name in cut.results)
-        for place, output in cut.outputs.items():
-            graph.node.append(helper.make_node("Identity", [node.input[place]], [output]))
-            graph.output.append(value_info(output, types[node.input[place]]))
+        for index, output in cut.outputs.items():
+            graph.node.append(helper.make_node("Identity", [node.input[index]], [output]))
+            graph.output.append(value_info(output, types[node.input[index]]))
     return apart
 
 
 def join(model: ModelProto, cuts: Sequence[Cut], prefix: str) -> list[str]:
-    """Put the operators back into what onnx-ad wrote, with their derivatives; returns the seeds that they make.
-
-    ``prefix``: that of derivatives.
-    """
+    """Put the operators back, with derivatives, after onnx-ad; returns the new seeds. ``prefix``: of derivatives."""
     if not cuts:
         return []
     graph, seeds, nodes = model.graph, [], []
@@ -114,15 +111,15 @@ def join(model: ModelProto, cuts: Sequence[Cut], prefix: str) -> list[str]:
             continue
         emit = ProtoTape(f"{prefix}{cut.result}.rule", opset_of(model))
         adjoint = emit.reshape(f"{prefix}{cut.result}", operator.shape(cut.result))
-        for place, made in RULES[operator.node.op_type](operator, emit, adjoint, set(outputs)).items():
-            seed = f"{prefix}{outputs[place]}"
-            emit.reshape(made, [*operator.shape(operator.node.input[place]), 1], output=seed)
+        for index, output in RULES[operator.node.op_type](operator, emit, adjoint, set(outputs)).items():
+            seed = f"{prefix}{outputs[index]}"
+            emit.reshape(output, [*operator.shape(operator.node.input[index]), 1], output=seed)
             seeds.append(seed)
         nodes += [operator.node, *emit.nodes]
     for border, gone in ((graph.input, inputs.union(seeds)), (graph.output, stand_ins)):
-        kept = [each for each in border if each.name not in gone]
+        values = [value for value in border if value.name not in gone]
         del border[:]
-        border.extend(kept)
+        border.extend(values)
     ordered = _sorted([*graph.node, *nodes])
     del graph.node[:]
     graph.node.extend(ordered)
@@ -130,5 +127,5 @@ def join(model: ModelProto, cuts: Sequence[Cut], prefix: str) -> list[str]:
 
 
 def _sorted(nodes: Sequence[NodeProto]) -> list[NodeProto]:
-    plain = [Node(str(place), sorted(reads(node)), node.output) for place, node in enumerate(nodes)]
-    return [nodes[int(each.op_type)] for each in topological_sort(plain, range(len(nodes)))]
+    plain = [Node(str(index), sorted(reads(node)), node.output) for index, node in enumerate(nodes)]
+    return [nodes[int(node.op_type)] for node in topological_sort(plain, range(len(nodes)))]

@@ -26,10 +26,9 @@ GRADIENT = ".grad"
 
 @dataclass(frozen=True, slots=True)
 class Differentiated:
-    """A model with its backward. ``gradients``: input -> the value that is the gradient, of the input's shape;
-    ``unread``: inputs on which the scalar does not depend, or in steps alone; ``seeds``: values with an axis of seed
-    directions behind the others, at which the backward begins: of the scalar, and of operators that gopt
-    differentiates."""
+    """A model with the backward. ``gradients``: input -> gradient, of the input's shape; ``unread``: inputs without
+    influence on the scalar, or with stepwise influence; ``seeds``: values with an axis of seed directions at the end,
+    where the backward begins: of the scalar, and of operators differentiated by gopt."""
 
     model: ModelProto
     gradients: dict[str, str]
@@ -40,29 +39,29 @@ class Differentiated:
 def differentiate(model: ModelProto, scalar: str, inputs: Sequence[str], scale: str = "") -> Differentiated:
     """Append the derivatives of the output ``scalar`` by ``inputs``, each an input of the model without a value.
 
-    ``scale``: a scalar value of the model by which all derivatives are multiplied. Raises UnsupportedError for an
-    operator that cannot be differentiated, OptionError where onnx-ad is not installed.
+    ``scale``: a scalar value of the model, a factor of all derivatives. Raises UnsupportedError for an operator without
+    a derivative, OptionError without onnx-ad.
     """
     # onnx-ad folds a value that is stored as a constant, though it is an input too: its gradient would be zero.
-    stored = {each.name for each in model.graph.initializer} & set(inputs)
+    stored = {tensor.name for tensor in model.graph.initializer} & set(inputs)
     assert not stored, stored
-    taken = names_of(model)
-    prefix = free_prefix("adj_", taken)
-    model = rewrite(split_without_sequences(expand(model)), scalar, inputs, free_prefix("as_", taken))
+    names = names_of(model)
+    prefix = free_prefix("adj_", names)
+    model = rewrite(split_without_sequences(expand(model)), scalar, inputs, free_prefix("as_", names))
     types = types_of(model)
     refuse(model, scalar, inputs, types)
-    cuts = find_cuts(model, scalar, inputs, types, free_prefix("cut_", taken))
-    made = _reverse(without(model, cuts), scalar, inputs, cuts, prefix)
-    while dead := _without_path(made, [cut.result for cut in cuts if cut.outputs], prefix):
+    cuts = find_cuts(model, scalar, inputs, types, free_prefix("cut_", names))
+    backward = _reverse(without(model, cuts), scalar, inputs, cuts, prefix)
+    while dead := _without_path(backward, [cut.result for cut in cuts if cut.outputs], prefix):
         cuts = [cut for cut in cuts if cut.result not in dead]
-        made = _reverse(without(model, cuts), scalar, inputs, cuts, prefix)
-    seeds = (f"{prefix}{scalar}", *join(made, cuts, prefix))
-    _remove_seed(made, seeds[0], scale)
-    return _with_gradients(made, inputs, prefix, seeds)
+        backward = _reverse(without(model, cuts), scalar, inputs, cuts, prefix)
+    seeds = (f"{prefix}{scalar}", *join(backward, cuts, prefix))
+    _remove_seed(backward, seeds[0], scale)
+    return _with_gradients(backward, inputs, prefix, seeds)
 
 
 def _reverse(model: ModelProto, scalar: str, inputs: Sequence[str], cuts: Sequence[Cut], prefix: str) -> ModelProto:
-    """The model with its backward, as onnx-ad writes it."""
+    """Return the model with the backward from onnx-ad."""
     try:
         import onnx_ad
     except ModuleNotFoundError as error:
@@ -74,7 +73,7 @@ def _reverse(model: ModelProto, scalar: str, inputs: Sequence[str], cuts: Sequen
     by = [*inputs, *(cut.result for cut in cuts if cut.outputs)]
     narrow = uses(model, TensorProto.BFLOAT16)
     try:
-        made: ModelProto = onnx_ad.reverse(
+        backward: ModelProto = onnx_ad.reverse(
             as_float64(model) if narrow else model, inputs=by, outputs=outputs, prefix=prefix, layout="onnx"
         )
     except onnx_ad.UnsupportedOperator as error:
@@ -82,15 +81,15 @@ def _reverse(model: ModelProto, scalar: str, inputs: Sequence[str], cuts: Sequen
             f"onnx-ad cannot differentiate this model: {show(str(error))}{_where(model, scalar, inputs, str(error))}",
             "--freeze the parameters behind that operator, or replace it in the model",
         ) from None
-    return as_bfloat16(made) if narrow else made
+    return as_bfloat16(backward) if narrow else backward
 
 
-def _where(model: ModelProto, scalar: str, inputs: Sequence[str], said: str) -> str:
-    """A clause that names the first operator between ``inputs`` and ``scalar`` whose result has no known shape, or
-    those of the kind that onnx-ad speaks of; ''."""
+def _where(model: ModelProto, scalar: str, inputs: Sequence[str], message: str) -> str:
+    """Return a clause naming the first operator between ``inputs`` and ``scalar`` without a known result shape, or the
+    operators of the kind named by onnx-ad; '' if none."""
     types = types_of(model)
     behind, ahead = between(model, inputs, scalar, types)
-    words, found = _WORD.findall(said), list[str]()
+    words, names = _WORD.findall(message), list[str]()
     for node in model.graph.node:
         if behind.isdisjoint(node.input) or ahead.isdisjoint(node.output):
             continue
@@ -98,23 +97,23 @@ def _where(model: ModelProto, scalar: str, inputs: Sequence[str], said: str) -> 
             if name in behind and name in ahead and (name not in types or types[name].shape is None):
                 return f"; onnx infers no shape for the result of {node.op_type} {show(name)}"
         if node.op_type in words[:1]:
-            found.append(show(node.output[0]))
-    return f": {listed(found)}" if found else ""
+            names.append(show(node.output[0]))
+    return f": {listed(names)}" if names else ""
 
 
 def _without_path(model: ModelProto, names: Sequence[str], prefix: str) -> set[str]:
-    """Of ``names``, those whose derivative is zeros, for want of a path to the scalar."""
+    """Return those of ``names`` with zeros as derivative, because no path leads to the scalar."""
     producers = {name: node for node in model.graph.node for name in node.output}
     return {name for name in names if producers[producers[f"{prefix}{name}"].input[0]].op_type == "ConstantOfShape"}
 
 
 def _remove_seed(model: ModelProto, seed: str, scale: str) -> None:
-    """One direction, of length one or of the given scale: the seed is not an input any more."""
+    """Fix the seed: one direction, of length one or of the given scale."""
     graph = model.graph
-    kept = [each for each in graph.input if each.name != seed]
-    kind = next(each for each in graph.input if each.name == seed).type.tensor_type.elem_type
+    inputs = [value for value in graph.input if value.name != seed]
+    kind = next(value for value in graph.input if value.name == seed).type.tensor_type.elem_type
     del graph.input[:]
-    graph.input.extend(kept)
+    graph.input.extend(inputs)
     if not scale:
         one = np.ones(1, helper.tensor_dtype_to_np_dtype(kind))
         graph.initializer.append(numpy_helper.from_array(one, seed))
@@ -133,10 +132,10 @@ def _remove_seed(model: ModelProto, seed: str, scale: str) -> None:
 def _with_gradients(model: ModelProto, inputs: Sequence[str], prefix: str, seeds: tuple[str, ...]) -> Differentiated:
     """Derivatives without the axis of directions, as values and no longer as outputs."""
     graph = model.graph
-    made = {f"{prefix}{name}" for name in inputs}
-    kept = [each for each in graph.output if each.name not in made]
+    adjoints = {f"{prefix}{name}" for name in inputs}
+    outputs = [value for value in graph.output if value.name not in adjoints]
     del graph.output[:]
-    graph.output.extend(kept)
+    graph.output.extend(outputs)
     last = f"{prefix}.last_axis"
     graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), last))
     unread, gradients, names = _without_path(model, inputs, prefix), {}, FreeNames(names_of(model))

@@ -1,4 +1,4 @@
-"""Operators that change nothing, or move nothing: rules for single nodes whose operands have known shapes."""
+"""Operators without effect, or without movement: rules for single nodes with operands of known shapes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gopt.operators.kinds import RESHAPES
 
 
 def aliased(node: Node, values: Values) -> str | None:
-    """The value that a node of one result only repeats, element for element; None where it does more."""
+    """Return the value repeated by a node with one result, element for element; None for other nodes."""
     rule = _ALIASES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
     return rule(node, values) if rule is not None and node.inputs and node.inputs[0] else None
 
 
 def as_reshape(node: Node, values: Values) -> Node:
-    """A node that only regroups elements as one Reshape of the value behind such nodes; others as they are."""
+    """Return a node that only regroups elements as a Reshape of the value behind such nodes; others unchanged."""
     if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1 or not node.inputs:
         return node
     after, before = values.shape(node.outputs[0]), values.shape(node.inputs[0])
@@ -35,7 +35,7 @@ def as_reshape(node: Node, values: Values) -> Node:
         inner, outer = _permutation(maker, len(before)), _permutation(node, len(before))
         return Node(
             "Transpose", [maker.inputs[0]], node.outputs, name=node.name,
-            attributes={"perm": [inner[each] for each in outer]},
+            attributes={"perm": [inner[axis] for axis in outer]},
         )  # fmt: skip
     return node
 
@@ -47,7 +47,7 @@ def _permutation(node: Node, rank: int) -> list[int]:
 def _moves_ones(node: Node, shape: tuple[int, ...]) -> bool:
     """Return whether a Transpose, a reduction or a Slice only moves dimensions of size 1."""
     if node.is_a("Transpose"):
-        real = [each for each in _permutation(node, len(shape)) if shape[each] != 1]
+        real = [axis for axis in _permutation(node, len(shape)) if shape[axis] != 1]
         return real == sorted(real)
     return False
 
@@ -59,7 +59,7 @@ def _same_type(node: Node, values: Values) -> str | None:
 
 
 def _reshape(node: Node, values: Values) -> str | None:
-    """Back in the shape of a value that was only regrouped since."""
+    """Return a value in its old shape after regrouping alone."""
     after, source = values.shape(node.outputs[0]), node.inputs[0]
     while after is not None:
         if values.shape(source) == after:
@@ -81,7 +81,7 @@ def _transpose(node: Node, values: Values) -> str | None:
     maker = values.producers.get(node.inputs[0])
     if maker is not None and maker.is_a("Transpose"):
         inner = _permutation(maker, len(shape))
-        if [inner[each] for each in permutation] == sorted(permutation):
+        if [inner[axis] for axis in permutation] == sorted(permutation):
             return maker.inputs[0]
     return None
 
@@ -107,18 +107,18 @@ def _only_one(node: Node, values: Values) -> str | None:
 
 
 def _neutral(node: Node, values: Values) -> str | None:
-    """A product with ones, a quotient by ones: of constants alone, and of the same shape."""
+    """A product with ones, a quotient by ones: constant ones alone, and of the same shape."""
     types, after = values.graph.types, values.graph.types.get(node.outputs[0])
     sides = ((0, 1), (1, 0)) if node.is_a("Mul") else ((0, 1),)
-    for kept, other in sides:
-        value = values.array(node.inputs[other])
-        if value is not None and value.size <= 1024 and types.get(node.inputs[kept]) == after and (value == 1).all():
-            return node.inputs[kept]
+    for side, neutral in sides:
+        value = values.array(node.inputs[neutral])
+        if value is not None and value.size <= 1024 and types.get(node.inputs[side]) == after and (value == 1).all():
+            return node.inputs[side]
     return None
 
 
 def _reduction(node: Node, values: Values) -> str | None:
-    """A sum, mean or extremum along dimensions of one element, which stay."""
+    """A sum, mean or extremum along kept dimensions of length 1."""
     shape = values.shape(node.inputs[0])
     if shape is None or values.shape(node.outputs[0]) != shape:
         return None

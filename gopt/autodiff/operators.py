@@ -1,4 +1,4 @@
-"""An operator of a model that is differentiated: attributes, types of operands, and the nodes that a rule emits."""
+"""An operator of a differentiated model: attributes, types of operands, and the nodes emitted by a rule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gopt.text.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class ForwardOperator:
-    """A node with its attributes and the known types of values."""
+    """A node with the attributes and the known types of values."""
 
     node: NodeProto
     attributes: Mapping[str, Any]
@@ -27,7 +27,7 @@ class ForwardOperator:
 
     @staticmethod
     def of(node: NodeProto, types: Mapping[str, TensorType]) -> ForwardOperator:
-        return ForwardOperator(node, {each.name: attribute_value(each) for each in node.attribute}, types)
+        return ForwardOperator(node, {attr.name: attribute_value(attr) for attr in node.attribute}, types)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The dimensions of an operand or result; raises UnsupportedError unless all are known."""
@@ -46,16 +46,16 @@ class ForwardOperator:
 
 
 def types_of(model: ModelProto) -> dict[str, TensorType]:
-    """The types of a model's values, as far as onnx infers them, and of constants in bodies of control flow."""
+    """Return the types of a model's values, as far as onnx infers types, and of constants in bodies of control flow."""
     graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    known = {name: kind for body in bodies(model.graph.node) for name, kind in constants_in(body)}
-    known |= {each.name: read_type(each.type) for each in (*graph.value_info, *graph.output, *graph.input)}
-    known |= {each.name: _stored(each) for each in graph.initializer}
-    return {name: kind for name, kind in known.items() if kind.dtype != "undefined"}
+    types = {name: kind for body in bodies(model.graph.node) for name, kind in constants_in(body)}
+    types |= {value.name: read_type(value.type) for value in (*graph.value_info, *graph.output, *graph.input)}
+    types |= {tensor.name: _stored(tensor) for tensor in graph.initializer}
+    return {name: kind for name, kind in types.items() if kind.dtype != "undefined"}
 
 
 def bodies(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
-    """The bodies of control flow, those inside others included."""
+    """Return the bodies of control flow, inner bodies included."""
     for node in nested(nodes):
         for attribute in node.attribute:
             if attribute.HasField("g"):
@@ -64,8 +64,8 @@ def bodies(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
 
 
 def constants_in(body: GraphProto) -> Iterator[tuple[str, TensorType]]:
-    """The constants that stand in a body, with their types."""
-    yield from ((each.name, _stored(each)) for each in body.initializer)
+    """Return the constants in a body, with types."""
+    yield from ((tensor.name, _stored(tensor)) for tensor in body.initializer)
     for node in body.node:
         for attribute in node.attribute:
             if node.op_type == "Constant" and attribute.name == "value":
@@ -79,8 +79,8 @@ def _stored(tensor: TensorProto) -> TensorType:
 def between(
     model: ModelProto, sources: Iterable[str], scalar: str, types: Mapping[str, TensorType]
 ) -> tuple[set[str], set[str]]:
-    """The values that depend on ``sources``, and those on which ``scalar`` depends, itself included. Whole numbers and
-    truth values end both: no derivative goes through them."""
+    """Return the values depending on ``sources``, and the values behind ``scalar``, with ``scalar``. Whole numbers and
+    truth values end both, because no derivative passes."""
 
     def smooth(names: Iterable[str]) -> set[str]:
         return {name for name in names if name and (name not in types or types[name].dtype in FLOATS)}
@@ -95,9 +95,9 @@ def between(
     return behind, ahead
 
 
-def free_prefix(stem: str, taken: Iterable[str]) -> str:
-    """``STEM``, ``STEM2``, ...: the first with which no name begins."""
-    names, number, prefix = list(taken), 1, stem
+def free_prefix(stem: str, reserved: Iterable[str]) -> str:
+    """Return the first of ``STEM``, ``STEM2``, ... that begins no name."""
+    names, number, prefix = list(reserved), 1, stem
     while any(name.startswith(prefix) for name in names):
         number += 1
         prefix = f"{stem}{number}"
@@ -105,21 +105,21 @@ def free_prefix(stem: str, taken: Iterable[str]) -> str:
 
 
 class FreeNames:
-    """Gives values names that no value has: the one that is asked for, or ``NAME.2``, ``NAME.3``, ...
+    """Gives unused names to values: the requested name, or ``NAME.2``, ``NAME.3``, ...
 
-    ``renamed``: name that was given -> another one that was asked for.
+    ``renamed``: given name -> another, requested name.
     """
 
-    def __init__(self, taken: Iterable[str]) -> None:
-        self._taken = set(taken)
+    def __init__(self, names: Iterable[str]) -> None:
+        self._taken = set(names)
         self.renamed: dict[str, str] = {}
 
-    def add(self, taken: Iterable[str]) -> None:
-        """Add names that are taken."""
-        self._taken.update(taken)
+    def add(self, names: Iterable[str]) -> None:
+        """Reserve names."""
+        self._taken.update(names)
 
     def take(self, wished: str) -> str:
-        """A free name, which is taken then."""
+        """Return a free name and reserve the name."""
         number, name = 1, wished
         while name in self._taken:
             number += 1
@@ -130,15 +130,15 @@ class FreeNames:
         return name
 
     def prefix(self, stem: str) -> str:
-        """``STEM``, ``STEM2``, ...: the first with which no name begins."""
+        """Return the first of ``STEM``, ``STEM2``, ... that begins no name."""
         return free_prefix(stem, self._taken)
 
 
 def names_of(model: ModelProto) -> set[str]:
-    """Every name that a model gives a value, those inside bodies of control flow included."""
+    """Return every name of a value in a model, including bodies of control flow."""
     graph = model.graph
-    found = {each.name for each in (*graph.input, *graph.output, *graph.initializer)}
-    found.update(name for node in nested(graph.node) for name in node.output)
+    names = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    names.update(name for node in nested(graph.node) for name in node.output)
     for body in bodies(graph.node):
-        found.update(each.name for each in (*body.input, *body.initializer))
-    return found
+        names.update(value.name for value in (*body.input, *body.initializer))
+    return names

@@ -1,6 +1,6 @@
-"""Operators whose derivative onnx-ad takes for zero, or gets wrong without a word: refused by name.
+"""Operators with a wrong or missing (zero) derivative in onnx-ad: refused by name.
 
-They are refused where they stand between a parameter and the scalar, and pass elsewhere.
+An operator is refused between a parameter and the scalar, and passes elsewhere.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from gopt.text.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """``why``: ends the sentence "NODE cannot be differentiated by VALUE: ..."; ``operands``: those by which it cannot,
-    all by default; ``applies``: whether a node is one of those meant; ``steps``: its result may be whole numbers, which
-    are made floats again behind it."""
+    """``why``: ends the sentence "NODE cannot be differentiated by VALUE: ..."; ``operands``: the operands meant, all
+    by default; ``applies``: whether a node is meant; ``steps``: the result may be whole numbers, cast back to floats
+    later."""
 
     why: str
     operands: tuple[int, ...] = ()
@@ -51,13 +51,13 @@ def refuse(model: ModelProto, scalar: str, inputs: Sequence[str], types: Mapping
 
 
 def _is_foreign(node: NodeProto) -> bool:
-    """Return whether a node is not an operator of ONNX. onnx-ad goes by its name alone, whatever the domain."""
+    """Return whether a node is not an operator of ONNX; onnx-ad ignores the domain."""
     return node.domain not in ("", "ai.onnx") and (node.domain, node.op_type) not in _SAME
 
 
 def _check(node: NodeProto, refusal: Refusal, dependent: set[str]) -> None:
-    places = refusal.operands or range(len(node.input))
-    wrong = [node.input[place] for place in places if place < len(node.input) and node.input[place] in dependent]
+    operands = refusal.operands or range(len(node.input))
+    wrong = [node.input[index] for index in operands if index < len(node.input) and node.input[index] in dependent]
     if wrong:
         raise UnsupportedError(
             f"{node.op_type} {show(node.output[0])} cannot be differentiated by {show(wrong[0])}: {refusal.why}",
@@ -66,8 +66,8 @@ def _check(node: NodeProto, refusal: Refusal, dependent: set[str]) -> None:
 
 
 def _between(nodes: Sequence[NodeProto], behind: set[str], ahead: set[str]) -> Iterator[tuple[NodeProto, set[str]]]:
-    """Nodes that lead from one set to the other, those of bodies included, with the values that depend on the first
-    set. All of a body counts as leading on, and all its inputs as dependent if an operand is."""
+    """Return nodes leading from one set to the other, also in bodies, with the values depending on the first set. A
+    body counts whole, and all its inputs are dependent if an operand is."""
     for node in nodes:
         if behind.isdisjoint(reads(node)) or ahead.isdisjoint(node.output):
             continue
@@ -78,25 +78,25 @@ def _between(nodes: Sequence[NodeProto], behind: set[str], ahead: set[str]) -> I
 
 
 def _inside(body: GraphProto, node: NodeProto, behind: set[str]) -> set[str]:
-    found = set(behind)
+    names = set(behind)
     if not behind.isdisjoint(node.input):
-        found.update(each.name for each in body.input)
+        names.update(value.name for value in body.input)
     for inner in body.node:
-        if not found.isdisjoint(reads(inner)):
-            found.update(inner.output)
-    return found - {""}
+        if not names.isdisjoint(reads(inner)):
+            names.update(inner.output)
+    return names - {""}
 
 
 def _to_narrow(operator: ForwardOperator) -> bool:
     """Return whether a Cast goes from a float to one of 8 bits or fewer."""
-    made = dtype_name(operator.attributes.get("to", TensorProto.FLOAT))
+    dtype = dtype_name(operator.attributes.get("to", TensorProto.FLOAT))
     if operator.node.op_type == "CastLike":
-        made = operator.dtype(operator.node.input[1])
-    return operator.dtype(operator.node.input[0]) in FLOATS and made.startswith("float") and made not in FLOATS
+        dtype = operator.dtype(operator.node.input[1])
+    return operator.dtype(operator.node.input[0]) in FLOATS and dtype.startswith("float") and dtype not in FLOATS
 
 
 def _no_axes(operator: ForwardOperator) -> bool:
-    """Return whether a reduction has an empty list of axes, which onnx-ad reads as none where it may mean all."""
+    """Return whether a reduction has an empty list of axes: onnx-ad reads no axes, but all axes may be meant."""
     axes = operator.types.get(operator.node.input[1]) if len(operator.node.input) > 1 else None
     if operator.attributes.get("noop_with_empty_axes", 0):
         return operator.node.op_type in NORM_REDUCTIONS and (axes is None or axes.shape == (0,))
@@ -109,8 +109,8 @@ def _one_flat_sample(operator: ForwardOperator) -> bool:
 
 
 def _divides(operator: ForwardOperator) -> bool:
-    """Return whether onnx-ad divides by the elements of a product, which may be zero. ``gopt.autodiff.rewrites`` leaves
-    no such operator where shapes are known, but for bodies of control flow."""
+    """Return whether onnx-ad divides by the elements of a product, perhaps zero. With known shapes,
+    ``gopt.autodiff.rewrites`` leaves such operators in bodies of control flow alone."""
     kind = operator.types.get(operator.node.input[0])
     few = kind is not None and kind.shape is not None and (not kind.shape or 0 in kind.shape)
     axes = operator.types.get(operator.node.input[1]) if len(operator.node.input) > 1 else None
@@ -148,10 +148,10 @@ REFUSALS: Mapping[str, Refusal] = {
         Refusal("onnx-ad divides by elements that may be zero, and gopt writes it out where shapes and axes are known, "
                 "outside of control flow", (0,), _divides),
     ),
-    "SpaceToDepth": Refusal("onnx-ad assumes mode DCR", (0,), lambda each: each.attributes.get("mode") == "CRD"),
+    "SpaceToDepth": Refusal("onnx-ad assumes mode DCR", (0,), lambda use: use.attributes.get("mode") == "CRD"),
     **dict.fromkeys(SCATTERS - {"Scatter"}, Refusal("of its reductions only none and add are linear", (), _is_no_sum)),
     "RotaryEmbedding": Refusal(
-        "it slices in steps", (), lambda each: bool(each.attributes.get("interleaved", 0)),
+        "it slices in steps", (), lambda operator: bool(operator.attributes.get("interleaved", 0)),
     ),
     **dict.fromkeys(SEQUENCES | {"SequenceMap"}, Refusal(_SEQUENCE)),
     "AffineGrid": Refusal("its definition drops a batch of one sample", (0,), _one_flat_sample),

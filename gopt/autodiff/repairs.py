@@ -1,4 +1,4 @@
-"""Repairs of nodes that onnx-ad writes and runtimes read differently, by the shapes that onnx-ad infers."""
+"""Repairs of nodes from onnx-ad that runtimes read differently, by inferred shapes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gopt.text.sanitize import show
 def repair_transposed_convolutions(graph: Graph, forward: set[str]) -> None:
     """Say where the backward of a Conv pads: by ``pads`` and ``output_padding``, and not by ``output_shape``.
 
-    With ``output_shape`` the operator spreads the padding by itself, in halves. That is another place where the forward
-    pads one side alone, and nothing where its stride leaves a remainder. ``forward``: values of the forward.
+    With ``output_shape`` the operator spreads the padding in halves: at a wrong place if the forward pads one side
+    alone, and not at all if the stride leaves a remainder. ``forward``: values of the forward.
     """
-    for place, node in enumerate(graph.nodes):
+    for index, node in enumerate(graph.nodes):
         if not node.is_a("ConvTranspose") or node.outputs[0] in forward or "output_shape" not in node.attributes:
             continue
         attributes = dict(node.attributes)
@@ -31,11 +31,11 @@ def repair_transposed_convolutions(graph: Graph, forward: set[str]) -> None:
             + pads[axis] + pads[count + axis]
             for axis in range(count)
         ]  # fmt: skip
-        graph.nodes[place] = Node(node.op_type, node.inputs, node.outputs, name=node.name, attributes=attributes)
+        graph.nodes[index] = Node(node.op_type, node.inputs, node.outputs, name=node.name, attributes=attributes)
 
 
 def _unsized(graph: Graph) -> UnsupportedError:
-    """The refusal of a pool whose operand has no known shape, as behind a loop."""
+    """Refuse a pool with an operand of unknown shape, as behind a loop."""
     pools = (node for node in graph.nodes if node.is_a("AveragePool", "LpPool"))
     name = next((node.inputs[0] for node in pools if not graph.type_of(node.inputs[0]).static), "")
     what = f"the shape of {show(name)}, which a pool reads," if name else "the shape of what a pool reads"

@@ -1,8 +1,8 @@
-"""Operators written in other words, for which onnx-ad has a derivative: slices with steps, pads that repeat values,
-pools with automatic pads, products of zeros, reductions over an empty list of axes, operands of two types.
+"""Operators written in other words, for which onnx-ad has a derivative: slices with steps, pads repeating values, pools
+with automatic pads, products of zeros, reductions over an empty list of axes, operands of two types.
 
-A rewrite changes no result. It needs shapes, and constants where an operator takes axes, bounds or pads; without them
-the operator stays as it is, and onnx-ad refuses it.
+A rewrite changes no result. Rewrites need shapes, and constant axes, bounds or pads; otherwise the operator stays, and
+onnx-ad refuses the model.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def rewrite(model: ModelProto, scalar: str, inputs: Sequence[str], prefix: str) 
     nodes: list[NodeProto] = []
     for node in model.graph.node:
         rule = REWRITES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-        known = all(name not in types or types[name].static for name in (*node.input, *node.output))
+        static = all(name not in types or types[name].static for name in (*node.input, *node.output))
         used = not behind.isdisjoint(node.input) and not ahead.isdisjoint(node.output)
         emit = ProtoTape(f"{prefix}{node.output[0]}", opset_of(model))
-        made = rule(ForwardOperator.of(node, types), constants, emit) if rule is not None and used and known else None
-        if made is None:
+        new = rule(ForwardOperator.of(node, types), constants, emit) if rule is not None and used and static else None
+        if new is None:
             nodes.append(node)
             continue
         last = emit.nodes[-1]
@@ -53,52 +53,52 @@ def rewrite(model: ModelProto, scalar: str, inputs: Sequence[str], prefix: str) 
 
 
 def expand(model: ModelProto) -> ModelProto:
-    """The model with the functions of the standard written out that hold an operator with a rule of gopt's own."""
+    """Write out functions of the standard with an operator in RULES."""
     names = {node.op_type for node in model.graph.node if node.domain in ("", "ai.onnx")} & EXPANDED
     if not names:
         return model
-    typed, known = ModelProto(), {each.name for each in model.graph.input}
+    typed, fed = ModelProto(), {value.name for value in model.graph.input}
     typed.CopyFrom(model)
-    for each in model.graph.initializer:  # the inliner takes the types of inputs alone
-        if each.name not in known:
-            typed.graph.input.append(helper.make_tensor_value_info(each.name, each.data_type, list(each.dims)))
+    for tensor in model.graph.initializer:  # the inliner takes the types of inputs alone
+        if tensor.name not in fed:
+            typed.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     chosen = [("", name) for name in sorted(names)]
-    made = onnx.inliner.inline_selected_functions(typed, chosen, inline_schema_functions=True)
-    del made.graph.input[:]
-    made.graph.input.extend(model.graph.input)
-    return made
+    inlined = onnx.inliner.inline_selected_functions(typed, chosen, inline_schema_functions=True)
+    del inlined.graph.input[:]
+    inlined.graph.input.extend(model.graph.input)
+    return inlined
 
 
 def constants_of(model: ModelProto) -> dict[str, np.ndarray]:
     """The values of a model's initializers and Constant nodes."""
-    found = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-            value = constant_array({each.name: attribute_value(each) for each in node.attribute})
+            value = constant_array({attribute.name: attribute_value(attribute) for attribute in node.attribute})
             if value is not None:
-                found[node.output[0]] = value
-    return found
+                arrays[node.output[0]] = value
+    return arrays
 
 
-def _integers(operator: ForwardOperator, constants: Constants, place: int) -> list[int] | None:
-    """A constant operand of whole numbers; None where it is absent or computed."""
+def _integers(operator: ForwardOperator, constants: Constants, index: int) -> list[int] | None:
+    """Return a constant operand of whole numbers; None if absent or computed."""
     inputs = operator.node.input
-    if place >= len(inputs) or inputs[place] not in constants:
+    if index >= len(inputs) or inputs[index] not in constants:
         return None
-    return [int(each) for each in constants[inputs[place]].reshape(-1)]
+    return [int(number) for number in constants[inputs[index]].reshape(-1)]
 
 
-def _given(operator: ForwardOperator, place: int) -> bool:
-    return place < len(operator.node.input) and operator.node.input[place] != ""
+def _given(operator: ForwardOperator, index: int) -> bool:
+    return index < len(operator.node.input) and operator.node.input[index] != ""
 
 
-def _gathered(emit: ProtoTape, value: str, axis: int, places: np.ndarray) -> str:
-    return emit.op("Gather", value, emit.ints(places), axis=axis)
+def _gathered(emit: ProtoTape, value: str, axis: int, indices: np.ndarray) -> str:
+    return emit.op("Gather", value, emit.ints(indices), axis=axis)
 
 
 def _slice(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
     """Elements at steps are gathered."""
-    starts, ends, axes, steps = (_integers(operator, constants, place) for place in range(1, 5))
+    starts, ends, axes, steps = (_integers(operator, constants, index) for index in range(1, 5))
     if starts is None or ends is None or steps is None or set(steps) == {1} or (axes is None and _given(operator, 3)):
         return None
     value, shape = str(operator.node.input[0]), operator.shape(operator.node.input[0])
@@ -108,7 +108,7 @@ def _slice(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> 
 
 
 def _pad(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
-    """Values at the edge, reflected or repeated ones are gathered."""
+    """Gather edge values, reflected or repeated."""
     mode, pads, axes = operator.attributes.get("mode", "constant"), *(_integers(operator, constants, i) for i in (1, 3))
     if not pads or (min(pads) < 0) != (mode == "constant") or (axes is None and _given(operator, 3)):
         return None
@@ -118,15 +118,15 @@ def _pad(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> st
         return None
     if mode == "constant":
         return _cropped(operator, emit, chosen, pads)
-    for place, axis in enumerate(chosen):
-        around = pads[place], pads[len(chosen) + place]
+    for index, axis in enumerate(chosen):
+        around = pads[index], pads[len(chosen) + index]
         if any(around):
             value = _gathered(emit, value, axis, np.pad(np.arange(shape[axis]), around, mode=mode))
     return value
 
 
 def _cropped(operator: ForwardOperator, emit: ProtoTape, axes: Sequence[int], pads: Sequence[int]) -> str:
-    """A Slice of the elements that negative pads drop, and a Pad of the rest."""
+    """Emit a Slice for negative pads, and a Pad for the rest."""
     value, count = operator.node.input[0], len(axes)
     shape = operator.shape(value)
     starts = [max(-pad, 0) for pad in pads[:count]]
@@ -137,51 +137,51 @@ def _cropped(operator: ForwardOperator, emit: ProtoTape, axes: Sequence[int], pa
 
 
 def _pool(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
-    """Automatic pads, and windows that begin inside and end behind the input, become pads in numbers."""
-    given, same = dict(operator.attributes), operator.attributes.get("auto_pad", "NOTSET")
-    ceils = given.get("ceil_mode", 0) and operator.node.op_type != "MaxPool" and not given.get("count_include_pad", 0)
-    if len(operator.node.output) > 1 or not (same.startswith("SAME") or ceils):
+    """Write automatic pads, and windows across the border, as pads in numbers."""
+    attrs, padding = dict(operator.attributes), operator.attributes.get("auto_pad", "NOTSET")
+    ceils = attrs.get("ceil_mode", 0) and operator.node.op_type != "MaxPool" and not attrs.get("count_include_pad", 0)
+    if len(operator.node.output) > 1 or not (padding.startswith("SAME") or ceils):
         return None
-    kernel, rank = given["kernel_shape"], len(given["kernel_shape"])
-    sizes, made = (operator.shape(name)[2:] for name in (operator.node.input[0], operator.node.output[0]))
-    strides, dilations = (given.get(name, [1] * rank) for name in ("strides", "dilations"))
-    pads = list(given.get("pads") or [0] * 2 * rank)
+    kernel, rank = attrs["kernel_shape"], len(attrs["kernel_shape"])
+    sizes, pooled = (operator.shape(name)[2:] for name in (operator.node.input[0], operator.node.output[0]))
+    strides, dilations = (attrs.get(name, [1] * rank) for name in ("strides", "dilations"))
+    pads = list(attrs.get("pads") or [0] * 2 * rank)
     for axis in range(rank):
-        total = strides[axis] * (made[axis] - 1) + dilations[axis] * (kernel[axis] - 1) + 1 - sizes[axis]
-        if same.startswith("SAME"):
+        total = strides[axis] * (pooled[axis] - 1) + dilations[axis] * (kernel[axis] - 1) + 1 - sizes[axis]
+        if padding.startswith("SAME"):
             total = max(total, 0)
-            pads[axis] = total // 2 if same == "SAME_UPPER" else total - total // 2
-        pads[rank + axis] = max(total - pads[axis], 0 if same.startswith("SAME") else pads[rank + axis])
+            pads[axis] = total // 2 if padding == "SAME_UPPER" else total - total // 2
+        pads[rank + axis] = max(total - pads[axis], 0 if padding.startswith("SAME") else pads[rank + axis])
     if any(pad >= size for pad, size in zip(pads, [*kernel, *kernel])):
         return None
-    given.pop("auto_pad", None)
-    given.pop("ceil_mode", None)
-    return emit.op(operator.node.op_type, *operator.node.input, **{**given, "pads": pads})
+    attrs.pop("auto_pad", None)
+    attrs.pop("ceil_mode", None)
+    return emit.op(operator.node.op_type, *operator.node.input, **{**attrs, "pads": pads})
 
 
 def _reduction(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
-    """An empty list of axes, which stands for all, is left out; a product is one of halves."""
-    node, given = operator.node, operator.attributes
-    axes, noop = _integers(operator, constants, 1), given.get("noop_with_empty_axes", 0)
+    """Leave out an empty list of axes, which stands for all; write a product as products of halves."""
+    node, attributes = operator.node, operator.attributes
+    axes, noop = _integers(operator, constants, 1), attributes.get("noop_with_empty_axes", 0)
     if axes == [] and not noop:
         if node.op_type != "ReduceProd":
-            return emit.op(node.op_type, node.input[0], keepdims=given.get("keepdims", 1))
+            return emit.op(node.op_type, node.input[0], keepdims=attributes.get("keepdims", 1))
     elif node.op_type != "ReduceProd" or (axes is None and _given(operator, 1)) or (noop and not axes):
         return None
     shape = operator.shape(node.input[0])
     if 0 in shape or not shape:
         return None
-    chosen = sorted({axis % len(shape) for axis in axes or given.get("axes") or range(len(shape))})
+    chosen = sorted({axis % len(shape) for axis in axes or attributes.get("axes") or range(len(shape))})
     value = node.input[0]
     for axis in chosen:
         value = _product(emit, value, axis, shape[axis])
-    if given.get("keepdims", 1):
+    if attributes.get("keepdims", 1):
         return emit.op("Identity", value)
     return emit.reshape(value, [size for axis, size in enumerate(shape) if axis not in chosen])
 
 
 def _product(emit: ProtoTape, value: str, axis: int, size: int) -> str:
-    """The product along an axis, which stays with one element. No quotient: an element may be zero."""
+    """Return the product along an axis, of length 1 then. No quotient: an element may be zero."""
     while size > 1:
         half = size // 2
         product = emit.op("Mul", emit.slice(value, 0, half, axis), emit.slice(value, half, 2 * half, axis))
@@ -192,29 +192,29 @@ def _product(emit: ProtoTape, value: str, axis: int, size: int) -> str:
 
 
 def _cumulative_product(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
-    """Each element times the product of those before it, in doubling distances. No quotient: an element may be zero."""
+    """Multiply each element by all elements in front, in doubling distances. No quotient: an element may be zero."""
     axes, value = _integers(operator, constants, 1), operator.node.input[0]
     kind = operator.types.get(value)
     if axes is None or kind is None:
         return None
-    shape, given = operator.shape(value), operator.attributes
+    shape, attributes = operator.shape(value), operator.attributes
     axis = axes[0] % len(shape)
     size, back = shape[axis], np.arange(shape[axis])[::-1]
     if not size:
         return None
-    if given.get("reverse", 0):
+    if attributes.get("reverse", 0):
         value = _gathered(emit, value, axis, back)
-    if given.get("exclusive", 0):
-        ones = [1 if place == axis else each for place, each in enumerate(shape)]
+    if attributes.get("exclusive", 0):
+        ones = [1 if index == axis else size for index, size in enumerate(shape)]
         one = emit.constant(np.ones(ones, numpy_dtype(kind.dtype)))
         value = emit.op("Concat", one, emit.slice(value, 0, size - 1, axis), axis=axis)
     distance = 1
     while distance < size:
-        first, later = emit.slice(value, 0, distance, axis), emit.slice(value, distance, size, axis)
+        before_it, later = emit.slice(value, 0, distance, axis), emit.slice(value, distance, size, axis)
         before = emit.slice(value, 0, size - distance, axis)
-        value = emit.op("Concat", first, emit.op("Mul", later, before), axis=axis)
+        value = emit.op("Concat", before_it, emit.op("Mul", later, before), axis=axis)
         distance *= 2
-    return _gathered(emit, value, axis, back) if given.get("reverse", 0) else emit.op("Identity", value)
+    return _gathered(emit, value, axis, back) if attributes.get("reverse", 0) else emit.op("Identity", value)
 
 
 def _space_to_depth(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
@@ -233,13 +233,13 @@ def _batch_norm(operator: ForwardOperator, constants: Constants, emit: ProtoTape
     node, kinds = operator.node, [operator.dtype(name) for name in operator.node.input]
     if len(set(kinds)) == 1 or "undefined" in kinds or any(node.output[1:]):
         return None
-    given = [emit.cast(name, kinds[3], kind) for name, kind in zip(node.input, kinds)]
-    made = emit.op("BatchNormalization", *given, **operator.attributes)
-    return emit.cast(made, kinds[0])
+    names = [emit.cast(name, kinds[3], kind) for name, kind in zip(node.input, kinds)]
+    normalized = emit.op("BatchNormalization", *names, **operator.attributes)
+    return emit.cast(normalized, kinds[0])
 
 
 def _power(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
-    """A whole exponent is brought into the type of its base."""
+    """Cast a whole exponent to the type of the base."""
     base, exponent = operator.node.input
     kinds = operator.dtype(base), operator.dtype(exponent)
     if kinds[0] not in FLOATS or kinds[1] in (*FLOATS, "undefined"):
@@ -248,7 +248,8 @@ def _power(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> 
 
 
 def _gru(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
-    """A bias of zeros: without one onnx-ad takes the reset gate before the product, whatever the attribute says."""
+    """Add a bias of zeros: without a bias, onnx-ad applies the reset gate before the product, whatever the attribute
+    says."""
     node = operator.node
     if _given(operator, 3) or not operator.attributes.get("linear_before_reset", 0):
         return None

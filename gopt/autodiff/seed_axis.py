@@ -1,8 +1,8 @@
 """Takes the axis of seed directions out of a backward.
 
-onnx-ad carries that axis through everything that it writes. It has one element here, so a value of shape [16, 1, 10] is
-one of shape [16, 10]. A rule for each operator says where the axis is in its result, and how the operator reads without
-it. What has no rule gets the axis back in front of it.
+onnx-ad carries the axis through the whole backward. Here the axis has length 1: a value of shape [16, 1, 10] is a value
+of shape [16, 10]. A rule for each operator gives the axis of the result, and the operator without the axis. Operators
+without a rule get operands with the axis.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rules = Mapping[str, Callable[["Remover", Node], bool]]
 
 @dataclass(frozen=True, slots=True)
 class SqueezedValue:
-    """A value without the axis: its name, and where the axis was."""
+    """A value without the axis: the name, and the former position of the axis."""
 
     name: str
     axis: int
@@ -63,7 +63,7 @@ class Remover:
         self.graph.nodes = self.nodes
 
     def _ended(self, node: Node) -> bool:
-        """Return whether a node takes the axis away for good: dimensions of one element behind it are the value's."""
+        """Return whether a node removes the axis for good: later dimensions of length 1 belong to the value."""
         name = node.outputs[0]
         squeezed, shape = self.squeezed.get(node.inputs[0]) if node.inputs else None, self.shape(name)
         return (
@@ -87,13 +87,13 @@ class Remover:
         self.values.produce(node)
 
     def restore(self, name: str) -> None:
-        """Give a value its axis back."""
+        """Give a value the axis back."""
         squeezed = self.squeezed.get(name)
         if squeezed is not None and name not in self.whole:
             self.add(Node("Reshape", [squeezed.name, self.ints(self.shape(name) or ())], [name]))
 
     def without(self, name: str, axis: int) -> str | None:
-        """A value without a dimension of one element, counted from the left; None where it has more."""
+        """Return a value without a dimension of length 1, counted from the left; None for longer dimensions."""
         shape = self.shape(name)
         if shape is None or not 0 <= axis < len(shape) or shape[axis] != 1:
             return None
@@ -101,17 +101,17 @@ class Remover:
         if squeezed is not None and squeezed.axis == axis:
             return squeezed.name
         self.restore(name)
-        left = shape[:axis] + shape[axis + 1 :]
+        shorter = shape[:axis] + shape[axis + 1 :]
         array = self.values.array(name)
         if array is not None and array.size <= 1024:
-            return self.values.constant(array.reshape(left))
-        made, target = self._typed(f"{name}.squeezed", name, left), self.ints(left)
+            return self.values.constant(array.reshape(shorter))
+        squeezed_name, target = self._typed(f"{name}.squeezed", name, shorter), self.ints(shorter)
         maker = self.values.producers.get(name)
         if maker is not None and maker.is_a("ConstantOfShape"):
-            self.add(Node("ConstantOfShape", [target], [made], attributes=maker.attributes))
+            self.add(Node("ConstantOfShape", [target], [squeezed_name], attributes=maker.attributes))
         else:
-            self.add(Node("Reshape", [name, target], [made]))
-        return made
+            self.add(Node("Reshape", [name, target], [squeezed_name]))
+        return squeezed_name
 
     def put(
         self,
@@ -121,14 +121,14 @@ class Remover:
         attributes: Mapping[str, object] | None = None,
         op_type: str = "",
     ) -> bool:
-        """The node, or another operator in its place, without the axis, which is dimension ``axis`` of its result."""
+        """Add the node, or another operator instead, without the axis, dimension ``axis`` of the result."""
         name = node.outputs[0]
         shape = self.shape(name)
         assert shape is not None and shape[axis] == 1, (node, shape, axis)
-        made = self._typed(name, name, shape[:axis] + shape[axis + 1 :])
-        given = dict(node.attributes if attributes is None else attributes)
-        self.add(Node(op_type or node.op_type, inputs, [made], name=node.name, attributes=given))
-        self.squeezed[name] = SqueezedValue(made, axis)
+        squeezed = self._typed(name, name, shape[:axis] + shape[axis + 1 :])
+        copied = dict(node.attributes if attributes is None else attributes)
+        self.add(Node(op_type or node.op_type, inputs, [squeezed], name=node.name, attributes=copied))
+        self.squeezed[name] = SqueezedValue(squeezed, axis)
         return True
 
     def same(self, node: Node, squeezed: str, axis: int) -> bool:
@@ -137,7 +137,7 @@ class Remover:
         return True
 
     def plain(self, node: Node, squeezed: str, target: Sequence[int]) -> bool:
-        """The node's result has no such axis any more: a Reshape of the value without it."""
+        """End the axis: the node's result is a Reshape of the value without the axis."""
         self.add(Node("Reshape", [squeezed, self.ints(target)], node.outputs, name=node.name))
         return True
 

@@ -1,4 +1,4 @@
-"""A rule for each operator that a backward is made of: where the axis of seed directions is in its result."""
+"""A rule for each operator of a backward: the position of the axis of seed directions in the result."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from gopt.operators.kinds import ELEMENTWISE, EXTREME_REDUCTIONS, MEANS, RESHAPE
 
 
 def remove_seed_axis(graph: Graph, seeds: Collection[str], ends: Collection[str]) -> None:
-    """Rewrite a graph in place. ``seeds``: values whose last dimension is the axis, at which it comes in; ``ends``:
-    values that have it no more."""
+    """Rewrite a graph in place. ``seeds``: values with the axis as last dimension, where the axis enters; ``ends``:
+    values without the axis."""
     Remover(graph, seeds, ends, RULES).run()
 
 
 def _elementwise(remover: Remover, node: Node) -> bool:
-    """Operands are aligned on the right: the axis must be at one place of all that reach it."""
+    """Operands are aligned on the right: the axis must be at the same place of all."""
     out = remover.shape(node.outputs[0])
     assert out is not None
-    places = set()
+    from_end = set()
     for name in node.inputs:
         squeezed, shape = remover.squeezed.get(name), remover.shape(name) if name else ()
         if shape is None:
             return False
         if squeezed is not None:
-            places.add(len(shape) - squeezed.axis)
-    if len(places) != 1:
+            from_end.add(len(shape) - squeezed.axis)
+    if len(from_end) != 1:
         return False
-    place = places.pop()
-    axis = len(out) - place
+    distance = from_end.pop()
+    axis = len(out) - distance
     if out[axis] != 1:
         return False
-    return _aligned(remover, node, place, axis)
+    return _aligned(remover, node, distance, axis)
 
 
-def _aligned(remover: Remover, node: Node, place: int, axis: int) -> bool:
+def _aligned(remover: Remover, node: Node, distance: int, axis: int) -> bool:
     inputs = []
     for name in node.inputs:
         shape = remover.shape(name) if name else ()
         assert shape is not None
-        if not name or len(shape) < place:
+        if not name or len(shape) < distance:
             inputs.append(name)
             continue
-        squeezed = remover.without(name, len(shape) - place)
+        squeezed = remover.without(name, len(shape) - distance)
         if squeezed is None:
             return False
         inputs.append(squeezed)
@@ -51,20 +51,20 @@ def _aligned(remover: Remover, node: Node, place: int, axis: int) -> bool:
 
 
 def _matmul(remover: Remover, node: Node) -> bool:
-    """The axis is one of the batch: both factors have it, or the other has fewer dimensions."""
-    places = set()
+    """The axis is a batch dimension: both factors have the axis, or the other has fewer dimensions."""
+    from_end = set()
     for name in node.inputs:
         squeezed, shape = remover.squeezed.get(name), remover.shape(name)
         if shape is None or len(shape) < 2:
             return False
         if squeezed is not None:
-            places.add(len(shape) - squeezed.axis)
-    if len(places) != 1 or min(places) <= 2:
+            from_end.add(len(shape) - squeezed.axis)
+    if len(from_end) != 1 or min(from_end) <= 2:
         return False
-    place = places.pop()
+    distance = from_end.pop()
     out = remover.shape(node.outputs[0])
     assert out is not None
-    return out[len(out) - place] == 1 and _aligned(remover, node, place, len(out) - place)
+    return out[len(out) - distance] == 1 and _aligned(remover, node, distance, len(out) - distance)
 
 
 def _expand(remover: Remover, node: Node) -> bool:
@@ -75,14 +75,14 @@ def _expand(remover: Remover, node: Node) -> bool:
     axis = len(out) - (len(shape) - squeezed.axis)
     if out[axis] != 1:
         return False
-    left = out[:axis] + out[axis + 1 :]
-    if remover.shape(squeezed.name) == left:
+    shorter = out[:axis] + out[axis + 1 :]
+    if remover.shape(squeezed.name) == shorter:
         return remover.same(node, squeezed.name, axis)
-    return remover.put(node, [squeezed.name, remover.ints(left)], axis)
+    return remover.put(node, [squeezed.name, remover.ints(shorter)], axis)
 
 
 def _regroup(remover: Remover, node: Node) -> bool:
-    """Reshape, Squeeze, Unsqueeze: any dimension of one element may be taken for the axis; the last one mostly is."""
+    """Reshape, Squeeze, Unsqueeze: any dimension of length 1 may be the axis; mostly the last."""
     squeezed, out = remover.squeezed.get(node.inputs[0]), remover.shape(node.outputs[0])
     if squeezed is None or out is None:
         return False
@@ -90,10 +90,10 @@ def _regroup(remover: Remover, node: Node) -> bool:
     if not ones:
         return remover.plain(node, squeezed.name, out)
     axis = len(out) - 1 if out[-1] == 1 else ones[0]
-    left = out[:axis] + out[axis + 1 :]
-    if remover.shape(squeezed.name) == left:
+    shorter = out[:axis] + out[axis + 1 :]
+    if remover.shape(squeezed.name) == shorter:
         return remover.same(node, squeezed.name, axis)
-    return remover.put(node, [squeezed.name, remover.ints(left)], axis, {}, "Reshape")
+    return remover.put(node, [squeezed.name, remover.ints(shorter)], axis, {}, "Reshape")
 
 
 def _transpose(remover: Remover, node: Node) -> bool:
@@ -101,10 +101,10 @@ def _transpose(remover: Remover, node: Node) -> bool:
     assert shape is not None
     permutation = list(node.attributes.get("perm") or range(len(shape))[::-1])
     axis = permutation.index(squeezed.axis)
-    left = [each - (each > squeezed.axis) for each in permutation if each != squeezed.axis]
-    if left == sorted(left):
+    order = [axis - (axis > squeezed.axis) for axis in permutation if axis != squeezed.axis]
+    if order == sorted(order):
         return remover.same(node, squeezed.name, axis)
-    return remover.put(node, [squeezed.name], axis, {"perm": left})
+    return remover.put(node, [squeezed.name], axis, {"perm": order})
 
 
 def _reduce(remover: Remover, node: Node) -> bool:
@@ -118,25 +118,25 @@ def _reduce(remover: Remover, node: Node) -> bool:
     keeps = node.attributes.get("keepdims", 1)
     if squeezed.axis in axes and not keeps:
         return False
-    axis = squeezed.axis if keeps else squeezed.axis - sum(each < squeezed.axis for each in axes)
-    left = [each - (each > squeezed.axis) for each in axes if each != squeezed.axis]
-    if not left:
+    axis = squeezed.axis if keeps else squeezed.axis - sum(axis < squeezed.axis for axis in axes)
+    kept_axes = [axis - (axis > squeezed.axis) for axis in axes if axis != squeezed.axis]
+    if not kept_axes:
         return remover.same(node, squeezed.name, axis)
-    return remover.put(node, [squeezed.name, remover.ints(left)], axis)
+    return remover.put(node, [squeezed.name, remover.ints(kept_axes)], axis)
 
 
 def _concat(remover: Remover, node: Node) -> bool:
     out = remover.shape(node.outputs[0])
-    first = next(remover.squeezed[name] for name in node.inputs if name in remover.squeezed)
+    value = next(remover.squeezed[name] for name in node.inputs if name in remover.squeezed)
     assert out is not None
     along = int(node.attributes["axis"]) % len(out)
-    if along == first.axis:
+    if along == value.axis:
         return False
-    inputs = [remover.without(name, first.axis) for name in node.inputs]
-    if any(each is None for each in inputs):
+    inputs = [remover.without(name, value.axis) for name in node.inputs]
+    if any(name is None for name in inputs):
         return False
-    attributes = {"axis": along - (along > first.axis)}
-    return remover.put(node, [each for each in inputs if each is not None], first.axis, attributes)
+    attributes = {"axis": along - (along > value.axis)}
+    return remover.put(node, [name for name in inputs if name is not None], value.axis, attributes)
 
 
 def _slice(remover: Remover, node: Node) -> bool:
@@ -146,8 +146,8 @@ def _slice(remover: Remover, node: Node) -> bool:
     axes = remover.values.integers(node.inputs[3])
     if axes is None or squeezed.axis in (axes := [axis % len(shape) for axis in axes]):
         return False
-    left = remover.ints([axis - (axis > squeezed.axis) for axis in axes])
-    return remover.put(node, [squeezed.name, *node.inputs[1:3], left, *node.inputs[4:]], squeezed.axis)
+    shifted = remover.ints([axis - (axis > squeezed.axis) for axis in axes])
+    return remover.put(node, [squeezed.name, *node.inputs[1:3], shifted, *node.inputs[4:]], squeezed.axis)
 
 
 def _pad(remover: Remover, node: Node) -> bool:
@@ -158,8 +158,8 @@ def _pad(remover: Remover, node: Node) -> bool:
     rank = len(shape)
     if pads[squeezed.axis] or pads[rank + squeezed.axis]:
         return False
-    left = [each for place, each in enumerate(pads) if place % rank != squeezed.axis]
-    return remover.put(node, [squeezed.name, remover.ints(left), *node.inputs[2:]], squeezed.axis)
+    rest = [pad for index, pad in enumerate(pads) if index % rank != squeezed.axis]
+    return remover.put(node, [squeezed.name, remover.ints(rest), *node.inputs[2:]], squeezed.axis)
 
 
 def _gather(remover: Remover, node: Node) -> bool:
@@ -179,22 +179,22 @@ def _gather(remover: Remover, node: Node) -> bool:
 
 
 def _elements(remover: Remover, node: Node) -> bool:
-    """GatherElements, ScatterElements: operands of one rank."""
-    first = next(remover.squeezed[name] for name in node.inputs if name in remover.squeezed)
+    """GatherElements, ScatterElements: operands of the same rank."""
+    value = next(remover.squeezed[name] for name in node.inputs if name in remover.squeezed)
     out = remover.shape(node.outputs[0])
     assert out is not None
     along = int(node.attributes.get("axis", 0)) % len(out)
-    if along == first.axis:
+    if along == value.axis:
         return False
-    inputs = [remover.without(name, first.axis) for name in node.inputs]
-    if any(each is None for each in inputs):
+    inputs = [remover.without(name, value.axis) for name in node.inputs]
+    if any(name is None for name in inputs):
         return False
-    attributes = {**node.attributes, "axis": along - (along > first.axis)}
-    return remover.put(node, [each for each in inputs if each is not None], first.axis, attributes)
+    attributes = {**node.attributes, "axis": along - (along > value.axis)}
+    return remover.put(node, [name for name in inputs if name is not None], value.axis, attributes)
 
 
 def _scatter_nd(remover: Remover, node: Node) -> bool:
-    """The axis is behind the dimensions that the indices name."""
+    """The axis is behind the indexed dimensions."""
     data, indices, updates = node.inputs
     shape, at = remover.shape(data), remover.shape(indices)
     squeezed = remover.squeezed.get(updates)

@@ -1,4 +1,4 @@
-"""Shapes of a backward: what onnx-ad computes from shapes is folded, so that inference sees every dimension."""
+"""Shapes of a backward: shape computations of onnx-ad are folded, so that inference sees every dimension."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def settle_shapes(graph: Graph) -> None:
             return
         fold_integers(graph)
         _infer(graph)
-        left = sum(not graph.type_of(name).static for node in graph.nodes for name in node.outputs if name)
-        if left == open_:
+        unsettled = sum(not graph.type_of(name).static for node in graph.nodes for name in node.outputs if name)
+        if unsettled == open_:
             return
 
 
 def fold_integers(graph: Graph) -> None:
-    """Store small whole numbers that nodes make of constants and of known shapes, in place of the nodes."""
-    values, kept = Values(graph), []
+    """Store small whole numbers computed from constants and known shapes in place of the nodes."""
+    values, nodes = Values(graph), []
     outer = {*graph.outputs, *(name for node in graph.nodes for name in node.captures)}
     for node in graph.nodes:
         value = None
@@ -39,11 +39,11 @@ def fold_integers(graph: Graph) -> None:
         if len(node.outputs) == 1 and name not in outer and graph.type_of(name).dtype in _COUNTS:
             value = constant_result(node, values)
         if value is None:
-            kept.append(node)
+            nodes.append(node)
         else:
             graph.types[name] = TensorType(graph.type_of(name).dtype, value.shape)
             graph.initializers[name] = Tensor(graph.types[name], array=value)
-    graph.nodes = kept
+    graph.nodes = nodes
 
 
 def _infer(graph: Graph) -> None:

@@ -1,7 +1,6 @@
-"""Simplifies a graph without changing its arithmetic, in one sweep over the nodes.
+"""Simplifies a graph without changing its arithmetic, in a sweep over the nodes.
 
-Constants are folded; copies, layout operators without effect and equal nodes are merged; results that are not read are
-dropped.
+Constants are folded; copies, layout operators without effect and equal nodes are merged; unread results are dropped.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ def simplify(graph: Graph) -> dict[str, str]:
 
 def rename(graph: Graph, names: Mapping[str, str]) -> None:
     """Rename results of nodes where the new name is free; outputs keep their names."""
-    taken = {*graph.inputs, *graph.initializers, *(name for node in graph.nodes for name in node.outputs)}
+    defined = {*graph.inputs, *graph.initializers, *(name for node in graph.nodes for name in node.outputs)}
     fixed = {
         *graph.inputs,
         *graph.initializers,
         *graph.outputs,
-        *(each for node in graph.nodes for each in node.captures),
+        *(capture for node in graph.nodes for capture in node.captures),
     }
-    table = {old: new for old, new in names.items() if old in taken and old not in fixed and new not in taken}
+    table = {old: new for old, new in names.items() if old in defined and old not in fixed and new not in defined}
     for node in graph.nodes:
         node.inputs = [table.get(name, name) for name in node.inputs]
         node.outputs = [table.get(name, name) for name in node.outputs]
@@ -69,19 +68,19 @@ class _Simplifier:
         drop_unread(self.graph)
 
     def _merged(self, node: Node) -> bool:
-        """Return whether a node is a copy of a value, or of another node; its readers then read that one."""
+        """Return whether a node is a copy of a value or of another node; readers then read the original."""
         if len(node.outputs) == 1 and node.outputs[0] not in self.kept:
-            same = aliased(node, self.values)
-            if same is not None:
-                self.other_name[node.outputs[0]] = same
+            alias = aliased(node, self.values)
+            if alias is not None:
+                self.other_name[node.outputs[0]] = alias
                 return True
         if node.captures or node.is_in(RANDOM) or self.kept & set(node.outputs):
             return False
         key = (node.op_type, node.domain, tuple(node.inputs), len(node.outputs), _attributes(node))
-        first = self.known.setdefault(key, node)
-        if first is node:
+        twin = self.known.setdefault(key, node)
+        if twin is node:
             return False
-        self.other_name.update(zip(node.outputs, first.outputs))
+        self.other_name.update(zip(node.outputs, twin.outputs))
         return True
 
     def _folded(self, node: Node) -> bool:
@@ -99,7 +98,7 @@ class _Simplifier:
 
 
 def constant_result(node: Node, values: Values) -> np.ndarray | None:
-    """The only result of a node where it is a constant of at most FOLDED bytes; else None."""
+    """Return the only result of a node if constant and of at most FOLDED bytes, else None."""
     graph = values.graph
     kind = graph.type_of(node.inputs[0]) if node.inputs and node.inputs[0] else None
     if node.is_a("Size") and kind is not None and kind.static:
@@ -109,19 +108,19 @@ def constant_result(node: Node, values: Values) -> np.ndarray | None:
     result = graph.type_of(node.outputs[0])
     if not node.is_a("Constant") and result.static and result.nbytes > FOLDED:
         return None
-    given = {name: values.array(name) for name in node.inputs if name}
-    known = {name: each for name, each in given.items() if each is not None}
-    if len(known) < len(given):
+    operands = {name: values.array(name) for name in node.inputs if name}
+    arrays = {name: array for name, array in operands.items() if array is not None}
+    if len(arrays) < len(operands):
         return None
-    made = _evaluated(node, known, graph)
-    return made if made is not None and (node.is_a("Constant") or made.nbytes <= FOLDED) else None
+    folded = _evaluated(node, arrays, graph)
+    return folded if folded is not None and (node.is_a("Constant") or folded.nbytes <= FOLDED) else None
 
 
-def _evaluated(node: Node, given: dict[str, np.ndarray], graph: Graph) -> np.ndarray | None:
-    """The result of one operator on constants; None where onnx's evaluator cannot tell."""
+def _evaluated(node: Node, arrays: dict[str, np.ndarray], graph: Graph) -> np.ndarray | None:
+    """Return the result of an operator on constants; None if onnx's evaluator fails."""
     inputs = [
-        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
-        for name, each in given.items()
+        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in arrays.items()
     ]
     body = onnx.helper.make_graph(
         [node.to_proto()], "folded", inputs, [onnx.helper.make_empty_tensor_value_info(node.outputs[0])]
@@ -129,8 +128,8 @@ def _evaluated(node: Node, given: dict[str, np.ndarray], graph: Graph) -> np.nda
     try:
         model = onnx.helper.make_model(body, opset_imports=graph.header.opset_import)
         with np.errstate(all="ignore"):
-            (made,) = ReferenceEvaluator(model).run(None, given)
-        return np.asarray(made)
+            (output,) = ReferenceEvaluator(model).run(None, arrays)
+        return np.asarray(output)
     except MemoryError:
         raise
     except Exception:  # it raises whatever NumPy does
@@ -138,18 +137,18 @@ def _evaluated(node: Node, given: dict[str, np.ndarray], graph: Graph) -> np.nda
 
 
 def _attributes(node: Node) -> tuple[bytes, ...]:
-    return tuple(sorted(each.SerializeToString(deterministic=True) for each in node.to_proto().attribute))
+    return tuple(sorted(attribute.SerializeToString(deterministic=True) for attribute in node.to_proto().attribute))
 
 
 def drop_unread(graph: Graph) -> None:
-    """Drop nodes and constants that nothing reads; inputs stay."""
+    """Drop unread nodes and constants; inputs stay."""
     read = set(graph.outputs)
-    kept = []
+    nodes = []
     for node in reversed(graph.nodes):
         if not read.isdisjoint(node.outputs):
-            kept.append(node)
+            nodes.append(node)
             read.update(node.reads)
-    graph.nodes = kept[::-1]
+    graph.nodes = nodes[::-1]
     _keep_only(graph, read)
 
 

@@ -1,4 +1,4 @@
-"""The values of a graph that is rewritten: constants by content, producers, and fresh names."""
+"""The values of a rewritten graph: constants by content, producers, and fresh names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gopt.ir.types import TensorType, dtype_name
 
 
 class Values:
-    """Looks values up, and adds new ones. A constant is stored once, however often it is asked for."""
+    """Looks values up, and adds new values. Equal constants are stored once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -26,17 +26,17 @@ class Values:
         self.producers.update((name, node) for name in node.outputs if name)
 
     def array(self, name: str) -> np.ndarray | None:
-        """A constant's value; None for a value that is computed, fed, or a state."""
+        """Return a constant's value; None for a computed value, a fed value or a state."""
         tensor = self.graph.initializers.get(name)
         return None if tensor is None or name in self.graph.inputs else tensor.numpy()
 
     def integers(self, name: str) -> list[int] | None:
-        """A constant list of whole numbers, such as axes; None where it is computed."""
+        """Return a constant list of whole numbers, such as axes; None if computed."""
         value = self.array(name) if name else None
-        return None if value is None else [int(each) for each in value.reshape(-1)]
+        return None if value is None else [int(number) for number in value.reshape(-1)]
 
     def constant(self, value: np.ndarray, name: str = "") -> str:
-        """The name of a constant of this value, which is stored where it is not yet, as ``name`` if that is given."""
+        """Return the name of a constant with this value; a new constant is named ``name`` if given."""
         array = np.asarray(value)
         key = _key(array)
         if key not in self._stored:
@@ -47,7 +47,7 @@ class Values:
         return self._stored[key]
 
     def fresh(self, stem: str) -> str:
-        """A name that no value has."""
+        """Return an unused name."""
         number, name = 1, stem
         while name in self._taken:
             number, name = number + 1, f"{stem}.{number}"
@@ -55,7 +55,7 @@ class Values:
         return name
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The dimensions of a value; None unless all are known."""
+        """Return the dimensions of a value; None unless all are known."""
         kind = self.graph.types.get(name)
         return kind.dims if kind is not None and kind.static else None
 

@@ -1,4 +1,4 @@
-"""One use of a collective: what it is given, read and typed."""
+"""One use of a collective: operands and attributes, read and typed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Results: TypeAlias = list[list[Array] | None]
 
 
 class CallKind(Enum):
-    """Type of an attribute; the value is ONNX's word for it."""
+    """Type of an attribute; the value is ONNX's name."""
 
     INT = "INT"
     STRING = "STRING"
@@ -31,7 +31,7 @@ class CallKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One attribute: neither required nor with a default means it belongs to one of the record's forms."""
+    """One attribute: neither required nor with a default means part of a form of the record."""
 
     name: str
     kind: CallKind
@@ -41,7 +41,7 @@ class Attribute:
     choices: tuple[str, ...] = ()
 
     def read(self, op: str, value: Any) -> Any:
-        """The value as int, str or a tuple of them; raises InputError where it has another type."""
+        """The value as int, str or a tuple; raises InputError for another type."""
         one = int if self.kind in (CallKind.INT, CallKind.INTS) else str
         many = self.kind in (CallKind.INTS, CallKind.STRINGS)
         items = value if many else [value]
@@ -54,7 +54,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One use of a collective, attributes read and defaults filled in; ``size`` and ``index`` None: not known yet."""
+    """One use of a collective, attributes read and defaults filled in; ``size`` and ``index`` None: unknown."""
 
     op: str
     attributes: Mapping[str, Any]
@@ -64,18 +64,18 @@ class Call:
 
     @property
     def dtype(self) -> str:
-        """Element type of all that travels."""
+        """Element type of all transfers."""
         return self.inputs[0][0] if self.inputs else str(self.attributes["dtype"])
 
     @property
     def members(self) -> int:
-        """Size of the group, which must be known."""
+        """Size of the group; must be known."""
         assert self.size is not None
         return self.size
 
     @property
     def place(self) -> int:
-        """Index in the group, which must be known."""
+        """Index in the group; must be known."""
         assert self.index is not None
         return self.index
 

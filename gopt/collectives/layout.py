@@ -68,10 +68,10 @@ def total_elements(shapes: Iterable[Sequence[int]]) -> int:
 
 
 def lengths(cuts: Sequence[int]) -> list[int]:
-    """Elements between each cut and the next: those of every member's shard."""
+    """Elements between each cut and the next: the members' shards."""
     return [stop - start for start, stop in pairwise(cuts)]
 
 
 def resized(shape: Sequence[int], axis: int, size: int) -> tuple[int, ...]:
-    """A shape with another size of one axis."""
+    """A shape with another size of an axis."""
     return (*shape[:axis], size, *shape[axis + 1 :])

@@ -1,9 +1,8 @@
-"""Messages between trainers and servers: operators of ``gopt.comm``, one record each. The only list of them.
+"""Messages between trainers and servers: operators of ``gopt.comm``, one record each. The only list of messages.
 
-Collectives join members of a group that all make the same call. A message has one sender and one receiver, which run
-different graphs. Every message operator reads the number of the round as its first operand; those of a trainer give
-it back, so that each can read it of the one before: this token orders them, whatever sorts the graph.
-"""
+Collectives join members of a group with the same call. A message has a sender and a receiver, with different graphs.
+Every message operator reads the number of the round as its first operand; a trainer's operators return the number, so
+that each can read it from the one before: this token orders them under any sort of the graph."""
 
 from __future__ import annotations
 
@@ -68,13 +67,13 @@ class MessageOperator:
     max_outputs: int | None = 1
 
     def resolve(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """Attributes read, lists as tuples; raises InputError on one that is unknown, missing or of another type."""
+        """Attributes read, lists as tuples; raises InputError for an unknown, missing or mistyped attribute."""
         return resolve_attributes(self.name, self.attributes, (), attributes)
 
     def infer(self, attributes: Mapping[str, Any], input_types: Sequence[PartialType]) -> list[PartialType]:
-        """Types of the results. Raises InputError where operands do not fit, UnsupportedError where they cannot
+        """Types of the results. Raises InputError for operands that do not fit, UnsupportedError for types that cannot
         travel."""
-        known = self.resolve(attributes)
+        values = self.resolve(attributes)
         if not input_types or input_types[0][0] != ROUND[0] or input_types[0][1] not in (None, ()):
             raise InputError(f"{self.name} reads the number of the round, an int64 scalar, as its first operand")
         moved = list(input_types[2 if self.weighed else 1 :])
@@ -84,13 +83,13 @@ class MessageOperator:
             raise InputError(f"{self.name} does not take {len(moved)} inputs behind the round")
         if self.ids and moved[0][0] != "int64":
             raise InputError(f"{self.name}: row numbers are int64, not {moved[0][0]}")
-        made = self.type_rule(known, moved)
-        for dtype, _ in (*moved, *made):
+        results = self.type_rule(values, moved)
+        for dtype, _ in (*moved, *results):
             if dtype not in ITEM_BYTES:
                 raise UnsupportedError(
                     f"{self.name}: tensors of {dtype} cannot be sent", "cast the value to a number type first"
                 )
-        return made
+        return results
 
 
 def _token(attributes: Mapping[str, Any], moved: Sequence[PartialType]) -> list[PartialType]:

@@ -1,4 +1,4 @@
-"""Reading a collective node: shapes and cuts as text, and what its call looks like to the other ranks."""
+"""Reading a collective node: shapes and cuts as text, and the call as seen by other ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ELSEWHERE = frozenset({"group", "reduce", "dtype", "shapes", "peer"})
 
 
 class CallSignature(NamedTuple):
-    """Properties of a call on which all members of a group must agree.
+    """Properties of a call, equal on all members of a group.
 
     Hashable, and prints as one line.
     """
@@ -38,20 +38,19 @@ class CallSignature(NamedTuple):
 
 
 def call_signature(op_type: str, attributes: Mapping[str, Any], input_types: Sequence[Type]) -> CallSignature:
-    """The call as every member of its group must issue it, from one member's node.
+    """The call of every member of a group, from one member's node.
 
-    Equal on all members, whatever shards they hold. A Send and its Recv differ in ``op`` alone: the peer, which
-    each end names from its own side, is left out. Raises InputError on an unknown operator or malformed attributes,
-    UnsupportedError on an element type that cannot travel or be reduced so.
-    """
+    Equal on all members, whatever their shards. A Send and its Recv differ in ``op`` alone: the peer is left out.
+    Raises InputError on an unknown operator or malformed attributes, UnsupportedError on an element type that cannot
+    travel or be reduced so."""
     record = COLLECTIVES.get(op_type)
     if record is None:
         raise InputError(f"gopt.comm has no operator {op_type!r}", f"it has {', '.join(COLLECTIVES)}")
-    known = record.resolve(attributes)
+    resolved = record.resolve(attributes)
     payload = record.payload(attributes, input_types)
     shapes = [shape for _, shape in payload]
     dtype = payload[0][0]
     layout: list[tuple[str, Any]] = [("tensors", tuple(format_shape(shape) for shape in shapes))]
-    layout += [(name, value) for name, value in known.items() if name not in _ELSEWHERE]
+    layout += [(name, value) for name, value in resolved.items() if name not in _ELSEWHERE]
     nbytes = total_elements(shapes) * ITEM_BYTES[dtype]
-    return CallSignature(op_type, known["group"], known.get("reduce", ""), tuple(layout), dtype, nbytes)
+    return CallSignature(op_type, resolved["group"], resolved.get("reduce", ""), tuple(layout), dtype, nbytes)

@@ -1,8 +1,7 @@
-"""The reference: what every engine must compute, for all members at once, in NumPy.
+"""The reference for every engine, for all members at once, in NumPy.
 
 Each function takes a call already checked and the members' inputs in group order. Results are fresh memory of each
-member's own, since an engine may update them in place.
-"""
+member, since an engine may update them in place."""
 
 from __future__ import annotations
 
@@ -21,20 +20,19 @@ COMBINE = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 
 
 def reduced(arrays: Sequence[Array], how: str) -> Array:
-    """Arrays of one shape and dtype combined from first to last, as a new array of that shape and dtype.
+    """Arrays of one shape and dtype combined from first to last, as a new array of the same shape and dtype.
 
     Halves are combined in float32 and rounded once. NaN wins over any maximum or minimum; overflow gives infinity,
-    which a loss scale needs to see, and no warning.
-    """
-    first = arrays[0]
-    wide = np.dtype(np.float32) if first.dtype.name in HALVES else first.dtype
+    needed by a loss scale, without a warning."""
+    head = arrays[0]
+    wide = np.dtype(np.float32) if head.dtype.name in HALVES else head.dtype
     with np.errstate(over="ignore", invalid="ignore"):
-        total = np.array(first, dtype=wide)
-        for other in arrays[1:]:
-            COMBINE[how](total, other.astype(wide, copy=False), out=total)
+        total = np.array(head, dtype=wide)
+        for array in arrays[1:]:
+            COMBINE[how](total, array.astype(wide, copy=False), out=total)
         if how == "mean":
             np.divide(total, len(arrays), out=total)
-        return total.astype(first.dtype, copy=False)
+        return total.astype(head.dtype, copy=False)
 
 
 def all_reduce(call: Call, contributions: Contributions) -> Results:
@@ -62,7 +60,7 @@ def reduce_scatter(call: Call, contributions: Contributions) -> Results:
 
 
 def all_gather(call: Call, contributions: Contributions) -> Results:
-    shards = [given[0] for given in contributions]
+    shards = [contribution[0] for contribution in contributions]
     if call.has("axis"):
         return [[np.concatenate(shards, call["axis"])] for _ in contributions]
     shapes = parse_shapes(call["shapes"])
@@ -75,16 +73,16 @@ def all_gather(call: Call, contributions: Contributions) -> Results:
 
 
 def all_to_all(call: Call, contributions: Contributions) -> Results:
-    pieces = [_slices(given[0], call["split_axis"], call["split_sizes"]) for given in contributions]
+    pieces = [_slices(contribution[0], call["split_axis"], call["split_sizes"]) for contribution in contributions]
     return [
         [np.concatenate([cut[member] for cut in pieces], call["concat_axis"])] for member in range(len(contributions))
     ]
 
 
 def transfer(call: Call, contributions: Contributions) -> Results:
-    """Send and Recv: of two members, the one without inputs gets the other's."""
-    sent = [array for given in contributions for array in given]
-    return [[] if given else [array.copy() for array in sent] for given in contributions]
+    """Send and Recv: of two members, the member without inputs gets the other's."""
+    sent = [array for contribution in contributions for array in contribution]
+    return [[] if contribution else [array.copy() for array in sent] for contribution in contributions]
 
 
 def _totals(call: Call, contributions: Contributions) -> list[Array]:

@@ -1,4 +1,4 @@
-"""Shape and cost rules of the collectives. They check what they read; what is unknown they leave unknown."""
+"""Shape and cost rules of the collectives. The rules check their operands; unknown sizes stay unknown."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def stated(call: Call) -> list[PartialType]:
 
 
 def broadcast(call: Call) -> list[PartialType]:
-    """As stated; the root's inputs must agree, and others have none."""
+    """As stated; the root's inputs must agree, and other members have no inputs."""
     result = stated(call)
     is_root = bool(call.inputs) if call.index is None else call.index == call["root"]
     if is_root != bool(call.inputs):
         raise InputError(f"{call.op}: only the root, member {call['root']}, has inputs: wrong on member {call.index}")
     if is_root and len(call.inputs) != len(result):
         raise InputError(f"{call.op}: {len(call.inputs)} inputs for {len(result)} shapes")
-    for (_, found), (_, shape) in zip(call.inputs, result, strict=False):
-        if shape is not None and not _agrees(found, shape):
-            raise InputError(f"{call.op}: an input of shape {found} where shapes says {shape}")
+    for (_, actual), (_, shape) in zip(call.inputs, result, strict=False):
+        if shape is not None and not _agrees(actual, shape):
+            raise InputError(f"{call.op}: an input of shape {actual} where shapes says {shape}")
     return result
 
 
 def reduce_scatter(call: Call) -> list[PartialType]:
-    """A member's elements of the flat bucket (rank 1), or its slice of the axis."""
+    """A member's elements of the flat bucket (rank 1), or the member's slice of the axis."""
     if call.has("axis"):
         shape = _sliced(call)
         return [(call.dtype, _with(shape, call["axis"], _own(call, call["sizes"])))]
@@ -102,9 +102,9 @@ def all_but_own(call: Call, nbytes: int) -> int:
 
 
 def exchange(call: Call, nbytes: int) -> int:
-    """The member's input less the piece it keeps."""
-    given = _part(nbytes, call["concat_sizes"], call.place)
-    return given - _part(given, call["split_sizes"], call.place)
+    """The member's input less the kept piece."""
+    part = _part(nbytes, call["concat_sizes"], call.place)
+    return part - _part(part, call["split_sizes"], call.place)
 
 
 def everything(call: Call, nbytes: int) -> int:
@@ -130,16 +130,16 @@ def _shape(call: Call) -> Shape:
 
 
 def _elements(shape: Shape) -> int | None:
-    known = [] if shape is None else [size for size in shape if isinstance(size, int)]
-    return None if shape is None or len(known) < len(shape) else math.prod(known)
+    sizes = [] if shape is None else [size for size in shape if isinstance(size, int)]
+    return None if shape is None or len(sizes) < len(shape) else math.prod(sizes)
 
 
-def _agrees(found: Shape, wanted: tuple[int | str | None, ...]) -> bool:
+def _agrees(shape: Shape, wanted: tuple[int | str | None, ...]) -> bool:
     """Return whether two shapes may be the same, as far as both are known."""
-    if found is None:
+    if shape is None:
         return True
-    pairs = zip(found, wanted, strict=False)
-    return len(found) == len(wanted) and all(
+    pairs = zip(shape, wanted, strict=False)
+    return len(shape) == len(wanted) and all(
         a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in pairs
     )
 
@@ -149,7 +149,7 @@ def _with(shape: Shape, axis: int, size: int | None) -> Shape:
 
 
 def _own(call: Call, sizes: Sequence[int]) -> int | None:
-    """The member's entry; without an index it is known only where all are alike."""
+    """The member's entry; without an index known only for equal entries."""
     if call.index is not None:
         return sizes[call.index]
     return sizes[0] if len(set(sizes)) == 1 else None
@@ -177,7 +177,7 @@ def _total(call: Call, name: str) -> int:
 
 
 def _match(call: Call, axis: int, size: int | None) -> None:
-    """Refuse an axis that the input does not have, or whose length is not ``size``."""
+    """Refuse a missing axis, or an axis of another length than ``size``."""
     shape = _shape(call)
     if axis < 0 or (shape is not None and axis >= len(shape)):
         raise InputError(f"{call.op}: the input of shape {shape} has no axis {axis}")
@@ -187,7 +187,7 @@ def _match(call: Call, axis: int, size: int | None) -> None:
 
 
 def _sliced(call: Call) -> Shape:
-    """Shape of a ReduceScatter's only input, its axis checked."""
+    """Shape of a ReduceScatter's only input, with a checked axis."""
     if len(call.inputs) != 1:
         raise InputError(f"{call.op} along an axis takes one input, not {len(call.inputs)}")
     _match(call, call["axis"], _total(call, "sizes"))

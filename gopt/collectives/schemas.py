@@ -27,9 +27,8 @@ _MANIFEST_WORDS = {word: name for name, word in _ONNX_WORDS.items()}
 def register() -> None:
     """Register every collective with onnx, once per process; a second call does nothing.
 
-    A node's group is a name, and its index in it is not a part of the node, so a dimension that depends on the rank is
-    inferred only where it is alike on all of them. Inference of a malformed node raises as the record does.
-    """
+    A node's group is a name, and the index in the group is no part of the node, so a dimension that depends on the rank
+    is inferred only if equal on all ranks. Inference of a malformed node raises as the record does."""
     import onnx.defs
 
     for record in COLLECTIVES.values():
@@ -41,7 +40,7 @@ def register() -> None:
 
 
 def schema(record: Collective) -> OpSchema:
-    """The ONNX schema of a record, its shape inference included."""
+    """The ONNX schema of a record, with shape inference."""
     from onnx.defs import OpSchema
 
     def parameters(name: str, low: int, high: int | None) -> list[OpSchema.FormalParameter]:
@@ -67,7 +66,7 @@ def schema(record: Collective) -> OpSchema:
 
 
 def message_schema(record: MessageOperator) -> OpSchema:
-    """The ONNX schema of a message operator, its shape inference included."""
+    """The ONNX schema of a message operator, with shape inference."""
     from onnx.defs import OpSchema
 
     def many(name: str, type: str, low: int, high: int | None) -> list[OpSchema.FormalParameter]:
@@ -156,7 +155,7 @@ def _value(proto: onnx.AttributeProto) -> Any:
 
 
 def _input_type(proto: onnx.TypeProto) -> PartialType | None:
-    """Dtype and shape of an input; None where the dtype is not known."""
+    """Dtype and shape of an input; None for an unknown dtype."""
     import onnx
 
     code = proto.tensor_type.elem_type
@@ -173,29 +172,29 @@ def _input_type(proto: onnx.TypeProto) -> PartialType | None:
 
 
 def _input_types(context: Any) -> list[PartialType] | None:
-    """Types of the inputs; one of which nothing is known has the dtype of the others. None: not even that."""
+    """Types of the inputs; an unknown input has the dtype of the others. None: all unknown."""
     result: list[PartialType | None] = []
     for position in range(context.get_num_inputs()):
         proto = context.get_input_type(position)
         result.append(_input_type(proto) if proto is not None else None)
-    known = [given for given in result if given is not None]
-    if result and not known:
+    present = [type for type in result if type is not None]
+    if result and not present:
         return None
-    return [(known[0][0], None) if given is None else given for given in result]
+    return [(present[0][0], None) if type is None else type for type in result]
 
 
 def _message_types(context: Any) -> list[PartialType] | None:
-    """Types of the inputs of a message, ("", None) of an absent one; None where one is not known."""
+    """Types of the inputs of a message, ("", None) if absent; None for an unknown type."""
     result: list[PartialType] = []
     for position in range(context.get_num_inputs()):
         proto = context.get_input_type(position)
         if proto is None:
             result.append(("", None))
             continue
-        known = _input_type(proto)
-        if known is None:
+        type = _input_type(proto)
+        if type is None:
             return None
-        result.append(known)
+        result.append(type)
     return result
 
 

@@ -1,4 +1,4 @@
-"""Specification of a collective: one frozen record with its types, numerics, traffic and checks."""
+"""Specification of a collective: one frozen record with types, numerics, traffic and checks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ VERSION = 1
 class Collective:
     """A collective: schema, shape rule, cost and reference execution.
 
-    ``forms`` are the sets of attributes of which exactly one must be given, whole. ``shape_rule`` gives a member's
-    outputs, with unknown dimensions where they depend on what is not known. ``payload_rule`` gives the tensors that
-    the group moves together, alike on every member: B of the cost formulas counts their bytes. ``cost_rule`` takes
-    a call and B and gives bytes. ``pairwise``: between two ranks, and only the sender has inputs.
-    """
+    ``forms``: sets of attributes, exactly one given as a whole. ``shape_rule`` gives a member's outputs, with unknown
+    dimensions for unknown operands. ``payload_rule`` gives the tensors moved together by the group, equal on every
+    member: B of the cost formulas counts their bytes. ``cost_rule`` takes a call and B and gives bytes. ``pairwise``:
+    between two ranks, and only the sender has inputs."""
 
     name: str
     doc: str
@@ -49,32 +48,30 @@ class Collective:
     def resolve(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Attributes read, lists as tuples, defaults filled in, in the record's order.
 
-        Raises InputError on one that is unknown, missing, of another type, or of no complete form.
-        """
+        Raises InputError for an unknown, missing, mistyped or incomplete attribute."""
         return resolve_attributes(self.name, self.attributes, self.forms, attributes)
 
     def infer(
         self, attributes: Mapping[str, Any], input_types: Sequence[PartialType], size: int | None = None,
         index: int | None = None,
     ) -> list[PartialType]:  # fmt: skip
-        """Output types as far as they follow from what is known. Raises as ``outputs`` does."""
+        """Output types as far as determined. Raises as ``outputs`` does."""
         return self.shape_rule(self._call(attributes, input_types, size, index))
 
     def outputs(self, attributes: Mapping[str, Any], input_types: Sequence[Type], size: int, index: int) -> list[Type]:
         """Concrete output types on member ``index`` of a group of ``size``.
 
-        Raises InputError on attributes or inputs that contradict one another or the group, UnsupportedError on an
-        element type that cannot travel or be reduced so, InvariantError on an index outside the group. Where a
-        member's outputs are undefined (Reduce off its root) their declared types are given all the same.
-        """
+        Raises InputError on contradictory attributes or inputs, UnsupportedError on an element type that cannot travel
+        or be reduced so, InvariantError on an index outside the group. Undefined outputs of a member (Reduce off the
+        root) get their declared types all the same."""
         return _concrete(self.name, self.infer(attributes, input_types, size, index))
 
     def payload(self, attributes: Mapping[str, Any], input_types: Sequence[Type]) -> list[Type]:
-        """The tensors that the whole group moves in one call, the same whichever member is asked."""
+        """The tensors moved by the whole group in one call, equal for every member."""
         return self._payload(self._call(attributes, input_types, None, None))
 
     def bytes_sent(self, attributes: Mapping[str, Any], input_types: Sequence[Type], size: int, index: int) -> int:
-        """Bytes that member ``index`` sends under a bandwidth-optimal ring (contract section 4); 0 in a group of one.
+        """Bytes sent by member ``index`` under a bandwidth-optimal ring (contract section 4); 0 in a group of one.
 
         Fractions are rounded to the nearest integer, halves up. Raises as ``outputs`` does.
         """
@@ -86,28 +83,27 @@ class Collective:
         return self.cost_rule(call, elements * ITEM_BYTES[call.dtype])
 
     def execute(self, attributes: Mapping[str, Any], contributions: list[list[Array]], dtype: str) -> Results:
-        """Run the call for all members at once: their inputs in group order in, their outputs in group order out.
+        """Run the call for all members at once: inputs in group order in, outputs in group order out.
 
-        Reductions combine in group order; halves are summed in float32 and rounded once; integers wrap around.
-        Outputs are fresh memory of each member's own. The entry of a member whose outputs are undefined (Reduce off
-        its root) is None. Of a Send or Recv ``contributions`` are its two ends in rank order: the sender's tensors
-        and an empty list; either record gives the whole transfer. Raises as ``outputs`` does, and InvariantError
-        where an array is not of ``dtype`` or the members' calls differ.
-        """
+        Reductions combine in group order; halves are summed in float32 and rounded once; integers wrap around. Outputs
+        are fresh memory of each member's own. The entry of a member with undefined outputs (Reduce off the root) is
+        None. Of a Send or Recv ``contributions`` are the two ends in rank order: the sender's tensors and an empty
+        list; either record gives the whole transfer. Raises as ``outputs`` does, and InvariantError where an array is
+        not of ``dtype`` or the members' calls differ."""
         result = sorted({_dtype_name(array) for arrays in contributions for array in arrays} - {dtype})
         if result:
             raise InvariantError(f"{self.name} of {dtype} was given {result[0]}")
         size = len(contributions)
         types = [[(dtype, array.shape) for array in arrays] for arrays in contributions]
         if self.pairwise:
-            givers = [given for given in types if given]
+            givers = [operands for operands in types if operands]
             if size != 2 or len(givers) != 1:
                 raise InvariantError(f"{self.name} joins one sender and one receiver, not {len(givers)} of {size}")
             call = self._call(attributes, givers[0] if self.max_inputs != 0 else [], size, None)
             if self._payload(call) != givers[0]:
                 raise InvariantError(f"{self.name} expects {self._payload(call)} and was sent {givers[0]}")
             return self.reference(call, contributions)
-        calls = [self._call(attributes, given, size, index) for index, given in enumerate(types)]
+        calls = [self._call(attributes, operands, size, index) for index, operands in enumerate(types)]
         for call in calls:
             self.shape_rule(call)
             if self._payload(call) != self._payload(calls[0]):
@@ -122,7 +118,7 @@ class Collective:
     def _call(
         self, attributes: Mapping[str, Any], input_types: Sequence[PartialType], size: int | None, index: int | None
     ) -> Call:
-        """The call, with everything checked that holds for all collectives alike."""
+        """The call, with all checks common to collectives."""
         if size is not None and (size < 1 or not 0 <= (index or 0) < size):
             raise InvariantError(f"{self.name}: no member {index} in a group of {size}")
         call = Call(self.name, self.resolve(attributes), tuple(input_types), size, index)
@@ -156,21 +152,21 @@ class Collective:
 
 
 def resolve_attributes(
-    name: str, known: Sequence[Attribute], forms: Sequence[frozenset[str]], attributes: Mapping[str, Any]
+    name: str, declared: Sequence[Attribute], forms: Sequence[frozenset[str]], attributes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The attributes of an operator called ``name``, as ``Collective.resolve`` gives and refuses them."""
-    unknown = sorted(set(attributes) - {attribute.name for attribute in known})
+    """The attributes of an operator called ``name``, as in ``Collective.resolve``."""
+    unknown = sorted(set(attributes) - {attribute.name for attribute in declared})
     if unknown:
         raise InputError(f"{name} has no attribute {unknown[0]!r}")
-    missing = [a.name for a in known if a.required and a.name not in attributes]
+    missing = [a.name for a in declared if a.required and a.name not in attributes]
     if missing:
         raise InputError(f"{name} needs the attribute {missing[0]!r}")
-    given = {key for form in forms for key in form if key in attributes}
-    if forms and given not in forms:
+    names = {key for form in forms for key in form if key in attributes}
+    if forms and names not in forms:
         wanted = " or ".join(" and ".join(sorted(form)) for form in forms)
-        raise InputError(f"{name} needs {wanted}, not {' and '.join(sorted(given)) or 'none of them'}")
+        raise InputError(f"{name} needs {wanted}, not {' and '.join(sorted(names)) or 'none of them'}")
     result = {}
-    for attribute in known:
+    for attribute in declared:
         if attribute.name in attributes:
             result[attribute.name] = attribute.read(name, attributes[attribute.name])
         elif attribute.default is not None:
@@ -190,7 +186,7 @@ def _concrete(op: str, types: Sequence[PartialType]) -> list[Type]:
 
 @functools.lru_cache(4096)
 def _dims(shape: tuple[int | str | None, ...] | None) -> tuple[int, ...] | None:
-    """A static shape; None for another one."""
+    """A static shape, or None."""
     dims = tuple(size for size in shape or () if isinstance(size, int))
     return dims if shape is not None and len(dims) == len(shape) else None
 

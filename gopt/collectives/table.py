@@ -1,4 +1,4 @@
-"""Every collective, one record each: the dialect ``gopt.comm`` (contract section 5). The only list of them."""
+"""Every collective, one record each: the dialect ``gopt.comm`` (contract section 5). The only list of collectives."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Reads every JSON and TOML document; nothing else in gopt parses one.
 
 A document is a regular file of bounded size, depth and number of values; its numbers fit in 64 bits, no key occurs
-twice in a table, and it fits its schema (``gopt/schemas``). So a document that was read has the keys and types that its
-schema names. Refusals are InputErrors that name the file and the key: ``manifest.json: ranks[3].state[0].input: ... ``.
+twice in a table, and it fits its schema (``gopt/schemas``). So a document that was read has the keys and types its
+schema names. Refusals are InputErrors naming the file and the key: ``manifest.json: ranks[3].state[0].input: ... ``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gopt.text.suggestions import near_file
 
 @dataclass(frozen=True, slots=True)
 class DocumentKind:
-    """A kind of document: its name in messages, its schema, the limit of its bytes, the version of its format."""
+    """A kind of document: its name in messages, its schema, the limit of the bytes, the version of the format."""
 
     what: str
     schema: str
@@ -37,7 +37,7 @@ class DocumentKind:
 
     @property
     def most(self) -> int:
-        """The bytes that it may have."""
+        """The bytes it may have."""
         return limits.value(self.limit)
 
 
@@ -165,78 +165,78 @@ def read_bytes(path: str | os.PathLike[str], limit: int | str) -> bytes:
 
 
 def _raised(limit: int | str, needed: int) -> list[str]:
-    """The hint that raises a limit that has a name."""
+    """The hint that raises a limit with a name."""
     return [limits.hint(limit, needed)] if limit in limits.raisable() and isinstance(limit, str) else []
 
 
-def _check_schema(found: Any, kind: DocumentKind, name: str, floats: bool) -> None:
+def _check_schema(document: Any, kind: DocumentKind, name: str, floats: bool) -> None:
     """Refuse a document that does not fit its schema; ``floats``: whether it has any."""
-    wrong = first_error(kind.schema, found)
+    wrong = first_error(kind.schema, document)
     if wrong is None and floats:
-        wrong = first_error(kind.schema, _split(found))
+        wrong = first_error(kind.schema, _split(document))
     if wrong is None:
         return
-    position, where = wrong.place, found
+    position, where = wrong.place, document
     for key in position:
         where = where[key]
     if (
-        isinstance(found, dict)
-        and "format" in found
-        and (position in ([], ["format"]) or _is_other(found["format"], kind))
+        isinstance(document, dict)
+        and "format" in document
+        and (position in ([], ["format"]) or _is_other(document["format"], kind))
     ):
-        _check_format(found["format"], kind, name)
+        _check_format(document["format"], kind, name)
     raise InputError(
         f"{name}: {_told(position)}{wrong.message.replace(VALUE, show(where))}", *filter(None, [wrong.hint])
     )
 
 
-def key_path(place: Sequence[str | int]) -> str:
+def key_path(path: Sequence[str | int]) -> str:
     """``["ranks", 3, "state"]`` -> ``ranks[3].state``."""
     text = ""
-    for key in place:
+    for key in path:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
     return text
 
 
 def as_run_error(error: InputError) -> RunError:
-    """The same refusal for a document of a checkpoint that a run reads."""
+    """The same refusal for a document of a checkpoint a run reads."""
     return RunError(error.message, *error.hints)
 
 
-def _told(place: Sequence[str | int]) -> str:
+def _told(path: Sequence[str | int]) -> str:
     """The path of a key as the beginning of a message."""
-    shown = [key if isinstance(key, int) or key.isidentifier() else show(key) for key in place]
-    return f"{key_path(shown)}: " if place else ""
+    shown = [key if isinstance(key, int) or key.isidentifier() else show(key) for key in path]
+    return f"{key_path(shown)}: " if path else ""
 
 
-def _is_other(given: Any, kind: DocumentKind) -> bool:
+def _is_other(format_text: Any, kind: DocumentKind) -> bool:
     """Return whether a format is another version of the kind's."""
-    return isinstance(given, str) and given.startswith(f"gopt-{kind.schema}/")
+    return isinstance(format_text, str) and format_text.startswith(f"gopt-{kind.schema}/")
 
 
-def _check_format(given: Any, kind: DocumentKind, name: str) -> None:
+def _check_format(format_text: Any, kind: DocumentKind, name: str) -> None:
     wanted = f"gopt-{kind.schema}/{kind.version}"
-    if isinstance(given, str) and given != wanted and _FORMATS.match(given):
+    if isinstance(format_text, str) and format_text != wanted and _FORMATS.match(format_text):
         again = "another version of gopt wrote it: write the folder again with this one"
-        other = again if given.startswith(f"gopt-{kind.schema}/") else "it is another file"
-        raise InputError(f"{name} is not {kind.what} (format {wanted}): its format is {show(given)}", other)
+        hint = again if format_text.startswith(f"gopt-{kind.schema}/") else "it is another file"
+        raise InputError(f"{name} is not {kind.what} (format {wanted}): its format is {show(format_text)}", hint)
 
 
 def _unique(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in pairs:
-            if key in seen:
+            if key in keys:
                 raise InputError(f"{name}: the key {show(key)} occurs twice in one table")
-            seen.add(key)
+            keys.add(key)
     return result
 
 
-def _number(seen: list[float], text: str) -> float:
+def _number(large: list[float], text: str) -> float:
     value = float(text)
-    if not seen:
-        seen.append(value)
+    if not large:
+        large.append(value)
     if not math.isfinite(value):
         raise ValueError(f"the number {text[:40]} is too large")
     return value
@@ -246,18 +246,18 @@ def _constant(text: str) -> float:
     raise ValueError(f"{text} is not a JSON number")
 
 
-def _walk(found: Any) -> Iterator[tuple[list[str | int], Any]]:
+def _walk(document: Any) -> Iterator[tuple[list[str | int], Any]]:
     """Every value with the path of its key."""
-    left: list[tuple[list[str | int], Any]] = [([], found)]
-    while left:
-        position, value = left.pop()
+    stack: list[tuple[list[str | int], Any]] = [([], document)]
+    while stack:
+        position, value = stack.pop()
         yield position, value
         items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        left += [([*position, key], item) for key, item in items]
+        stack += [([*position, key], item) for key, item in items]
 
 
-def _check_text(found: Any, name: str) -> None:
-    for position, value in _walk(found):
+def _check_text(document: Any, name: str) -> None:
+    for position, value in _walk(document):
         keys = value if isinstance(value, dict) else [value] if isinstance(value, str) else []
         for text in keys:
             try:
@@ -266,9 +266,9 @@ def _check_text(found: Any, name: str) -> None:
                 raise InputError(f"{name}: {_told(position)}{show(text)} is an unpaired surrogate") from None
 
 
-def _check_plain(found: Any, name: str) -> None:
+def _check_plain(document: Any, name: str) -> None:
     """Refuse TOML values that JSON has not, and apply the limits that JSON is checked for before it is parsed."""
-    for position, value in _walk(found):
+    for position, value in _walk(document):
         if len(position) > limits.DOCUMENT_DEPTH:
             raise InputError(f"{name} is nested more than {limits.DOCUMENT_DEPTH} levels deep")
         if not isinstance(value, dict | list | str | bool | int | float):
@@ -279,15 +279,15 @@ def _check_plain(found: Any, name: str) -> None:
             raise InputError(f"{name}: {_told(position)}a number of more than 63 bits")
 
 
-def _split(found: Any) -> Any:
+def _split(part: Any) -> Any:
     """A copy in which no float is a whole number: a schema takes 4.0 for an integer, readers do not."""
-    if isinstance(found, dict):
-        return {key: _split(item) for key, item in found.items()}
-    if isinstance(found, list):
-        return [_split(item) for item in found]
-    if isinstance(found, float) and found.is_integer():
-        return 0.5 if 0 <= found <= 1 else math.copysign(1.5, found)
-    return found
+    if isinstance(part, dict):
+        return {key: _split(item) for key, item in part.items()}
+    if isinstance(part, list):
+        return [_split(item) for item in part]
+    if isinstance(part, float) and part.is_integer():
+        return 0.5 if 0 <= part <= 1 else math.copysign(1.5, part)
+    return part
 
 
 def safe_name(text: str) -> bool:

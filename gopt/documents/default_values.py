@@ -1,4 +1,4 @@
-"""Hyper-parameters that a step has values for: what a run feeds where the user sets none."""
+"""Hyper-parameters a step has values for: what a run feeds where the user sets none."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _OF_INTEGERS = frozenset({Distribution.INTEGERS, Distribution.PERMUTATION})
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The distribution that an input of random numbers is drawn from."""
+    """The distribution an input of random numbers is drawn from."""
 
     distribution: Distribution
     """The numbers are drawn from this distribution: normal, uniform from low to high, integers from low to high,

@@ -1,4 +1,4 @@
-"""Limits of a JSON text that are checked before it is parsed, in time and memory linear in its size."""
+"""Limits of a JSON text checked before it is parsed, in time and memory linear in the size."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def check_prescan(data: bytes, name: str) -> None:
     containers = bare.count(b"[") + bare.count(b"{")
     _check(name, "values", "DOCUMENT_VALUES", bare.count(b",") + containers)
     brackets = bare.translate(_BRACKETS, _NO_BRACKETS)
-    left = brackets if 2 * brackets.count(b"[") == len(brackets) else b"?"
+    nested = brackets if 2 * brackets.count(b"[") == len(brackets) else b"?"
     for _ in range(limits.DOCUMENT_DEPTH):
-        left = left.replace(b"[]", b"")
-    if left and _is_deep(brackets):
+        nested = nested.replace(b"[]", b"")
+    if nested and _is_deep(brackets):
         raise InputError(f"{name} is nested more than {limits.DOCUMENT_DEPTH} levels deep")
     _check(name, "tables and lists", "DOCUMENT_TABLES", containers)
     _check(name, "keys", "DOCUMENT_KEYS", bare.count(b":"))

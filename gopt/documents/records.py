@@ -1,7 +1,7 @@
-"""Converts frozen dataclasses to documents and back: the fields of a record define the keys and types of its document.
+"""Converts frozen dataclasses to documents and back: the fields of a record define the keys and types of the document.
 
-``from_document`` takes a document that conforms to its schema, ``to_document`` returns what ``json`` writes. A field is
-a key of its name, or of the one that ``key`` gives; fields with the metadata ``OPTIONAL`` are absent if they have their
+``from_document`` takes a document that conforms to the schema, ``to_document`` returns what ``json`` writes. A field is
+a key of the name, or of the one that ``key`` gives; fields with the metadata ``OPTIONAL`` are absent if they have their
 default. Fields may be numbers, texts, booleans, enums, records, tuples of these, mappings from text to these, and None
 as an alternative; a field of type Any keeps its value as it is.
 """
@@ -90,20 +90,20 @@ def key(name: str) -> dict[str, Any]:
     return {"key": name}
 
 
-def key_of(each: Field[Any]) -> str:
-    """The key of a record's field in its document."""
-    name: str = each.metadata.get("key", each.name)
+def key_of(entry: Field[Any]) -> str:
+    """The key of a record's field in the document."""
+    name: str = entry.metadata.get("key", entry.name)
     return name
 
 
-def is_optional(each: Field[Any]) -> bool:
+def is_optional(entry: Field[Any]) -> bool:
     """Return whether the key of a record's field may be absent."""
-    return bool(each.metadata.get("optional", False))
+    return bool(entry.metadata.get("optional", False))
 
 
-def is_nullable(each: Field[Any]) -> bool:
+def is_nullable(entry: Field[Any]) -> bool:
     """Return whether the key of a field that may be absent may also stand there for None."""
-    return bool(each.metadata.get("nullable", False))
+    return bool(entry.metadata.get("nullable", False))
 
 
 def from_document(cls: Callable[..., T], document: Mapping[str, Any]) -> T:
@@ -192,7 +192,7 @@ def _writer(hint: Any) -> Convert | None:
 
 
 def _lazy_writer(hint: Any) -> Convert | None:
-    """The same, but for a tuple of records: an iterator of their documents."""
+    """The same, but for a tuple of records: an iterator of the documents."""
     item: Any = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
     if not _is_record(item):
         return _writer(hint)
@@ -229,19 +229,19 @@ def _container(hint: Any, inner: Callable[[Any], Convert | None], sequence: type
         whole = _item(inner, arguments)
         return sequence if whole is None else lambda value: sequence(map(whole, value))
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        each = inner(arguments[1])
-        return dict if each is None else lambda value: {name: each(item) for name, item in value.items()}
+        read = inner(arguments[1])
+        return dict if read is None else lambda value: {name: read(item) for name, item in value.items()}
     return None
 
 
 def _kind(hint: Any) -> Any:
-    """The types of values that a part of a union may have, in a document or in a record."""
+    """The types of values a part of a union may have, in a document or in a record."""
     origin = typing.get_origin(hint)
     return (list, tuple) if origin is tuple else Mapping if origin is not None else object
 
 
 def _converted(converts: Sequence[tuple[Any, Convert]], value: Any) -> Any:
-    """A value of a union, by the first converter for values of its kind."""
+    """A value of a union, by the first converter for values of the kind."""
     return next((convert(value) for kind, convert in converts if isinstance(value, kind)), value)
 
 

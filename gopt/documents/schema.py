@@ -24,23 +24,23 @@ class Violation(NamedTuple):
     hint: str | None = None
 
 
-def first_error(schema: str, found: Any) -> Violation | None:
+def first_error(schema: str, document: Any) -> Violation | None:
     """The first violation, or None. Validity is checked first: that copies nothing."""
     validator = _validator(schema)
-    if validator.is_valid(found):
+    if validator.is_valid(document):
         return None
-    if (wrong := _violation(schema, _slim(found))) is not None or not isinstance(found, dict):
+    if (wrong := _violation(schema, _slim(document))) is not None or not isinstance(document, dict):
         return wrong
-    for key, value in found.items():
-        if isinstance(value, list) and not validator.is_valid({**_slim(found), key: value}):
-            return _in_list(schema, found, key)
+    for key, value in document.items():
+        if isinstance(value, list) and not validator.is_valid({**_slim(document), key: value}):
+            return _in_list(schema, document, key)
     return Violation([], "it does not fit its schema")
 
 
-def _in_list(schema: str, found: dict[str, Any], key: str) -> Violation:
+def _in_list(schema: str, document: dict[str, Any], key: str) -> Violation:
     """Like ``first_error``, for an error inside a long list."""
     validator = _validator(schema)
-    rest, value = _slim(found), found[key]
+    rest, value = _slim(document), document[key]
     good, bad = 0, len(value)  # the first ``good`` ones are as they should be, the first ``bad`` ones are not
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -54,12 +54,12 @@ def _in_list(schema: str, found: dict[str, Any], key: str) -> Violation:
     return wrong._replace(place=[key, good, *wrong.place[2:]])
 
 
-def _violation(schema: str, found: Any) -> Violation | None:
+def _violation(schema: str, document: Any) -> Violation | None:
     """The first violation, or None. It makes two copies of the document."""
     from jsonschema_rs import ValidationError, ValidationErrorKind
 
     try:
-        _validator(schema).validate(found)
+        _validator(schema).validate(document)
     except ValidationError as error:
         position, kind = list(error.instance_path), error.kind
         if isinstance(kind, ValidationErrorKind.AdditionalProperties):
@@ -73,14 +73,14 @@ def _violation(schema: str, found: Any) -> Violation | None:
 
 
 def _known_keys(schema: str, path: list[str | int]) -> list[str]:
-    """The keys of a table; ``path``: the place in the schema that describes it."""
+    """The keys of a table; ``path``: the place in the schema describing it."""
     at = json.loads(_text(schema))
     for key in path:
         at = at[key]
     return list(at.get("properties", ()))
 
 
-def _slim(found: Any) -> Any:
+def _slim(document: Any) -> Any:
     """A copy with the beginning of every list and of every long table."""
     left = _SLIM
 
@@ -94,7 +94,7 @@ def _slim(found: Any) -> Any:
             return {key: cut(item) for key, item in islice(value.items(), most)}
         return value
 
-    return cut(found)
+    return cut(document)
 
 
 _FEW, _MANY, _SLIM = 64, 1000, 50_000

@@ -1,4 +1,4 @@
-"""The names that PyTorch has for the states of a step, in its metadata: the one reader and the one writer of that text.
+"""The names PyTorch has for the states of a step, in the metadata: the one reader and the one writer of that text.
 
 With it the values of a checkpoint become what ``module.load_state_dict`` and ``optimizer.load_state_dict`` take.
 """
@@ -79,8 +79,8 @@ class TorchScheduler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchRecord:
-    """The names that PyTorch has for the states of a step stand as JSON text in the metadata of a step that gopt export
-    wrote, under the key pytorch.training."""
+    """The names PyTorch has for the states of a step stand as JSON text in the metadata of a step gopt export wrote,
+    under the key pytorch.training."""
 
     module: Mapping[str, str]
     """The table has the names of the module's state dict, tied ones and frozen ones among them. The value is the state

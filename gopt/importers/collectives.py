@@ -116,7 +116,7 @@ def _megatron(node: Node, groups: Mapping[str, str]) -> str:
 
 def _of_torch(graph: Graph, node: Node, groups: Mapping[str, str]) -> Node:
     """A functional collective of torch: its attributes are named as torch names the arguments."""
-    given = node.attributes
+    attributes = node.attributes
     if node.op_type == "wait_tensor":
         return _identity(node)
     makers = {"all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"}
@@ -124,12 +124,12 @@ def _of_torch(graph: Graph, node: Node, groups: Mapping[str, str]) -> Node:
         raise UnsupportedError(
             f"{node.op_type} {node.label!r} is a collective that gopt cannot take", f"write it in {COMM} operators"
         )
-    group = _group(node, _text(given.get("group_name", WORLD)), groups)
-    reduce = {"avg": "mean"}.get(_text(given.get("reduce_op", "sum")), _text(given.get("reduce_op", "sum")))
+    group = _group(node, _text(attributes.get("group_name", WORLD)), groups)
+    reduce = {"avg": "mean"}.get(_text(attributes.get("reduce_op", "sum")), _text(attributes.get("reduce_op", "sum")))
     if node.op_type == "all_reduce":
         return _made(node, "AllReduce", group=group, reduce=reduce)
-    type, members = graph.type_of(node.inputs[0]), int(given.get("group_size", 0))
-    splits = [list(given.get(key, ())) for key in ("output_split_sizes", "input_split_sizes")]
+    type, members = graph.type_of(node.inputs[0]), int(attributes.get("group_size", 0))
+    splits = [list(attributes.get(key, ())) for key in ("output_split_sizes", "input_split_sizes")]
     if not type.static or not type.dims or (node.op_type != "all_to_all_single" and members < 1):
         raise UnsupportedError(
             f"{node.op_type} {node.label!r} needs group_size and the shape of {node.inputs[0]!r}: one is unknown",
@@ -153,9 +153,9 @@ def _text(value: object) -> str:
 
 
 def _identity(node: Node) -> Node:
-    made = Node("Identity", node.inputs[:1], node.outputs[:1], name=node.name, attributes={})
-    made.proto = made.to_proto()
-    return made
+    identity = Node("Identity", node.inputs[:1], node.outputs[:1], name=node.name, attributes={})
+    identity.proto = identity.to_proto()
+    return identity
 
 
 def _gather(graph: Graph, node: Node, group: str) -> Node:
@@ -177,9 +177,9 @@ def _gather(graph: Graph, node: Node, group: str) -> Node:
 
 def _made(node: Node, op_type: str, **attributes: Any) -> Node:
     """The node as a ``gopt.comm`` one; it keeps its name and values, and counts as the source's own."""
-    made = Node(op_type, node.inputs, node.outputs, domain=COMM, name=node.name, attributes=attributes)
-    made.proto = made.to_proto()
-    return made
+    call = Node(op_type, node.inputs, node.outputs, domain=COMM, name=node.name, attributes=attributes)
+    call.proto = call.to_proto()
+    return call
 
 
 def _declare(graph: Graph, groups: Mapping[str, str]) -> None:
@@ -189,12 +189,12 @@ def _declare(graph: Graph, groups: Mapping[str, str]) -> None:
     if not any(opset.domain == COMM for opset in header.opset_import):
         header.opset_import.append(onnx.helper.make_opsetid(COMM, 1))
     text = ",".join(f"{number}={group}" for number, group in sorted(groups.items()))
-    said = {DECLARED: text, COPIES: graph.metadata.get(COPIES, "")}
-    said = {key: value for key, value in said.items() if value}
-    kept = [entry for entry in header.metadata_props if entry.key not in said]
+    entries = {DECLARED: text, COPIES: graph.metadata.get(COPIES, "")}
+    entries = {key: value for key, value in entries.items() if value}
+    rest = [entry for entry in header.metadata_props if entry.key not in entries]
     del header.metadata_props[:]
-    added = [onnx.StringStringEntryProto(key=key, value=value) for key, value in said.items()]
-    header.metadata_props.extend([*kept, *added])
+    added = [onnx.StringStringEntryProto(key=key, value=value) for key, value in entries.items()]
+    header.metadata_props.extend([*rest, *added])
     graph.header = header
 
 
@@ -207,24 +207,24 @@ def _check(graph: Graph, node: Node) -> None:
         raise UnsupportedError(
             f"{node.op_type} {node.label!r} joins two ranks: gopt does not take such sources",
             f"give it a step without pipeline stages; of {COMM} it takes "
-            f"{', '.join(name for name, each in COLLECTIVES.items() if not each.pairwise)}",
+            f"{', '.join(name for name, collective in COLLECTIVES.items() if not collective.pairwise)}",
         )
     if not all((*node.inputs, *node.outputs)):
         raise InputError(
             f"{node.op_type} {node.label!r} has an absent operand or result", "name all its inputs and outputs"
         )
-    given = [graph.type_of(name) for name in node.inputs]
+    operands = [graph.type_of(name) for name in node.inputs]
     try:
-        known = record.resolve(node.attributes)
-        types = record.infer(node.attributes, [(type.dtype, type.shape) for type in given])
+        attributes = record.resolve(node.attributes)
+        types = record.infer(node.attributes, [(type.dtype, type.shape) for type in operands])
     except (InputError, UnsupportedError) as error:
         raise type(error)(f"{node.label!r}: {error.message}", *error.hints) from error
-    if "cuts" in known:
+    if "cuts" in attributes:
         raise UnsupportedError(
             f"{node.op_type} {node.label!r} has cuts: the source is sharded already",
             "give gopt the step that was sharded (source.onnx of an output folder)",
         )
-    uneven = [name for name in known if name.endswith("sizes") and len(set(known[name])) > 1]
+    uneven = [name for name in attributes if name.endswith("sizes") and len(set(attributes[name])) > 1]
     if uneven:
         raise UnsupportedError(
             f"{node.op_type} {node.label!r}: {uneven[0]} differ, so its members' shapes do too",

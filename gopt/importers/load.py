@@ -1,4 +1,4 @@
-"""Loads a training step in any of the forms that gopt reads: a model, with ``training_info`` or without, or a folder of
+"""Loads a training step in any of the forms gopt reads: a model, with ``training_info`` or without, or a folder of
 training artifacts."""
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ NO_STARTUP = "training_info's initialization is not run, ranks start from the st
 
 @dataclass(frozen=True, slots=True)
 class StepFile:
-    """A step and what it was read from. ``digest``: returns the SHA-256 of the file, or of the files that the step is
-    made of; ``notes``: remarks on how it was read; ``plain``: whether the file is the step itself, not another form;
-    ``startup``: a graph without inputs that computes first values, an output of the same name for each."""
+    """A step and what it was read from. ``digest``: returns the SHA-256 of the file, or of the files the step is made
+    of; ``notes``: remarks on how it was read; ``plain``: whether the file is the step itself, not another form;
+    ``startup``: a graph without inputs computing first values, an output of the same name for each."""
 
     graph: Graph
     digest: Callable[[], bytes]
@@ -42,7 +42,7 @@ class StepFile:
 
 
 def read_step(path: str | os.PathLike[str], *, own: bool = False) -> StepFile | None:
-    """Return the step of a model or of a folder of artifacts; None for a folder that holds none.
+    """Return the step of a model or of a folder of artifacts; None for a folder holding none.
 
     Raises what ``gopt.ir.load.load`` raises for a plain graph, and InputError and UnsupportedError for artifacts and
     ``training_info`` that are no step.
@@ -86,14 +86,14 @@ def _read_model(path: str | os.PathLike[str], own: bool) -> StepFile:
             return StepFile(checked_graph(file, name, own=own), digest, nbytes)
         from gopt.importers.training_info import step  # it imports what differentiates: only where it is needed
 
-        found = step.step_of(file.model)
-        startup, notes = None, found.notes
-        if found.startup is not None:
+        converted = step.step_of(file.model)
+        startup, notes = None, converted.notes
+        if converted.startup is not None:
             try:
-                startup = _graph(found.startup, name)
+                startup = _graph(converted.startup, name)
             except UnsupportedError as error:  # the step itself stands
                 notes += (f"{NO_STARTUP}: {error.message}",)
-        return StepFile(_graph(found.model, name), digest, nbytes, notes, plain=False, startup=startup)
+        return StepFile(_graph(converted.model, name), digest, nbytes, notes, plain=False, startup=startup)
 
 
 def _graph(model: ModelProto, name: str) -> Graph:

@@ -19,7 +19,7 @@ def attribute_value(attribute: AttributeProto) -> Any:
 
 
 def make_attribute(name: str, value: Any) -> AttributeProto:
-    """An attribute with a Python value; an empty list is one of integers, but for ``shapes``."""
+    """Return an attribute with a Python value; an empty list is a list of integers, but for ``shapes``."""
     if isinstance(value, (list, tuple)) and not value:
         # An empty list has no element to tell its type by: ours are cuts and shapes.
         kind = AttributeProto.STRINGS if name == "shapes" else AttributeProto.INTS

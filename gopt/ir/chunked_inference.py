@@ -1,9 +1,9 @@
 """The check and the types of a long graph, some thousand nodes at a time, and no more than differ.
 
-onnx parses what it is given into messages of its own, and returns a copy with all types: for a million nodes that is
-more memory than everything else. The parts of a graph need not be in memory together, as long as every type at a border
-is known: a chunk is a model whose inputs are the values that earlier chunks make. A node that does what one of an
-earlier chunk does, to values of the same types, makes values of the same types: onnx is not asked again.
+onnx parses the model into new messages, and returns a copy with all types: for a million nodes, that is more memory
+than everything else. The parts of a graph need not be in memory together while every type at a border is known: a chunk
+is a model with the results of earlier chunks as inputs. A node equal to an earlier node, on values of the same types,
+makes values of the same types: onnx is not asked again.
 """
 
 from __future__ import annotations
@@ -51,10 +51,8 @@ class ModelHeader:
 
 
 def header_for_chunks(model: ModelProto, nodes: Sequence[Node], *, flat: bool) -> ModelHeader | None:
-    """The header of a model that can be treated in chunks; ``flat``: no node has a body.
-
-    None for a short graph, and where names in one chunk mean something in another: bodies and functions.
-    """
+    """Return the header of a model treatable in chunks; ``flat``: no node has a body. None for a short graph, and with
+    bodies or functions, where names may mean different things in different chunks."""
     if len(nodes) <= WHOLE_NODES or not flat or model.functions:
         return None
     header = ModelHeader(model)
@@ -66,8 +64,8 @@ def types_by_chunk(
 ) -> dict[str, TensorType] | None:
     """The type of every node's outputs; ``constants`` are spared, and ``folded`` are known by value.
 
-    None where onnx refuses a chunk, or leaves a type open: the graph has to be looked at as a whole then, for the
-    message, and for what only the whole shows.
+    None if onnx refuses a chunk, or leaves a type open: then the whole graph must be inferred, for the message and for
+    the open types.
     """
     if not accepts(header.without_nodes, full=True):
         return None
@@ -79,23 +77,23 @@ def types_by_chunk(
         for node in nodes
         if node.op_type == "Constant" and len(node.outputs) == 1 and node.encoded
     }
-    seen = _SeenTypes(graph, header, constants, stored, folded)
-    chunks = _Chunks(graph, header, seen.types, constants, stored)
+    types_so_far = _SeenTypes(graph, header, constants, stored, folded)
+    chunks = _Chunks(graph, header, types_so_far.types, constants, stored)
     decode = TypeDecoder(lambda info: read_type(info.type))
-    place = seen.skip(nodes, 0)
-    while place < len(nodes):
-        chunk = nodes[place : place + CHUNK_NODES]
-        found = chunks.infer(chunk, folded, decode)
-        if found is None:
+    start = types_so_far.skip(nodes, 0)
+    while start < len(nodes):
+        chunk = nodes[start : start + CHUNK_NODES]
+        inferred = chunks.infer(chunk, folded, decode)
+        if inferred is None:
             return None
         for node in chunk:
-            seen.add(node, found)
-        place = seen.skip(nodes, place + len(chunk))
-    return seen.types
+            types_so_far.add(node, inferred)
+        start = types_so_far.skip(nodes, start + len(chunk))
+    return types_so_far.types
 
 
 class _SeenTypes:
-    """The types that nodes made, by all that inference looks at. ``types``: of every value that a node makes."""
+    """The types made by nodes, by all properties read by inference. ``types``: of every value made by a node."""
 
     def __init__(
         self,
@@ -126,29 +124,29 @@ class _SeenTypes:
         self._operand, self._declaration = self._operands.__getitem__, self._said.get
 
     def skip(self, nodes: Sequence[Node], start: int) -> int:
-        """Return the place, from ``start`` on, of the first node whose types no earlier node shows; note the types of
-        those before it."""
-        made, key, types, operands = self._made, self._key, self.types, self._operands
-        for place in range(start, len(nodes)):
-            node = nodes[place]
+        """Return the place, from ``start`` on, of the first node with unknown types; note the types of the nodes in
+        front."""
+        kinds_of, key, types, operands = self._made, self._key, self.types, self._operands
+        for index in range(start, len(nodes)):
+            node = nodes[index]
             try:
-                found = made[key(node)]
+                kinds = kinds_of[key(node)]
             except KeyError:
-                return place
-            for name, kind in zip(node.outputs, found):
+                return index
+            for name, kind in zip(node.outputs, kinds):
                 if kind is not None:
                     types[name] = kind
                     if name not in operands:
                         operands[name] = id(kind)
         return len(nodes)
 
-    def add(self, node: Node, found: Mapping[str, TensorType]) -> None:
+    def add(self, node: Node, inferred: Mapping[str, TensorType]) -> None:
         """Record the inferred output types of a node."""
-        self._made[self._key(node)] = [found.get(name) for name in node.outputs]
+        self._made[self._key(node)] = [inferred.get(name) for name in node.outputs]
         self.skip([node], 0)
 
     def _key(self, node: Node) -> Hashable:
-        """All that inference looks at; raises KeyError where it reads what no node made yet."""
+        """Return all properties read by inference; raises KeyError for an operand without a type yet."""
         operands = tuple(map(self._operand, node.inputs))
         return (node.op_type, node.domain, node.attribute_bytes(), operands, *map(self._declaration, node.outputs))
 
@@ -163,7 +161,7 @@ def _content(name: str, tensor: Tensor) -> Hashable:
 
 
 def _values(proto: onnx.TensorProto) -> bytes:
-    """A tensor without its name."""
+    """A tensor without the name."""
     copy = onnx.TensorProto()
     copy.CopyFrom(proto)
     copy.ClearField("name")
@@ -176,7 +174,7 @@ def _array(value: np.ndarray) -> Hashable:
 
 
 class _Chunks:
-    """Makes models of chunks. ``types``: of what earlier chunks make; ``stored``: Constant nodes by output."""
+    """Makes models of chunks. ``types``: of results of earlier chunks; ``stored``: Constant nodes by output."""
 
     def __init__(
         self,
@@ -191,23 +189,23 @@ class _Chunks:
     def infer(
         self, nodes: Sequence[Node], folded: Mapping[str, np.ndarray], decode: TypeDecoder
     ) -> dict[str, TensorType] | None:
-        """The types of what the nodes make; None where onnx refuses them, or one is not static."""
-        made = {name: None for node in nodes for name in node.outputs if name}
-        reads = {name: None for node in nodes for name in node.inputs if name and name not in made}
-        data = self._model(nodes, made, reads, {})
+        """Return the types of the nodes' results; None if onnx refuses the nodes, or a type is not static."""
+        results = {name: None for node in nodes for name in node.outputs if name}
+        reads = {name: None for node in nodes for name in node.inputs if name and name not in results}
+        data = self._model(nodes, results, reads, {})
         if not accepts(data, full=False):
             return None
         try:
-            found = onnx.shape_inference.infer_shapes(data, check_type=True, strict_mode=True).graph
-            if not folded.keys().isdisjoint(made) or not folded.keys().isdisjoint(reads):
-                found = onnx.shape_inference.infer_shapes(self._model(nodes, made, reads, folded)).graph
+            graph = onnx.shape_inference.infer_shapes(data, check_type=True, strict_mode=True).graph
+            if not folded.keys().isdisjoint(results) or not folded.keys().isdisjoint(reads):
+                graph = onnx.shape_inference.infer_shapes(self._model(nodes, results, reads, folded)).graph
         except MemoryError:
             raise
         except Exception:  # onnx's exceptions have no common base
             return None
-        inferred = {info.name: info for info in (*found.value_info, *found.output)}
+        inferred = {info.name: info for info in (*graph.value_info, *graph.output)}
         types: dict[str, TensorType] = {}
-        for name in made:
+        for name in results:
             kind = decode(inferred[name]) if name in inferred else None
             if kind is None or not kind.static or not known(kind.dtype) or any(size < 0 for size in kind.dims):
                 return None
@@ -215,7 +213,7 @@ class _Chunks:
         return types
 
     def _model(
-        self, nodes: Iterable[Node], made: Mapping[str, None], reads: Iterable[str], folded: Mapping[str, np.ndarray]
+        self, nodes: Iterable[Node], results: Mapping[str, None], reads: Iterable[str], folded: Mapping[str, np.ndarray]
     ) -> bytes:
         """Serialize a chunk as a model; the values of ``folded`` become constants in it."""
         body = GraphProto(name=self.header.name or "graph")
@@ -228,14 +226,14 @@ class _Chunks:
             else:
                 self._border(body, name)
         encoded += (for_inference(node, folded) for node in nodes)
-        ends = made.keys() | {tensor.name for tensor in body.initializer}
+        ends = results.keys() | {tensor.name for tensor in body.initializer}
         body.value_info.extend(_of(self.header.declared, ends))
         body.output.extend(_of(self.header.outputs, ends))
-        parts = [field(1, each) for each in encoded]
+        parts = [field(1, node_bytes) for node_bytes in encoded]
         return self.header.head + field(7, b"".join(parts) + body.SerializeToString())
 
     def _border(self, body: GraphProto, name: str) -> None:
-        """Add a value that the chunk reads from outside: a small stored one as it is, any other as an input."""
+        """Add an outer value read by the chunk: small stored values as constants, others as inputs."""
         graph = self.graph
         tensor, kind = graph.initializers.get(name), graph.inputs.get(name) or self.constants.get(name)
         small = tensor is not None and tensor.type.dtype != "string" and tensor.nbytes <= limits.CHECKED_BYTES

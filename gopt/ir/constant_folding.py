@@ -1,4 +1,4 @@
-"""Small constants that are put together from other constants: what shape inference does not follow by itself.
+"""Small constants built from other constants, beyond shape inference.
 
 An exporter that folds nothing writes the axes of a reduction as Constant, Reshape, Cast. Inference then knows no rank
 behind it.
@@ -39,8 +39,8 @@ _PLAIN = {"value_float": np.float32, "value_floats": np.float32, "value_int": np
 def fold_small(
     nodes: Sequence[Node], initializers: Mapping[str, Tensor], inputs: Mapping[str, object]
 ) -> dict[str, np.ndarray]:
-    """Values of at most 64 integers that nodes make of constants alone, by name; Constant nodes themselves left out."""
-    known: dict[str, np.ndarray | None] = {"": None}
+    """Values of at most 64 integers nodes make of constants alone, by name; Constant nodes themselves left out."""
+    values: dict[str, np.ndarray | None] = {"": None}
     folded: dict[str, np.ndarray] = {}
     constants = {"", *(name for name, tensor in initializers.items() if name not in inputs and _may_be_shape(tensor))}
     for node in nodes:
@@ -52,27 +52,27 @@ def fold_small(
         if rule is None:
             value = constant_value(node)
             if value is not None:
-                known[node.outputs[0]] = value
+                values[node.outputs[0]] = value
                 constants.add(node.outputs[0])
             continue
-        operands = [known[name] if name in known else initializers[name].numpy() for name in node.inputs]
+        operands = [values[name] if name in values else initializers[name].numpy() for name in node.inputs]
         try:
             result = np.asarray(rule(node.attributes, operands))
         except _MALFORMED:
             continue  # code that needs its type reports it
         if result.size <= _SMALL and result.dtype.name in _INTEGERS:
-            known[node.outputs[0]] = folded[node.outputs[0]] = result
+            values[node.outputs[0]] = folded[node.outputs[0]] = result
             constants.add(node.outputs[0])
     return folded
 
 
 def fills(node: Node) -> bool:
-    """Return whether an attribute of a Pad or a Resize is a number, not zero, that stands beside the elements."""
+    """Return whether an attribute of a Pad or a Resize is a number, not zero, used beside the elements."""
     return any(node.attributes.get(name, 0) for name in ("value", "extrapolation_value"))
 
 
 def constant_value(node: Node) -> np.ndarray | None:
-    """The value of a Constant node of at most 64 integers; None of any other."""
+    """Return the value of a Constant node of at most 64 integers, else None."""
     proto = node.proto
     if proto is None:
         return None
@@ -88,7 +88,7 @@ def constant_value(node: Node) -> np.ndarray | None:
 
 
 def constant_array(attributes: Mapping[str, Any]) -> np.ndarray | None:
-    """The value of a Constant by its attributes, in the type of its result; None for texts and sparse tensors."""
+    """The value of a Constant by the attributes, in the type of the result; None for texts and sparse tensors."""
     for name, value in attributes.items():
         if name == "value" and isinstance(value, onnx.TensorProto):
             return np.asarray(onnx.numpy_helper.to_array(value))
@@ -98,27 +98,27 @@ def constant_array(attributes: Mapping[str, Any]) -> np.ndarray | None:
 
 
 class Constants:
-    """The constants of a graph, each computed when it is asked for: what the file stores, and what nodes make of
-    constants alone, of at most ``limits.FOLDED_ELEMENTS`` elements. ``given``: values that are taken for constants."""
+    """The constants of a graph, each computed on demand: stored values, and results of nodes on constants alone, of at
+    most ``limits.FOLDED_ELEMENTS`` elements. ``given``: values taken for constants."""
 
     def __init__(
-        self, graph: Graph, producers: Mapping[str, Node] | None = None, given: Mapping[str, np.ndarray] = {}
+        self, graph: Graph, producers: Mapping[str, Node] | None = None, arrays: Mapping[str, np.ndarray] = {}
     ) -> None:
         self._graph, self._producers = graph, graph.producers() if producers is None else producers
-        self._known: dict[str, np.ndarray | None] = dict(given)
+        self._known: dict[str, np.ndarray | None] = dict(arrays)
         self._uniform: dict[str, float | None] = {}
 
     @cached_property
     def opset(self) -> int:
-        """The version of the standard operators that the graph is written for."""
+        """The version of the standard operators the graph is written for."""
         return opset_of(self._graph.header)
 
     def value(self, name: str) -> np.ndarray | None:
-        """The value of a constant; None for inputs, states, computed values, texts, and what would be too large."""
+        """The value of a constant; None for inputs, states, computed values, texts, and too large values."""
         return self._value(name, _DEPTH)
 
     def number(self, name: str) -> float | None:
-        """A constant of one element as a number, None for anything else."""
+        """A constant of size 1 as a number, None for anything else."""
         type = self._graph.type_of(name)
         value = self.value(name) if not type.static or type.elements == 1 else None
         if value is None or value.size != 1 or value.dtype.kind == "c":
@@ -128,17 +128,17 @@ class Constants:
     def integers(self, name: str) -> list[int] | None:
         """The whole numbers of a constant, such as axes or a shape; None for any other value, and for ''."""
         value = self.value(name) if name else None
-        return None if value is None or value.dtype.kind not in "iu" else [int(each) for each in value.reshape(-1)]
+        return None if value is None or value.dtype.kind not in "iu" else [int(number) for number in value.reshape(-1)]
 
-    def axes(self, node: Node, place: int = 1) -> list[int] | None:
-        """The axes that a node names, as an attribute or as operand ``place``, from the back where they are negative;
-        None where it names none, or where they are computed."""
+    def axes(self, node: Node, index: int = 1) -> list[int] | None:
+        """Return the axes of a node, an attribute or operand ``place``, negative ones counted from the back; None if
+        missing or computed."""
         if "axes" in node.attributes:
-            return [int(each) for each in node.attributes["axes"]]
-        return self.integers(node.inputs[place]) if len(node.inputs) > place else None
+            return [int(number) for number in node.attributes["axes"]]
+        return self.integers(node.inputs[index]) if len(node.inputs) > index else None
 
     def uniform(self, name: str) -> float | None:
-        """The number that each element of a constant is, of any size; None where they differ or are computed."""
+        """Return the number in all elements of a constant, of any size; None if elements differ or are computed."""
         if name not in self._uniform:
             self._uniform[name] = self._only_number(name)
         return self._uniform[name]
@@ -174,24 +174,24 @@ class Constants:
         return result
 
     def _made(self, node: Node, depth: int) -> np.ndarray | None:
-        """The result of a node, where all that it reads are constants."""
+        """Return the result of a node with constant operands."""
         if node.op_type == "Constant":
             value = constant_array(node.attributes)
             return None if value is None or value.dtype == object else value
         if node.op_type == "Identity":
             return self._value(node.inputs[0], depth)
-        rule, made = _kernel(node), self._graph.type_of(node.outputs[0])
+        rule, kind = _kernel(node), self._graph.type_of(node.outputs[0])
         if node.is_in(SIZES):
             sizes = self.sizes(node.inputs[0])
             if sizes is None or node.is_a("Size"):
                 return None if sizes is None else np.array(math.prod(sizes), np.int64)
             return np.array(sizes[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64)
-        if (rule is None and node.op_type != "CastLike") or (made.static and made.elements > limits.FOLDED_ELEMENTS):
+        if (rule is None and node.op_type != "CastLike") or (kind.static and kind.elements > limits.FOLDED_ELEMENTS):
             return None
         operands: list[Any] = []
         for name in node.inputs[:1] if rule is None else node.inputs:
             operand = self._value(name, depth) if name else None
-            if name and (operand is None or operand.size > (limits.FOLDED_ELEMENTS if made.static else _SMALL)):
+            if name and (operand is None or operand.size > (limits.FOLDED_ELEMENTS if kind.static else _SMALL)):
                 return None
             operands.append(operand)
         if not operands or operands[0] is None:
@@ -199,20 +199,20 @@ class Constants:
         try:
             with np.errstate(all="ignore"):
                 if rule is None:
-                    return np.asarray(operands[0].astype(numpy_dtype(made.dtype)))
+                    return np.asarray(operands[0].astype(numpy_dtype(kind.dtype)))
                 result = np.asarray(rule(node.attributes, operands))
         except _MALFORMED:
             return None  # code that needs its type reports it
         return result if result.size <= limits.FOLDED_ELEMENTS else None
 
     def sizes(self, name: str) -> tuple[int, ...] | None:
-        """The dimensions of a value, where all of them are numbers."""
+        """Return the dimensions of a value, if all are numbers."""
         type = self._graph.type_of(name)
         return tuple(type.dims) if type.static else None
 
 
 def as_folded(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray | None:
-    """The result of a node for some operands; None where there is no rule for its operator."""
+    """Return the result of a node for some operands; None without a rule for the operator."""
     rule = _kernel(node)
     try:
         return None if rule is None else np.asarray(rule(node.attributes, operands))
@@ -221,13 +221,13 @@ def as_folded(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray | None:
 
 
 def as_constant(name: str, value: np.ndarray) -> onnx.NodeProto:
-    """A Constant node that makes a folded value."""
+    """A Constant node making a folded value."""
     return onnx.helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(value))
 
 
 def for_inference(node: Node, folded: Mapping[str, np.ndarray]) -> bytes:
-    """A node of the file as onnx's inference reads it, serialized: a folded one is a constant; of a GroupNormalization
-    it finds nothing, and the result is typed as its operand."""
+    """Return a node of the file for onnx's inference, serialized: a folded node is a constant; a GroupNormalization, of
+    which inference finds nothing, becomes a node with the operand's type."""
     value = folded.get(node.outputs[0]) if folded and node.outputs else None
     if value is not None:
         return bytes(as_constant(node.outputs[0], value).SerializeToString())

@@ -8,19 +8,19 @@ from gopt.ir.graph import Graph
 
 def check_graph(graph: Graph) -> int:
     """Raise InvariantError on the first fault; returns how many reads were checked."""
-    known = set(graph.inputs) | set(graph.initializers)
+    names = set(graph.inputs) | set(graph.initializers)
     reads = 0
     for node in graph.nodes:
         for name in node.reads:
             reads += 1
-            if name not in known:
+            if name not in names:
                 raise InvariantError(f"{node.op_type} {node.label!r} reads {name!r}, which nothing makes before it")
         for name in node.outputs:
-            if name in known:
+            if name in names:
                 raise InvariantError(f"{name!r} is made twice, the second time by {node.op_type} {node.label!r}")
             if name:
-                known.add(name)
+                names.add(name)
     for name in graph.outputs:
-        if name not in known:
+        if name not in names:
             raise InvariantError(f"output {name!r} is made by nothing")
     return reads

@@ -1,6 +1,6 @@
 """Device configurations and sharding specs of a file (ONNX IR 11): read, appended to nodes, taken off them.
 
-``onnx.checker`` looks at none of them, so all that is relied on is checked here.
+``onnx.checker`` ignores specs, so everything is checked here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ _SPECS = NodeProto.DEVICE_CONFIGURATIONS_FIELD_NUMBER
 
 @dataclass(frozen=True, slots=True)
 class ShardedDim:
-    """One dimension of a tensor, seen as ``factors`` whose product it is: (elements, shards), outermost first.
-
-    Elements are None where the file has a symbol or nothing.
-    """
+    """A dimension of a tensor, seen as a product of ``factors``: (elements, shards), outermost first. Elements are None
+    for a symbol or nothing in the file."""
 
     axis: int
     factors: tuple[tuple[int | None, int], ...]
@@ -37,7 +35,7 @@ class ShardedDim:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Sharding spec of one value of a node. ``groups``: for each shard in order, the devices that hold it."""
+    """Sharding spec of a value of a node. ``groups``: for each shard in order, the devices with the shard."""
 
     tensor: str
     node: str
@@ -46,13 +44,13 @@ class TensorSpec:
 
     @property
     def devices(self) -> frozenset[int]:
-        """All that hold some of it."""
+        """All devices with a part."""
         return frozenset(device for group in self.groups for device in group)
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A device configuration with the specs that nodes have for it; ``stages``: nodes that name a pipeline stage."""
+    """A device configuration with the nodes' specs for it; ``stages``: nodes naming a pipeline stage."""
 
     name: str
     devices: int
@@ -61,20 +59,20 @@ class Configuration:
 
 
 def read_configurations(graph: Graph) -> list[Configuration]:
-    """The device configurations of a file in order, with their specs; [] at once for a file of an older version.
+    """The device configurations of a file in order, with the specs; [] at once for a file of an older version.
 
-    Raises InputError for what the format forbids: a name that is missing, or is there twice, a spec for a configuration
-    that the model does not have, for a value that the node has not, of an axis or device that does not exist.
+    Raises InputError for violations of the format: a missing or repeated name, a spec for an unknown configuration,
+    value, axis or device.
     """
     devices: dict[str, int] = {}
-    for each in graph.header.configuration:
-        if not text(each.name) or each.name in devices:
-            raise InputError(f"the device configuration {show(each.name)} has no name of its own")
-        if each.num_devices < 1 or len(each.device) not in (0, each.num_devices):
+    for conf in graph.header.configuration:
+        if not text(conf.name) or conf.name in devices:
+            raise InputError(f"the device configuration {show(conf.name)} has no name of its own")
+        if conf.num_devices < 1 or len(conf.device) not in (0, conf.num_devices):
             raise InputError(
-                f"device configuration {show(each.name)} says {each.num_devices} devices and names {len(each.device)}"
+                f"device configuration {show(conf.name)} says {conf.num_devices} devices and names {len(conf.device)}"
             )
-        devices[each.name] = each.num_devices
+        devices[conf.name] = conf.num_devices
     specs: dict[str, list[TensorSpec]] = {name: [] for name in devices}
     stages = dict.fromkeys(devices, 0)
     may_have = devices or graph.header.ir_version >= IR_VERSION
@@ -87,7 +85,7 @@ def read_configurations(graph: Graph) -> list[Configuration]:
                 )
             stages[entry.configuration_id] += entry.HasField("pipeline_stage")
             count = devices[entry.configuration_id]
-            specs[entry.configuration_id] += [_spec(each, node, graph, count) for each in entry.sharding_spec]
+            specs[entry.configuration_id] += [_spec(spec, node, graph, count) for spec in entry.sharding_spec]
     return [Configuration(name, count, tuple(specs[name]), stages[name]) for name, count in devices.items()]
 
 
@@ -116,17 +114,17 @@ def _spec(proto: ShardingSpecProto, node: Node, graph: Graph, devices: int) -> T
     if not groups or not all(groups):
         raise InputError(f"{where} names no device")
     shape, dims = graph.type_of(name).shape, []
-    for each in proto.sharded_dim:
+    for dim in proto.sharded_dim:
         rank = None if shape is None else len(shape)
-        if rank is not None and not -rank <= each.axis < rank:
-            raise InputError(f"{where} has axis {each.axis}: the value has {rank} dimensions")
+        if rank is not None and not -rank <= dim.axis < rank:
+            raise InputError(f"{where} has axis {dim.axis}: the value has {rank} dimensions")
         factors = tuple(
-            (part.dim_value if part.HasField("dim_value") else None, part.num_shards) for part in each.simple_sharding
+            (part.dim_value if part.HasField("dim_value") else None, part.num_shards) for part in dim.simple_sharding
         )
         if any(shards < 1 or (size is not None and size < 1) for size, shards in factors):
-            raise InputError(f"{where} divides axis {each.axis} into {[shards for _, shards in factors]} shards")
-        dims.append(ShardedDim(each.axis % rank if rank else each.axis, factors))
-    if len({each.axis for each in dims}) < len(dims):
+            raise InputError(f"{where} divides axis {dim.axis} into {[shards for _, shards in factors]} shards")
+        dims.append(ShardedDim(dim.axis % rank if rank else dim.axis, factors))
+    if len({dim_spec.axis for dim_spec in dims}) < len(dims):
         raise InputError(f"{where} names an axis twice")
     return TensorSpec(name, node.label, groups, tuple(dims))
 
@@ -135,42 +133,40 @@ def _spec(proto: ShardingSpecProto, node: Node, graph: Graph, devices: int) -> T
 
 
 def spec_message(spec: TensorSpec) -> ShardingSpecProto:
-    """Convert a record to its protobuf message; groups of several devices are numbered -1, -2, ... in its
-    map.
-    """
+    """Convert a record to the protobuf message; groups of several devices are numbered -1, -2, ... in the map."""
     proto = ShardingSpecProto(tensor_name=spec.tensor)
-    for place, group in enumerate(spec.groups, 1):
+    for number, group in enumerate(spec.groups, 1):
         if len(group) == 1:
             proto.device.append(group[0])
         else:
-            proto.device.append(-place)
-            proto.index_to_device_group_map.add(key=-place, value=group)
+            proto.device.append(-number)
+            proto.index_to_device_group_map.add(key=-number, value=group)
     for dim in spec.dims:
-        made = proto.sharded_dim.add(axis=dim.axis)
+        dim_proto = proto.sharded_dim.add(axis=dim.axis)
         for size, shards in dim.factors:
-            part = made.simple_sharding.add(num_shards=shards)
+            part = dim_proto.simple_sharding.add(num_shards=shards)
             if size is not None:
                 part.dim_value = size
     return proto
 
 
 def with_specs(node: Node, specs: Mapping[str, Sequence[TensorSpec]], dropped: Iterable[str] = ()) -> bytes:
-    """A serialized node that has specs, by configuration; what it says for ``dropped`` ones is left out."""
+    """Return a serialized node with specs, by configuration; specs of ``dropped`` configurations are left out."""
     gone, data = set(dropped), node.to_bytes()
     if any(entry.configuration_id in gone for entry in _entries(node)):
         proto = NodeProto.FromString(data)
-        kept = [entry for entry in proto.device_configurations if entry.configuration_id not in gone]
+        configurations = [entry for entry in proto.device_configurations if entry.configuration_id not in gone]
         del proto.device_configurations[:]
-        proto.device_configurations.extend(kept)
+        proto.device_configurations.extend(configurations)
         data = proto.SerializeToString(deterministic=True)
-    for name, each in specs.items():
-        entry = NodeDeviceConfigurationProto(configuration_id=name, sharding_spec=map(spec_message, each))
+    for name, entries in specs.items():
+        entry = NodeDeviceConfigurationProto(configuration_id=name, sharding_spec=map(spec_message, entries))
         data += field(_SPECS, entry.SerializeToString(deterministic=True))
     return data
 
 
 def without_specs(data: bytes) -> bytes:
-    """Return a serialized node without its device specs; a rank's file is a program of one device."""
+    """Return a serialized node without the device specs; a rank's file is a program of one device."""
     if _tag() not in data:
         return data
     proto = NodeProto.FromString(data)
@@ -182,7 +178,7 @@ def without_specs(data: bytes) -> bytes:
 
 
 def drop_configurations(header: ModelProto) -> None:
-    """Take device configurations off a model without a graph, and their specs off its functions."""
+    """Take device configurations off a model without a graph, and the specs off its functions."""
     header.ClearField("configuration")
     for function in header.functions:
         for node in function.node:
@@ -190,10 +186,10 @@ def drop_configurations(header: ModelProto) -> None:
 
 
 def add_configuration(header: ModelProto, name: str, devices: Sequence[str]) -> None:
-    """Add a device configuration to a model, in place of one of that name."""
-    kept = [each for each in header.configuration if each.name != name]
+    """Add a device configuration to a model, replacing a configuration of the same name."""
+    configs = [config for config in header.configuration if config.name != name]
     del header.configuration[:]
-    header.configuration.extend(kept)
+    header.configuration.extend(configs)
     header.configuration.append(
         onnx.DeviceConfigurationProto(name=name, num_devices=len(devices), device=list(devices))
     )

@@ -1,10 +1,10 @@
 """Values stored outside the model file: external data beside a model, and the files named by ``--state``.
 
-Paths come from the file, so they are hostile until shown otherwise. A location must be relative, stay in the
-model's folder, and pass through no symbolic link below that folder (the folder itself may be reached through
-links: the user named it). Hard links are accepted: both names are inside the folder, nothing can be reached
-through them that the folder does not hold already, the ONNX runtime takes them, and de-duplicating stores and
-backups make them unasked. Data is never read here: sizes are asked for, bytes are read later (``file_reads``).
+Paths come from the file, so paths are hostile until shown otherwise. A location must be relative, stay in the model's
+folder, and pass through no symbolic link below that folder (the folder itself may be reached through links: the user
+named it). Hard links are accepted: both names are inside the folder, links reach nothing new, ONNX Runtime accepts
+links, and de-duplicating stores and backups make links unasked. Here only sizes are read; bytes are read later
+(``file_reads``).
 """
 
 from __future__ import annotations
@@ -43,10 +43,8 @@ def naming(path: str) -> Iterator[None]:
 
 
 def regular_size(path: str) -> int:
-    """Bytes of a file that can be read.
-
-    Raises InputError if it is missing, a folder, a device or pipe, unreadable, or empty.
-    """
+    """Return the bytes of a readable file. Raises InputError for a missing or unreadable file, a folder, a device or
+    pipe, and an empty file."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -67,7 +65,7 @@ def regular_size(path: str) -> int:
 def check_dims(dims: tuple[int | str | None, ...], dtype: str, owner: str) -> None:
     """Raises InputError for a negative dimension, and for as many elements as take 2**63 bytes in any type.
 
-    Manifests are read by the same rule: a folder that gopt wrote is one that it reads.
+    Manifests obey the same rule: gopt reads every folder written by gopt.
     """
     if len(dims) > limits.DIMENSIONS:
         raise InputError(f"{owner} has {len(dims)} dimensions; at most {limits.DIMENSIONS} can be held")
@@ -88,13 +86,13 @@ _DATA_FIELDS = ("float_data", "int32_data", "string_data", "int64_data", "double
 
 
 def data_fields(proto: onnx.TensorProto) -> list[str]:
-    """The fields of a tensor in which the model file itself holds values."""
-    found = [name for name in _DATA_FIELDS if len(getattr(proto, name))]
-    return [*found, "raw_data"] if proto.HasField("raw_data") else found
+    """Return the fields of a tensor with values in the model file."""
+    names = [name for name in _DATA_FIELDS if len(getattr(proto, name))]
+    return [*names, "raw_data"] if proto.HasField("raw_data") else names
 
 
 def absolute(path: str) -> str:
-    """A path that holds wherever this process goes; the folder that it runs in is asked for only where that matters."""
+    """Return a path valid wherever this process goes; the working folder is asked for only if needed."""
     return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
@@ -114,8 +112,8 @@ class DataFolder:
         """
         owner = f"external data of {show(proto.name)}"
         entries = {entry.key: entry.value for entry in proto.external_data}
-        if held := data_fields(proto):
-            raise InputError(f"{owner}: values lie in the model file as well ({held[0]})")
+        if fields := data_fields(proto):
+            raise InputError(f"{owner}: values lie in the model file as well ({fields[0]})")
         path, size = self._find(entries.get("location", ""), owner)
         if type.dtype == "string":
             raise InputError(f"{owner}: strings cannot lie in external data")
@@ -168,11 +166,11 @@ class DataFolder:
 
 
 def load_state(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
-    """State values by name, from a ``.safetensors`` or an ``.npz`` file (an array is read when it is asked for;
-    nothing is unpickled).
+    """State values by name, from a ``.safetensors`` or an ``.npz`` file (arrays are read on demand; nothing is
+    unpickled).
 
-    Raises InputError if the file is missing, damaged, of another kind, or holds a type that ONNX has not: of an archive
-    when the array is asked for.
+    Raises InputError for a missing or damaged file, another kind, or a type unknown to ONNX: for an archive, on reading
+    the array.
     """
     name = os.fspath(path)
     with naming(name):

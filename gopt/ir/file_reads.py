@@ -1,5 +1,5 @@
-"""Reads values of a file into memory: the only place where gopt does. A file that others truncate meanwhile gives an
-error with its name; where it is mapped, the system would end the process by SIGBUS."""
+"""Reads values of a file into memory: the only place in gopt. A file truncated meanwhile gives an error with the file's
+name; with a mapped file, the system would end the process by SIGBUS."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gopt.text.sanitize import show_path
 
 
 def read_values(path: str, offset: int, type: TensorType) -> np.ndarray:
-    """A new array of a type from the bytes of a file. Raises RunError where they cannot be read."""
-    found = np.empty(type.dims, numpy_dtype(type.dtype))
-    if found.size:
+    """A new array of a type from the bytes of a file. Raises RunError for a failed read."""
+    array = np.empty(type.dims, numpy_dtype(type.dtype))
+    if array.size:
         with _opened(path) as number:
-            fill(number, path, offset, found.reshape(-1).view(np.uint8))
-    return found
+            fill(number, path, offset, array.reshape(-1).view(np.uint8))
+    return array
 
 
 def read_chunks(path: str, offset: int, nbytes: int, size: int) -> Iterator[memoryview]:
@@ -48,16 +48,16 @@ def _opened(path: str) -> Iterator[int]:
 
 def fill(number: int, path: str, offset: int, memory: np.ndarray) -> None:
     """Fill bytes of memory from an open file. Raises RunError, which names the file, where it ends early or fails."""
-    left = memory.data
-    while left:
+    rest = memory.data
+    while rest:
         try:
-            count = os.preadv(number, [left], offset)
+            count = os.preadv(number, [rest], offset)
         except OSError as error:
             raise RunError(f"{show_path(path)} cannot be read: {error.strerror}") from error
         if not count:
-            size, needed = os.fstat(number).st_size, offset + len(left)
+            size, needed = os.fstat(number).st_size, offset + len(rest)
             raise RunError(
                 f"{show_path(path)} was truncated while it is read: it has {size} bytes, {needed} are needed",
                 "leave it as it is until gopt ends; to change it, write a new file and rename it",
             )
-        left, offset = left[count:], offset + count
+        rest, offset = rest[count:], offset + count

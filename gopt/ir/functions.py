@@ -1,4 +1,4 @@
-"""The model's own functions: how large a graph becomes when they are written out, counted before anyone does so."""
+"""The model's own functions: how large a graph becomes when functions are written out, counted beforehand."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def check_functions(model: ModelProto) -> None:
     """Raise InputError where functions call themselves, or become more than FUNCTION_NODES, FUNCTION_GROWTH and
     FUNCTION_DEPTH allow.
 
-    The checker, shape inference and ``expand`` write them out, call by call: doublings take forever or all memory.
+    The checker, shape inference and ``expand`` write functions out, call by call: doublings take forever or all memory.
     """
-    bodies = {(each.domain, each.name, each.overload): each.node for each in model.functions}
+    bodies = {(function.domain, function.name, function.overload): function.node for function in model.functions}
     if not bodies:
         return
     sizes: dict[Key, int] = {}
     calls: dict[Key, list[Key]] = {}
     for key, nodes in bodies.items():
-        called = [(each.domain, each.op_type, each.overload) for each in nested(nodes)]
+        called = [(node.domain, node.op_type, node.overload) for node in nested(nodes)]
         sizes[key], calls[key] = len(called), [callee for callee in called if callee in bodies]
     nodes, depth = _extents(sizes, calls)
-    own = [(node.domain, node.op_type, node.overload) for node in nested(model.graph.node)]
-    most = max(limits.FUNCTION_NODES, limits.FUNCTION_GROWTH * (len(own) + sum(sizes.values())))
+    keys = [(node.domain, node.op_type, node.overload) for node in nested(model.graph.node)]
+    most = max(limits.FUNCTION_NODES, limits.FUNCTION_GROWTH * (len(keys) + sum(sizes.values())))
     for key in bodies:
         _refuse(key, nodes[key], most)
         if depth[key] > limits.FUNCTION_DEPTH:
@@ -46,26 +46,26 @@ def check_functions(model: ModelProto) -> None:
                 limits.hint("FUNCTION_DEPTH", depth[key]),
             )
     total = 0
-    for key in own:
+    for key in keys:
         total += nodes.get(key, 0)
         if total > most:
-            _refuse(key, sum(nodes.get(each, 0) for each in own), most)
+            _refuse(key, sum(nodes.get(key, 0) for key in keys), most)
 
 
 def inline_functions(model: ModelProto, chosen: Collection[Key] | None = None) -> ModelProto:
-    """The model with its functions written out, or with the chosen ones, for a model that ``check_functions`` accepts.
+    """The model with the functions written out, or with the chosen ones, for a model ``check_functions`` accepts.
 
-    onnx's inliner leaves a function that imports another version of an operator set: the checker accepts one only if
-    its operators are the same in the model's version, so it may import that. The inliner also forgets the defaults of a
-    function's attributes: calls get them first. Raises UnsupportedError where a call may or may not leave one to its
-    default.
+    onnx's inliner leaves a function with another version of an operator set: the checker accepts such a function only
+    if the operators are the same in the model's version, so the function may import the model's version. The inliner
+    also forgets defaults of attributes: calls get the defaults first. Raises UnsupportedError for a call that may or
+    may not use a default.
     """
-    versions = {each.domain: each.version for each in model.opset_import}
+    versions = {opset.domain: opset.version for opset in model.opset_import}
     copy = ModelProto()
     copy.CopyFrom(model)
     for function in copy.functions:
-        for each in function.opset_import:
-            each.version = versions.get(each.domain, each.version)
+        for entry in function.opset_import:
+            entry.version = versions.get(entry.domain, entry.version)
     _spell_defaults(copy)
     if chosen is None:
         return onnx.inliner.inline_local_functions(copy)
@@ -73,29 +73,34 @@ def inline_functions(model: ModelProto, chosen: Collection[Key] | None = None) -
 
 
 def reached_functions(model: ModelProto, nodes: Iterable[NodeProto]) -> set[Key]:
-    """The functions that nodes call, in bodies too, and those that these call."""
-    bodies = {(each.domain, each.name, each.overload): each.node for each in model.functions}
-    found, stack = set[Key](), [*nodes]
+    """Return the functions called by nodes, also in bodies and in functions."""
+    bodies = {(function.domain, function.name, function.overload): function.node for function in model.functions}
+    functions, stack = set[Key](), [*nodes]
     while stack:
         for node in nested([stack.pop()]):
             key = (node.domain, node.op_type, node.overload)
-            if key in bodies and key not in found:
-                found.add(key)
+            if key in bodies and key not in functions:
+                functions.add(key)
                 stack.extend(bodies[key])
-    return found
+    return functions
 
 
 def _spell_defaults(model: ModelProto) -> None:
-    """Give every call the attributes that its function has defaults for."""
-    defaults = {(each.domain, each.name, each.overload): each.attribute_proto for each in model.functions}
-    bodies = [(model.graph.node, set[str]()), *((each.node, set(each.attribute)) for each in model.functions)]
+    """Give every call the attributes its function has defaults for."""
+    defaults = {
+        (function.domain, function.name, function.overload): function.attribute_proto for function in model.functions
+    }
+    bodies = [
+        (model.graph.node, set[str]()),
+        *((function.node, set(function.attribute)) for function in model.functions),
+    ]
     for nodes, optional in bodies:
         for node in nested(nodes):
-            given = {each.name: each for each in node.attribute}
+            names = {attribute.name: attribute for attribute in node.attribute}
             for default in defaults.get((node.domain, node.op_type, node.overload), ()):
-                if default.name not in given:
+                if default.name not in names:
                     node.attribute.append(default)
-                elif given[default.name].ref_attr_name in optional:
+                elif names[default.name].ref_attr_name in optional:
                     raise UnsupportedError(
                         f"function {show(node.op_type)} has a default for attribute {show(default.name)}, which a call "
                         "inside another function gives only if the caller of that function does",
@@ -104,7 +109,7 @@ def _spell_defaults(model: ModelProto) -> None:
 
 
 def _extents(sizes: dict[Key, int], calls: dict[Key, list[Key]]) -> tuple[dict[Key, int], dict[Key, int]]:
-    """Nodes and depth of every function with all that it calls; raises InputError for a circle."""
+    """Return nodes and depth of every function with all calls; raises InputError for a circle."""
     nodes: dict[Key, int] = {}
     depth: dict[Key, int] = {}
     try:

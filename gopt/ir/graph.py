@@ -1,7 +1,7 @@
-"""The graph that gopt works on: unchanged ONNX nodes, values by name, producers and users of each value.
+"""The graph gopt works on: unchanged ONNX nodes, values by name, producers and users of each value.
 
-A thin layer over protobuf: a source node keeps the bytes of its NodeProto and is written back from them, so that
-nothing a user's exporter put there is lost. Bytes take a fifth of the memory of a parsed message.
+A thin layer over protobuf: a source node keeps the bytes of the NodeProto and is written from these bytes, so nothing
+from the user's exporter is lost. Bytes take a fifth of the memory of a parsed message.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NO_ATTRIBUTES: dict[str, Any] = {}
 
 
 class Node:
-    """One operator. ``inputs`` and ``outputs`` are value names; '' is an absent optional."""
+    """An operator. ``inputs`` and ``outputs`` are value names; '' is an absent optional."""
 
     __slots__ = (
         "_attributes",
@@ -93,8 +93,7 @@ class Node:
 
     @property
     def proto(self) -> NodeProto | None:
-        """The NodeProto of the file, parsed anew; None for a node that gopt adds. Changes to it are lost until it is
-        assigned."""
+        """The NodeProto of the file, parsed anew; None for a node added by gopt. Changes are lost unless assigned."""
         return None if self.encoded is None else NodeProto.FromString(self.encoded)
 
     @proto.setter
@@ -103,7 +102,7 @@ class Node:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Attributes as Python values, decoded on first use. Nodes that end alike share them: to change some is to
+        """Attributes as Python values, decoded on first use. Nodes ending alike share attributes: to change attributes,
         make another node."""
         if self._attributes is None:
             if self.encoded is None:
@@ -122,27 +121,27 @@ class Node:
 
     @property
     def added(self) -> bool:
-        """Whether a pass made the node; those of an operator that is written out are the source's own."""
+        """Whether a pass made the node; nodes of a written-out operator belong to the source."""
         return self.made_by not in ("", EXPANDED)
 
     @property
     def reads(self) -> list[str]:
-        """Every value the node reads, captured ones included."""
+        """Every value read by the node, including captured values."""
         reads = [name for name in self.inputs if name] if "" in self.inputs else self.inputs
         return [*reads, *self.captures] if self.captures else reads
 
     @property
     def label(self) -> str:
-        """Name of the node in reports: its own name, or that of its first output."""
+        """Name of the node in reports: its own name, or the name of the first output."""
         return self.name or next((name for name in self.outputs if name), self.op_type)
 
     @property
     def first_output(self) -> str:
-        """Its first output: by it the copies of a node are known."""
+        """The first output, which identifies copies of a node."""
         return self.outputs[0] or next(filter(None, self.outputs))
 
     def is_a(self, *op_types: str) -> bool:
-        """Return whether this is one of the standard operators named."""
+        """Return whether this is one of the named standard operators."""
         return self.op_type in op_types and self.domain in ("", "ai.onnx")
 
     def is_in(self, op_types: Container[str]) -> bool:
@@ -177,8 +176,8 @@ class Node:
 class Graph:
     """A step as one flat, topologically ordered list of nodes.
 
-    ``inputs`` and ``outputs`` keep their order; ``initializers`` hold constants and initial state values;
-    ``types`` knows every value whose type could be inferred. ``header`` is the model without its graph body.
+    ``inputs`` and ``outputs`` keep their order; ``initializers`` hold constants and initial state values; ``types`` has
+    every inferred type. ``header`` is the model without the graph body.
     """
 
     name: str
@@ -198,16 +197,16 @@ class Graph:
         return f"<Graph {self.name}: {len(self.nodes)} nodes, {len(self.inputs)} inputs, {len(self.outputs)} outputs>"
 
     def producers(self) -> dict[str, Node]:
-        """Value name -> the node that makes it. Fresh on every call: analyses are never patched."""
+        """Return value name -> the node making the value. Fresh on every call: analyses are never patched."""
         return {name: node for node in self.nodes for name in node.outputs if name}
 
     def users(self) -> dict[str, list[Node]]:
-        """Value name -> the nodes that read it, in order."""
+        """Return value name -> the nodes reading the value, in order."""
         result: dict[str, list[Node]] = {}
-        known = result.get
+        get = result.get
         for node in self.nodes:
             for name in node.reads:
-                users = known(name)
+                users = get(name)
                 if users is None:
                     result[name] = [node]
                 elif users[-1] is not node:  # it may read a value twice
@@ -215,7 +214,7 @@ class Graph:
         return result
 
     def used(self) -> set[str]:
-        """The names that nodes read, also inside their bodies, and the names of the inputs and outputs."""
+        """Return the names read by nodes, also inside bodies, and the names of inputs and outputs."""
         return {name for node in self.nodes for name in node.reads}.union(self.inputs, self.outputs)
 
     def type_of(self, name: str) -> TensorType:
@@ -223,14 +222,15 @@ class Graph:
         return self.types.get(name) or TensorType("undefined", None)
 
     def copy(self) -> Graph:
-        """A graph whose nodes may be edited without touching this one; each knows its ``source`` here."""
-        made = self.twin()
-        for own, node in zip(made.nodes, self.nodes):
-            own.source = node
-        return made
+        """Return a graph with nodes that may be edited without touching this graph; the ``source`` of each is the node
+        here."""
+        graph = self.twin()
+        for copy, node in zip(graph.nodes, self.nodes):
+            copy.source = node
+        return graph
 
     def twin(self) -> Graph:
-        """A graph whose nodes may be edited without touching this one; they have the ``source`` that they have here."""
+        """Return a graph with nodes that may be edited without touching this graph; with the same ``source``."""
         return Graph(
             self.name, list(map(clone, self.nodes)), dict(self.inputs), dict(self.outputs),
             dict(self.initializers), dict(self.types), self.header, dict(self.metadata), self.file_nodes,
@@ -238,14 +238,14 @@ class Graph:
 
 
 def _attribute_bytes(node: bytes) -> tuple[bytes, ...]:
-    """The attributes in a serialized node, or in the end of one."""
+    """Return the attributes in a serialized node, or in the end of a node."""
     proto = NodeProto.FromString(node)
-    return tuple(sorted(each.SerializeToString(deterministic=True) for each in proto.attribute))
+    return tuple(sorted(attribute.SerializeToString(deterministic=True) for attribute in proto.attribute))
 
 
 def _decoded_attributes(node: bytes) -> dict[str, Any]:
-    """The attributes in a serialized node, or in the end of one, as Python values."""
-    return {each.name: attribute_value(each) for each in NodeProto.FromString(node).attribute}
+    """Return the attributes in a serialized node, or in the end of a node, as Python values."""
+    return {attribute.name: attribute_value(attribute) for attribute in NodeProto.FromString(node).attribute}
 
 
 _short_attributes = functools.lru_cache(4096)(_decoded_attributes)
@@ -263,8 +263,8 @@ def clone(node: Node) -> Node:
 
 
 def origin(node: Node) -> Node | None:
-    """The node of the source that a node is; None for one that a pass added."""
-    found = None
+    """Return the source node of a node; None for a node added by a pass."""
+    source = None
     while node.source is not None:
-        found = node = node.source
-    return found
+        source = node = node.source
+    return source

@@ -23,74 +23,74 @@ class GraphIndex:
 
     @cached_property
     def producers(self) -> dict[str, Node]:
-        """Value name -> the node that makes it."""
+        """Value name -> the node making the value."""
         return self.graph.producers()
 
     @cached_property
     def users(self) -> dict[str, list[Node]]:
-        """Value name -> the nodes that read it, in order."""
+        """Value name -> the nodes reading the value, in order."""
         return self.graph.users()
 
     @cached_property
     def position(self) -> dict[int, int]:
         """Each node's place in the order, by id."""
-        return {id(node): place for place, node in enumerate(self.graph.nodes)}
+        return {id(node): index for index, node in enumerate(self.graph.nodes)}
 
     @cached_property
     def definitions(self) -> dict[str, int]:
-        """Value name -> position of the node that makes it."""
-        return {name: place for place, node in enumerate(self.graph.nodes) for name in node.outputs if name}
+        """Value name -> position of the node making the value."""
+        return {name: index for index, node in enumerate(self.graph.nodes) for name in node.outputs if name}
 
     @cached_property
     def constants(self) -> Constants:
-        """The constants of the graph, and what nodes make of them."""
+        """The constants of the graph, including results of nodes on constants."""
         return Constants(self.graph, self.producers)
 
     @cached_property
     def scalars(self) -> set[str]:
-        """The values of a static shape of exactly one element."""
+        """The values of a static shape of exactly 1 element."""
         return {name for name, type in self.graph.types.items() if type.elements == 1}
 
     def defined_at(self, name: str) -> int:
-        """Position of the node that makes the value; -1 for an input or a constant."""
+        """Position of the node making the value; -1 for an input or a constant."""
         return self.definitions.get(name, -1)
 
     def one_element(self, name: str) -> bool:
-        """Return whether the value has a static shape of exactly one element."""
+        """Return whether the value has a static shape of exactly 1 element."""
         return name in self.scalars
 
     def operands(self, name: str, through: Callable[[Node], bool] | None = None) -> Sequence[str]:
-        """The values that the node of a value reads; none where no node makes it, or ``through`` does not hold."""
+        """Return the operands of a value's node, if ``through`` holds for the node."""
         node = self.producers.get(name)
         return node.reads if node is not None and (through is None or through(node)) else ()
 
     def results(self, name: str, through: Callable[[Node], bool] | None = None) -> Iterator[str]:
-        """The values that the nodes that read a value make, those for which ``through`` does not hold left out."""
+        """Return the results of a value's readers, if ``through`` holds for the reader."""
         users = self.users.get(name, ())
-        return (made for node in users if through is None or through(node) for made in node.outputs if made)
+        return (output for node in users if through is None or through(node) for output in node.outputs if output)
 
 
 def walk(starts: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """Whatever is reached from ``starts``, each once; '' is left out. What follows one is asked for behind it, so that
-    a loop that stops early looks no further."""
-    stack, seen = [*starts], set[T]()
+    """Yield everything reached from ``starts`` once, but not ''. Successors are asked for lazily, so a loop may stop
+    early."""
+    stack, reached = [*starts], set[T]()
     while stack:
         top = stack.pop()
-        if top != "" and top not in seen:
-            seen.add(top)
+        if top != "" and top not in reached:
+            reached.add(top)
             yield top
             stack.extend(following(top))
 
 
 def copied_from(index: GraphIndex, name: str) -> str:
-    """The value that a value is, through copies."""
+    """The value a value is, through copies."""
     while (node := index.producers.get(name)) is not None and node.is_a("Identity"):
         name = node.inputs[0]
     return name
 
 
 def ancestors(index: GraphIndex, values: Iterable[str]) -> tuple[set[int], set[str]]:
-    """All nodes (by id) that the values depend on, and every value read on the way, the values included."""
+    """Return all nodes (by id) behind the values, and every value read on the way, with the values."""
     nodes: set[int] = set()
 
     def following(name: str) -> Sequence[str]:
@@ -104,7 +104,7 @@ def ancestors(index: GraphIndex, values: Iterable[str]) -> tuple[set[int], set[s
 
 
 def descendants(index: GraphIndex, sources: Iterable[str]) -> set[str]:
-    """All values that depend on a source, the sources included; one sweep in order."""
+    """Return all values depending on a source, with the sources; a sweep in order."""
     tainted = set(sources)
     tainted.discard("")
     for node in index.graph.nodes:
@@ -118,21 +118,20 @@ def descendants(index: GraphIndex, sources: Iterable[str]) -> set[str]:
 
 
 def parts_of(nodes: Sequence[Node], wholes: Mapping[str, int]) -> dict[str, int]:
-    """Value -> the bits of all that is made of it; one sweep against the order of ``nodes``. ``wholes``: value -> its
-    bits."""
-    found = dict(wholes)
+    """Return value -> bits of all wholes in front of the value; a sweep in reverse order. ``wholes``: value -> bits."""
+    bits_of = dict(wholes)
     for node in reversed(nodes):
         bits = 0
         for name in node.outputs:
-            bits |= found.get(name, 0)
+            bits |= bits_of.get(name, 0)
         if bits:
             for name in node.reads:
-                found[name] = found.get(name, 0) | bits
-    return found
+                bits_of[name] = bits_of.get(name, 0) | bits
+    return bits_of
 
 
 def depth(index: GraphIndex) -> dict[str, int]:
-    """Nodes on the longest path to each value; 0 is left out. One sweep in order."""
+    """Nodes on the longest path to each value; 0 is left out. A sweep in order."""
     steps: dict[str, int] = {}
     for node in index.graph.nodes:
         below = max((steps.get(name, 0) for name in node.reads), default=0)

@@ -24,7 +24,7 @@ _SIZES = frozenset({"int32", "int64"})
 
 
 def read_inputs(body: GraphProto, symbols: SymbolTable) -> dict[str, TensorType]:
-    """The graph's inputs by name; InputError for one that is named twice, or of no type and not stored either."""
+    """Return the graph's inputs by name; InputError for a repeated name, or for an input without type and value."""
     stored = {tensor.name for tensor in body.initializer}
     result: dict[str, TensorType] = {}
     for name, kind in decoded(body.input, lambda info: _io_type(info, "input")):
@@ -38,7 +38,7 @@ def read_inputs(body: GraphProto, symbols: SymbolTable) -> dict[str, TensorType]
 
 
 def read_outputs(body: GraphProto, symbols: SymbolTable) -> dict[str, TensorType]:
-    """The graph's outputs by name, once all nodes are read: InputError for one that none of them makes."""
+    """Return the graph's outputs by name, after reading all nodes: InputError for an output made by no node."""
     result: dict[str, TensorType] = {}
     decode = TypeDecoder(lambda info: _io_type(info, "output"))
     for info in body.output:
@@ -66,7 +66,7 @@ def _io_type(info: onnx.ValueInfoProto, what: str) -> TensorType:
 
 
 def declared(info: onnx.ValueInfoProto, owner: str) -> TensorType:
-    """The type that the file gives a value, of sane sizes; InputError in the name of its ``owner`` for others."""
+    """Return the type of a value in the file, of sane sizes; InputError naming the ``owner`` for others."""
     kind = read_type(info.type)
     check_dims(kind.shape or (), kind.dtype, owner)
     for size in kind.shape or ():
@@ -78,7 +78,7 @@ def declared(info: onnx.ValueInfoProto, owner: str) -> TensorType:
 def read_initializers(
     body: GraphProto, inputs: dict[str, TensorType], symbols: SymbolTable, folder: DataFolder
 ) -> dict[str, Tensor]:
-    """Stored values by name; an input whose type the file leaves open takes it from its value."""
+    """Return stored values by name; an input of open type gets the value's type."""
     result: dict[str, Tensor] = {}
     for proto in body.initializer:
         name = proto.name
@@ -101,23 +101,23 @@ def read_initializers(
 
 
 def _inside(name: str, tensor: Tensor) -> Tensor:
-    """A small constant of a data file as one of the model: it may be a shape or axes, which shape inference reads."""
+    """Return a small constant of a data file as a constant of the model: shape inference may read a shape or axes."""
     return Tensor(tensor.type, proto=onnx.numpy_helper.from_array(tensor.numpy(), name))
 
 
 def _detach(tensors: Iterable[Tensor]) -> None:
-    """Give stored values messages of their own, unless they are large: a part keeps the whole file's message alive."""
-    held = [tensor for tensor in tensors if tensor.proto is not None]
-    if sum(tensor.nbytes for tensor in held) > _COPIED_BYTES:
+    """Give stored values new messages, unless large: a part keeps the whole file's message alive."""
+    copied = [tensor for tensor in tensors if tensor.proto is not None]
+    if sum(tensor.nbytes for tensor in copied) > _COPIED_BYTES:
         return
-    for tensor in held:
+    for tensor in copied:
         copy = TensorProto()
         copy.CopyFrom(tensor.proto)
         tensor.proto = copy
 
 
 def _agreed(name: str, declared: TensorType, stored: TensorType) -> TensorType:
-    """The type of an input that has a stored value. A symbol in it stays one: another value may be fed."""
+    """The type of an input with a stored value. A symbol stays a symbol: another value may be fed."""
     if declared.shape is None or not known(declared.dtype):
         shape = stored.shape if declared.shape is None else declared.shape
         declared = TensorType(declared.dtype if known(declared.dtype) else stored.dtype, shape)
@@ -127,14 +127,14 @@ def _agreed(name: str, declared: TensorType, stored: TensorType) -> TensorType:
 
 
 def refuse_sparse(body: GraphProto) -> None:
-    """Raises UnsupportedError for a body that stores a sparse tensor."""
+    """Raises UnsupportedError for a body storing a sparse tensor."""
     if body.sparse_initializer:
         name = show(body.sparse_initializer[0].values.name)
         raise UnsupportedError(f"initializer {name} is sparse", "store it as a dense tensor")
 
 
 class TypeDecoder:
-    """The types that values are declared with. A graph has few distinct types: each is decoded, and held, once."""
+    """The types values are declared with. A graph has few distinct types: each is decoded, and held, once."""
 
     def __init__(self, decode: Callable[[onnx.ValueInfoProto], TensorType]) -> None:
         self._decode = decode

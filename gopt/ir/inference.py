@@ -1,4 +1,4 @@
-"""The type of every value: what the file declares or stores, and what ONNX's shape inference adds to it."""
+"""The type of every value: declared or stored in the file, or added by ONNX's shape inference."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ _LONG = 1 << 16
 
 
 def declared_types(body: GraphProto, names: Mapping[str, str]) -> dict[str, TensorType]:
-    """The types that the file itself gives values, of sane sizes; raises InputError for others.
+    """The types the file itself gives values, of sane sizes; raises InputError for others.
 
-    ``names``: each name as the object that the nodes have.
+    ``names``: each name as the object the nodes have.
     """
-    found = decoded(body.value_info, lambda info: declared(info, f"value {show(text(info.name))}"))
-    types = {names.get(name, name): kind for name, kind in found}
+    declared_infos = decoded(body.value_info, lambda info: declared(info, f"value {show(text(info.name))}"))
+    types = {names.get(name, name): kind for name, kind in declared_infos}
     types.update(decoded(body.output, lambda info: read_type(info.type)))
     return types
 
 
 def add_types(graph: Graph, file: ModelFile, header: ModelHeader | None) -> None:
-    """Add the types that are stored or inferred to the declared ones in ``graph.types``; the more exact one is kept.
+    """Add stored and inferred types to the declared types in ``graph.types``; the more exact type is kept.
 
-    ``header``: what a long graph keeps of the model while it is treated in chunks; the message is released then.
-    Raises InputError for a model that onnx's checker refuses: inference is most of its full check, and is done once.
+    ``header``: kept of the model of a long graph, treated in chunks, after releasing the message. Raises InputError for
+    a model refused by onnx's checker: inference is most of the full check, and is done once.
     """
     constants, types = _large_constants(graph.nodes), graph.types
-    found = None
+    chunk = None
     if header is not None:
         file.release()
-        found = types_by_chunk(graph, header, constants, fold_small(graph.nodes, graph.initializers, graph.inputs))
-    types.update(_types_at_once(graph, file, constants) if found is None else found)
+        chunk = types_by_chunk(graph, header, constants, fold_small(graph.nodes, graph.initializers, graph.inputs))
+    types.update(_types_at_once(graph, file, constants) if chunk is None else chunk)
     types.update(constants)
     types.update((name, tensor.type) for name, tensor in graph.initializers.items())
     types.update(graph.inputs)
@@ -54,7 +54,7 @@ def add_types(graph: Graph, file: ModelFile, header: ModelHeader | None) -> None
 
 
 def _refuse_overflow(graph: Graph) -> None:
-    """Raise InputError for a value that inference finds to have more elements than a file or a manifest can say."""
+    """Raise InputError for an inferred value with more elements than a file or a manifest can describe."""
     large = {kind for kind in set(graph.types.values()) if overflows(kind.shape)}
     for name, kind in graph.types.items() if large else ():
         if kind in large:
@@ -62,7 +62,7 @@ def _refuse_overflow(graph: Graph) -> None:
 
 
 def _types_at_once(graph: Graph, file: ModelFile, constants: dict[str, TensorType]) -> dict[str, TensorType]:
-    """Return the types that onnx's shape inference finds for the whole graph; the model is checked at the same time."""
+    """Return the types from onnx's shape inference of the whole graph; the model is checked at the same time."""
     nodes, inputs, initializers = graph.nodes, graph.inputs, graph.initializers
     # Where every shape is declared in numbers, as some exporters do, inference adds nothing.
     static = {name for name, kind in graph.types.items() if kind.static and known(kind.dtype)}
@@ -80,12 +80,12 @@ def _types_at_once(graph: Graph, file: ModelFile, constants: dict[str, TensorTyp
         check_legal(file)
         inferred = None
     again = strict if not folded else _copy(file.model, nodes, inputs, initializers, constants, folded)
-    found = decoded(_inferred(again, None if folded else inferred), _sane)
-    return {name: kind for name, kind in found if known(kind.dtype)}
+    inferred_types = decoded(_inferred(again, None if folded else inferred), _sane)
+    return {name: kind for name, kind in inferred_types if known(kind.dtype)}
 
 
 def infer_types(graph: Graph) -> None:
-    """Infer types once more, after nodes were replaced by others or operators were registered; only adds to them."""
+    """Infer types once more, after nodes were replaced by others or operators were registered; only adds types."""
     model = ModelProto()
     model.CopyFrom(graph.header)
     for table, border in ((graph.inputs, model.graph.input), (graph.outputs, model.graph.output)):
@@ -101,8 +101,8 @@ def infer_types(graph: Graph) -> None:
 
 
 def _large_constants(nodes: Iterable[Node]) -> dict[str, TensorType]:
-    """The constants that inference is spared, with their types."""
-    found = {}
+    """Return the constants hidden from inference, with the types."""
+    types = {}
     for node in nodes:
         if node.op_type != "Constant" or len(node.outputs) != 1 or (proto := node.proto) is None:
             continue
@@ -110,10 +110,10 @@ def _large_constants(nodes: Iterable[Node]) -> dict[str, TensorType]:
             if attribute.type == AttributeProto.TENSOR and attribute.name == "value":
                 kind = TensorType(dtype_name(attribute.t.data_type), tuple(attribute.t.dims))
                 if kind.nbytes > limits.CHECKED_BYTES:
-                    found[node.outputs[0]] = kind
+                    types[node.outputs[0]] = kind
             elif attribute.name == "value_ints" and len(attribute.ints) * 8 > limits.CHECKED_BYTES:
-                found[node.outputs[0]] = TensorType("int64", (len(attribute.ints),))
-    return found
+                types[node.outputs[0]] = TensorType("int64", (len(attribute.ints),))
+    return types
 
 
 def _sane(info: onnx.ValueInfoProto) -> TensorType:
@@ -131,7 +131,7 @@ def _copy(
     constants: dict[str, TensorType],
     folded: Mapping[str, np.ndarray],
 ) -> ModelProto:
-    """A copy in which large values are mere inputs, and ``folded`` ones constants."""
+    """Return a copy with large values as inputs, and ``folded`` values as constants."""
     copy = ModelProto(ir_version=model.ir_version)
     copy.opset_import.extend(model.opset_import)
     copy.functions.extend(model.functions)
@@ -153,23 +153,23 @@ def _copy(
 
 
 def _inferred(copy: ModelProto, graph: GraphProto | None = None) -> Iterable[onnx.ValueInfoProto]:
-    """Return the value infos that shape inference adds to a model, or has added (``graph``); none if it fails."""
+    """Return the value infos from shape inference of a model, or in ``graph``; none if inference fails."""
     try:
         if graph is None:
             graph = onnx.shape_inference.infer_shapes(copy, strict_mode=False).graph
-        found = (*graph.value_info, *graph.output)
-        open_ends = any(not read_type(info.type).static for info in found) or len(found) < len(copy.graph.node)
-        if open_ends and not any(map(_long, (*found, *copy.graph.input))):
+        infos = (*graph.value_info, *graph.output)
+        open_ends = any(not read_type(info.type).static for info in infos) or len(infos) < len(copy.graph.node)
+        if open_ends and not any(map(_long, (*infos, *copy.graph.input))):
             graph = onnx.shape_inference.infer_shapes(copy, data_prop=True, strict_mode=False).graph
-            found = (*graph.value_info, *graph.output)
+            infos = (*graph.value_info, *graph.output)
     except MemoryError:
         raise
     except Exception:  # its exceptions have no common base; code that needs a missing type reports it
         return ()
-    return found
+    return infos
 
 
 def _long(info: onnx.ValueInfoProto) -> bool:
-    """Return whether a value is one long row: following its data would make a dimension of each of its elements."""
+    """Return whether a value is a long row: following the data would make a dimension of each element."""
     shape = read_type(info.type).shape
     return shape is not None and len(shape) == 1 and isinstance(shape[0], int) and shape[0] > _LONG

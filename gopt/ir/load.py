@@ -1,7 +1,7 @@
 """Loads an ONNX file as a Graph, or refuses it with a one-line message.
 
-Later code relies on what is checked here: every value is defined once and read after it is made, sizes are sane,
-stored bytes match their shapes, and external data lies inside the model's folder. Large values are not copied.
+Later code relies on the checks here: every value is defined once and read afterwards, sizes are sane, stored bytes
+match their shapes, and external data lies inside the model's folder. Large values are not copied.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _OWN_VALUES = 4
 def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
     """Return the graph in an ONNX file.
 
-    Initializers keep their TensorProto or a reference to external data; none is read. ``own`` permits names that begin
-    with ``gopt.``, for reading gopt's own output.
+    Initializers keep their TensorProto or a reference to external data; no value is read. ``own`` permits names
+    beginning with ``gopt.``, for reading gopt's own output.
 
-    Raises InputError if the file is missing, malformed, truncated or hostile, and for whatever ``onnx.checker`` refuses
-    with its full check; UnsupportedError for training_info, the Gradient operator, sparse initializers, and inputs or
-    outputs that are not dense tensors.
+    Raises InputError if the file is missing, malformed, truncated or hostile, and for a model refused by the full check
+    of ``onnx.checker``; UnsupportedError for training_info, the Gradient operator, sparse initializers, and inputs or
+    outputs other than dense tensors.
     """
     name = os.fsdecode(path)
     with naming(name), gc_paused():
@@ -56,7 +56,7 @@ def load(path: str | os.PathLike[str], *, own: bool = False) -> Graph:
 
 
 def checked_graph(file: ModelFile, path: str, *, own: bool = False) -> Graph:
-    """Return the graph of a model whose external data, if it has any, lies beside ``path``.
+    """Return the graph of a model with external data, if any, beside ``path``.
 
     Raises InputError and UnsupportedError as ``load`` does, without a file's name.
     """
@@ -69,10 +69,10 @@ def checked_graph(file: ModelFile, path: str, *, own: bool = False) -> Graph:
 
 
 def outline(path: str | os.PathLike[str], refusal: GoptError) -> Graph:
-    """Return the graph of a valid file that ``load`` refuses, for showing it: one without nodes, or with values that
-    are no tensors, which have the name of their kind for a type. Sparse values are left out, no type is inferred.
+    """Return the graph of a valid file ``load`` refuses, to show the file: a graph without nodes, or with values that
+    are no tensors, typed by the name of the kind. Sparse values are left out, no type is inferred.
 
-    Raises ``refusal`` where it is about something else, and InputError for a file that onnx's checker refuses.
+    Raises ``refusal`` for any other cause, and InputError for a file refused by onnx's checker.
     """
     name = os.fsdecode(path)
     with naming(name), gc_paused():
@@ -82,7 +82,7 @@ def outline(path: str | os.PathLike[str], refusal: GoptError) -> Graph:
             raise refusal
         model, body, symbols = file.model, file.model.graph, SymbolTable(None)
         inputs, outputs = ({info.name: _shown(info) for info in values} for values in (body.input, body.output))
-        initializers = {each.name: Tensor(stored_type(each, each.name), proto=each) for each in body.initializer}
+        initializers = {value.name: Tensor(stored_type(value, value.name), proto=value) for value in body.initializer}
         nodes = read_nodes(body.node, encoded_nodes(file.data), symbols, own=True)
         types = {info.name: _shown(info) for info in body.value_info} | inputs | outputs
         types |= {name: tensor.type for name, tensor in initializers.items()}
@@ -96,14 +96,14 @@ def _shown(info: ValueInfoProto) -> TensorType:
 
 
 def graph_of(model: ModelProto, path: str | os.PathLike[str] = "the model") -> Graph:
-    """Return the graph of a model in memory, checked as a file is; ``path``: its external data lie beside it."""
+    """Return the graph of a model in memory, checked like a file; external data lie beside ``path``."""
     name = os.fsdecode(path)
     with naming(name), gc_paused():
         return checked_graph(ModelFile(model.SerializeToString(deterministic=True)), name)
 
 
 def read_file(path: str) -> ModelFile:
-    """The file as a model that has at least a version, an operator set and a graph."""
+    """Return the file as a model with at least a version, an operator set and a graph."""
     check_model_size(regular_size(path))
     try:
         with open(path, "rb") as stream:
@@ -150,27 +150,27 @@ def _not_onnx(data: bytes, path: str) -> InputError:
     return InputError("is not an ONNX model", *hints)
 
 
-def _graph(file: ModelFile, folder: DataFolder, own: bool) -> Graph:
+def _graph(file: ModelFile, folder: DataFolder, from_gopt: bool) -> Graph:
     model, body = file.model, file.model.graph
     _refuse_forms(model)
     header = header_of(model)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
-    symbols = SymbolTable(None if own else _reserved_hint(metadata))
+    symbols = SymbolTable(None if from_gopt else _reserved_hint(metadata))
     inputs = read_inputs(body, symbols)
     initializers = read_initializers(body, inputs, symbols, folder)
-    nodes = read_nodes(body.node, encoded_nodes(file.data), symbols, own)
+    nodes = read_nodes(body.node, encoded_nodes(file.data), symbols, from_gopt)
     if symbols.bodies or model.functions:
         apart = _apart(file)
         if apart is not None:
-            return _graph(apart, folder, own)
+            return _graph(apart, folder, from_gopt)
     check_order(nodes, {"", *inputs, *initializers})
     name_apart(nodes)
     outputs = read_outputs(body, symbols)
     graph = Graph(body.name, nodes, inputs, outputs, initializers, {}, header, metadata)
     graph.types = declared_types(body, symbols.defined)
-    kept = header_for_chunks(model, nodes, flat=not symbols.bodies)
+    chunk_header = header_for_chunks(model, nodes, flat=not symbols.bodies)
     del model, body, symbols  # the message of a long graph is freed before types are inferred
-    add_types(graph, file, kept)
+    add_types(graph, file, chunk_header)
     for name, kind in outputs.items():
         if not known(kind.dtype):
             outputs[name] = graph.types.get(name, kind)
@@ -178,8 +178,8 @@ def _graph(file: ModelFile, folder: DataFolder, own: bool) -> Graph:
 
 
 def _apart(file: ModelFile) -> ModelFile | None:
-    """The file with names of bodies apart from those around them; None where they are. Raises as ``check_legal``, for
-    a body may not redefine what stands before it."""
+    """Return the file with names of bodies unlike the names around; None if unlike already. Raises as ``check_legal``,
+    because a body may not redefine earlier names."""
     model = file.model
     if not name_bodies_apart(model):
         return None
@@ -189,11 +189,11 @@ def _apart(file: ModelFile) -> ModelFile | None:
 
 def _refuse_forms(model: ModelProto) -> None:
     body = model.graph
-    known = onnx.defs.C.schema_version_map()
+    schema_versions = onnx.defs.C.schema_version_map()
     for imports in (model.opset_import, *(function.opset_import for function in model.functions)):
         _refuse_two_versions(imports)
-    for entry in (*model.opset_import, *(each for function in model.functions for each in function.opset_import)):
-        newest = known.get("" if entry.domain == "ai.onnx" else entry.domain, (0, entry.version))[1]
+    for entry in (*model.opset_import, *(opset for function in model.functions for opset in function.opset_import)):
+        newest = schema_versions.get("" if entry.domain == "ai.onnx" else entry.domain, (0, entry.version))[1]
         if entry.version > newest:
             what = f"operator set {entry.version} of domain {show(entry.domain or 'ai.onnx')}"
             raise InputError(
@@ -227,7 +227,7 @@ def _refuse_two_versions(imports: Iterable[OperatorSetIdProto]) -> None:
 
 
 def header_of(model: ModelProto) -> ModelProto:
-    """The model without its graph; raises InputError for texts that are not UTF-8."""
+    """The model without the graph; raises InputError for texts that are not UTF-8."""
     header = ModelProto()
     for field, value in model.ListFields():
         if field.name == "graph":

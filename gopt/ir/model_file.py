@@ -1,4 +1,4 @@
-"""The bytes of a model file, and its protobuf message while that is needed."""
+"""The bytes of a model file, and the protobuf message while needed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _NO_MEMORY, _DEPTH = "alloc failed", "MaxDepth"
 
 
 def parse_model(data: bytes) -> ModelProto:
-    """Raises DecodeError for bytes that are no model; InputError for graphs nested too deeply, and MemoryError, which
-    protobuf reports as the same."""
+    """Raise DecodeError for bytes of no model; InputError for graphs nested too deeply, and MemoryError, which protobuf
+    reports as the same."""
     try:
         model: ModelProto = ModelProto.FromString(data)
     except DecodeError as error:
@@ -27,9 +27,9 @@ def parse_model(data: bytes) -> ModelProto:
 
 
 class ModelFile:
-    """``data``: the file's bytes; ``model``: its message, parsed again if it was released.
+    """``data``: the file's bytes; ``model``: the message, parsed again after a release.
 
-    A parsed message takes about six times the memory of the bytes, and lives as long as any part of it does.
+    A parsed message takes about six times the memory of the bytes, and lives as long as any part.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -38,11 +38,11 @@ class ModelFile:
 
     @property
     def model(self) -> ModelProto:
-        """Raises DecodeError for bytes that are no model, MemoryError."""
+        """Raise DecodeError for bytes of no model, MemoryError."""
         if self._model is None:
             self._model = parse_model(self.data)
         return self._model
 
     def release(self) -> None:
-        """Free the message if no other object refers to a part of it."""
+        """Free the message unless another object refers to a part."""
         self._model = None

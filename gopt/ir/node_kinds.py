@@ -1,4 +1,4 @@
-"""Whether a node works element by element, may be random, or reads a shape alone: by the record of its operator."""
+"""Whether a node works element by element, may be random, or reads a shape alone: by the record of the operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def elementwise(node: Node) -> bool:
 
 
 def heavy(node: Node) -> bool:
-    """Return whether the node is a contraction (or a loop, which is likely to hold some)."""
+    """Return whether the node is a contraction, or a loop, which likely holds contractions."""
     return node.op_type in HEAVY
 
 
@@ -37,12 +37,12 @@ def random(node: Node) -> bool:
     if not control_flow(node) or (proto := node.proto) is None:
         return False
     return any(
-        inner.op_type in RANDOM and all(each.name != "seed" for each in inner.attribute) for inner in nested([proto])
+        inner.op_type in RANDOM and all(attr.name != "seed" for attr in inner.attribute) for inner in nested([proto])
     )
 
 
 def draws(node: Node) -> bool:
-    """Return whether the node is random, or a node inside one of its bodies."""
+    """Return whether the node, or a node inside a body, is random."""
     if node.op_type not in MAY_DRAW:
         return False
     if not control_flow(node) or (proto := node.proto) is None:
@@ -50,22 +50,22 @@ def draws(node: Node) -> bool:
     bodies = [attribute.g for attribute in proto.attribute if attribute.HasField("g")]
     while bodies:
         body = bodies.pop()
-        for each in body.node:
-            names = {attribute.name for attribute in each.attribute}
-            if each.domain in ("", "ai.onnx") and each.op_type in RANDOM and "seed" not in names:
+        for node_inside in body.node:
+            names = {attribute.name for attribute in node_inside.attribute}
+            if node_inside.domain in ("", "ai.onnx") and node_inside.op_type in RANDOM and "seed" not in names:
                 return True
-            bodies += [attribute.g for attribute in each.attribute if attribute.HasField("g")]
+            bodies += [attribute.g for attribute in node_inside.attribute if attribute.HasField("g")]
     return False
 
 
 def value_reads(node: Node) -> Sequence[str]:
-    """The operands whose elements a result depends on: Shape and Size look at a shape alone, and CastLike at the type
-    of its second operand."""
+    """Return the operands with elements behind a result: Shape and Size read a shape alone, CastLike the type of
+    operand 1."""
     if node.domain not in ("", "ai.onnx") or not (unread := operator(node.op_type).by_type):
         return node.reads
-    return [name for place, name in enumerate(node.inputs) if place not in unread]
+    return [name for index, name in enumerate(node.inputs) if index not in unread]
 
 
 def reads_value(node: Node, name: str) -> bool:
-    """Return whether a node that reads ``name`` depends on its elements."""
+    """Return whether a node reading ``name`` depends on the elements."""
     return not operator(node.op_type).by_type or name in value_reads(node)

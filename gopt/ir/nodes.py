@@ -1,4 +1,4 @@
-"""Nodes as a file has them: operators and attributes looked at, names defined, the bodies of control flow searched."""
+"""Nodes of a file: operators and attributes checked, names defined, the bodies of control flow searched."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SIZED = frozenset({"num_outputs", "shape", "axes"})
 """Attributes that determine how many outputs or dimensions shape inference allocates."""
 
 
-def read_node(proto: NodeProto, symbols: SymbolTable, own: bool) -> Node:
+def read_node(proto: NodeProto, symbols: SymbolTable, from_gopt: bool) -> Node:
     """Convert a node and define its outputs in ``symbols``.
 
-    ``own``: the node may carry the name of the gopt pass that added it.
+    ``own``: the node may carry the name of a gopt pass.
     """
     names, op_type, domain = symbols.defined, proto.op_type, proto.domain
     if type(op_type) is str and type(domain) is str:  # else they are not text, which is refused later
@@ -47,32 +47,32 @@ def read_node(proto: NodeProto, symbols: SymbolTable, own: bool) -> Node:
         _check_operator(proto)
     if node.domain == SPMD:
         _refuse_spmd(proto)
-    if own:
+    if from_gopt:
         node.made_by = next((entry.value for entry in proto.metadata_props if entry.key == MADE_BY), "")
     return node
 
 
 def name_apart(nodes: Sequence[Node]) -> None:
-    """Give later nodes of one name names of their own: reports tell nodes apart by name, and ONNX Runtime wants it."""
+    """Rename later nodes of the same name: reports tell nodes apart by name, and ONNX Runtime wants unique names."""
     names = [node.name for node in nodes if node.name]
-    taken = set(names)
-    if len(taken) == len(names):
+    names_used = set(names)
+    if len(names_used) == len(names):
         return
-    seen: set[str] = set()
+    labels: set[str] = set()
     count = 1
     for node in nodes:
-        if node.name in seen:
+        if node.name in labels:
             name = node.name
-            while node.name in taken:
+            while node.name in names_used:
                 count += 1
                 node.name = f"{name}_{count}"
-            taken.add(node.name)
+            names_used.add(node.name)
             proto = node.proto
             assert proto is not None
             proto.name = node.name
             node.proto = proto
         if node.name:
-            seen.add(node.name)
+            labels.add(node.name)
 
 
 def _check_operator(proto: NodeProto) -> None:
@@ -96,9 +96,9 @@ def _refuse_spmd(proto: NodeProto) -> None:
 
 
 def captures(proto: NodeProto, symbols: SymbolTable) -> dict[str, None]:
-    """Return the outer values that the bodies in a node's attributes read, in order; also checks the attributes."""
+    """Return the outer values the bodies in a node's attributes read, in order; also checks the attributes."""
     _check_operator(proto)
-    found: dict[str, None] = {}
+    captured: dict[str, None] = {}
     for attribute in proto.attribute:
         kind = attribute.type
         if attribute.name in _SIZED:
@@ -116,16 +116,16 @@ def captures(proto: NodeProto, symbols: SymbolTable) -> dict[str, None]:
             _check_attribute_tensors(attribute, owner)
         elif kind in _GRAPH_ATTRIBUTES:
             for body in (attribute.g,) if kind == AttributeProto.GRAPH else attribute.graphs:
-                found.update(_body_captures(body, symbols.inner()))
+                captured.update(_body_captures(body, symbols.inner()))
         elif kind in _SPARSE_ATTRIBUTES:
             raise UnsupportedError(f"{owner} is a sparse tensor", "store it as a dense tensor")
         elif not attribute.ref_attr_name:
             raise InputError(f"{owner} has no type")
-    return found
+    return captured
 
 
 def _refuse_sizes(proto: NodeProto, attribute: AttributeProto) -> None:
-    """Raise InputError for numbers of outputs or dimensions that shape inference would make without looking twice."""
+    """Raise InputError for numbers of outputs or dimensions trusted by shape inference."""
     owner = f"attribute {show(attribute.name)} of node {show(proto.name or ''.join(proto.output[:1]))}"
     if attribute.name == "num_outputs" and attribute.i > len(proto.output):
         raise InputError(f"{owner} is {attribute.i}, and the node has {len(proto.output)} outputs")
@@ -145,12 +145,11 @@ def _check_attribute_tensors(attribute: AttributeProto, owner: str) -> None:
 
 
 def _body_captures(body: GraphProto, symbols: SymbolTable) -> dict[str, None]:
-    """Return the outer values that a control-flow body reads, including those it returns directly.
+    """Return the outer values read or returned by a control-flow body.
 
-    Read in file order, so that a value used in the body before it is made there counts as one from outside, and
-    is found undefined.
+    In file order, a value used before its node counts as an outer value, and is found undefined.
     """
-    found: dict[str, None] = {}
+    captured: dict[str, None] = {}
     refuse_sparse(body)
     for info in body.input:
         symbols.define(info.name, "an input of a body")
@@ -164,17 +163,17 @@ def _body_captures(body: GraphProto, symbols: SymbolTable) -> dict[str, None]:
         check_data(tensor, stored_type(tensor, owner), owner)
     for node in body.node:
         inner = captures(node, symbols)
-        found.update((name, None) for name in (*node.input, *inner) if name not in symbols.defined)
+        captured.update((name, None) for name in (*node.input, *inner) if name not in symbols.defined)
         symbols.allow(node.name, "node")
         for name in node.output:
             if name:
                 symbols.define(name, "a node output")
-    found.update((info.name, None) for info in body.output if info.name not in symbols.defined)
-    return found
+    captured.update((info.name, None) for info in body.output if info.name not in symbols.defined)
+    return captured
 
 
 def nested(nodes: Iterable[NodeProto]) -> Iterable[NodeProto]:
-    """Nodes, and those in the bodies of their control flow."""
+    """Yield nodes, and nodes in bodies of control flow."""
     for node in nodes:
         yield node
         for attribute in node.attribute:
@@ -184,17 +183,17 @@ def nested(nodes: Iterable[NodeProto]) -> Iterable[NodeProto]:
 
 
 def reads(node: NodeProto) -> set[str]:
-    """Values that a node reads, in its bodies too; a body's own values are not among them."""
-    found = set(node.input)
+    """Return values read by a node, also in bodies; a body's own values are left out."""
+    names = set(node.input)
     for attribute in node.attribute:
         if attribute.type in _GRAPH_ATTRIBUTES:
             for body in (attribute.g, *attribute.graphs):
-                found |= _outer_reads(body)
-    return found - {""}
+                names |= _outer_reads(body)
+    return names - {""}
 
 
 def _outer_reads(body: GraphProto) -> set[str]:
-    own = {each.name for each in (*body.input, *body.initializer)}
-    own.update(each.values.name for each in body.sparse_initializer)
-    own.update(name for node in body.node for name in node.output)
-    return ({name for node in body.node for name in reads(node)} | {each.name for each in body.output}) - own
+    names = {value.name for value in (*body.input, *body.initializer)}
+    names.update(sparse.values.name for sparse in body.sparse_initializer)
+    names.update(name for node in body.node for name in node.output)
+    return ({name for node in body.node for name in reads(node)} | {value.name for value in body.output}) - names

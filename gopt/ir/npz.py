@@ -1,7 +1,7 @@
-"""Arrays of an ``.npz`` or ``.npy`` file: their headers are read first, and an array only when it is asked for.
+"""Arrays of an ``.npz`` or ``.npy`` file: headers are read first, arrays on demand.
 
-A compressed archive can be a thousand times larger inside, so nothing is decompressed before its type is known and
-the sum of what is taken is bounded. Nothing is unpickled.
+A compressed archive can be a thousand times larger inside, so nothing is decompressed before the type is known, and the
+sum of decompressed bytes is bounded. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ _PLAIN = "write it with numpy.savez, or use .safetensors, which is read piece by
 
 
 class Archive(Mapping[str, Tensor]):
-    """The arrays of an archive by name: their names are in its list of members, an array's header is read when it is
-    asked for, and its values when they are.
+    """The arrays of an archive by name: the list of members has the names; headers and values are read on demand.
 
-    Raises InputError, whenever something is read, for a damaged file, a type that ONNX has not, or a limit.
+    Every read may raise InputError for a damaged file, a type unknown to ONNX, or a limit.
     """
 
     def __init__(self, path: str, size: int) -> None:
@@ -72,8 +71,7 @@ class Archive(Mapping[str, Tensor]):
 
 
 def read_npy(path: str, size: int) -> Tensor:
-    """The array of an ``.npy`` file of ``size`` bytes, read when it is asked for; raises InputError, inside of
-    ``naming``."""
+    """The array of an ``.npy`` file of ``size`` bytes, read on demand; raises InputError, inside of ``naming``."""
     name = os.path.basename(path)
     with _reading("", ".npy"), open(path, "rb") as file:
         header = _Header(name, file)
@@ -100,15 +98,15 @@ def _damaged(name: str, error: Exception, kind: str) -> InputError:
 
 
 def _check_directory(path: str, size: int) -> None:
-    """Raise InputError where the list of members, which zipfile reads at once, is beyond the limit."""
+    """Raise InputError for a list of members, read at once by zipfile, beyond the limit."""
     with open(path, "rb") as file:
         file.seek(max(0, size - (1 << 16) - 22))
         tail = file.read()
-    place = tail.rfind(_END)
-    if place < 0 or len(tail) < place + 22:
+    end = tail.rfind(_END)
+    if end < 0 or len(tail) < end + 22:
         return  # zipfile's message names the fault
-    (listed,) = struct.unpack_from("<L", tail, place + 12)
-    place64 = tail.rfind(_END64, 0, place)
+    (listed,) = struct.unpack_from("<L", tail, end + 12)
+    place64 = tail.rfind(_END64, 0, end)
     if listed == 0xFFFFFFFF and place64 >= 0 and len(tail) >= place64 + 48:
         (listed,) = struct.unpack_from("<Q", tail, place64 + 40)
     if min(listed, size) > limits.ARCHIVE_DIRECTORY:
@@ -120,14 +118,14 @@ def _check_directory(path: str, size: int) -> None:
 
 
 class _SizeBudget:
-    """Number of bytes that may still be read from one archive."""
+    """Number of bytes still readable from an archive."""
 
     def __init__(self, size: int) -> None:
         self.most = max(limits.ARCHIVE_FREE, limits.ARCHIVE_GROWTH * size)
         self.taken = 0
 
     def take(self, name: str, nbytes: int) -> None:
-        """Raise InputError where an array is beyond what the archive may give."""
+        """Raise InputError for an array beyond the archive's budget."""
         if self.taken + nbytes > self.most:
             raise InputError(
                 f"{show(name)} takes {nbytes} bytes, and arrays of a file of this size may take {self.most} in all "
@@ -166,8 +164,8 @@ class _Header:
         with archive.open(entry) as file:
             header = cls(name, file)
         if entry.file_size != header.nbytes + header.type.nbytes:
-            held = entry.file_size - header.nbytes
-            raise InputError(f"{show(name)} holds {held} bytes, but {header.type} takes {header.type.nbytes}")
+            nbytes = entry.file_size - header.nbytes
+            raise InputError(f"{show(name)} holds {nbytes} bytes, but {header.type} takes {header.type.nbytes}")
         return header
 
 
@@ -206,13 +204,13 @@ def _values(file: IO[bytes], header: _Header) -> np.ndarray:
     """The values behind a header, in the machine's own order of bytes."""
     file.read(header.nbytes)
     flat = np.empty(header.type.elements, header.dtype)
-    held, place = flat.view(np.uint8), 0
-    while place < len(held):
-        chunk = file.read(min(_CHUNK, len(held) - place))
+    memory, offset = flat.view(np.uint8), 0
+    while offset < len(memory):
+        chunk = file.read(min(_CHUNK, len(memory) - offset))
         if not chunk:
-            raise ValueError(f"it ends {len(held) - place} bytes early")
-        held[place : place + len(chunk)] = np.frombuffer(chunk, np.uint8)
-        place += len(chunk)
+            raise ValueError(f"it ends {len(memory) - offset} bytes early")
+        memory[offset : offset + len(chunk)] = np.frombuffer(chunk, np.uint8)
+        offset += len(chunk)
     shape = header.type.dims
     array = flat.reshape(shape[::-1]).T if header.fortran else flat.reshape(shape)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -1,7 +1,7 @@
-"""gopt refuses what onnx's own checker refuses, and names the node or value.
+"""gopt refuses every model refused by onnx's own checker, and names the node or value.
 
-The checker reads the file as it is, unless values are large or external: those become inputs of a copy, after gopt has
-checked their types and sizes itself.
+The checker reads the file as it is, unless values are large or external: large values become inputs of a copy, after
+gopt has checked the types and sizes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _NODE = re.compile(r"Bad node spec for node\. Name: (.*?) OpType: (\S+)")
 
 
 def check_legal(file: ModelFile) -> None:
-    """Raise InputError for a model that ``onnx.checker`` refuses with its full check."""
-    found = _error(file)
-    if found is not None:
-        raise InputError(f"is not a valid ONNX model: {found}", _NEXT)
+    """Raise InputError for a model ``onnx.checker`` refuses with the full check."""
+    error = _error(file)
+    if error is not None:
+        raise InputError(f"is not a valid ONNX model: {error}", _NEXT)
 
 
 def check_structure(file: ModelFile) -> None:
-    """The same without shape inference, for callers that infer shapes themselves, in strict mode."""
+    """Check without shape inference, for callers with shape inference in strict mode."""
     slim = _slim(file.model)
     if not accepts(file.data if slim is None else slim.SerializeToString(), full=False):
         check_legal(file)
@@ -56,14 +56,14 @@ def _error(file: ModelFile) -> str | None:
         if not node.name:
             node.name = next((name for name in node.output if name), "")
     text = _said(named.SerializeToString()) or "the checker does not say why"
-    said = _line(text)
-    owner = "" if "node name: " in said else _node(text, said) or _value(model)
-    said = f"{owner}: {said}" if owner else said
-    return said if len(said) <= limits.REASON else f"{said[: limits.REASON]}…"
+    line = _line(text)
+    owner = "" if "node name: " in line else _node(text, line) or _value(model)
+    line = f"{owner}: {line}" if owner else line
+    return line if len(line) <= limits.REASON else f"{line[: limits.REASON]}…"
 
 
 def _said(data: bytes, *, full: bool = True) -> str | None:
-    """Return the checker's message about a model; None if it accepts the model."""
+    """Return the checker's message about a model; None for an accepted model."""
     try:
         onnx.checker.check_model(data, full_check=full)
     except UnicodeDecodeError:
@@ -76,39 +76,39 @@ def _said(data: bytes, *, full: bool = True) -> str | None:
 
 
 def _line(text: str) -> str:
-    """The checker's message on one line, without the path through its own code."""
+    """Return the checker's message on one line, without the path through its code."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("==>")]
-    said = _HEAD.sub("", " ".join(lines))
-    return "".join(char if char.isprintable() else "?" for char in said)
+    message = _HEAD.sub("", " ".join(lines))
+    return "".join(char if char.isprintable() else "?" for char in message)
 
 
-def _node(text: str, said: str) -> str:
-    """Return the node that a message is about, if the checker names it."""
-    found = _NODE.search(text)
-    if found is None or not found.group(1):
+def _node(text: str, line: str) -> str:
+    """Return the node named by the checker's message, if any."""
+    match = _NODE.search(text)
+    if match is None or not match.group(1):
         return ""
-    operator, name = found.group(2), found.group(1)
-    if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", said):
+    operator, name = match.group(2), match.group(1)
+    if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", line):
         return ""
     return f"{operator if operator.isidentifier() else show(operator)} {show(name)}"
 
 
 def _value(model: ModelProto) -> str:
-    """The value whose declared or stored type is at fault, where the checker names none."""
+    """Return the value with a faulty declared or stored type, if the checker names no value."""
     body = model.graph
     stored = {tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in body.initializer}
-    bodies = [each for function in model.functions for each in function.value_info]
+    bodies = [value for function in model.functions for value in function.value_info]
     for info in (*body.input, *body.output, *body.value_info, *bodies):
         kind = info.type.tensor_type
-        held = stored.get(info.name)
+        declared_here = stored.get(info.name)
         declared = (kind.elem_type, tuple(dim.dim_value for dim in kind.shape.dim))
-        if not _sound(info) or (held is not None and held != declared):
+        if not _sound(info) or (declared_here is not None and declared_here != declared):
             return f"value {show(info.name)}"
     return ""
 
 
 def _sound(info: onnx.ValueInfoProto) -> bool:
-    """Return whether a declared type is one at all."""
+    """Return whether a declared type is valid."""
     try:
         onnx.checker.check_value_info(info)
     except MemoryError:
@@ -123,28 +123,28 @@ def _sound(info: onnx.ValueInfoProto) -> bool:
 
 
 def _slim(model: ModelProto) -> ModelProto | None:
-    """A copy in which large values are inputs; None where the model has none."""
+    """Return a copy with large values as inputs; None for a model without large values."""
     body = model.graph
     stored = {tensor.name for tensor in body.initializer if _large(tensor)}
-    made = {node.output[0] for node in body.node if _large_constant(node)}
-    if not stored and not made:
+    constants = {node.output[0] for node in body.node if _large_constant(node)}
+    if not stored and not constants:
         return None
     copy = ModelProto()
     _merge(copy, model, {"graph"})
     _merge(copy.graph, body, {"initializer", "node"})
     _store(copy.graph, body, stored)
     for node in body.node:
-        if made and node.output and node.output[0] in made:
+        if constants and node.output and node.output[0] in constants:
             attribute = node.attribute[0]
-            kept = attribute.t if attribute.name == "value" else TensorProto(data_type=7, dims=[len(attribute.ints)])
-            copy.graph.input.append(_as_input(node.output[0], kept))
+            value = attribute.t if attribute.name == "value" else TensorProto(data_type=7, dims=[len(attribute.ints)])
+            copy.graph.input.append(_as_input(node.output[0], value))
         else:
             copy.graph.node.append(node)
     return copy
 
 
 def without_nodes(model: ModelProto) -> ModelProto:
-    """A copy without nodes and what they make, in which large values are inputs."""
+    """Return a copy without nodes and results, with large values as inputs."""
     copy, body = ModelProto(), model.graph
     _merge(copy, model, {"graph"})
     _merge(copy.graph, body, {"initializer", "node", "output", "value_info"})
@@ -168,7 +168,7 @@ def _merge(copy: Message, source: Message, skipped: set[str]) -> None:
 
 
 def _store(copy: GraphProto, body: GraphProto, large: set[str]) -> None:
-    """Copy the initializers; those named in ``large`` become inputs."""
+    """Copy the initializers; those in ``large`` become inputs."""
     declared = {info.name for info in body.input}
     for tensor in body.initializer:
         if tensor.name not in large:
@@ -194,7 +194,7 @@ def _large(tensor: TensorProto) -> bool:
 
 
 def _large_constant(node: NodeProto) -> bool:
-    """Return whether a node is a plain Constant with a large value, which gopt has looked at itself."""
+    """Return whether a node is a plain Constant with a large value, checked by gopt."""
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.output) != 1 or node.input:
         return False
     if len(node.attribute) != 1 or node.attribute[0].ref_attr_name:

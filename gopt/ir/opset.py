@@ -1,4 +1,4 @@
-"""The version of the standard operators that a model is written for."""
+"""The version of the standard operators a model is written for."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from onnx import ModelProto
 
 
 def opset_of(model: ModelProto) -> int:
-    """The version of domain ``ai.onnx``; 1 for a model that does not import it, and so has none of its operators."""
-    return next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
+    """Return the version of domain ``ai.onnx``; 1 for a model without the import, which then has no such operator."""
+    return next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 1)

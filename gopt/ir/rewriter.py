@@ -1,4 +1,4 @@
-"""The only place where a graph is changed: add, remove and rewire nodes, then put them in order again."""
+"""The only place where graphs change: add, remove and rewire nodes, then restore the order."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ next.
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Source nodes that some or all ranks lose, and why; ``of``: the parameter that they serve.
+    """Source nodes lost on some or all ranks, and why; ``of``: the parameter served.
 
-    ``by``: for each node the values that replace its outputs, '' where none does; () where none replaces any.
+    ``by``: for each node the values replacing the outputs, '' for none; () if nothing is replaced.
     """
 
     sources: Sequence[Node]
@@ -38,7 +38,7 @@ class Removal:
 
 
 class GraphRewriter:
-    """A batch of changes to one graph by one pass. Nothing is reordered until ``finish``."""
+    """A batch of changes to one graph by a pass. Nothing is reordered until ``finish``."""
 
     def __init__(self, graph: Graph, pass_name: str) -> None:
         self.graph = graph
@@ -57,12 +57,12 @@ class GraphRewriter:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        """Value -> the place in the graph of the node that makes it, by the names before any change."""
-        return {name: place for place, node in enumerate(self._nodes) for name in node.outputs if name}
+        """Value -> the old place of the node making the value, by the names before any change."""
+        return {name: index for index, node in enumerate(self._nodes) for name in node.outputs if name}
 
     def _producer(self, name: str) -> Node | None:
-        place = self._places.get(name)
-        return None if place is None else self._nodes[place]
+        index = self._places.get(name)
+        return None if index is None else self._nodes[index]
 
     def _when(self, node: Node) -> float:
         """Position at which a node is due."""
@@ -81,7 +81,7 @@ class GraphRewriter:
         after: Node | None = None,
         before: Node | None = None,
     ) -> Node:
-        """Add a node that makes ``outputs``; ``after``, ``before``: where it is due."""
+        """Add a node making ``outputs``, due after ``after`` and before ``before``."""
         node = Node(op_type, inputs, list(outputs), domain=domain, attributes=dict(attributes or {}), sharding=sharding)
         self._add(node, outputs)
         if after is not None:
@@ -94,8 +94,8 @@ class GraphRewriter:
         self, name: str, value: np.ndarray | Sequence[int] | float, *, before: Node | None = None,
         sharding: Sharding = FULLY_REPLICATED,
     ) -> str:  # fmt: skip
-        """Make ``name`` a constant, unless it is one already; returns it. Numbers in a list are int64, a float is a
-        scalar of float32."""
+        """Make ``name`` a constant, unless constant already; returns the name. Numbers in a list are int64, a float is
+        a scalar of float32."""
         node = self._made.get(name) or self._producer(name)
         if node is None or self._is_gone(node):
             if isinstance(value, np.ndarray):
@@ -110,7 +110,7 @@ class GraphRewriter:
     def repeat(
         self, source: Node, inputs: Sequence[str], outputs: Mapping[str, TensorType], sharding: Sharding
     ) -> Node:
-        """Add a node that does to ``inputs`` what a source node does to its own."""
+        """Repeat a source node on ``inputs``."""
         attributes = dict(source.attributes)
         node = Node(
             source.op_type, inputs, list(outputs), domain=source.domain, attributes=attributes, sharding=sharding
@@ -127,27 +127,27 @@ class GraphRewriter:
         self._made.update(dict.fromkeys(node.outputs, node))
         self._due[id(node)] = float("inf")
 
-    def move(self, node: Node, place: float) -> None:
+    def move(self, node: Node, due: float) -> None:
         """Schedule a node at a position of the original order: 7.5 is between nodes 7 and 8.
 
         Nodes due at one position keep their order. A node whose inputs are produced later follows them directly.
         """
-        self._due[id(node)] = place
+        self._due[id(node)] = due
         self._changed = True
 
     def latest(self, values: Sequence[str]) -> Node | None:
-        """The node that completes the last of the values; None when one of them is an input."""
+        """Return the node completing the last of the values; None if a value is an input."""
         producers = [self._made.get(name) or self._producer(name) for name in values]
-        known = [node for node in producers if node is not None]
-        return max(known, key=self._when) if len(known) == len(producers) else None
+        nodes = [node for node in producers if node is not None]
+        return max(nodes, key=self._when) if len(nodes) == len(producers) else None
 
     def earliest(self, nodes: Sequence[Node]) -> Node | None:
-        """The first of some nodes of the graph, None of none."""
+        """Return the first of some nodes of the graph, None of no nodes."""
         return min(nodes, key=self._when, default=None)
 
     def between(self, nodes: Sequence[Node]) -> tuple[Node | None, Node | None]:
-        """The last node of the graph that makes an operand of the nodes, and the first of the nodes themselves."""
-        producers = [made for node in nodes for name in node.inputs if (made := self._producer(name)) is not None]
+        """The last node of the graph making an operand of the nodes, and the first of the nodes themselves."""
+        producers = [maker for node in nodes for name in node.inputs if (maker := self._producer(name)) is not None]
         return max(producers, key=self._when, default=None), self.earliest(nodes)
 
     def counterpart(self, source: Node) -> Node:
@@ -157,7 +157,7 @@ class GraphRewriter:
     def remove(self, source: Node, why: str, *, of: str = "", by: Mapping[str, str] = NOTHING) -> None:
         """Remove this graph's copy of a source node.
 
-        ``of``: the parameter that the node serves; ``by``: source value -> its replacement.
+        ``of``: the parameter the node serves; ``by``: source value -> replacement.
         """
         replacements = [[by.get(name, "") for name in source.outputs]] if by else ()
         self.remove_all(Removal([source], why, of or None, replacements))
@@ -169,33 +169,33 @@ class GraphRewriter:
         self.removed.append(removal)
 
     def discard(self, output: str) -> None:
-        """Remove the node of this graph that makes a value, which an earlier pass added."""
+        """Remove this graph's node making a value, added by an earlier pass."""
         self._changed = True
         self._gone.add(id(self._nodes[self._places[output]]))
 
     def annotate(self, source: Node, why: str, *, of: str = "") -> None:
-        """Record why a source node does not run on every rank; ``of``: the parameter that the node serves."""
+        """Record why a source node does not run on every rank; ``of``: the parameter the node serves."""
         self.removed.append(Removal([source], why, of or None))
 
     def lookup(self, source: Node) -> Node | None:
-        """This graph's copy of a source node, None when this pass or one before it removed it."""
+        """Return this graph's copy of a source node, None if removed by this or an earlier pass."""
         node = self._producer(source.first_output)
         return None if node is None or self._is_gone(node) else node
 
     def kept(self) -> Iterator[Node]:
-        """The nodes of this graph that are not removed, in order, without those that are added."""
+        """Return this graph's nodes in order, without removed and added nodes."""
         return (node for node in self.graph.nodes if not self._is_gone(node))
 
     def _is_gone(self, node: Node) -> bool:
         return id(node) in self._gone or id(node.source) in self._gone
 
     def rewire(self, node: Node, old: str, new: str) -> None:
-        """Let ``node`` read ``new`` where it read ``old``."""
+        """Let ``node`` read ``new`` instead of ``old``."""
         node.inputs = [new if name == old else name for name in node.inputs]
         self._changed = True
 
     def zeros(self, like: str, name: str, shape: str, sharding: Sharding = FULLY_REPLICATED) -> None:
-        """Add zeros of the type of a value; ``shape``: the name of its shape, which a rank alone may know."""
+        """Add zeros of the type of a value; ``shape``: the name of the shape, perhaps known on the rank alone."""
         type = self.graph.types[like]
         sizes = {shape: TensorType("int64", (len(type.shape or ()),))}
         self.add("Shape", [like], sizes, sharding=sharding)
@@ -213,16 +213,16 @@ class GraphRewriter:
         if not self._changed:
             return
         gone, due_at = self._gone, self._due.get
-        kept = [
-            (node, place)
-            for place, node in enumerate(self.graph.nodes)
+        remaining = [
+            (node, index)
+            for index, node in enumerate(self.graph.nodes)
             if id(node) not in gone and id(node.source) not in gone
         ]
-        if len(self.graph.nodes) - len(kept) < len(gone):
+        if len(self.graph.nodes) - len(remaining) < len(gone):
             raise InvariantError("a node that is to be removed is not in the graph")
-        nodes = [node for node, _ in kept] + [node for node in self._added if id(node) not in gone]
-        due = [due_at(id(node), place) for node, place in kept]
-        due += [self._due[id(node)] for node in nodes[len(kept) :]]
+        nodes = [node for node, _ in remaining] + [node for node in self._added if id(node) not in gone]
+        due = [due_at(id(node), index) for node, index in remaining]
+        due += [self._due[id(node)] for node in nodes[len(remaining) :]]
         self.graph.nodes = topological_sort(nodes, due)
         if len(self.graph.nodes) != len(nodes):
             placed = {id(node) for node in self.graph.nodes}

@@ -1,4 +1,4 @@
-"""The names that a graph or the body of control flow defines: each once, in UTF-8, and none of gopt's own."""
+"""The names defined in a graph or a body of control flow: unique, in UTF-8, and not reserved by gopt."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ RESERVED = "gopt."
 
 
 def text(name: str) -> str:
-    """The text itself; raises InputError where it is not UTF-8."""
+    """Return the text; raises InputError unless UTF-8."""
     if not isinstance(name, str):  # what protobuf gives for bytes that are not UTF-8
         raise InputError(f"the name {show(name)} is not UTF-8")
     return name
 
 
 class SymbolTable:
-    """The values that one body defines, each once."""
+    """The values defined in a body, each once."""
 
     def __init__(self, reserved_hint: str | None, *, function: bool = False) -> None:
         self.reserved_hint = reserved_hint
@@ -33,7 +33,7 @@ class SymbolTable:
         """Bodies of control flow in this one."""
 
     def inner(self) -> SymbolTable:
-        """The scope of a body of control flow in it."""
+        """Return the scope of an inner body of control flow."""
         self.bodies += 1
         return SymbolTable(self.reserved_hint, function=self.function)
 
@@ -48,7 +48,7 @@ class SymbolTable:
         self.defined[name] = name
 
     def allow(self, name: str, what: str) -> None:
-        """Raises InputError for a name that is gopt's own, or too long."""
+        """Raise InputError for a name reserved by gopt, or too long."""
         if len(name) > limits.NAME_LENGTH:
             raise InputError(
                 f"{what} is named {show(name)}: longer than {limits.NAME_LENGTH} (NAME_LENGTH)",

@@ -1,4 +1,4 @@
-"""Writes operators one behind the other: each method adds one and returns the name of its result."""
+"""Writes operators one after the other: each method adds an operator and returns the result's name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gopt.ir.types import dtype_code, numpy_dtype, scalar_of
 
 
 def takes_axes(op_type: str, opset: int) -> bool:
-    """Return whether a reduction has its axes as an operand in a version of the standard operators; else they are an
+    """Return whether axes are an operand of a reduction in a version of the standard operators, and not an
     attribute."""
     return opset >= (13 if op_type == "ReduceSum" else 18)
 
@@ -30,10 +30,10 @@ class Tape(ABC):
 
     @abstractmethod
     def new_name(self) -> str:
-        """The name of a result that is given none; asked for once before the operator is added."""
+        """Return a name for an unnamed result; asked for once before adding the operator."""
 
     def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """Add an operator with one result; returns its name."""
+        """Add an operator with a single result; returns the result's name."""
         output = output or self.new_name()
         self.append(op_type, inputs, [output], attributes)
         return output
@@ -51,19 +51,19 @@ class Tape(ABC):
         return self.constant(scalar_of(value, dtype))
 
     def cast(self, name: str, dtype: str, have: str = "") -> str:
-        """A value in another element type; itself where that is ``have``, the type that it is known to have."""
+        """Return a value in another element type; itself if of the known type ``have`` already."""
         return name if dtype == have else self.op("Cast", name, to=dtype_code(dtype))
 
     def reshape(self, name: str, shape: Iterable[int], output: str = "") -> str:
         return self.op("Reshape", name, self.ints(shape), output=output)
 
     def slice(self, name: str, start: int, stop: int, axis: int, step: int = 1) -> str:
-        """The places from ``start`` to ``stop`` along an axis, or each ``step``-th of them."""
+        """Return the places from ``start`` to ``stop`` along an axis, or each ``step``-th."""
         bounds = (start, stop, axis) if step == 1 else (start, stop, axis, step)
-        return self.op("Slice", name, *(self.ints([each]) for each in bounds))
+        return self.op("Slice", name, *(self.ints([bound]) for bound in bounds))
 
     def reduce(self, op_type: str, name: str, axes: Sequence[int], keepdims: int = 1) -> str:
-        """A reduction along ``axes``; the value itself where there are none."""
+        """Return a reduction along ``axes``; the value itself without axes."""
         if not axes:
             return name
         if takes_axes(op_type, self.opset):
@@ -71,7 +71,7 @@ class Tape(ABC):
         return self.op(op_type, name, axes=list(axes), keepdims=keepdims)
 
     def filled(self, shape: Sequence[int], value: np.ndarray) -> str:
-        """A tensor of one number, which ``value`` has as its only element."""
+        """Return a tensor of a number, given as the only element of ``value``."""
         return self.op("ConstantOfShape", self.ints(shape), value=numpy_helper.from_array(value.reshape(1)))
 
     def zeros(self, shape: Sequence[int], dtype: str) -> str:

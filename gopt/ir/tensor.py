@@ -1,4 +1,4 @@
-"""A tensor whose value is read only on demand: from memory, a message, a file, an archive, or its pieces."""
+"""A tensor with a value read only on demand: from memory, a message, a file, an archive, or pieces."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gopt.ir.types import TensorType, nbytes, numpy_dtype
 
 @dataclass(slots=True)
 class Tensor:
-    """A constant or an initial value, read from its source only on demand.
+    """A constant or an initial value, read from the source only on demand.
 
-    The source is one of: ``array``; ``proto``; ``reader``, a function that returns the array; ``path`` and ``offset``
-    of raw little-endian bytes; or ``parts``, flattened pieces in order.
+    The source is one of: ``array``; ``proto``; ``reader``, a function returning the array; ``path`` and ``offset`` of
+    raw little-endian bytes; or ``parts``, flattened pieces in order.
     """
 
     type: TensorType
@@ -41,7 +41,7 @@ class Tensor:
         return bool(self.path)
 
     def numpy(self) -> np.ndarray:
-        """The value. A file is read, and not kept: one that is truncated meanwhile raises RunError."""
+        """Return the value. A file is read, and not kept: a file truncated meanwhile raises RunError."""
         if self.array is None and self.reader is not None:
             self.array = self.reader()
         if self.array is not None:
@@ -49,10 +49,10 @@ class Tensor:
         if self.cast_of is not None:
             return np.asarray(self.cast_of.read()).astype(numpy_dtype(self.type.dtype))
         if self.parts:
-            flat, place = np.empty(self.type.elements, numpy_dtype(self.type.dtype)), 0
+            flat, start = np.empty(self.type.elements, numpy_dtype(self.type.dtype)), 0
             for part in self.parts:
-                flat[place : place + part.type.elements] = part.numpy().reshape(-1)
-                place += part.type.elements
+                flat[start : start + part.type.elements] = part.numpy().reshape(-1)
+                start += part.type.elements
             return flat.reshape(self.type.dims)
         if self.path:
             return read_values(self.path, self.offset, self.type)
@@ -60,11 +60,11 @@ class Tensor:
         return onnx.numpy_helper.to_array(self.proto)
 
     def read(self) -> np.ndarray:
-        """As ``numpy``, but what a reader gives is not kept: for a value that is written and no more."""
+        """Return the value as ``numpy`` does, without keeping a reader's result: for a value only to be written."""
         return self.reader() if self.array is None and self.reader is not None else self.numpy()
 
     def copied(self) -> np.ndarray:
-        """The value in memory of its own."""
+        """Return the value in new memory."""
         if self.array is None and self.reader is None and self.cast_of is None and not self.parts and self.path:
             return read_values(self.path, self.offset, self.type)
         return np.array(self.read())
@@ -73,8 +73,7 @@ class Tensor:
         return f"<Tensor {self.type}>"
 
     def flat(self) -> Callable[[int, int], np.ndarray]:
-        """A function that gives elements ``start`` to ``stop`` of the flattened value; of a file these alone are
-        read."""
+        """A function giving elements ``start`` to ``stop`` of the flattened value; only these are read from a file."""
         if self.path and self.array is None:
             return lambda start, stop: self.flat_slice(start, stop).numpy()
         whole = self.read().reshape(-1)
@@ -82,7 +81,7 @@ class Tensor:
 
     def flat_slice(self, start: int, stop: int) -> Tensor:
         """Return elements ``start`` to ``stop`` of the flattened tensor, which must be in memory, as a view, or stored
-        in a file, of which nothing is read."""
+        in a file, without reading."""
         type = TensorType(self.type.dtype, (stop - start,))
         if self.array is not None:
             return Tensor(type, array=self.array.reshape(-1)[start:stop])

@@ -1,4 +1,4 @@
-"""Tensors stored in the model file itself: their type, and a check that the data matches the dimensions."""
+"""Tensors stored in the model file itself: types, and a check of data against dimensions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TYPED_DATA = {  # dtype -> (field, entries per element); all other dtypes are s
 
 
 def stored_type(proto: TensorProto, owner: str) -> TensorType:
-    """The type of a stored tensor; raises InputError, UnsupportedError in the name of its ``owner``."""
+    """The type of a stored tensor; raises InputError, UnsupportedError in the name of the ``owner``."""
     dtype = dtype_name(proto.data_type)
     if dtype == "undefined":
         if proto.data_type:
@@ -38,13 +38,13 @@ def check_data(proto: TensorProto, kind: TensorType, owner: str) -> None:
         if kind.dtype == "string":
             raise InputError(f"{owner} stores strings as raw data")
         # Protobuf tells a length only by handing out a copy, which goes at once.
-        held = len(proto.raw_data)
-        if held != kind.nbytes:
-            raise InputError(f"{owner} holds {held} bytes, but {kind} takes {kind.nbytes}")
+        size = len(proto.raw_data)
+        if size != kind.nbytes:
+            raise InputError(f"{owner} holds {size} bytes, but {kind} takes {kind.nbytes}")
         return
     field, per_element = _TYPED_DATA.get(kind.dtype, ("int32_data", 1.0))
-    held = len(getattr(proto, field))
+    size = len(getattr(proto, field))
     # Whole numbers only: a float would round above 2**53.
     due = (kind.elements + 1) // 2 if per_element == 0.5 else kind.elements * int(per_element)
-    if held != due:
-        raise InputError(f"{owner} holds {held} entries of {field}, but {kind} takes {due}")
+    if size != due:
+        raise InputError(f"{owner} holds {size} entries of {field}, but {kind} takes {due}")

@@ -11,10 +11,8 @@ from gopt.ir.graph import Node
 
 
 def topological_sort(nodes: Sequence[Node], due: Sequence[float]) -> list[Node]:
-    """The nodes in an order in which they can run: of those that can, the one that is due first, then the first listed.
-
-    Nodes on a cycle, or behind one, are missing from it.
-    """
+    """Return the nodes in a runnable order: of runnable nodes, the node due first, then the node listed first. Nodes on
+    or behind a cycle are missing."""
     unmade = {name for node in nodes for name in node.outputs if name}
     waiting: dict[str, list[int]] = {}
     """Value -> nodes that were due before it was made."""
@@ -22,14 +20,14 @@ def topological_sort(nodes: Sequence[Node], due: Sequence[float]) -> list[Node]:
     late: list[tuple[float, int]] = []
     """Nodes that waited and can run now, as a heap: all are due before the next that is looked at."""
     result: list[Node] = []
-    for first in sorted(range(len(nodes)), key=due.__getitem__):
-        if not unmade.isdisjoint(nodes[first].reads):
-            wanted = unmade.intersection(nodes[first].reads)
-            missing[first] = len(wanted)
+    for number in sorted(range(len(nodes)), key=due.__getitem__):
+        if not unmade.isdisjoint(nodes[number].reads):
+            wanted = unmade.intersection(nodes[number].reads)
+            missing[number] = len(wanted)
             for name in wanted:
-                waiting.setdefault(name, []).append(first)
+                waiting.setdefault(name, []).append(number)
             continue
-        late.append((due[first], first))
+        late.append((due[number], number))
         while late:
             node = nodes[heapq.heappop(late)[1]]
             result.append(node)
@@ -42,24 +40,24 @@ def topological_sort(nodes: Sequence[Node], due: Sequence[float]) -> list[Node]:
     return result
 
 
-def check_order(nodes: Sequence[Node], given: set[str]) -> None:
+def check_order(nodes: Sequence[Node], defined: set[str]) -> None:
     """Raise InputError, naming the value, unless the nodes can run in file order, as ONNX demands.
 
-    ``given``: the values that no node computes.
+    ``given``: the values no node computes.
     """
-    made = set(given)
+    defined_now = set(defined)
     for node in nodes:
-        if not (made.issuperset(node.inputs) and made.issuperset(node.captures)):
+        if not (defined_now.issuperset(node.inputs) and defined_now.issuperset(node.captures)):
             break
-        made.update(node.outputs)
+        defined_now.update(node.outputs)
     else:
         return
-    _refuse_undefined(nodes, given)
+    _refuse_undefined(nodes, defined)
     done = topological_sort(nodes, range(len(nodes)))
     if len(done) < len(nodes):
         name = _on_cycle(nodes, {id(node) for node in done})
         raise InputError(f"value {show(name)} depends on itself: the graph has a cycle")
-    name = next(name for name in node.reads if name not in made)
+    name = next(name for name in node.reads if name not in defined_now)
     raise InputError(
         f"node {show(node.label)} reads value {show(name)} before a node makes it: the nodes are not in an order in "
         "which they can run",
@@ -67,21 +65,21 @@ def check_order(nodes: Sequence[Node], given: set[str]) -> None:
     )
 
 
-def _refuse_undefined(nodes: Sequence[Node], given: set[str]) -> None:
-    made = {*given, *(name for node in nodes for name in node.outputs)}
+def _refuse_undefined(nodes: Sequence[Node], inputs: set[str]) -> None:
+    defined = {*inputs, *(name for node in nodes for name in node.outputs)}
     for node in nodes:
         for name in node.reads:
-            if name not in made:
+            if name not in defined:
                 raise InputError(f"value {show(name)} is undefined: node {show(node.label)} reads it, nothing makes it")
 
 
 def _on_cycle(nodes: Sequence[Node], done: Collection[int]) -> str:
-    """A value on a cycle: back from any node that never became ready, until one comes round again."""
+    """Return a value on a cycle: go back from any stuck node, until a node repeats."""
     stuck = [node for node in nodes if id(node) not in done]
     producer = {name: node for node in stuck for name in node.outputs if name}
-    node, seen, name = stuck[0], set(), ""
-    while id(node) not in seen:
-        seen.add(id(node))
+    node, visited, name = stuck[0], set(), ""
+    while id(node) not in visited:
+        visited.add(id(node))
         name = next(name for name in node.reads if name in producer)
         node = producer[name]
     return name

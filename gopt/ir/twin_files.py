@@ -1,7 +1,7 @@
-"""Loads many files of one folder: one that differs from a file before it in stored values alone is not checked whole.
+"""Loads many files of a folder: a file unlike an earlier file in stored values alone is not checked whole.
 
-The files of ranks say the same of other parts of states. All of a folder are read in a time that grows with their
-bytes, and not with the checks and the inference of each.
+Files of ranks are alike but for the parts of states, so reading a folder takes time for the bytes, and not for checks
+and inference of each file.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _KEPT = 64
 
 
 class TwinFiles:
-    """Reads gopt's own files, by what they are beside their values and the entries ``varying`` of their metadata.
+    """Reads gopt's own files, compared without values and without the metadata entries ``varying``.
 
-    A twin has its own values of external data. Its nodes, its constants of the same sizes and the types of its inner
-    values, which may follow from them, are those of the file before it.
+    A twin has its own external values. Nodes, constants of the same sizes and types of inner values, which may follow
+    from constants, come from the earlier file.
     """
 
     def __init__(self, varying: str) -> None:
@@ -46,7 +46,7 @@ class TwinFiles:
             header = header_of(model)
             outline = tuple(map(_outline, model.graph.initializer))
             values = GraphProto(
-                initializer=[each for each in model.graph.initializer if each.data_location == TensorProto.EXTERNAL]
+                initializer=[value for value in model.graph.initializer if value.data_location == TensorProto.EXTERNAL]
             )
             model.graph.ClearField("initializer")
             for entry in model.metadata_props:
@@ -65,7 +65,7 @@ class TwinFiles:
 
 
 def _outline(tensor: TensorProto) -> Hashable:
-    """A stored tensor, without its values and where they begin."""
+    """Return a stored tensor without values and offset."""
     about = tensor.name, tensor.data_type, tuple(tensor.dims)
     if tensor.data_location == TensorProto.EXTERNAL:
         return *about, tuple((entry.key, entry.value) for entry in tensor.external_data if entry.key != "offset")

@@ -35,13 +35,13 @@ def value_info(name: str, type: TensorType) -> onnx.ValueInfoProto:
 
 
 def encoded_values(number: int, types: Mapping[str, TensorType]) -> bytes:
-    """Names and types of values, serialized as fields of a graph: inputs are field 11 of one, outputs field 12."""
+    """Return names and types of values, serialized as fields of a graph: 11 for inputs, 12 for outputs."""
     return b"".join([field(number, field(1, name.encode()) + _encoded_type(type)) for name, type in types.items()])
 
 
 @functools.lru_cache(4096)
 def _encoded_type(type: TensorType) -> bytes:
-    """A type as a field of a value; nothing for an undefined one."""
+    """Return a type as a field of a value; nothing for an undefined type."""
     return b"" if type.dtype == "undefined" else field(2, _type_proto(type).SerializeToString(deterministic=True))
 
 

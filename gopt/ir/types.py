@@ -32,13 +32,13 @@ def dtype_name(code: int) -> str:
 
 
 def dtype_code(name: str) -> int:
-    """``float32`` -> the number ONNX uses for it."""
+    """Return ``float32`` -> the number in ONNX."""
     return _TABLE[name][0]
 
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """``bfloat16`` -> the type in which NumPy holds it; raises KeyError where the word is unknown."""
+    """Return ``bfloat16`` -> the NumPy type; raises KeyError for an unknown word."""
     import numpy as np
     import onnx
 
@@ -57,7 +57,7 @@ def known(name: str) -> bool:
 
 
 def nbytes(dtype: str, elements: int) -> int:
-    """Bytes that ``elements`` elements take when stored raw."""
+    """Bytes ``elements`` elements take when stored raw."""
     return math.ceil(_TABLE[dtype][1] * elements) if dtype in _TABLE else 0
 
 
@@ -76,9 +76,10 @@ def overflows(shape: Iterable[int | str | bytes | None] | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Element type and shape; a dimension that is not a number is its symbol or None; no rank known: shape None.
+    """Element type and shape; an unknown dimension is a symbol or None; without a known rank the shape is None.
+    ``static``:
 
-    ``static``: every dimension is a number; ``elements``: their product, 0 when not static; ``nbytes``: what they take.
+    every dimension is a number; ``elements``: the product, 0 if not static; ``nbytes``: the memory.
     """
 
     dtype: str
@@ -111,7 +112,7 @@ class TensorType:
         return self.shape  # type: ignore[return-value]
 
     def may_have_shape_of(self, wanted: TensorType) -> bool:
-        """Return whether the shape, as far as it is known, can be that of another type."""
+        """Return whether the shape, as far as known, can be the shape of another type."""
         if self.shape is None or wanted.shape is None:
             return True
         return len(self.shape) == len(wanted.shape) and all(

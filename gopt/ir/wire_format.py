@@ -46,7 +46,7 @@ def check_parts(data: bytes) -> None:
     """Raise InputError for a model of more nodes, values, tensors and attributes than PARTS and PART_SHARE allow, and
     for a list of more than LIST_ELEMENTS in an attribute or as the shape of a stored tensor.
 
-    A part of less than PART_BYTES counts as one, whatever it holds. Damaged bytes are left to protobuf.
+    A part of less than PART_BYTES counts once, whatever the content. Damaged bytes are left to protobuf.
     """
     if len(data) > min(2 * limits.PARTS, limits.LIST_ELEMENTS):  # else there is no room for so many
         with suppress(IndexError):
@@ -54,8 +54,7 @@ def check_parts(data: bytes) -> None:
 
 
 def _count(data: bytes) -> None:
-    """Every field of the messages that are looked into counts, whatever its type. Raises IndexError at the end of
-    damaged bytes."""
+    """Count every field of the visited messages, whatever the type. Raises IndexError at the end of damaged bytes."""
     parts, most, large = 0, max(limits.PARTS, len(data) // limits.PART_SHARE), limits.PART_BYTES
     stack = [("model", 0, len(data))]
     while stack:
@@ -107,7 +106,7 @@ def _check_list(data: bytes, at: int, end: int, step: int) -> None:
 
 
 def encoded_nodes(model: bytes) -> list[bytes]:
-    """Return the serialized nodes of a model that protobuf can parse, in order; none where the graph is not one field
+    """Return the serialized nodes of a model parseable by protobuf, in order; none if the graph is not a single field
     of the file."""
     graphs = _fields(model, 0, len(model), _GRAPH)
     return [model[at:end] for at, end in _fields(model, *graphs[0], _NODE)] if len(graphs) == 1 else []
@@ -116,26 +115,26 @@ def encoded_nodes(model: bytes) -> list[bytes]:
 def _fields(data: bytes, at: int, end: int, wanted: int) -> list[tuple[int, int]]:
     """Return where the submessages with a tag begin and end in the message between ``at`` and ``end``; nothing where
     the message has fixed numbers or tags of more than a byte."""
-    found: list[tuple[int, int]] = []
+    fields: list[tuple[int, int]] = []
     while at < end:
         tag, size = data[at], data[at + 1]
         at += 2
         if size > 127:
             size, at = _varint(data, at - 1)
         if tag == wanted:
-            found.append((at, at + size))
+            fields.append((at, at + size))
         if tag > 127 or tag & 7 not in (_BYTES, _VARINT):
             return []
         if tag & 7 == _BYTES:  # ``size`` is the value of a varint
             at += size
-    return found
+    return fields
 
 
 def split_node(node: bytes, texts: dict[bytes, str]) -> tuple[list[str], list[str], str, bytes]:
-    """Return inputs, outputs and name of a serialized node, and the bytes behind them: all of its other fields.
+    """Return inputs, outputs and name of a serialized node, and the bytes behind: all other fields.
 
-    There are no bytes behind them in a node that has to be read otherwise, or whose rest is long: a stored tensor.
-    ``texts`` holds each name once, by its bytes: readers of a value share it, and do not decode it again.
+    The bytes are empty for a node to be read otherwise, or with a long rest: a stored tensor. ``texts`` holds each name
+    once, by its bytes: readers of a value share the decoded name.
     """
     inputs: list[str] = []
     outputs: list[str] = []
@@ -160,23 +159,23 @@ def split_node(node: bytes, texts: dict[bytes, str]) -> tuple[list[str], list[st
 
 
 def field(number: int, data: bytes) -> bytes:
-    """A serialized message as a field of another one; ``number`` is below 16."""
+    """Return a serialized message as a field of another message; ``number`` is below 16."""
     return head(number, len(data)) + data
 
 
 @functools.lru_cache(1024)
 def head(number: int, size: int) -> bytes:
     """Return the tag and length that precede a submessage of ``size`` bytes."""
-    made = bytearray((number << 3 | _BYTES,))
+    data = bytearray((number << 3 | _BYTES,))
     while size > 127:
-        made.append(size & 127 | 128)
+        data.append(size & 127 | 128)
         size >>= 7
-    made.append(size)
-    return bytes(made)
+    data.append(size)
+    return bytes(data)
 
 
 def renamed(node: bytes, inputs: Iterable[str], outputs: Iterable[str]) -> bytes:
-    """A serialized node with these inputs and outputs, which are its first fields; the very bytes where it has them."""
+    """Return a serialized node with these inputs and outputs as first fields; the same bytes if equal."""
     text = "".join(
         [f"\x0a{chr(len(name))}{name}" for name in inputs] + [f"\x12{chr(len(name))}{name}" for name in outputs]
     )
@@ -191,12 +190,12 @@ def renamed(node: bytes, inputs: Iterable[str], outputs: Iterable[str]) -> bytes
 
 
 def behind_names(node: bytes) -> bytes:
-    """The end of a serialized node, behind inputs, outputs and name where these are its first fields."""
+    """Return the end of a serialized node, behind inputs, outputs and name as first fields."""
     return _behind(node, _TEXTS)
 
 
 def _behind(node: bytes, tags: Container[bytes]) -> bytes:
-    """The rest of a serialized node, behind its first fields that have one of the tags."""
+    """Return the rest of a serialized node, behind first fields with one of the tags."""
     end = 0
     while node[end : end + 1] in tags:
         size, behind = _varint(node, end + 1)
@@ -205,7 +204,7 @@ def _behind(node: bytes, tags: Container[bytes]) -> bytes:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that begins at ``at``, and where it ends; 0 behind the end of the bytes."""
+    """Return the number at ``at``, and its end; 0 behind the end of the bytes."""
     value = shift = 0
     while at < len(data):
         byte = data[at]

@@ -1,1 +1,1 @@
-"""From the rank-independent program to each rank: phases, rank graphs, what is asserted of them."""
+"""From the rank-independent program to each rank: phases, rank graphs, assertions."""

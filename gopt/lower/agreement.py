@@ -1,8 +1,7 @@
-"""The invariant by which ranks stay together: what they hold in common never follows one rank's own data.
+"""The invariant by which ranks stay together: common values never follow a single rank's data.
 
-Every node obeys the rules of sharding, and every state that is equal on ranks, and every shard of one, depends on
-batches and random numbers only through reductions over all ranks that see different data, whatever passes made the
-graph. See ``gopt.spmd``.
+Every node obeys the rules of sharding, and every state equal on ranks, and every shard, depends on batches and random
+numbers only through reductions over all ranks with different data, whatever passes made the graph. See ``gopt.spmd``.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from gopt.text.sanitize import and_more
 
 
 def check_placements(program: SpmdProgram, shardings: Shardings) -> int:
-    """Raise InvariantError for a state on which ranks would part, UnsupportedError where the source itself parts them;
-    returns how many values were asked."""
+    """Raise InvariantError for a state on which ranks would part, UnsupportedError if the source itself parts ranks;
+    returns the number of checked values."""
     statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
     for state in program.states:
         if state.local and state.input not in statistics:
@@ -29,24 +28,24 @@ def check_placements(program: SpmdProgram, shardings: Shardings) -> int:
         wanted = shardings.state(state)
         if not _fits(shardings.of(state.output), wanted):
             raise _ErrorBuilder(program, shardings).state(state)
-    for held in program.accumulators:
-        wanted = shardings.accumulator(held)
-        if not _fits(shardings.of(held.added), wanted):
-            what = "in shards" if held.sharding.by_axis else "by every rank"
+    for accumulator in program.accumulators:
+        wanted = shardings.accumulator(accumulator)
+        if not _fits(shardings.of(accumulator.added), wanted):
+            what = "in shards" if accumulator.sharding.by_axis else "by every rank"
             raise _ErrorBuilder(program, shardings).error(
-                f"accumulator {held.input!r} is held {what}", held.added, wanted
+                f"accumulator {accumulator.input!r} is held {what}", accumulator.added, wanted
             )
     _check_statistics(program)
     return len(program.states) + len(program.accumulators)
 
 
-def _fits(found: Placements, wanted: Placements) -> bool:
-    """Return whether a value may be held so: it may follow less, and lie on the same one member."""
+def _fits(placements: Placements, wanted: Placements) -> bool:
+    """Return whether a placement is at most as dependent as required, or on the same single member."""
     return all(
-        one == other
-        or (isinstance(other, PerMember) and isinstance(one, Replicated))
-        or (holder(one) is not None and holder(one) == holder(other))
-        for one, other in zip(found, wanted)
+        one == placement
+        or (isinstance(placement, PerMember) and isinstance(one, Replicated))
+        or (holder(one) is not None and holder(one) == holder(placement))
+        for one, placement in zip(placements, wanted)
     )
 
 
@@ -54,16 +53,16 @@ def _check_statistics(program: SpmdProgram) -> None:
     """Check that every running statistic depends on the batch, or counts it, in each micro-step through the previous
     result."""
     statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
-    held = [state for state in program.states if state.input in statistics]
-    if not held:
+    states = [state for state in program.states if state.input in statistics]
+    if not states:
         return
-    summed = [held.input for held in program.accumulators]
+    summed = [accumulator.input for accumulator in program.accumulators]
     roots = {*program.training.batch, *program.training.counted.values(), *program.loop_carried, *summed}
     index = GraphIndex(program.graph)
     following = descendants(index, roots)
-    if not {*(state.output for state in held), *program.loop_carried.values()} <= following:
+    if not {*(state.output for state in states), *program.loop_carried.values()} <= following:
         following = descendants(index, roots | _sizes(program))
-    for state in held:
+    for state in states:
         for name in (program.loop_carried.get(state.input), state.output):
             if name is not None and name not in following:
                 raise InvariantError(
@@ -73,7 +72,7 @@ def _check_statistics(program: SpmdProgram) -> None:
 
 
 def _sizes(program: SpmdProgram) -> set[str]:
-    """Shapes of what the source makes of the batch: where the mesh splits a value, its shape is a constant by now."""
+    """Return shapes of results of the batch in the source: for a split value, the shape is a constant by now."""
     source = GraphIndex(program.source.graph)
     fed = descendants(source, program.training.batch)
     shapes = (node for node in source.graph.nodes if node.is_a("Shape", "Size") and node.inputs[0] in fed)
@@ -82,7 +81,7 @@ def _sizes(program: SpmdProgram) -> set[str]:
 
 @dataclass(slots=True)
 class _ErrorBuilder:
-    """Builds the error for a state that fails the check, naming where the fault entered."""
+    """Builds the error for a failing state, naming the origin of the fault."""
 
     program: SpmdProgram
     shardings: Shardings
@@ -92,15 +91,13 @@ class _ErrorBuilder:
         name = repr(parts[0].tensor) + and_more(len(parts) - 1)
         kinds = {state.tensor: state.kind for state in self.program.training.states}
         kind = "statistic" if kinds[parts[0].tensor] is StateKind.STATISTIC else "state"
-        held = "in shards" if state.sharded else "equal on all ranks"
-        return self.error(f"{kind} {name} is held {held}", state.output, self.shardings.state(state))
+        manner = "in shards" if state.sharded else "equal on all ranks"
+        return self.error(f"{kind} {name} is held {manner}", state.output, self.shardings.state(state))
 
     def error(self, what: str, output: str, wanted: Placements) -> GoptError:
-        """The refusal of a value that is not sharded as ``wanted``, by the axes along which it is not."""
+        """Return the refusal of a value not sharded as ``wanted``, by the differing axes."""
         result = self.shardings.of(output)
-        wrong = {
-            axis: one for axis, one, other in zip(self.shardings.axes, result, wanted) if not _fits((one,), (other,))
-        }
+        wrong = {axis: one for axis, one, due in zip(self.shardings.axes, result, wanted) if not _fits((one,), (due,))}
         ours = (*self.program.mesh.data_axes, *self.program.split)
         apart = [axis for axis, one in wrong.items() if axis not in ours and isinstance(one, (PerMember, Shard))]
         if apart:
@@ -112,24 +109,22 @@ class _ErrorBuilder:
                 f"{what}, but in the source these ranks compute values that differ: {reader} {value!r}",
                 f"let the source reduce it over {axes}",
             )
-        own = [axis for axis, one in wrong.items() if isinstance(one, PerMember)]
-        if own:
-            group = "+".join(own)
-            value, reader = self._source(output, own)
+        local_axes = [axis for axis, one in wrong.items() if isinstance(one, PerMember)]
+        if local_axes:
+            group = "+".join(local_axes)
+            value, reader = self._source(output, local_axes)
             why = f"{reader} {value!r}, which differs from rank to rank along {group}"
             return InvariantError(
                 f"{what}, and its new value {output!r} follows each rank's own data: {why}",
                 f"a reduction over {group} is missing in front of it",
             )
-        axis, placement = next(iter(wrong.items()))
+        axis, due = next(iter(wrong.items()))
         expected = wanted[self.shardings.axes.index(axis)]
-        return InvariantError(
-            f"{what}, and its new value {output!r} is {placement} along {axis}", f"it must be {expected}"
-        )
+        return InvariantError(f"{what}, and its new value {output!r} is {due} along {axis}", f"it must be {expected}")
 
     def _source(self, name: str, axes: list[str]) -> tuple[str, str]:
-        """Back along operands that differ along some axes: the first that forward or backward make, such as a
-        gradient, or the value at which it began."""
+        """Back along operands differing along some axes: to the first value of forward or backward, such as a gradient,
+        or to the start value."""
         training, producers = self.program.training, self.program.graph.producers()
         local = {
             output for node in training.graph.nodes if node.phase is not Phase.UPDATE

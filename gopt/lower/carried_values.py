@@ -1,6 +1,6 @@
-"""Checks of values that one step leaves for the next: sums over micro-steps add up, and states follow their old values.
+"""Checks of values carried between steps: sums over micro-steps add up, and states follow their old values.
 
-Shardings do not see either. A state whose new value is that of another state is sharded as it should be.
+Shardings see neither: a state with the new value of another state is sharded correctly.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _NONE: frozenset[str] = frozenset()
 
 
 def check_carried_values(program: SpmdProgram) -> None:
-    """Raise InvariantError for an accumulator that does not sum, or a state that takes the new value of another."""
+    """Raise InvariantError for an accumulator that does not sum, or a state with the new value of another state."""
     producers = program.graph.producers()
-    for held in program.accumulators:
-        _check_accumulator(program, held, producers)
+    for accumulator in program.accumulators:
+        _check_accumulator(program, accumulator, producers)
     _check_averages(program, producers)
     _check_names(program)
     if not any(node.domain == COMM and node.op_type in MESSAGES for node in program.graph.nodes):
@@ -36,34 +36,34 @@ def check_carried_values(program: SpmdProgram) -> None:
 # --- sums over micro-steps ----------------------------------------------------------------------------------------
 
 
-def _check_accumulator(program: SpmdProgram, held: Accumulator, producers: Mapping[str, Node]) -> None:
+def _check_accumulator(program: SpmdProgram, sums: Accumulator, producers: Mapping[str, Node]) -> None:
     """Check that an accumulator is the sum before a micro-step plus one term, and zero again after the update."""
     if program.micro_steps == 1:
-        raise InvariantError(f"accumulator {held.input!r} is in a step without micro-steps: nothing adds up in it")
-    types, node = program.graph.types, producers.get(held.added)
-    if node is None or not node.is_a("Add") or node.inputs.count(held.input) != 1:
+        raise InvariantError(f"accumulator {sums.input!r} is in a step without micro-steps: nothing adds up in it")
+    types, node = program.graph.types, producers.get(sums.added)
+    if node is None or not node.is_a("Add") or node.inputs.count(sums.input) != 1:
         raise InvariantError(
-            f"accumulator {held.input!r} does not add up: {held.added!r} is not what it was plus one term"
+            f"accumulator {sums.input!r} does not add up: {sums.added!r} is not what it was plus one term"
         )
-    if held.output not in producers or not Constants(program.graph, producers).zero(held.output):
-        raise InvariantError(f"accumulator {held.input!r} is not zero again behind the update: {held.output!r}")
-    for name in (held.added, held.output):
-        if types[name] != types[held.input]:
-            raise InvariantError(f"accumulator {held.input!r} is {types[held.input]}, and {name!r} is {types[name]}")
+    if sums.output not in producers or not Constants(program.graph, producers).zero(sums.output):
+        raise InvariantError(f"accumulator {sums.input!r} is not zero again behind the update: {sums.output!r}")
+    for name in (sums.added, sums.output):
+        if types[name] != types[sums.input]:
+            raise InvariantError(f"accumulator {sums.input!r} is {types[sums.input]}, and {name!r} is {types[name]}")
 
 
 def _check_averages(program: SpmdProgram, producers: Mapping[str, Node]) -> None:
-    """Check that each statistic that a call over data makes after the micro-steps has a value of its own in each one.
+    """Check that each statistic made by a call over data after the micro-steps has its own value in each micro-step.
 
-    A call along an axis that splits the computation belongs to each micro-step.
+    A call along an axis splitting the computation belongs to each micro-step.
     """
     if program.micro_steps == 1:
         return
     statistics = {state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC}
     for state in program.states:
-        made = producers.get(state.output)
+        maker = producers.get(state.output)
         lost = state.input in statistics and state.input not in program.loop_carried
-        if lost and made is not None and made.domain == COMM and spans_data_axes(made, program.mesh.data_axes):
+        if lost and maker is not None and maker.domain == COMM and spans_data_axes(maker, program.mesh.data_axes):
             raise InvariantError(
                 f"statistic {state.input!r} is made by a call after the micro-steps, and by none of them",
                 "over micro-steps loop_carried names what each of them makes of it",
@@ -74,7 +74,7 @@ def _check_averages(program: SpmdProgram, producers: Mapping[str, Node]) -> None
 
 
 def _check_names(program: SpmdProgram) -> None:
-    """Check that a state whose values have names of the source has those of its own tensor, and not inner ones."""
+    """Check that a state with source names for its values has the names of its own tensor."""
     values = {name: state.tensor for state in program.training.states for name in (state.tensor, state.updated)}
     types = program.training.graph.types
     for state in program.states:
@@ -87,34 +87,34 @@ def _check_names(program: SpmdProgram) -> None:
 
 
 def _check_old_values(program: SpmdProgram, producers: Mapping[str, Node]) -> None:
-    """Check that a new value that passes made follows the states that the update of the source reads for it, and a
-    low-precision copy its master.
+    """Check that a new value made by passes follows the states read by the source's update, and a low-precision copy
+    its master.
 
-    States of one element are not asked: any update may read a scalar of all others. Linear in the graphs: a value
-    follows few states, and a bucket is one.
+    Scalar states are skipped: any update may read a scalar made of all others. Linear in the graphs: a value follows
+    few states, and a bucket is a single state.
     """
-    made = [state for state in program.states if state.output in producers and producers[state.output].added]
-    if not made:
+    added = [state for state in program.states if state.output in producers and producers[state.output].added]
+    if not added:
         return
     training = program.training
     states, tensors, source = training.state_of(), _tensors(training), followed_states(training)
     records = [state for state in program.states if not state.copy]
-    held: dict[str, set[str]] = {}
+    holders_of: dict[str, set[str]] = {}
     """Tensor of the source -> the inputs that hold it or parts of it."""
     for state in records:
         for tensor in {part.tensor for part in state.slices} & tensors:
-            held.setdefault(tensor, set()).add(state.input)
-    masters = {part.tensor: each.output for each in records for part in each.slices}
-    found = _follow(training, program.graph, {each.input for each in records}, {each.output for each in records})
-    for state in made:
+            holders_of.setdefault(tensor, set()).add(state.input)
+    masters = {part.tensor: row.output for row in records for part in row.slices}
+    sources = _follow(training, program.graph, {row.input for row in records}, {row.output for row in records})
+    for state in added:
         tensor = state.slices[0].tensor
         if tensor not in tensors:
             continue
         if state.copy:
             wanted = {master: {master} for master in (masters.get(tensor),) if master}
         else:
-            wanted = {name: held.get(name, set()) for name in source[states[tensor].updated]}
-        missing = next((name for name, holders in wanted.items() if not found.follows(state.output, holders)), "")
+            wanted = {name: holders_of.get(name, set()) for name in source[states[tensor].updated]}
+        missing = next((name for name, holders in wanted.items() if not sources.follows(state.output, holders)), "")
         if missing:
             raise InvariantError(
                 f"the new value {state.output!r} of state {tensor!r} does not follow {missing!r}, as in the source"
@@ -122,15 +122,15 @@ def _check_old_values(program: SpmdProgram, producers: Mapping[str, Node]) -> No
 
 
 def followed_states(training: TrainingGraph) -> dict[str, tuple[str, ...]]:
-    """New value of a state -> the states of more than one element whose old values the update reads for it, sorted;
-    found once for a training."""
+    """Return new value of a state -> the non-scalar states with old values read by the update, sorted; cached for a
+    training."""
     return training.once(FOLLOWED, lambda: find_followed(training))
 
 
 def find_followed(training: TrainingGraph) -> dict[str, tuple[str, ...]]:
     """The same, found anew."""
-    found = _follow(training, training.graph, _tensors(training))
-    return {state.updated: tuple(sorted(found.of(state.updated))) for state in training.states}
+    sources = _follow(training, training.graph, _tensors(training))
+    return {state.updated: tuple(sorted(sources.of(state.updated))) for state in training.states}
 
 
 def _tensors(training: TrainingGraph) -> set[str]:
@@ -139,9 +139,9 @@ def _tensors(training: TrainingGraph) -> set[str]:
 
 @dataclass(slots=True)
 class _StateSources:
-    """Value -> the states that it is computed from in the update, and neither from gradients nor from scalars.
+    """Value -> the states behind it in the update, without gradients and scalars.
 
-    New values of states stand for what they follow themselves: every tensor of a bucket follows the whole bucket.
+    New values of states stand for their own sources: every tensor of a bucket follows the whole bucket.
     """
 
     read: dict[str, frozenset[str]]
@@ -155,23 +155,23 @@ class _StateSources:
 
     def follows(self, name: str, any_of: Collection[str]) -> bool:
         """Return whether a value follows one of some values."""
-        first = self.of(name)
-        if first not in self._all:
-            self._all[first] = self._through(first)
-        return not self._all[first].isdisjoint(any_of)
+        sources = self.of(name)
+        if sources not in self._all:
+            self._all[sources] = self._through(sources)
+        return not self._all[sources].isdisjoint(any_of)
 
-    def _through(self, first: frozenset[str]) -> set[str]:
-        """Some states, and those that they follow where they are new values themselves."""
-        return set(walk(first, lambda name: self.made.get(name, _NONE)))
+    def _through(self, start: frozenset[str]) -> set[str]:
+        """Return some states, and the states followed by new values among them."""
+        return set(walk(start, lambda name: self.made.get(name, _NONE)))
 
 
 def _follow(training: TrainingGraph, graph: Graph, states: Collection[str], new: Collection[str] = ()) -> _StateSources:
-    """Follow ``states`` and their ``new`` values through a graph; one sweep in order."""
+    """Follow ``states`` and the ``new`` values through a graph; a sweep in order."""
     gradients = set(training.gradients.values())
-    found = _StateSources({name: frozenset((name,)) for name in (*states, *new)})
-    known = {each: each for each in found.read.values()}
+    sources = _StateSources({name: frozenset((name,)) for name in (*states, *new)})
+    shared = {names: names for names in sources.read.values()}
     """One object for each set: an update has few, and many values."""
-    read, types, followed = found.read, graph.types, found.read.get
+    read, types, followed = sources.read, graph.types, sources.read.get
     for node in graph.nodes:
         if node.phase is not Phase.UPDATE and not node.added:
             continue
@@ -183,10 +183,10 @@ def _follow(training: TrainingGraph, graph: Graph, states: Collection[str], new:
             behind = more if behind is None or behind <= more else behind if more <= behind else behind | more
         if behind is None:
             continue
-        behind = known.setdefault(behind, behind)
+        behind = shared.setdefault(behind, behind)
         for name in node.outputs:
             if name in new:
-                found.made[name] = behind
+                sources.made[name] = behind
             elif name not in gradients and (name not in types or types[name].elements != 1):
                 read[name] = behind
-    return found
+    return sources

@@ -1,6 +1,6 @@
-"""The halo on one rank: strips that others need, and what is put together of its own value and of the joined strips.
+"""The halo on a rank: strips for others, and values joined from own places and strips.
 
-Which places a member has and wants is known (``gopt.spmd.halo``); here they become slices, joins and sums.
+The places of each member are known (``gopt.spmd.halo``); here slices, joins and sums are written.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gopt.tensor_parallel.builder import inner
 
 
 def lowest(dtype: str) -> np.ndarray:
-    """The lowest number of a type, of one element: -infinity where there is one."""
+    """Return the lowest number of a type, as a scalar: -infinity if the type has it."""
     kind = numpy_dtype(dtype)
     return np.array([float("-inf") if kind.kind == "f" else np.iinfo(kind).min], kind)
 
 
 @dataclass(slots=True)
 class _HaloNodes:
-    """Nodes of one member in the making."""
+    """The nodes of a member."""
 
     node: Node
     context: LoweringContext
@@ -58,14 +58,14 @@ class _HaloNodes:
         return output
 
     def slice(self, piece: HaloPiece, role: str) -> str:
-        """Some places of what the member has, or of the joined strips."""
+        """Return some places of the member's value, or of the joined strips."""
         name = inner(self.output, role)
         cut = bounds(name, piece.at, piece.at + piece.stop - piece.start)
         self.constants |= cut
         return self.add("Slice", [self.node.inputs[piece.strips], *cut, self.constant("axis", [self.axis])], name)
 
     def filled(self, count: int, role: str, value: np.ndarray) -> str:
-        """Return a constant block of ``count`` places that no member has."""
+        """Return a constant block of ``count`` places no member has."""
         dims = list(self.context.types[self.node.inputs[0]].dims)
         dims[self.axis] = count
         shape = self.constant(f"{role}.shape", dims)
@@ -75,7 +75,7 @@ class _HaloNodes:
         return self.filled(count, role, np.zeros(1, numpy_dtype(self.context.types[self.node.inputs[0]].dtype)))
 
     def joined(self, parts: Sequence[str]) -> Lowered:
-        """The result: its parts one behind the other."""
+        """Return the result: parts joined in order."""
         if not parts:
             parts = [self.zeros(0, "none")]
         self.add(
@@ -89,88 +89,88 @@ class _HaloNodes:
 
 
 def strips(node: Node, context: LoweringContext) -> Lowered:
-    """Return the strips of a member that other members need."""
-    made = _HaloNodes.of(node, context)
-    pieces = made.halo.strip_pieces(made.member)
+    """Return the strips of a member other members need."""
+    halo_nodes = _HaloNodes.of(node, context)
+    pieces = halo_nodes.halo.strip_pieces(halo_nodes.member)
     if not pieces:
         pieces = [HaloPiece(0, 0, 0)]
-    return made.joined([made.slice(piece, f"strip{number}") for number, piece in enumerate(pieces)])
+    return halo_nodes.joined([halo_nodes.slice(piece, f"strip{number}") for number, piece in enumerate(pieces)])
 
 
 def join(node: Node, context: LoweringContext) -> Lowered:
-    """Return a member's window: its own places, those of strips, and padding beyond the dimension."""
-    made = _HaloNodes.of(node, context)
-    halo, member = made.halo, made.member
+    """Return a member's window: own places, places of strips, and padding beyond the dimension."""
+    halo_nodes = _HaloNodes.of(node, context)
+    halo, member = halo_nodes.halo, halo_nodes.member
     runs = [pieces[0] for _, pieces in halo.runs(member)]
     before, behind = halo.border(member)
-    size = context.types[node.inputs[0]].dims[made.axis]
+    size = context.types[node.inputs[0]].dims[halo_nodes.axis]
     if not before and not behind and len(runs) == 1 and runs[0] == HaloPiece(runs[0].start, runs[0].start + size, 0):
-        return made.joined(node.inputs[:1])  # not an alias: it may be a result of the step
+        return halo_nodes.joined(node.inputs[:1])  # not an alias: it may be a result of the step
     dtype = context.types[node.inputs[0]].dtype
     value = lowest(dtype) if node.attributes["border"] == "lowest" else np.zeros(1, numpy_dtype(dtype))
-    parts = [made.filled(before, "before", value)] if before else []
-    parts += [made.slice(piece, f"run{number}") for number, piece in enumerate(runs)]
-    parts += [made.filled(behind, "behind", value)] if behind else []
-    return made.joined(parts)
+    parts = [halo_nodes.filled(before, "before", value)] if before else []
+    parts += [halo_nodes.slice(piece, f"run{number}") for number, piece in enumerate(runs)]
+    parts += [halo_nodes.filled(behind, "behind", value)] if behind else []
+    return halo_nodes.joined(parts)
 
 
 def total(node: Node, context: LoweringContext) -> Lowered:
-    """A member's part: the sum of all terms for its places, those of halves in float32."""
-    made = _HaloNodes.of(node, context)
+    """Return a member's part: the sum of all terms for its places, in float32 for halves."""
+    halo = _HaloNodes.of(node, context)
     parts = []
-    for number, ((start, stop), pieces) in enumerate(made.halo.runs(made.member)):
-        terms = [made.slice(piece, f"run{number}.{position}") for position, piece in enumerate(pieces)]
+    for number, ((start, stop), pieces) in enumerate(halo.halo.runs(halo.member)):
+        terms = [halo.slice(piece, f"run{number}.{position}") for position, piece in enumerate(pieces)]
         if not terms:
-            parts.append(made.zeros(stop - start, f"run{number}"))
+            parts.append(halo.zeros(stop - start, f"run{number}"))
         else:
-            parts.append(terms[0] if len(terms) == 1 else _sum(made, terms, inner(made.output, f"sum{number}")))
-    return made.joined(parts)
+            parts.append(terms[0] if len(terms) == 1 else _sum(halo, terms, inner(halo.output, f"sum{number}")))
+    return halo.joined(parts)
 
 
-def _sum(made: _HaloNodes, terms: list[str], name: str) -> str:
-    dtype = made.context.types[made.node.inputs[0]].dtype
+def _sum(halo: _HaloNodes, terms: list[str], name: str) -> str:
+    dtype = halo.context.types[halo.node.inputs[0]].dtype
     if dtype not in LOW_PRECISION:
-        return made.add("Sum", terms, name)
-    wide = [made.add("Cast", [term], f"{term}.wide", to=dtype_code("float32")) for term in terms]
-    return made.add("Cast", [made.add("Sum", wide, f"{name}.wide")], name, to=dtype_code(dtype))
+        return halo.add("Sum", terms, name)
+    wide = [halo.add("Cast", [term], f"{term}.wide", to=dtype_code("float32")) for term in terms]
+    return halo.add("Cast", [halo.add("Sum", wide, f"{name}.wide")], name, to=dtype_code(dtype))
 
 
 def member_pool(node: Node, context: LoweringContext) -> Lowered:
-    """A pool over a window, and the places of what it took, counted through the whole operand as ONNX does: a member
-    counts through its window, which begins at another place and is shorter. What is beside the dimension is taken where
-    nothing in the window is higher; of the whole operand the first place of the window is taken then."""
-    given = node.attributes
-    member, axis = context.coordinates[given["group"]], int(given["axis"])
-    start, stop = given["ranges"][2 * member : 2 * member + 2]
+    """A pool over a window, and the places of the maxima, counted through the whole operand as in ONNX: a member counts
+    through its shorter window with another start. Padding is chosen if nothing in the window is higher; in the whole
+    operand, the window's first place is chosen then."""
+    attributes = node.attributes
+    member, axis = context.coordinates[attributes["group"]], int(attributes["axis"])
+    start, stop = attributes["ranges"][2 * member : 2 * member + 2]
     dims = context.types[node.inputs[0]].dims
     inside = prod(dims[axis + 1 :])
-    values, places = node.outputs
+    values, positions = node.outputs
     roles = "own count step offset outer begin beside from inner none row ahead there plane"
-    names = {role: inner(places, role) for role in roles.split()}
+    names = {role: inner(positions, role) for role in roles.split()}
     constants = {
-        names["count"]: (stop - start) * inside, names["step"]: given["length"] * inside,
+        names["count"]: (stop - start) * inside, names["step"]: attributes["length"] * inside,
         names["offset"]: start * inside,
     }  # fmt: skip
 
     if start < 0:
         constants |= {names["inner"]: inside, names["none"]: 0}
-    first = (
+    wrapped = (
         make(node, "Mod", [names["from"], names["inner"]], names["row"]),
         make(node, "Less", [names["from"], names["none"]], names["ahead"]),
         make(node, "Where", [names["ahead"], names["row"], names["from"]], names["there"]),
     )
 
     def nodes() -> list[Node]:
-        own = {key: value for key, value in given.items() if key not in ("group", "axis", "ranges", "length")}
+        pool = {key: value for key, value in attributes.items() if key not in ("group", "axis", "ranges", "length")}
         return [
-            stand_in(node, "MaxPool", node.inputs, values, names["own"], **own),
+            stand_in(node, "MaxPool", node.inputs, values, names["own"], **pool),
             make(node, "Div", [names["own"], names["count"]], names["outer"]),
             make(node, "Mul", [names["outer"], names["count"]], names["begin"]),
             make(node, "Sub", [names["own"], names["begin"]], names["beside"]),
             make(node, "Add", [names["beside"], names["offset"]], names["from"]),
-            *(first if start < 0 else ()),
+            *(wrapped if start < 0 else ()),
             make(node, "Mul", [names["outer"], names["step"]], names["plane"]),
-            make(node, "Add", [names["plane"], names["there" if start < 0 else "from"]], places),
+            make(node, "Add", [names["plane"], names["there" if start < 0 else "from"]], positions),
         ]
 
     return Lowered(start < 0, nodes, {name: np.array(value, np.int64) for name, value in constants.items()})
@@ -178,15 +178,15 @@ def member_pool(node: Node, context: LoweringContext) -> Lowered:
 
 def window_scatter(node: Node, context: LoweringContext) -> Lowered:
     """Updates added to zeros of the member's window, at places that count through planes of the whole."""
-    given, (data, indices, updates), output = node.attributes, node.inputs, node.outputs[0]
-    member, axis = context.coordinates[given["group"]], int(given["axis"])
-    start, stop = given["ranges"][2 * member : 2 * member + 2]
+    attributes, (data, indices, updates), output = node.attributes, node.inputs, node.outputs[0]
+    member, axis = context.coordinates[attributes["group"]], int(attributes["axis"])
+    start, stop = attributes["ranges"][2 * member : 2 * member + 2]
     dims = context.types[output].dims
     inside, dtype = prod(dims[axis + 1 :]), numpy_dtype(context.types[data].dtype)
     roles = "step offset count flat shape outer begin beside moved plane own none sums"
     names = {role: inner(output, role) for role in roles.split()}
     constants = {
-        names["step"]: given["length"] * inside, names["offset"]: start * inside,
+        names["step"]: attributes["length"] * inside, names["offset"]: start * inside,
         names["count"]: (stop - start) * inside,
     }  # fmt: skip
     shapes = {names["flat"]: (*dims[:2], prod(dims[2:])), names["shape"]: dims}
@@ -198,11 +198,11 @@ def window_scatter(node: Node, context: LoweringContext) -> Lowered:
             ("Mul", [names["outer"], names["count"]], "plane"), ("Add", [names["plane"], names["moved"]], "own"),
         ]  # fmt: skip
         zero = numpy_helper.from_array(np.zeros(1, dtype))
-        kept = [names["none"], names["own"], updates]
+        operands = [names["none"], names["own"], updates]
         return [
             *(make(node, kind, inputs, names[role]) for kind, inputs, role in steps),
             make(node, "ConstantOfShape", [names["flat"]], names["none"], value=zero),
-            stand_in(node, "ScatterElements", kept, names["sums"], axis=2, reduction="add"),
+            stand_in(node, "ScatterElements", operands, names["sums"], axis=2, reduction="add"),
             make(node, "Reshape", [names["sums"], names["shape"]], output),
         ]
 

@@ -19,7 +19,7 @@ from gopt.spmd.program import SpmdProgram
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """An invariant that held, and on how many things."""
+    """A checked invariant, and the number of checked things."""
 
     name: str
     """The invariant has this name."""
@@ -33,16 +33,16 @@ class Check:
 
 
 def check_ranks(
-    program: SpmdProgram, ranks: Sequence[RankGraph], common: Sequence[RankState], asked: int
+    program: SpmdProgram, ranks: Sequence[RankGraph], common: Sequence[RankState], agreed: int
 ) -> list[Check]:
-    """Raise InvariantError when a rank graph could go wrong; returns what was asserted. ``asked``: states and
-    accumulators whose placements were checked."""
-    known: dict[int, _SharedValues] = {}
+    """Raise InvariantError if a rank graph could go wrong; returns the checks. ``asked``: states and accumulators with
+    checked placements."""
+    shared_of: dict[int, _SharedValues] = {}
     reads = 0
     for rank in ranks:
-        if id(rank.phase) not in known:
-            known[id(rank.phase)] = _SharedValues.of(program, rank, common)
-        reads += _closed(program, rank, known[id(rank.phase)])
+        if id(rank.phase) not in shared_of:
+            shared_of[id(rank.phase)] = _SharedValues.of(program, rank, common)
+        reads += _closed(program, rank, shared_of[id(rank.phase)])
     firsts = list({rank.rank: rank for rank in ranks}.values())
     tiled = _tiles(program, firsts)
     return [
@@ -54,15 +54,15 @@ def check_ranks(
             "updates", "each element is updated by one member of the group, or by all from equal inputs", _kept(program)
         ),
         Check("scalars", "every scalar state is replicated and updated on every rank", _scalars(program, common)),
-        Check("agreement", "no state follows a rank's own data, except through reductions over all of it", asked),
+        Check("agreement", "no state follows a rank's own data, except through reductions over all of it", agreed),
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class _SharedValues:
-    """Values that all ranks have in a phase: value -> index of the shared block that produces it, -1 for an input.
+    """Common values of a phase: value -> index of the shared block producing it, -1 for an input.
 
-    For each shared block also the rank-local values that it reads, each with a reader.
+    For each shared block also the rank-local operands, each with a reader.
     """
 
     made: dict[str, int]
@@ -73,53 +73,53 @@ class _SharedValues:
     @classmethod
     def of(cls, program: SpmdProgram, rank: RankGraph, common: Sequence[RankState]) -> _SharedValues:
         graph = rank.phase.graph
-        given = [*program.training.batch, *program.training.hyper, *graph.initializers]
-        given += [state.input for state in common if state.input in graph.inputs]
-        made = dict.fromkeys(given, -1)
+        inputs = [*program.training.batch, *program.training.hyper, *graph.initializers]
+        inputs += [state.input for state in common if state.input in graph.inputs]
+        made_at = dict.fromkeys(inputs, -1)
         wanted: list[dict[str, Node]] = []
         reads = 0
         for number, block in enumerate(block for block in rank.blocks if block.shared):
             missing: dict[str, Node] = {}
             for node in block.nodes:
-                missing.update((name, node) for name in node.reads if name not in made)
+                missing.update((name, node) for name in node.reads if name not in made_at)
                 reads += len(node.inputs)
                 for name in node.outputs:
-                    if name and name in made:
+                    if name and name in made_at:
                         raise InvariantError(f"the ranks make {name!r} twice, the second time by {node.op_type}")
-                made.update(dict.fromkeys(node.outputs, number))
+                made_at.update(dict.fromkeys(node.outputs, number))
             wanted.append(missing)
         results = (*program.training.shown, *(state.output for state in common))
-        return cls(made, wanted, reads, tuple(name for name in results if name in graph.outputs))
+        return cls(made_at, wanted, reads, tuple(name for name in results if name in graph.outputs))
 
 
 def _closed(program: SpmdProgram, rank: RankGraph, shared: _SharedValues) -> int:
-    """Count the reads of a rank; raise InvariantError for one of a value that it does not have by then."""
-    graph, own = rank.phase.graph, set(rank.constants)
-    own.update(state.input for state in rank.own if state.input in graph.inputs)
+    """Count the reads of a rank; raise InvariantError for a value read too early."""
+    graph, values = rank.phase.graph, set(rank.constants)
+    values.update(state.input for state in rank.own if state.input in graph.inputs)
     done, reads = -1, shared.reads
-    made: list[str] = []
+    outputs: list[str] = []
     for block in rank.blocks:
         if block.shared:
             done += 1
             for name, node in shared.wanted[done].items():
-                if name not in own:
+                if name not in values:
                     raise _not_there(rank, node, name)
             continue
         for node in block.nodes:
             if node.domain == SPMD:
                 raise InvariantError(f"rank {rank.rank} keeps the layout operator {node!r}")
             for name in node.reads:
-                if name not in own and shared.made.get(name, done + 1) > done:
+                if name not in values and shared.made.get(name, done + 1) > done:
                     raise _not_there(rank, node, name)
             reads += len(node.inputs)
-            made += [name for name in node.outputs if name in shared.made or name in own]
-            own.update(node.outputs)
-    for name in filter(None, made):
+            outputs += [name for name in node.outputs if name in shared.made or name in values]
+            values.update(node.outputs)
+    for name in filter(None, outputs):
         if shared.made.get(name, -1) <= done:
             raise InvariantError(f"rank {rank.rank} makes {name!r} twice")
     results = (*shared.results, *(state.output for state in rank.own if state.output in graph.outputs))
     for name in results:
-        if name not in own and shared.made.get(name, done + 1) > done:
+        if name not in values and shared.made.get(name, done + 1) > done:
             raise InvariantError(f"rank {rank.rank} does not compute {name!r}")
     return reads
 
@@ -129,8 +129,8 @@ def _not_there(rank: RankGraph, node: Node, name: str) -> InvariantError:
 
 
 def _calls(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
-    """Group by group and phase by phase: what each member calls over it, against the first member that was made."""
-    made = {rank.rank for rank in ranks}
+    """Group by group and phase by phase: each member's calls, against those of the first member."""
+    numbers = {rank.rank for rank in ranks}
     groups: dict[tuple[str, str, int], dict[int, list[Node]]] = {}
     count = 0
     for rank in ranks:
@@ -142,9 +142,9 @@ def _calls(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
             groups.setdefault((rank.phase.name, group, firsts[group]), {}).setdefault(rank.rank, []).append(node)
             count += 1
     for (_, group, start), calls in groups.items():
-        first = min(calls)
-        for rank_number in made.intersection(program.mesh.members(group, start)):
-            _same_calls(group, (first, calls[first]), (rank_number, calls.get(rank_number, [])))
+        lowest = min(calls)
+        for rank_number in numbers.intersection(program.mesh.members(group, start)):
+            _same_calls(group, (lowest, calls[lowest]), (rank_number, calls.get(rank_number, [])))
     return count
 
 
@@ -152,22 +152,22 @@ def _same_calls(group: str, mine: tuple[int, list[Node]], theirs: tuple[int, lis
     ranks = f"ranks {mine[0]} and {theirs[0]}"
     if len(mine[1]) != len(theirs[1]):
         raise InvariantError(f"{ranks} make {len(mine[1])} and {len(theirs[1])} calls over {group}")
-    for one, other in zip(mine[1], theirs[1]):
-        if one is not other and (one.op_type, one.attributes) != (other.op_type, other.attributes):
-            raise InvariantError(f"{ranks} differ in a call: {one!r} and {other!r}")
+    for one, peer_call in zip(mine[1], theirs[1]):
+        if one is not peer_call and (one.op_type, one.attributes) != (peer_call.op_type, peer_call.attributes):
+            raise InvariantError(f"{ranks} differ in a call: {one!r} and {peer_call!r}")
 
 
 def _tiles(program: SpmdProgram, ranks: Iterable[RankGraph]) -> int:
-    """Over all ranks that share a state out; skipped when only some ranks are made."""
+    """Over all ranks sharing a state out; skipped when only some ranks are made."""
     types = program.training.graph.types
     boxed: dict[tuple[str, Box | None], list[tuple[int, int]]] = {}
-    made = 0
+    count = 0
     for rank in ranks:
-        made += 1
+        count += 1
         for state in rank.states:
             for piece in () if state.copy else state.pieces:
                 boxed.setdefault((piece.tensor, piece.box), []).append((piece.start, piece.stop))
-    if made != program.mesh.ranks:
+    if count != program.mesh.ranks:
         return 0
     _boxes(program, boxed)
     ranges = {tensor: parts for (tensor, box), parts in boxed.items() if box is None}
@@ -187,14 +187,14 @@ def _tiles(program: SpmdProgram, ranks: Iterable[RankGraph]) -> int:
 
 
 def _boxes(program: SpmdProgram, boxed: Mapping[tuple[str, Box | None], list[tuple[int, int]]]) -> None:
-    """Boxes are those of the sharding, and the pieces of each tile it; of one without elements there may be none."""
+    """Boxes are those of the sharding, and pieces tile each box; an empty box may have no piece."""
     types = program.source.graph.types
-    known: defaultdict[str, set[Box | None]] = defaultdict(set)
+    boxes_of: defaultdict[str, set[Box | None]] = defaultdict(set)
     for tensor, box in boxed:
-        known[tensor].add(box)
+        boxes_of[tensor].add(box)
     for tensor, sharding in program.parts.items():
         wanted = set(all_boxes(sharding, types[tensor].dims))
-        result = known[tensor] | {box for box in wanted if box is not None and not box_elements(box)}
+        result = boxes_of[tensor] | {box for box in wanted if box is not None and not box_elements(box)}
         if result != wanted or sum(box_elements(box) for box in wanted if box) != types[tensor].elements:
             raise InvariantError(f"the ranks' parts of {tensor!r} are not those of its sharding, {sharding}")
         for box in wanted:
@@ -222,14 +222,14 @@ def _outputs(program: SpmdProgram) -> int:
 def _kept(program: SpmdProgram) -> int:
     """Every state of the source is held once."""
     for variant in program.variants:
-        held: dict[str, int] = {}
+        elements_of: dict[str, int] = {}
         for sharded in variant.states:
             for part in sharded.slices if not sharded.copy else ():
-                held[part.tensor] = held.get(part.tensor, 0) + part.elements
+                elements_of[part.tensor] = elements_of.get(part.tensor, 0) + part.elements
         for state in program.source.states:
             name, elements = state.tensor, variant.training.graph.types[state.tensor].elements
-            if held.get(name) != elements:
-                raise InvariantError(f"state {name!r} is held {held.get(name, 0)} of {elements} elements")
+            if elements_of.get(name) != elements:
+                raise InvariantError(f"state {name!r} is held {elements_of.get(name, 0)} of {elements} elements")
     return len(program.source.states)
 
 

@@ -1,7 +1,7 @@
-"""The layout operators of ``gopt.spmd`` on one rank: as standard nodes, which ranks alike share, and constants.
+"""The layout operators of ``gopt.spmd`` on a rank: as standard nodes, which ranks alike share, and constants.
 
-Each function looks at one node and one rank. What the nodes depend on is their *variant*: ranks of one variant get the
-same nodes; offsets are constants, which are the rank's own.
+Each function lowers a node on a rank. Nodes depend on the *variant* alone: ranks of a variant share nodes; offsets are
+constants of the rank.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def local_slice(node: Node, context: LoweringContext) -> Lowered:
     starts, sizes = node.attributes["starts"], node.attributes["sizes"]
     firsts = node.attributes.get("firsts", [0] * len(starts))
     wholes = node.attributes.get("wholes", sizes)
-    first, last = bisect_right(starts, start) - 1, bisect_right(starts, stop - 1)
+    lowest, last = bisect_right(starts, start) - 1, bisect_right(starts, stop - 1)
     ranges = [
         (firsts[at] + max(start - starts[at], 0), firsts[at] + min(stop - starts[at], sizes[at]))
-        for at in range(first, last)
+        for at in range(lowest, last)
     ]
-    cut = tuple(bound != (0, wholes[at]) for at, bound in zip(range(first, last), ranges))
+    cut = tuple(bound != (0, wholes[at]) for at, bound in zip(range(lowest, last), ranges))
     output = node.outputs[0]
     names = [output] if len(cut) == 1 else [inner(output, str(number)) for number in range(len(cut))]
     constants = {FLAT: np.array([-1], np.int64)}
@@ -43,18 +43,18 @@ def local_slice(node: Node, context: LoweringContext) -> Lowered:
         constants |= bounds(name, low, high) if is_cut else {}
 
     def nodes() -> list[Node]:
-        made = []
-        for at, name, is_cut in zip(range(first, last), names, cut):
-            made.append(make(node, "Reshape", [node.inputs[at], FLAT], inner(name, "whole") if is_cut else name))
+        chosen = []
+        for at, name, is_cut in zip(range(lowest, last), names, cut):
+            chosen.append(make(node, "Reshape", [node.inputs[at], FLAT], inner(name, "whole") if is_cut else name))
             if is_cut:
-                made.append(make(node, "Slice", [inner(name, role) for role in ("whole", "start", "stop")], name))
-        return made if len(names) == 1 else [*made, make(node, "Concat", names, output, axis=0)]
+                chosen.append(make(node, "Slice", [inner(name, role) for role in ("whole", "start", "stop")], name))
+        return chosen if len(names) == 1 else [*chosen, make(node, "Concat", names, output, axis=0)]
 
-    return Lowered((first, cut), nodes, constants)
+    return Lowered((lowest, cut), nodes, constants)
 
 
 def shard_slice(node: Node, context: LoweringContext) -> Lowered:
-    """The rank's elements of a run, cut out of its part of the bucket; the part itself where that is all of it."""
+    """Return the rank's elements of a run, cut out of the part of the bucket; the part itself if that is all."""
     assert node.sharding.flat is not None
     axis, span = node.sharding.flat
     member = context.coordinates[axis]
@@ -68,7 +68,7 @@ def shard_slice(node: Node, context: LoweringContext) -> Lowered:
 
 
 def local_concat(node: Node, context: LoweringContext) -> Lowered:
-    """Concatenate the operands that the rank has; an empty tensor if it has none."""
+    """Concatenate the rank's operands; an empty tensor without operands."""
     names, output = [name for name in node.inputs if name in context.present], node.outputs[0]
     if not names:
         type = TensorType(context.types[output].dtype, (0,))
@@ -79,7 +79,7 @@ def local_concat(node: Node, context: LoweringContext) -> Lowered:
 
 
 def select(node: Node, context: LoweringContext) -> Lowered:
-    """The operand where the rank has it, else the neutral element of the reduction."""
+    """Return the operand if the rank has it, else the neutral element of the reduction."""
     source, output = node.inputs[0], node.outputs[0]
     if source in context.present:
         return Lowered("present", lambda: [make(node, "Identity", [source], output)])

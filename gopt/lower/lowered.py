@@ -1,4 +1,4 @@
-"""Lowering of a layout operator on one rank, and the rank's context that it may use."""
+"""Lowering of a layout operator on a rank, and the rank's context."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gopt.tensor_parallel.builder import PASS, inner
 
 @dataclass(frozen=True, slots=True)
 class LoweringContext:
-    """Context of a layout operator on a rank: its coordinates, the values it has, the types of values."""
+    """Context of a layout operator on a rank: coordinates, available values, types."""
 
     coordinates: Mapping[str, int]
     present: Set[str]
@@ -23,8 +23,8 @@ class LoweringContext:
 
 @dataclass(slots=True)
 class Lowered:
-    """An operator on one rank. ``nodes`` builds the nodes of the ``variant``; ``alias`` is the operand whose name the
-    result has where nothing needs to be done; ``types`` are the local types of results without nodes."""
+    """An operator on a rank. ``nodes`` builds the nodes of the ``variant``; ``alias`` is the operand equal to the
+    result, without any node; ``types`` are the local types of results without nodes."""
 
     variant: Hashable
     nodes: Callable[[], Sequence[Node]]
@@ -34,19 +34,19 @@ class Lowered:
 
 
 def bounds(name: str, start: int, stop: int) -> dict[str, np.ndarray]:
-    """The constants between which a Slice cuts."""
+    """Return the bounds of a Slice as constants."""
     return {inner(name, role): np.array([at], np.int64) for role, at in (("start", start), ("stop", stop))}
 
 
 def make(like: Node, op_type: str, inputs: Sequence[str], output: str, **attributes: object) -> Node:
-    """A node of the pass that made the layout operator, or that put it in the place of the source's node."""
+    """Return a node of the pass behind the layout operator."""
     node = Node(op_type, inputs, [output], attributes=attributes, made_by=like.made_by or PASS)
     node.phase = like.phase
     return node
 
 
 def stand_in(like: Node, op_type: str, inputs: Sequence[str], *outputs: str, **attributes: object) -> Node:
-    """The node that does what the source's node does, on the member's part: it keeps that one's name."""
+    """Return the source's node on the member's part, with the same name."""
     node = Node(op_type, inputs, outputs, name=like.name, attributes=attributes, made_by=like.made_by)
     node.phase = like.phase
     return node

@@ -1,4 +1,4 @@
-"""From a program to what is written: every wanted rank's graphs, checked."""
+"""From a program to files: every wanted rank's graphs, checked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gopt.system.progress import ProgressCallback, no_progress
 
 @dataclass(frozen=True, slots=True)
 class LoweredProgram:
-    """The graphs of ranks, phase by phase, the states that all ranks hold whole, and what was asserted."""
+    """The graphs of ranks, phase by phase, the states held whole by all ranks, and the checks."""
 
     ranks: list[RankGraph]
     common: list[RankState]
@@ -44,8 +44,8 @@ def lower(
 ) -> LoweredProgram:
     """Verify a program, and make the graphs of some of its ranks.
 
-    ``beside``: work on the program that passes have made, which shares a process with checks. Raises InvariantError
-    when a rank could go wrong, UnsupportedError where the source itself parts ranks.
+    ``beside``: work on the finished program, in a process shared with checks. Raises InvariantError if a rank could go
+    wrong, UnsupportedError if the source itself parts ranks.
     """
     advance("checking the program")
     check_variants(program)
@@ -53,12 +53,12 @@ def lower(
         complete_phases(variant.graph.nodes)
         followed_states(variant.training)  # a process has begun with it, whose answer its sisters cannot read
 
-    checked, other = begin_all([lambda: _check_values(program), beside], len(program.source.graph.nodes))
-    asked = 0
+    checked, task = begin_all([lambda: _check_values(program), beside], len(program.source.graph.nodes))
+    agreed = 0
     for variant in program.variants:
         shardings = infer_shardings(variant)
         variant.sharded = shardings.parts()
-        asked += check_placements(variant, shardings)
+        agreed += check_placements(variant, shardings)
     if not checked.begun:
         checked.result()
     try:
@@ -71,16 +71,16 @@ def lower(
             advance("making ranks", number, len(ranks))
         advance("checking ranks")
         common = common_states(program)
-        checks = check_ranks(program, graphs, common, asked)
+        checks = check_ranks(program, graphs, common, agreed)
     except InvariantError:
         checked.result()  # it may say more: which rule the program breaks
         raise
     checked.result()
-    return LoweredProgram(graphs, common, checks, other)
+    return LoweredProgram(graphs, common, checks, task)
 
 
 def _check_values(program: SpmdProgram) -> None:
-    """Check what shardings do not see: whose elements, which operands, and old values."""
+    """Check properties beyond shardings: owners of elements, operands, old values."""
     for variant in program.variants:
         check_bucket_order(variant)
         check_carried_values(variant)

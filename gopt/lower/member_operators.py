@@ -1,7 +1,7 @@
 """Layout operators on a member's part of a dimension: the part cut out, and choices along the dimension.
 
-A choice runs on the part. Indices are those of the whole dimension; of those that choose from another member's part
-a gather makes zeros, and a scatter leaves their updates out.
+A choice runs on the part. Indices count through the whole dimension; for indices into another member's part, a gather
+gives zeros, and a scatter drops updates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gopt.tensor_parallel.builder import inner
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The dimension of operand 0 that is shared out, and the member's range of it."""
+    """The shared out dimension of operand 0, and the member's range."""
 
     node: Node
     context: LoweringContext
@@ -39,11 +39,11 @@ class _Part:
     def name(self, role: str) -> str:
         return inner(self.node.outputs[0], role)
 
-    def dims(self, place: int) -> tuple[int, ...]:
-        return self.context.types[self.node.inputs[place]].dims
+    def dims(self, index: int) -> tuple[int, ...]:
+        return self.context.types[self.node.inputs[index]].dims
 
     def constants(self, elsewhere: int = 0) -> dict[str, np.ndarray]:
-        """Numbers by which indices of the whole dimension become those of the part; ``elsewhere``: for all others."""
+        """Numbers for shifting indices of the whole dimension into the part; ``elsewhere``: for all others."""
         dtype = numpy_dtype(self.context.types[self.node.inputs[1]].dtype)
         values = {
             "length": self.length, "offset": self.start, "count": self.stop - self.start, "none": 0,
@@ -52,7 +52,7 @@ class _Part:
         return {self.name(role): np.array(value, dtype) for role, value in values.items()}
 
     def places(self) -> list[Node]:
-        """Nodes that make ``inside``: which indices choose from the part; and ``safe``: where, ``elsewhere`` if not."""
+        """Nodes making ``inside``: whether an index is in the part; and ``safe``: the index, or ``elsewhere``."""
         indices = self.node.inputs[1]
         rows: list[tuple[str, list[str], str]] = [
             ("Less", [indices, self.name("none")], "negative"),  # counted from the end
@@ -68,7 +68,7 @@ class _Part:
         return [make(self.node, kind, inputs, self.name(role)) for kind, inputs, role in rows]
 
     def seen(self, shape: Sequence[int], like: Sequence[int]) -> tuple[dict[str, np.ndarray], list[Node], str]:
-        """``inside`` in another shape of as many elements, where it has not that one: constants, nodes, name."""
+        """``inside`` in another shape of as many elements, if different: constants, nodes, name."""
         if list(shape) == list(like):
             return {}, [], self.name("inside")
         constants = {self.name("seen_shape"): np.array(shape, np.int64)}
@@ -84,7 +84,7 @@ def dim_slice(node: Node, context: LoweringContext) -> Lowered:
 
 
 def member_gather(node: Node, context: LoweringContext) -> Lowered:
-    """Return the selected elements that the member has, and zeros for the others."""
+    """Return the selected elements the member has, and zeros for the others."""
     part, (data, indices), output = _Part.of(node, context), node.inputs, node.outputs[0]
     zero = {part.name("zero"): np.zeros((), numpy_dtype(context.types[data].dtype))}
     if part.start == part.stop:  # nothing to choose from
@@ -105,7 +105,7 @@ def member_gather(node: Node, context: LoweringContext) -> Lowered:
 
 
 def member_scatter(node: Node, context: LoweringContext) -> Lowered:
-    """The member's part with the updates that meet it."""
+    """The member's part with updates inside."""
     part = _Part.of(node, context)
     if part.start == part.stop:
         return Lowered("none", lambda: [stand_in(node, "Identity", [node.inputs[0]], node.outputs[0])])
@@ -114,7 +114,7 @@ def member_scatter(node: Node, context: LoweringContext) -> Lowered:
 
 
 def _reduced(part: _Part, reduction: str) -> Lowered:
-    """Others' updates change nothing: they become the neutral element of the reduction."""
+    """Others' updates change nothing: replaced by the neutral element of the reduction."""
     node, dtype = part.node, part.context.types[part.node.inputs[0]].dtype
     neutral = np.array(_NEUTRAL[reduction](dtype), numpy_dtype(dtype))
     count = part.dims(1)
@@ -123,15 +123,15 @@ def _reduced(part: _Part, reduction: str) -> Lowered:
     more, seeing, inside = part.seen(shape, count)
 
     def nodes() -> list[Node]:
-        own = make(node, "Where", [inside, node.inputs[2], part.name("neutral")], part.name("updates"))
+        masked = make(node, "Where", [inside, node.inputs[2], part.name("neutral")], part.name("updates"))
         inputs = [node.inputs[0], part.name("safe"), part.name("updates")]
-        return [*part.places(), *seeing, own, _scatter(part, inputs, node.outputs[0], reduction)]
+        return [*part.places(), *seeing, masked, _scatter(part, inputs, node.outputs[0], reduction)]
 
     return Lowered(reduction, nodes, part.constants() | more | {part.name("neutral"): neutral})
 
 
 def _replaced(part: _Part) -> Lowered:
-    """Others' updates go to a row behind the part, which is cut off again."""
+    """Others' updates go to an extra row behind the part, cut off again."""
     node, rank, count = part.node, len(part.dims(0)), part.stop - part.start
     pads = [0] * (2 * rank)
     pads[rank + part.axis] = 1

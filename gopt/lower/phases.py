@@ -1,6 +1,6 @@
-"""A step in phases: one, or a micro-step that is run several times and the update behind it. No pass, no rank.
+"""A step in phases: a single phase, or a micro-step run several times and the update. No pass, no rank.
 
-Each phase is what computes its results, out of the one rank-independent graph; what both need is in both.
+A phase has the nodes behind its results, from the rank-independent graph; common nodes are in both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STEP, MICRO, UPDATE = "step", "micro", "update"
 
 @dataclass(frozen=True, slots=True)
 class LoweredPhase:
-    """One file of every rank: how often it runs in a step, and the graph that it is."""
+    """A file of every rank: the number of runs in a step, and the graph."""
 
     name: str
     times: int
@@ -28,7 +28,7 @@ class LoweredPhase:
 def phases(program: SpmdProgram) -> list[LoweredPhase]:
     """The phases of a step in the order in which they run.
 
-    Raises UnsupportedError when the update depends on a batch by another way than gradients and statistics.
+    Raises UnsupportedError if the update depends on a batch other than through gradients and statistics.
     """
     if program.micro_steps == 1:
         return [LoweredPhase(STEP, 1, program.graph)]
@@ -42,7 +42,7 @@ def phases(program: SpmdProgram) -> list[LoweredPhase]:
 
 
 def _phase(program: SpmdProgram, name: str, times: int, results: Mapping[str, str]) -> LoweredPhase:
-    """The part of the step's graph that makes ``results`` (output -> the value that it is)."""
+    """The part of the step's graph behind ``results`` (output -> value)."""
     graph = program.graph
     needed = set(results.values())
     nodes: list[Node] = []
@@ -68,7 +68,7 @@ def _phase(program: SpmdProgram, name: str, times: int, results: Mapping[str, st
 
 
 def _renamed(nodes: Iterable[Node], named: Mapping[str, str]) -> Iterable[Node]:
-    """The nodes with values under their final names; a node that has none of them stays the same object."""
+    """Return the nodes with values under final names; unchanged nodes stay the same objects."""
     for node in nodes:
         if any(value in named for value in (*node.inputs, *node.outputs)):
             node = clone(node)
@@ -79,18 +79,18 @@ def _renamed(nodes: Iterable[Node], named: Mapping[str, str]) -> Iterable[Node]:
 
 def _refuse_batch(program: SpmdProgram, results: Mapping[str, str], needed: set[str], nodes: Sequence[Node]) -> None:
     """``nodes``: in order."""
-    given = next((name for name in program.training.batch if name in needed), None)
-    if given is None:
+    batch = next((name for name in program.training.batch if name in needed), None)
+    if batch is None:
         return
-    reached = {given}
+    reached = {batch}
     for node in nodes:
         if not reached.isdisjoint(node.reads):
             reached.update(node.outputs)
-    node = next(node for node in nodes if given in node.reads)
+    node = next(node for node in nodes if batch in node.reads)
     states = {state.output for state in program.states}
     late = next(name for name in sorted(results, key=states.__contains__, reverse=True) if results[name] in reached)
     raise UnsupportedError(
-        f"--accumulate: {show(late)} reads the batch {given!r} beside the gradients, at {node.label!r}: each "
+        f"--accumulate: {show(late)} reads the batch {batch!r} beside the gradients, at {node.label!r}: each "
         "micro-step has another one",
         "leave out --accumulate" + ("" if late in states else f", or the output {show(late)} of the model"),
     )

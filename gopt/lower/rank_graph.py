@@ -1,6 +1,4 @@
-"""Records of one rank: its nodes, states, accumulators and constants; ``specialise`` builds them. Records;
-``specialise`` makes them.
-"""
+"""Records of a rank: nodes, states, accumulators and constants; built by ``specialise``."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from gopt.records.boxes import Box
 
 @dataclass(frozen=True, slots=True)
 class ShardRange:
-    """An element range of one source tensor, or of a ``box`` of it."""
+    """An element range of a source tensor, or of a ``box`` of a tensor."""
 
     tensor: str
     start: int
@@ -29,7 +27,7 @@ class ShardRange:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """A state as one rank holds it: its pieces, flattened, one after the other."""
+    """A state on a rank: its pieces, flattened, one after the other."""
 
     input: str
     output: str
@@ -40,13 +38,13 @@ class RankState:
 
     @property
     def stored(self) -> str:
-        """The name under which its values are stored: its own for a copy, else its first piece's tensor."""
+        """The name of the stored values: its own for a copy, else the first piece's tensor."""
         return self.input if self.copy else self.pieces[0].tensor
 
 
 @dataclass(frozen=True, slots=True)
 class RankAccumulator:
-    """An accumulator as one rank holds it: zero before the first micro-step."""
+    """An accumulator on a rank: zero before the first micro-step."""
 
     input: str
     output: str
@@ -55,7 +53,7 @@ class RankAccumulator:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankBlock:
-    """Nodes one after the other. Ranks that have the same nodes there have the same block."""
+    """Consecutive nodes. Ranks with the same nodes share a block."""
 
     nodes: tuple[Node, ...]
     shared: bool
@@ -70,8 +68,8 @@ class RankBlock:
 
 @dataclass(slots=True)
 class RankGraph:
-    """One phase of one rank's step. ``states`` are all that the rank has of its own, beside those that all ranks have;
-    ``accumulators`` its sums. A phase reads and writes those that its graph has as inputs and outputs."""
+    """A phase of a rank's step. ``states``: the rank's own states, beside those of all ranks; ``accumulators``: the
+    sums. A phase reads and writes states that are inputs and outputs of its graph."""
 
     rank: int
     phase: LoweredPhase
@@ -90,14 +88,11 @@ class RankGraph:
 
     @property
     def nodes(self) -> list[Node]:
-        """All nodes in order.
-
-        The list is built on every call, in time linear in the graph: use blocks or calls where they suffice.
-        """
+        """All nodes in order. Built on every call, in time linear in the graph: prefer blocks or calls."""
         return [node for block in self.blocks for node in block.nodes]
 
     def graph(self) -> Graph:
-        """The phase as a graph of this rank alone, made anew. Its inputs, outputs and values are those of all ranks."""
+        """The phase as a graph of this rank alone, made anew. Inputs, outputs and values are those of all ranks."""
         whole = self.phase.graph
         constants = {
             name: Tensor(TensorType(array.dtype.name, array.shape), array=array)
@@ -115,5 +110,5 @@ class RankGraph:
 
     @property
     def own(self) -> list[RankState | RankAccumulator]:
-        """All that the rank carries from file to file beside what all ranks have."""
+        """All carried from file to file by the rank, beside values of all ranks."""
         return [*self.states, *self.accumulators]

@@ -1,7 +1,7 @@
-"""From the rank-independent program to rank graphs: keep what a rank runs, resolve its elements. No pass.
+"""From the rank-independent program to rank graphs: keep the rank's nodes, resolve its elements. No pass.
 
-What ranks have in common is made once for each phase. A rank costs what it has of its own: placed nodes, layout
-operators, constants. Ranks that differ in constants alone share all their nodes.
+Common nodes are made once for each phase. A rank costs its own nodes: placed nodes, layout operators, constants. Ranks
+differing in constants alone share all nodes.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Specialiser:
         """The graph of one rank of the mesh."""
         at = _Rank(rank, self.program.mesh.coordinates(rank), RankGraph(rank, self.phase, [], []))
         self._hold(at)
-        own: list[Node] = []
+        nodes: list[Node] = []
         for item in self._items:
             if isinstance(item, RankBlock):
-                self._close(at, own)
+                self._close(at, nodes)
                 at.out.blocks.append(item)
             else:
-                own += self._own(at, item)
-        self._close(at, own)
+                nodes += self._own(at, item)
+        self._close(at, nodes)
         for name, type, sharding in self._locals:
             at.out.types.setdefault(name, TensorType(type.dtype, sharding.local_shape(type.dims, at.coordinates)))
         if at.bodies:
@@ -68,12 +68,12 @@ class Specialiser:
         return at.out
 
     def _hold(self, at: _Rank) -> None:
-        """Note the states and accumulators that the rank has."""
+        """Note the states and accumulators the rank has."""
         for state in self._apart:
             if state.sharding.covers(at.coordinates):
                 flat = state.sharding.flat is not None
-                made = _run(self.program, at, state) if flat else _whole(self.program, state, at.coordinates)
-                at.out.states.append(made)
+                rank_state = _run(self.program, at, state) if flat else _whole(self.program, state, at.coordinates)
+                at.out.states.append(rank_state)
                 at.present.add(state.input)
         for summed in self.program.accumulators:
             if summed.present(at.coordinates):
@@ -82,7 +82,7 @@ class Specialiser:
                 at.out.types[summed.input] = type
 
     def _own(self, at: _Rank, node: Node) -> Sequence[Node]:
-        """Return the rank's nodes for a node that differs between ranks."""
+        """Return the rank's nodes for a node differing between ranks."""
         if isinstance(node.origin, RefoldedCall) and node.op_type == REFOLD:
             return self._refold(at, node, node.origin)
         if not at.runs(node.sharding):
@@ -113,13 +113,13 @@ class Specialiser:
         return self._variant((node, "no root"), lambda: [_with(node, [])])
 
     def _refold(self, at: _Rank, node: Node, refolded: RefoldedCall) -> Sequence[Node]:
-        """An opaque operator over what the rank has of its weights."""
-        nodes, function, made = refolded.on(at.coordinates, self.program.graph.types, self._version, node.made_by)
+        """An opaque operator over the rank's parts of weights."""
+        nodes, function, results = refolded.on(at.coordinates, self.program.graph.types, self._version, node.made_by)
         for item in nodes:
             item.inputs = [at.alias.get(name, name) for name in item.inputs]
         if function is not None:
             at.bodies.update((node, function) for node in nodes if node.domain)
-        at.present.update(made)
+        at.present.update(results)
         return nodes
 
     def _variant(self, key: Hashable, build: Callable[[], Sequence[Node]]) -> tuple[Node, ...]:
@@ -128,20 +128,22 @@ class Specialiser:
             nodes = self._variants[key] = tuple(build())
         return nodes
 
-    def _close(self, at: _Rank, own: list[Node]) -> None:
+    def _close(self, at: _Rank, nodes: list[Node]) -> None:
         """Close the block of nodes between two shared blocks; equal ranks share it."""
-        if own:
-            key = tuple(map(id, own))
+        if nodes:
+            key = tuple(map(id, nodes))
             if key not in self._blocks:
-                self._blocks[key] = RankBlock.of(tuple(own), shared=False)
+                self._blocks[key] = RankBlock.of(tuple(nodes), shared=False)
             at.out.blocks.append(self._blocks[key])
-            own.clear()
+            nodes.clear()
 
     def _add_functions(self, at: _Rank) -> None:
-        """Give opaque operators their bodies; a second body of one operator needs a node that names it."""
-        held = [node for block in at.out.blocks if not block.shared for node in block.nodes if node in at.bodies]
-        made, at.out.functions = with_functions(((node, at.bodies[node]) for node in held), self.program.graph.header)
-        now = dict(zip(held, made))
+        """Give refolded operators bodies; a second body of an operator needs a node naming the overload."""
+        refolded = [node for block in at.out.blocks if not block.shared for node in block.nodes if node in at.bodies]
+        called, at.out.functions = with_functions(
+            ((node, at.bodies[node]) for node in refolded), self.program.graph.header
+        )
+        now = dict(zip(refolded, called))
         at.out.blocks = [
             block if block.shared or now.keys().isdisjoint(block.nodes)
             else RankBlock.of(tuple(now.get(node, node) for node in block.nodes), shared=False)
@@ -151,7 +153,7 @@ class Specialiser:
 
 @dataclass(slots=True)
 class _Rank:
-    """A rank under construction: its nodes so far, and its renamed values."""
+    """A rank under construction: its nodes so far, and the renamed values."""
 
     number: int
     coordinates: dict[str, int]
@@ -172,7 +174,7 @@ class _Rank:
 
 
 def _items(nodes: Sequence[Node]) -> Iterator[RankBlock | Node]:
-    """Runs of nodes that all ranks have alike as blocks, and all other nodes one by one."""
+    """Runs of nodes alike on all ranks as blocks, and all other nodes one by one."""
     run: list[Node] = []
     for node in nodes:
         alike = not node.sharding.by_axis and node.domain != SPMD
@@ -189,7 +191,7 @@ def _items(nodes: Sequence[Node]) -> Iterator[RankBlock | Node]:
 
 
 def _local_values(program: SpmdProgram, phase: LoweredPhase) -> Iterator[tuple[str, TensorType, Sharding]]:
-    """Values that nodes of all ranks make, and of which each rank has its part."""
+    """Values of common nodes with a different part on each rank."""
     for node in phase.graph.nodes:
         if not node.sharding.by_axis and node.domain != SPMD:
             for name in node.outputs:
@@ -221,9 +223,9 @@ def _run(program: SpmdProgram, at: _Rank, state: ShardedState) -> RankState:
 
 
 def _with(node: Node, inputs: list[str]) -> Node:
-    made = Node(
+    renamed = Node(
         node.op_type, inputs, node.outputs, domain=node.domain, name=node.name, attributes=node.attributes,
         made_by=node.made_by,
     )  # fmt: skip
-    made.phase = node.phase
-    return made
+    renamed.phase = node.phase
+    return renamed

@@ -11,37 +11,37 @@ from gopt.spmd.program import SpmdProgram
 
 
 def check_variants(program: SpmdProgram) -> None:
-    """Raise InvariantError where variants of a program differ in more than the sizes of parts; UnsupportedError where
-    that follows from a parameter of which only some members have one element, which is not a bucket's.
+    """Raise InvariantError where variants of a program differ in more than the sizes of parts; UnsupportedError for a
+    parameter that is a scalar on some members only, and not in a bucket.
 
-    Calls along an axis that splits the computation join ranks of several variants. All of them must be the same calls
-    in one order, whatever their groups: ranks of two variants that wait in two groups for one another wait forever.
+    Calls along an axis splitting the computation join ranks of several variants. The calls must be the same in the same
+    order, whatever the groups: ranks of two variants waiting in two groups for one another wait forever.
     """
     mine = dict(_common(program)) if program.others else {}
-    for other in program.others:
-        theirs = dict(_common(other))
+    for variant in program.others:
+        theirs = dict(_common(variant))
         for what, items in mine.items():
             if items != theirs[what]:
-                _refuse_single(program, other)
+                _refuse_single(program, variant)
                 a, b = next((a, b) for a, b in zip([*items, None], [*theirs[what], None]) if a != b)
-                where = f"ranks at {_where(program)} and at {_where(other)}"
+                where = f"ranks at {_where(program)} and at {_where(variant)}"
                 raise InvariantError(f"{where} have parts of other sizes, and their {what} differ: {a} and {b}")
 
 
-def _refuse_single(program: SpmdProgram, other: SpmdProgram) -> None:
-    """Raise UnsupportedError for a parameter that has one element at some places and not at others."""
+def _refuse_single(program: SpmdProgram, variant: SpmdProgram) -> None:
+    """Raise UnsupportedError for a parameter of a single element at some places only."""
     for state in program.training.parameters:
-        mine, theirs = (item.training.graph.types[state.tensor].elements for item in (program, other))
+        mine, theirs = (item.training.graph.types[state.tensor].elements for item in (program, variant))
         if 1 in (mine, theirs) and mine != theirs:
             raise UnsupportedError(
-                f"ranks at {_where(program)} have {mine} and ranks at {_where(other)} have {theirs} elements of "
+                f"ranks at {_where(program)} have {mine} and ranks at {_where(variant)} have {theirs} elements of "
                 f"{state.tensor!r}: a parameter of one element is not sharded, and all ranks must shard the same",
                 "shard another dimension of it, use other sizes, or set replicate",
             )
 
 
 def _common(program: SpmdProgram) -> Iterator[tuple[str, list[Hashable]]]:
-    """Yield the properties that must be equal in all variants, each with a name and as an ordered list."""
+    """Yield the properties equal in all variants, each with a name and as an ordered list."""
     yield "states", [(state.input, state.output, *(part.tensor for part in state.slices)) for state in program.states]
     yield "accumulators", [(accumulator.input, accumulator.output) for accumulator in program.accumulators]
     yield "buckets", list(program.layout)

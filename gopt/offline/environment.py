@@ -1,4 +1,5 @@
-"""The parts of an installation: versions of gopt and its packages, MPI, GPUs, and how to get what is missing."""
+"""The parts of an installation: versions of gopt and other packages, MPI, GPUs, and the commands to get missing
+parts."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A part of an installation. ``found``: its version or a sentence; '' where it is missing. ``needed``: what it is
-    for; ``get``: the command or the step that brings it, '' where nothing is missing."""
+    """A part of an installation. ``found``: the version or a sentence; '' for a missing part. ``needed``: the purpose;
+    ``get``: the command or the step to install the part, '' where nothing is missing."""
 
     name: str
     found: str
@@ -37,13 +38,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """All parts. ``sound``: whether nothing that gopt requires is missing."""
+    """All parts. ``sound``: whether all parts required by gopt are present."""
 
     findings: tuple[Finding, ...]
 
     @property
     def sound(self) -> bool:
-        return not any(each.required and each.get for each in self.findings)
+        return not any(finding.required and finding.get for finding in self.findings)
 
     def to_json(self) -> dict[str, object]:
         parts = [
@@ -58,7 +59,7 @@ def examine() -> Environment:
     parts = [Finding("gopt", gopt.__version__, "all"), Finding("Python", platform.python_version(), "all")]
     parts += [_package(name, "all", f"pip install {name}", required=True) for name in _CORE]
     parts.append(_runtime())
-    parts += [_extra(*each) for each in _EXTRAS]
+    parts += [_extra(*extra) for extra in _EXTRAS]
     parts += [_launcher(), _gpu()]
     return Environment(tuple(parts))
 
@@ -88,29 +89,30 @@ def _extra(name: str, extra: str, needed: str) -> Finding:
 
 
 def _runtime() -> Finding:
-    """ONNX Runtime: which wheel, and on what it can run."""
+    """ONNX Runtime: the wheel, and the devices it can use."""
     needed = "gopt verify, run, export and derive; not shard, diff, golden, inspect"
     wheels = [f"{name} {_version(name)}" for name in RUNTIMES if _version(name)]
     if len(wheels) > 1:
         return Finding("ONNX Runtime", f"{' and '.join(wheels)} in one folder", needed, _CONFLICT, required=True)
     try:
         module = importlib.import_module("onnxruntime")
-        providers = [each.removesuffix("ExecutionProvider") for each in module.get_available_providers()]
+        providers = [provider.removesuffix("ExecutionProvider") for provider in module.get_available_providers()]
     except (ImportError, AttributeError) as error:
-        get = _CONFLICT if wheels else "pip install onnxruntime-gpu"
-        return Finding("ONNX Runtime", f"{wheels[0]}: {show(str(error))}" if wheels else "", needed, get, required=True)
+        if wheels:
+            return Finding("ONNX Runtime", f"{wheels[0]}: {show(str(error))}", needed, _CONFLICT, required=True)
+        return Finding("ONNX Runtime", "", needed, "pip install 'gopt[run]'")
     version = wheels[0] if wheels else str(getattr(module, "__version__", "of an unknown version"))
     return Finding("ONNX Runtime", f"{version}: {', '.join(providers)}", needed, required=True)
 
 
 def _launcher() -> Finding:
     needed = "gopt run with processes of several hosts"
-    found = next(filter(None, map(_beside_or_on_path, ("mpiexec", "mpirun", "srun"))), "")
-    return Finding("MPI launcher", found, needed, "" if found else "pip install 'gopt[mpi]'")
+    program = next(filter(None, map(_beside_or_on_path, ("mpiexec", "mpirun", "srun"))), "")
+    return Finding("MPI launcher", program, needed, "" if program else "pip install 'gopt[mpi]'")
 
 
 def _beside_or_on_path(name: str) -> str:
-    """The path of a program, of this environment's first: it is there also where it is not activated."""
+    """The path of a program, of this environment's first: present also without activation."""
     return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name) or ""
 
 
@@ -122,7 +124,7 @@ def _gpu(run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run) 
         return Finding("NVIDIA GPU", driver, needed, "" if driver else get)
     words = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
-        said = run(words, capture_output=True, text=True, timeout=_SECONDS, check=True).stdout
+        output = run(words, capture_output=True, text=True, timeout=_SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return Finding("NVIDIA GPU", "", needed, "nvidia-smi finds none: check the driver")
-    return Finding("NVIDIA GPU", "; ".join(map(str.strip, said.strip().splitlines())), needed)
+    return Finding("NVIDIA GPU", "; ".join(map(str.strip, output.strip().splitlines())), needed)

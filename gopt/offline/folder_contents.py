@@ -1,8 +1,7 @@
-"""Reads an output folder or a checkpoint: the source, and the current value of each of its states, in pieces.
+"""Reads an output folder or a checkpoint: the source, and the current value of each state, in pieces.
 
-A value is a list of byte ranges in the ranks' files, which are not kept in memory. Files of a checkpoint are read once,
-in blocks, for their digests.
-"""
+A value is a list of byte ranges in the ranks' files, not kept in memory. Files of a checkpoint are read once, in
+blocks, for their digests."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ _EDITED = "the manifest was edited: write the folder again"
 
 @dataclass(slots=True)
 class FolderContents:
-    """The source graph with the values that the ranks hold, its roles, the manifest and the report."""
+    """The source graph with the ranks' values, the roles, the manifest and the report."""
 
     graph: Graph
     roles: RoleMap
@@ -72,8 +71,8 @@ class FolderContents:
 
 
 def read_folder(path: str | os.PathLike[str]) -> FolderContents:
-    """Read an output folder, or one step of a checkpoint; raises InputError where something is missing or
-    differs, RunError where a checkpoint is damaged."""
+    """Read an output folder, or one step of a checkpoint; raises InputError for a missing or different part, RunError
+    for a damaged checkpoint."""
     folder, home = Path(path), _home(path)
     checkpoint = home != folder
     manifest, mesh = read_manifest(home)
@@ -105,30 +104,30 @@ def _startup(path: Path) -> Graph:
 
 
 def _without_own_metadata(graph: Graph) -> Graph:
-    """The graph without the entries of metadata that gopt has written."""
+    """The graph without gopt's metadata entries."""
     header = onnx.ModelProto()
     header.CopyFrom(graph.header)
-    kept = [entry for entry in header.metadata_props if not entry.key.startswith("gopt.")]
+    entries = [entry for entry in header.metadata_props if not entry.key.startswith("gopt.")]
     del header.metadata_props[:]
-    header.metadata_props.extend(kept)
+    header.metadata_props.extend(entries)
     metadata = {key: value for key, value in graph.metadata.items() if not key.startswith("gopt.")}
     return replace(graph, header=header, metadata=metadata)
 
 
-def kept_source(held: FolderContents) -> Source:
-    """The source with the values that the ranks of a folder hold; raises InputError where its roles do not fit."""
-    training = load_stored_source(expand(held.graph), held.roles, "the kept source")
-    kept = held.report.source
-    return Source(training, kept.file, kept.sha256, kept.nbytes, startup=held.startup)
+def kept_source(contents: FolderContents) -> Source:
+    """The source with the values of a folder's ranks; raises InputError where roles do not fit."""
+    training = load_stored_source(expand(contents.graph), contents.roles, "the kept source")
+    source = contents.report.source
+    return Source(training, source.file, source.sha256, source.nbytes, startup=contents.startup)
 
 
 def step_at(path: str | os.PathLike[str]) -> Source:
-    """The step of an output folder or a checkpoint, with the values that its ranks hold, or of a file or a folder of
-    artifacts; raises what ``read_folder`` and ``gopt.load`` raise."""
-    place = Path(path)
-    of_gopt = any((place / name).is_file() for name in (INDEX_FILE, MANIFEST_FILE))
-    if place.is_file() or (not of_gopt and holds_step(place)):
-        return load_source(place)
+    """The step of an output folder or a checkpoint, with the ranks' values, or of a file or a folder of artifacts;
+    raises as ``read_folder`` and ``gopt.load``."""
+    folder = Path(path)
+    of_gopt = any((folder / name).is_file() for name in (INDEX_FILE, MANIFEST_FILE))
+    if folder.is_file() or (not of_gopt and holds_step(folder)):
+        return load_source(folder)
     return kept_source(read_folder(path))
 
 
@@ -138,7 +137,7 @@ def read_mesh(path: str | os.PathLike[str]) -> Mesh:
 
 
 def _home(path: str | os.PathLike[str]) -> Path:
-    """Return the folder that contains the manifest: for a checkpoint, the folder that contains it."""
+    """Return the folder with the manifest: for a checkpoint, the parent."""
     folder = Path(path)
     check_folder(folder, checkpoints=True)
     if not (folder / INDEX_FILE).is_file():
@@ -148,13 +147,14 @@ def _home(path: str | os.PathLike[str]) -> Path:
 
 
 def _check_pipeline(home: Path, report: Report, manifest: Manifest, mesh: Mesh) -> None:
-    """Refuse a report whose passes cannot have made these ranks, or have unknown options; raises InputError."""
+    """Refuse a report with passes that cannot have made these ranks, or with unknown options; raises InputError."""
     split = split_records(report.pipeline)
     if split is not None or manifest.parameter_server is not None:
         _check_split(home, split, manifest)
         return
     items = [
-        (each.name, {key.replace("_", "-"): value for key, value in each.options.items()}) for each in report.pipeline
+        (entry.name, {key.replace("_", "-"): value for key, value in entry.options.items()})
+        for entry in report.pipeline
     ]
     try:
         build_pipeline(items)
@@ -168,59 +168,59 @@ def _check_pipeline(home: Path, report: Report, manifest: Manifest, mesh: Mesh) 
 
 
 def _check_split(home: Path, split: tuple[SplitSettings, SplitFacts] | None, manifest: Manifest) -> None:
-    """Refuse a report that is not that of a manifest's trainers and servers; raises InputError."""
+    """Refuse a report of other trainers and servers than the manifest's; raises InputError."""
     entry = manifest.parameter_server
     counts = None if entry is None else (entry.servers, entry.mode.value, manifest.accumulate)
-    told = None if split is None else (split[0].servers, split[0].mode, split[0].accumulate)
-    if counts != told:
+    recorded = None if split is None else (split[0].servers, split[0].mode, split[0].accumulate)
+    if counts != recorded:
         raise InputError(
             f"{home / REPORT_FILE}: pipeline: it is not that of the trainers and servers of the manifest", _AGAIN
         )
 
 
 def _check_complete(home: Path, manifest: Manifest, values: Mapping[str, Tensor]) -> None:
-    """Raise InputError if ranks that hold states are missing in a folder."""
-    there = {rank.rank for rank in manifest.ranks}
+    """Raise InputError if ranks with states are missing in a folder."""
+    present = {rank.rank for rank in manifest.ranks}
     total = manifest.total_ranks
-    if len(there) == total or all(state.tensor in values for state in manifest.states):
+    if len(present) == total or all(state.tensor in values for state in manifest.states):
         return
-    lost = [rank for rank in range(total) if rank not in there]
+    lost = [rank for rank in range(total) if rank not in present]
     name = next(state.tensor for state in manifest.states if state.tensor not in values)
     raise InputError(
-        f"{home} holds {len(there)} of {total} ranks: {'rank' if len(lost) == 1 else 'ranks'} "
+        f"{home} holds {len(present)} of {total} ranks: {'rank' if len(lost) == 1 else 'ranks'} "
         f"{rank_ranges(lost)} {'is' if len(lost) == 1 else 'are'} missing, with the values of {show(name)} and others",
         "shard without --only-ranks",
     )
 
 
 def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) -> dict[str, Tensor]:
-    """The value of every state of which all pieces are present."""
+    """The value of every state with all pieces present."""
     files = read_index(folder, manifest, manifest.run).files if checkpoint else {}
     holders = _holders(manifest, files)
     if checkpoint and manifest.parameter_server is not None:
         _check_trainers(folder, manifest, holders[0], files)
     twins = TwinFiles("gopt.rank")
-    held = (
+    tensors = (
         (rank.rank, _checkpointed(folder, rank, files) if checkpoint else _written(folder, manifest, rank, twins))
         for rank in holders
     )
     types = {name: graph.types[name] for name in graph.inputs}  # every state is an input of the kept source
-    return joined_states(manifest, types, held, in_order=not checkpoint)
+    return joined_states(manifest, types, tensors, in_order=not checkpoint)
 
 
 def joined_states(
-    manifest: Manifest, types: Mapping[str, TensorType], held: Iterable[tuple[int, Mapping[str, Tensor]]], *,
+    manifest: Manifest, types: Mapping[str, TensorType], tensors: Iterable[tuple[int, Mapping[str, Tensor]]], *,
     in_order: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """The value of every state of which all pieces are among those that ranks ``held``; ``types``: those of states, in
-    the order of the result.
+    """The value of every state with all pieces among the ranks' ``tensors``; ``types``: of states, in the order of the
+    result.
 
-    ``in_order``: pieces must lie in their file in the order of the ranks. Raises InputError where they do not make a
+    ``in_order``: pieces must lie in the file in the order of ranks. Raises InputError for pieces that make no
     tensor."""
     pieces: dict[str, dict[Place, dict[int, Tensor]]] = {}
     shown: list[tuple[int, LocalState, Tensor]] = []
-    ranks = {each.rank: each for each in manifest.ranks}
-    for number, stored in held:
+    ranks = {rank.rank: rank for rank in manifest.ranks}
+    for number, stored in tensors:
         for state in manifest.states_of(ranks[number]):
             if state.copy or state.input not in stored:
                 continue
@@ -234,44 +234,44 @@ def joined_states(
                 if piece.start not in inside:
                     inside[piece.start] = tensor.flat_slice(start, start + piece.elements)
                 start += piece.elements
-    found = {}
+    values = {}
     for name, type in types.items():
         if (parts := pieces.get(name)) is None:
             continue
-        there = sum(each.type.elements for inside in parts.values() for each in inside.values())
-        if len(manifest.ranks) == manifest.total_ranks or there >= type.elements:
-            found[name] = _put_together(name, type, parts)
+        count = sum(piece.type.elements for inside in parts.values() for piece in inside.values())
+        if len(manifest.ranks) == manifest.total_ranks or count >= type.elements:
+            values[name] = _put_together(name, type, parts)
     if in_order:
         check_part_order(shown)
-    return found
+    return values
 
 
 def _holders(manifest: Manifest, files: Collection[str]) -> Sequence[RankEntry]:
-    """The ranks whose values count: of trainers, which have the same states, the first one that is in a checkpoint."""
+    """The ranks with relevant values: of trainers, which have the same states, the first in a checkpoint."""
     if manifest.parameter_server is None:
         return manifest.ranks
-    trainers = [each.rank for each in manifest.ranks if each.role != "server"]
-    first = next((rank for rank in trainers if rank_states_file(rank) in files), 0)
-    return [each for each in manifest.ranks if each.rank == first or each.role == "server"]
+    trainers = [rank.rank for rank in manifest.ranks if rank.role != "server"]
+    chief = next((rank for rank in trainers if rank_states_file(rank) in files), 0)
+    return [rank for rank in manifest.ranks if rank.rank == chief or rank.role == "server"]
 
 
-def _check_trainers(folder: Path, manifest: Manifest, first: RankEntry, files: Mapping[str, FileEntry]) -> None:
-    """Refuse the files of trainers whose values do not count where they are damaged, lack a state of their own, or have
-    another value of one that all trainers hold in common; raises RunError."""
-    counts = _checkpointed(folder, first, files)
+def _check_trainers(folder: Path, manifest: Manifest, chief: RankEntry, files: Mapping[str, FileEntry]) -> None:
+    """Refuse files of the other trainers that are damaged, lack a local state, or have another value of a common state;
+    raises RunError."""
+    counts = _checkpointed(folder, chief, files)
     for rank in manifest.ranks[: manifest.mesh.ranks]:
-        if rank.rank == first.rank or rank_states_file(rank.rank) not in files:
+        if rank.rank == chief.rank or rank_states_file(rank.rank) not in files:
             continue
         stored = _checkpointed(folder, rank, files)
         for state in manifest.states_of(rank):
-            wanted, found = counts.get(state.input), stored.get(state.input)
+            wanted, actual = counts.get(state.input), stored.get(state.input)
             what = ""
-            if found is None:
+            if actual is None:
                 what = "has no value" if state.local and wanted is not None else ""
-            elif wanted is None or found.type != wanted.type:
-                what = f"has {found.type}, and {rank_states_file(first.rank)} {wanted and wanted.type},"
-            elif not state.local and found.numpy().tobytes() != wanted.numpy().tobytes():
-                what = f"has another value than {rank_states_file(first.rank)}"
+            elif wanted is None or actual.type != wanted.type:
+                what = f"has {actual.type}, and {rank_states_file(chief.rank)} {wanted and wanted.type},"
+            elif not state.local and actual.numpy().tobytes() != wanted.numpy().tobytes():
+                what = f"has another value than {rank_states_file(chief.rank)}"
             if what:
                 raise RunError(
                     f"checkpoint {folder}: {rank_states_file(rank.rank)} {what} of {show(state.input)}",
@@ -280,50 +280,51 @@ def _check_trainers(folder: Path, manifest: Manifest, first: RankEntry, files: M
 
 
 def _put_together(name: str, type: TensorType, parts: Mapping[Place, Mapping[int, Tensor]]) -> Tensor:
-    """A tensor from its pieces, by place and start inside it; raises InputError where they do not tile it."""
+    """A tensor from pieces, by place and start inside; raises InputError where pieces do not tile the tensor."""
     if not _tiled(parts.keys(), type):
         raise InputError(
             f"the pieces of {name} do not tile it: their boxes or rows omit or repeat elements of {type}",
             _EDITED,
         )
-    whole = {place: _inside(name, type, place, inside) for place, inside in parts.items()}
+    whole = {row: _inside(name, type, row, inside) for row, inside in parts.items()}
     if (None, None) in whole:
         return whole[None, None]
     rows = {rows_of(box, type.dims): tensor for (box, _), tensor in whole.items() if box is not None}
     if rows and None not in rows:
-        return Tensor(type, parts=tuple(rows[place] for place in sorted(filter(None, rows))))
+        return Tensor(type, parts=tuple(rows[row] for row in sorted(filter(None, rows))))
 
     def read() -> np.ndarray:
         array = np.empty(type.dims, numpy_dtype(type.dtype))
-        for place, tensor in whole.items():
-            put(array, place, tensor.numpy().reshape(-1), 0)
+        for row, tensor in whole.items():
+            put(array, row, tensor.numpy().reshape(-1), 0)
         return array
 
     return Tensor(type, reader=read)
 
 
-def _tiled(places: Collection[Place], type: TensorType) -> bool:
-    """Return whether places tile a tensor: all its rows dealt out by one step, or a grid of boxes."""
-    dealt = [every for box, every in places if every is not None and box is None]
+def _tiled(rows: Collection[Place], type: TensorType) -> bool:
+    """Return whether places tile a tensor: all rows dealt out by one step, or a grid of boxes."""
+    dealt = [every for box, every in rows if every is not None and box is None]
     if dealt:
         step = dealt[0][1]
-        return type.static and len(dealt) == len(places) and sorted(dealt) == [(first, step) for first in range(step)]
-    if any(every for _, every in places):
+        return type.static and len(dealt) == len(rows) and sorted(dealt) == [(start, step) for start in range(step)]
+    if any(every for _, every in rows):
         return False
-    return in_grid({box for box, _ in places}, type.dims if type.static else ())
+    return in_grid({box for box, _ in rows}, type.dims if type.static else ())
 
 
 def _inside(name: str, type: TensorType, within: Place, pieces: Mapping[int, Tensor]) -> Tensor:
-    """Return the elements of a box, or of some rows, from its pieces by their start."""
-    whole, place = type if within == (None, None) else TensorType(type.dtype, place_shape(within, type.dims)), 0
+    """Return the elements of a box, or of some rows, from pieces by start."""
+    whole, expected = type if within == (None, None) else TensorType(type.dtype, place_shape(within, type.dims)), 0
     for start in sorted(pieces):
         part = pieces[start].type
-        if start != place or part.dtype != type.dtype:
-            raise InputError(f"the pieces of {name} do not tile it: {part} at {start}, expected at {place}", _EDITED)
-        place += part.elements
-    if place != whole.elements:
+        if start != expected or part.dtype != type.dtype:
+            raise InputError(f"the pieces of {name} do not tile it: {part} at {start}, expected at {expected}", _EDITED)
+        expected += part.elements
+    if expected != whole.elements:
         raise InputError(
-            f"the pieces of {name} end at {place} of {whole.elements}: a rank is missing", "shard without --only-ranks"
+            f"the pieces of {name} end at {expected} of {whole.elements}: a rank is missing",
+            "shard without --only-ranks",
         )
     if len(pieces) == 1:
         return replace(next(iter(pieces.values())), type=whole)
@@ -331,7 +332,7 @@ def _inside(name: str, type: TensorType, within: Place, pieces: Mapping[int, Ten
 
 
 def _written(folder: Path, manifest: Manifest, rank: RankEntry, twins: TwinFiles) -> dict[str, Tensor]:
-    """Initial values to which the files of a rank refer."""
+    """Initial values referred to by a rank's files."""
     graphs = {}
     for phase, file in rank.files.items():
         path = folder / Path(file).name

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NamedValue:
-    """A value of the graph: an input, or a state that belongs to no parameter."""
+    """A value of the graph: an input, or a state without a parameter."""
 
     name: str
     dtype: str
@@ -52,7 +52,7 @@ class OptimizerState:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter; a frozen one has no gradient and no update."""
+    """A parameter; a frozen parameter has no gradient and no update."""
 
     name: str
     dtype: str
@@ -68,7 +68,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerEntry:
-    """A rule, its constants (None: not found in the graph), and the parameters it updates."""
+    """A rule, the constants (None: not found in the graph), and the updated parameters."""
 
     name: str
     recognised: bool
@@ -97,7 +97,7 @@ class Casts:
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfiguration:
-    """A device configuration of the file; ``specs``: sharding specs of its nodes, ``stages``: pipeline stages."""
+    """A device configuration of the file; ``specs``: sharding specs of nodes, ``stages``: pipeline stages."""
 
     name: str
     devices: int
@@ -138,25 +138,25 @@ class Inspection(HtmlTable):
     """Hyper-parameter -> its value where a run sets none."""
 
     def __repr__(self) -> str:
-        names = ", ".join(dict.fromkeys(each.name for each in self.optimizers))
+        names = ", ".join(dict.fromkeys(optimizer.name for optimizer in self.optimizers))
         return f"<Inspection {self.file}: {len(self.parameters)} parameters, {names or 'no optimizer'}>"
 
     def to_json(self) -> dict[str, Any]:
         record: dict[str, Any] = {"format": "gopt-inspection/1", "what": "model"}
-        couplings = [each.to_json() for each in self.couplings]
-        own = asdict(self)
+        couplings = [coupling.to_json() for coupling in self.couplings]
+        document = asdict(self)
         if not self.more_losses:
-            del own["more_losses"]
+            del document["more_losses"]
         for key, table in (("draws", self.draws), ("defaults", self.defaults)):
             if table:
-                own[key] = {name: to_document(each) for name, each in table.items()}
+                document[key] = {name: to_document(entry) for name, entry in table.items()}
             else:
-                del own[key]
-        return record | own | {"couplings": couplings, "mappings": [e.to_json() for e in self.mappings]}
+                del document[key]
+        return record | document | {"couplings": couplings, "mappings": [e.to_json() for e in self.mappings]}
 
 
 def inspect_model(source: Source, advance: ProgressCallback = no_progress) -> Inspection:
-    """Describe the step of a source, which is not changed."""
+    """Describe the step of a source, left unchanged."""
     advance("finding updates")
     training = source.training
     graph, notes = training.graph, list(training.notes)
@@ -166,11 +166,11 @@ def inspect_model(source: Source, advance: ProgressCallback = no_progress) -> In
         subgraphs = find_updates(training, whole_accumulators=False).subgraphs
     except UnsupportedError as error:
         notes.append(f"it cannot be sharded: {error.message}")
-    found = {}
+    by_name = {}
     for number, (name, subgraph) in enumerate(subgraphs.items(), 1):
-        found[name] = recogniser.rule(subgraph)
+        by_name[name] = recogniser.rule(subgraph)
         advance("recognising optimizers", number, len(subgraphs))
-    rules = _directed(found)
+    rules = _directed(by_name)
     advance("looking for couplings of samples")
     for name, tensor in graph.initializers.items():
         if tensor.external:
@@ -202,8 +202,10 @@ def inspect_model(source: Source, advance: ProgressCallback = no_progress) -> In
         mappings=find_region_mappings(training),
         notes=tuple(notes),
         configurations=tuple(
-            DeviceConfiguration(each.name, each.devices, len(each.specs), each.stages)
-            for each in read_configurations(graph)
+            DeviceConfiguration(
+                configuration.name, configuration.devices, len(configuration.specs), configuration.stages
+            )
+            for configuration in read_configurations(graph)
         ),
     )
 
@@ -241,12 +243,12 @@ def _parameters(
         name = state.tensor
         gradient, subgraph, rule = training.gradients.get(name), subgraphs.get(name), rules.get(name)
         roles = iter(rule.roles if rule else ())
-        held = tuple(
+        states_of = tuple(
             OptimizerState(
-                other, kind.value, next(roles, "") if kind is StateKind.OPTIMIZER_STATE else "summed gradient",
-                types[other].dtype, types[other].nbytes,
+                state, kind.value, next(roles, "") if kind is StateKind.OPTIMIZER_STATE else "summed gradient",
+                types[state].dtype, types[state].nbytes,
             )
-            for other, kind in owned.get(name, ())
+            for state, kind in owned.get(name, ())
         )  # fmt: skip
         mode, why = ("", "frozen: no gradient") if gradient is None else ("", "")
         if subgraph is not None:
@@ -254,19 +256,18 @@ def _parameters(
         result.append(
             Parameter(
                 name, *_typed(types[name]), gradient, training.graph.type_of(gradient).dtype if gradient else None,
-                held, mode, why, rule.name if rule else "",
+                states_of, mode, why, rule.name if rule else "",
             )
         )  # fmt: skip
     return tuple(result)
 
 
 def _directed(rules: Mapping[str, Rule]) -> dict[str, Rule]:
-    """Return the rules, with ``maximize`` set for those that ascend the gradient.
+    """Return the rules, with ``maximize`` set for rules that ascend the gradient.
 
-    For a single parameter, or a few among others, the sign may belong to the backward: then it is None.
-    """
-    known = [rule for rule in rules.values() if rule.recognised]
-    sure = True if len(known) > 1 and all(rule.flipped for rule in known) else None
+    For a single parameter, or a few among others, the sign may belong to the backward: ``maximize`` is then None."""
+    recognised = [rule for rule in rules.values() if rule.recognised]
+    sure = True if len(recognised) > 1 and all(rule.flipped for rule in recognised) else None
     return {
         name: replace(rule, hyper=rule.hyper | {"maximize": sure}) if rule.flipped and rule.recognised else rule
         for name, rule in rules.items()
@@ -275,14 +276,14 @@ def _directed(rules: Mapping[str, Rule]) -> dict[str, Rule]:
 
 def _optimizers(rules: Mapping[str, Rule]) -> tuple[OptimizerEntry, ...]:
     groups: dict[str, list[str]] = {}
-    kept: dict[str, Rule] = {}
+    distinct: dict[str, Rule] = {}
     for name, rule in rules.items():
         key = repr((rule.name, dict(rule.hyper), rule.roles))
         groups.setdefault(key, []).append(name)
-        kept.setdefault(key, rule)
+        distinct.setdefault(key, rule)
     return tuple(
         OptimizerEntry(rule.name, rule.recognised, dict(rule.hyper), rule.roles, tuple(groups[key]))
-        for key, rule in kept.items()
+        for key, rule in distinct.items()
     )
 
 
@@ -295,9 +296,9 @@ def _casts(training: TrainingGraph) -> Casts:
     for node in graph.nodes:
         if not node.is_a("Cast"):
             continue
-        source, made = node.inputs[0], graph.type_of(node.outputs[0]).dtype
-        if source in parameters and made in LOW_PRECISION:
-            down[source] = made
+        source, target = node.inputs[0], graph.type_of(node.outputs[0]).dtype
+        if source in parameters and target in LOW_PRECISION:
+            down[source] = target
         elif source in gradients and graph.type_of(source).dtype in LOW_PRECISION:
             up[source] = graph.type_of(source).dtype
     return Casts(len(down), len(up), tuple(sorted({*down.values(), *up.values()})))

@@ -1,4 +1,4 @@
-"""Describes an output folder by its manifest and report: mesh, states, passes, and each rank's state and traffic."""
+"""Describes an output folder by manifest and report: mesh, states, passes, and each rank's state and traffic."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gopt.text.notebook import HtmlTable
 
 @dataclass(frozen=True, slots=True)
 class RankInspection:
-    """States of one rank, and its calls in a step."""
+    """States of one rank, and the calls in a step."""
 
     rank: int
     parameters: int
@@ -40,7 +40,7 @@ class RankInspection:
 
 @dataclass(frozen=True, slots=True)
 class FolderInspection(HtmlTable):
-    """Description of an output folder, from its manifest and report."""
+    """Description of an output folder, from manifest and report."""
 
     folder: str
     mesh: tuple[tuple[str, int], ...]
@@ -73,7 +73,7 @@ class FolderInspection(HtmlTable):
 
 
 def inspect_folder(path: str | os.PathLike[str]) -> FolderInspection | SplitInspection:
-    """Describe an output folder; raises InputError if its manifest or report is missing or broken."""
+    """Describe an output folder; raises InputError for a missing or broken manifest or report."""
     folder = Path(path)
     check_folder(folder)
     manifest, _ = read_manifest(folder)
@@ -86,7 +86,7 @@ def inspect_folder(path: str | os.PathLike[str]) -> FolderInspection | SplitInsp
 
 def _inspect(folder: Path, manifest: Manifest, report: Report) -> FolderInspection:
     common = {piece.tensor for state in manifest.common.state for piece in state.pieces}
-    files = {each.rank: list(each.files.values()) for each in manifest.ranks}
+    files = {entry.rank: list(entry.files.values()) for entry in manifest.ranks}
     return FolderInspection(
         folder=folder.name,
         mesh=manifest.mesh.axes,

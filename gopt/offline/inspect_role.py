@@ -1,4 +1,4 @@
-"""Describes one file of a trainer or a server: its messages, its states, and its operators."""
+"""Describes one file of a trainer or a server: messages, states, and operators."""
 
 from __future__ import annotations
 
@@ -59,8 +59,7 @@ class RoleInspection(HtmlTable):
 def inspect_role(path: str | os.PathLike[str]) -> RoleInspection | None:
     """Describe a file of a split; None for any other model. Raises InputError for a damaged file.
 
-    A server's file has its states as inputs with an initial value; so does a trainer's for local states.
-    """
+    A server's file has states as inputs with an initial value; so does a trainer's for local states."""
     graph = load(path, own=True)
     role = graph.metadata.get(ROLE)
     if role is None:
@@ -75,7 +74,7 @@ def inspect_role(path: str | os.PathLike[str]) -> RoleInspection | None:
     operators = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.nodes)
     messages = [node for node in graph.nodes if node.domain == COMM and node.op_type in MESSAGES]
     calls = Counter(node.op_type for node in graph.nodes if node.domain == COMM and node.op_type not in MESSAGES)
-    made = {name for node in graph.nodes for name in node.outputs}
+    computed = {name for node in graph.nodes for name in node.outputs}
     states = [name for name in graph.inputs if name in graph.initializers]
     return RoleInspection(
         file=Path(path).name,
@@ -87,14 +86,14 @@ def inspect_role(path: str | os.PathLike[str]) -> RoleInspection | None:
         collectives=dict(calls),
         states={name: graph.inputs[name].nbytes for name in states},
         batch=tuple(name for name in graph.inputs if name not in states and not name.startswith("gopt.")),
-        outputs=tuple(name for name in graph.outputs if name in made and not name.startswith("gopt.")),
+        outputs=tuple(name for name in graph.outputs if name in computed and not name.startswith("gopt.")),
     )
 
 
 def _message(path: str | os.PathLike[str], graph: Graph, node: Node, number: int | None) -> MessageInspection:
     operator = MESSAGES[node.op_type]
     try:
-        known = operator.resolve(node.attributes)
+        attributes = operator.resolve(node.attributes)
     except GoptError as error:
         raise InputError(
             f"{path}: {show(node.label)}: {error.message}", "write the folder again with gopt split"
@@ -103,6 +102,6 @@ def _message(path: str | os.PathLike[str], graph: Graph, node: Node, number: int
     types = [graph.types[name] for name in values if name in graph.types]
     nbytes = sum(type.nbytes for type in types)
     return MessageInspection(
-        node.op_type, known.get("server", number), known.get("bucket", known.get("table")), known.get("keys", ()),
-        len(values), nbytes,
+        node.op_type, attributes.get("server", number), attributes.get("bucket", attributes.get("table")),
+        attributes.get("keys", ()), len(values), nbytes,
     )  # fmt: skip

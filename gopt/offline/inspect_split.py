@@ -1,4 +1,4 @@
-"""Describes a folder of trainers and servers, by its manifest and report."""
+"""Describes a folder of trainers and servers, by manifest and report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gopt.text.notebook import HtmlTable
 
 @dataclass(frozen=True, slots=True)
 class ServerInspection:
-    """One server. ``pushed`` and ``pulled``: bytes between one trainer and it in one step."""
+    """One server. ``pushed`` and ``pulled``: bytes between one trainer and the server in one step."""
 
     server: int
     pieces: int
@@ -34,7 +34,7 @@ class ServerInspection:
 
 @dataclass(frozen=True, slots=True)
 class SplitInspection(HtmlTable):
-    """Distribution of a split over trainers and servers, and its traffic; bytes are those of one step.
+    """Distribution of a split over trainers and servers, and the traffic; bytes are of one step.
 
     ``messages``: pushes of one trainer. ``local``: states of the source that stay on trainers. ``balance``: bytes of
     parameters and states of the fullest server over the mean.
@@ -62,22 +62,22 @@ class SplitInspection(HtmlTable):
 
     @property
     def pushed(self) -> int:
-        """Bytes that one trainer pushes in one step."""
+        """Bytes pushed by one trainer in one step."""
         return sum(self.facts.pushed_by_server)
 
     @property
     def pulled(self) -> int:
-        """Bytes that one trainer pulls in one step."""
+        """Bytes pulled by one trainer in one step."""
         return sum(self.facts.pulled_by_server)
 
     @property
     def idle(self) -> list[int]:
         """Servers without a piece."""
-        return [each.server for each in self.per_server if not each.pieces and not each.parameters]
+        return [server.server for server in self.per_server if not server.pieces and not server.parameters]
 
     def __repr__(self) -> str:
-        given = self.settings
-        return f"<SplitInspection of {given.trainers} trainers and {given.servers} servers, {given.mode}>"
+        settings = self.settings
+        return f"<SplitInspection of {settings.trainers} trainers and {settings.servers} servers, {settings.mode}>"
 
     def to_json(self) -> dict[str, Any]:
         head = {"format": "gopt-inspection/1", "what": "split"}
@@ -87,7 +87,7 @@ class SplitInspection(HtmlTable):
 def inspect_split(manifest: Manifest, entry: ServerPlanEntry, report: Report) -> SplitInspection:
     """Describe a split; raises InputError if the report belongs to another output."""
     records = split_records(report.pipeline)
-    if records is None or {len(each) for each in _by_server(records[1])} != {entry.servers}:
+    if records is None or {len(table) for table in _by_server(records[1])} != {entry.servers}:
         raise InputError("report.json is not that of this split", "write the folder again with gopt split")
     settings, facts = records
     usages = report.ranks[-entry.servers :]
@@ -99,11 +99,11 @@ def inspect_split(manifest: Manifest, entry: ServerPlanEntry, report: Report) ->
         )
         for number, usage in enumerate(usages)
     )  # fmt: skip
-    held = [each.parameters + each.optimizer_states for each in servers]
+    sizes = [server.parameters + server.optimizer_states for server in servers]
     local = {
         piece.tensor for rank in manifest.ranks[:1] for state in rank.state if not state.copy for piece in state.pieces
     }
-    first = next((each for each in report.ranks if each.rank == 0), None)
+    trainer = next((usage for usage in report.ranks if usage.rank == 0), None)
     return SplitInspection(
         settings=settings,
         roles="" if entry.roles is None else str(entry.roles.roles()),
@@ -115,13 +115,13 @@ def inspect_split(manifest: Manifest, entry: ServerPlanEntry, report: Report) ->
         local=len(local),
         keys={kind.value: sum(key.kind is kind for key in entry.keys) for kind in KeyKind},
         facts=facts,
-        messages=0 if first is None else sum(each.calls for each in first.communication),
+        messages=0 if trainer is None else sum(call.calls for call in trainer.communication),
         trainer_files=tuple(manifest.ranks[0].files.values()) if manifest.ranks else (),
         per_server=servers,
-        balance=balance(held),
+        balance=balance(sizes),
         removed_ops=total(report.removed_ops),
         added_ops=total(report.added_ops),
-        checks=sum(each.count for each in report.checks),
+        checks=sum(check.count for check in report.checks),
         notes=report.notes,
     )
 

@@ -1,4 +1,4 @@
-"""Merges ranks into one model, or reshards them: values are copied in pieces, never whole in memory."""
+"""Merges ranks into one model, or reshards ranks: values are copied in pieces, never whole in memory."""
 
 from __future__ import annotations
 
@@ -47,26 +47,24 @@ class Merged(HtmlTable):
 
 
 def merge(path: str | os.PathLike[str], model: str | os.PathLike[str], *, force: bool = False) -> Merged:
-    """Write the source with the values that the ranks of a folder or checkpoint hold.
+    """Write the source with the values of a folder's or checkpoint's ranks.
 
-    States of which no rank has a value stay without one. Raises OptionError when the model exists and ``force`` is not
-    given, InputError for ranks that are incomplete, RunError when the model cannot be written.
-    """
-    held, target = read_folder(path), resolve_output(model)
+    States without a value on any rank stay without. Raises OptionError when the model exists and ``force`` is not
+    given, InputError for incomplete ranks, RunError when the model cannot be written."""
+    contents, target = read_folder(path), resolve_output(model)
     check_model(target, shown=Path(model), force=force)
-    graph = held.graph
+    graph = contents.graph
     total = sum(tensor.nbytes for tensor in graph.initializers.values())
     data = save_model(target, graph, Path(model), force=force)
-    count = len(held.manifest.states) - len(held.missing)
-    return Merged(str(Path(model)), data, count, total, tuple(held.missing))
+    count = len(contents.manifest.states) - len(contents.missing)
+    return Merged(str(Path(model)), data, count, total, tuple(contents.missing))
 
 
 def save_model(target: Path, graph: Graph, shown: Path, *, force: bool) -> str:
     """Write a graph to ``target``, in messages ``shown``; values of more than EMBED bytes go into a second file.
 
-    Return the path of that file as shown, or ''. Raise OptionError if the target is taken and ``force`` is not given,
-    RunError if it cannot be written.
-    """
+    Return the path of this second file as shown, or ''. Raise OptionError if the target is taken and ``force`` is not
+    given, RunError if the target cannot be written."""
     values = StatesFile()
     if sum(tensor.nbytes for tensor in graph.initializers.values()) > EMBED:
         for name, tensor in graph.initializers.items():
@@ -89,40 +87,39 @@ def reshard(
     accumulate: int | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> api.Sharded:
-    """The ranks of another mesh from those of a folder or checkpoint, current values included; nothing is written.
+    """The ranks of another mesh from the ranks of a folder or checkpoint, with current values; nothing is written.
 
-    Passes and options are those of the report, ``options`` by pass replace some; so does ``accumulate``.
-    Options that have no effect any more are dropped, with a call of ``note`` for each.
-    """
-    held = read_folder(path)
-    micro_steps = held.manifest.accumulate if accumulate is None else accumulate
+    Passes and options are taken from the report, with replacements in ``options`` by pass and in ``accumulate``.
+    Options without an effect any more are dropped, with a call of ``note`` for each."""
+    folder = read_folder(path)
+    micro_steps = folder.manifest.accumulate if accumulate is None else accumulate
     return api.shard(
-        kept_source(held), mesh, pipeline=_pipeline(held, mesh, options or {}, note), accumulate=micro_steps
+        kept_source(folder), mesh, pipeline=_pipeline(folder, mesh, options or {}, note), accumulate=micro_steps
     )
 
 
 def _pipeline(
-    held: FolderContents, mesh: Mesh, options: Mapping[str, Mapping[str, Any]], note: Callable[[str], None]
+    contents: FolderContents, mesh: Mesh, options: Mapping[str, Mapping[str, Any]], note: Callable[[str], None]
 ) -> Pipeline:
-    """The pipeline of the report with some options replaced; of a split, the default one."""
-    if held.manifest.parameter_server is not None:
-        kept = {"loss-reduction": held.manifest.loss_reduction}
-        return build_pipeline(None, {**options, "shard": kept | dict(options.get("shard", {}))})
-    left = {name: dict(given) for name, given in options.items()}
+    """The pipeline of the report with some options replaced; for a split, the default pipeline."""
+    if contents.manifest.parameter_server is not None:
+        inherited = {"loss-reduction": contents.manifest.loss_reduction}
+        return build_pipeline(None, {**options, "shard": inherited | dict(options.get("shard", {}))})
+    remaining = {name: dict(values) for name, values in options.items()}
     items = []
-    for each in held.report.pipeline:
-        name, given = each.name, left.pop(each.name, {})
-        whole = {key.replace("_", "-"): value for key, value in each.options.items()} | given
+    for entry in contents.report.pipeline:
+        name, overrides = entry.name, remaining.pop(entry.name, {})
+        whole = {key.replace("_", "-"): value for key, value in entry.options.items()} | overrides
         if name == "shard":
-            whole = _of_use(whole, given, note)
-        elif name == "tensor-parallel" and "link" not in given:
+            whole = _of_use(whole, overrides, note)
+        elif name == "tensor-parallel" and "link" not in overrides:
             whole = _on_links(whole, mesh, note)
         items.append((name, whole))
-    return build_pipeline(items, left)
+    return build_pipeline(items, remaining)
 
 
 def _on_links(whole: dict[str, Any], mesh: Mesh, note: Callable[[str], None]) -> dict[str, Any]:
-    """Options of ``tensor-parallel`` without inherited links that are of other axes."""
+    """Options of ``tensor-parallel`` without inherited links of other axes."""
     link = whole.get("link")
     try:
         if link:
@@ -133,13 +130,17 @@ def _on_links(whole: dict[str, Any], mesh: Mesh, note: Callable[[str], None]) ->
     return whole
 
 
-def _of_use(whole: dict[str, Any], given: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
-    """Options of ``shard`` without inherited ones that have no effect beside the new ones."""
+def _of_use(whole: dict[str, Any], overrides: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+    """Options of ``shard`` without inherited options that have no effect beside the new ones."""
     while True:
         chosen = build_options(find("shard"), whole)
         assert isinstance(chosen, Options)
         names = {name.replace("_", "-"): why for name, why in useless(chosen).items()}
-        dead = [name for name in names if name in whole and name.replace("-", "_") not in given and name not in given]
+        dead = [
+            name
+            for name in names
+            if name in whole and name.replace("-", "_") not in overrides and name not in overrides
+        ]
         if not dead:
             return whole
         for name in dead:

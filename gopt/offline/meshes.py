@@ -1,4 +1,4 @@
-"""Meshes for a number of ranks: ranks that see samples of their own, by ranks that compute a batch together."""
+"""Meshes for a number of ranks: ranks with separate samples, by ranks that compute a batch together."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ need the links inside a node."""
 class MeshChoices:
     """Choices of all meshes.
 
-    ``remarks``: by mesh, limits of its figures, or the reason why it was not weighed.
-    """
+    ``remarks``: by mesh, limits of the figures, or the reason for leaving the mesh out."""
 
     found: list[PlanChoice] = field(default_factory=list)
     meshes: list[Mesh] = field(default_factory=list)
@@ -34,16 +33,15 @@ class MeshChoices:
 def meshes_of(ranks: int, link: str | None = None) -> list[Mesh]:
     """``shard=N/t,tp=t`` for every t up to MOST_MEMBERS that divides N, ``shard=N`` first.
 
-    Neighbouring ranks are along ``tp``. Axes of one rank are there only where the ``link`` names axes.
-    """
+    Neighbouring ranks are along ``tp``. Axes of one rank exist only where ``link`` names axes."""
     named = {part.partition("=")[0].strip() for part in (link or "").split(",") if "=" in part}
-    found = []
+    meshes = []
     for members in range(1, min(ranks, MOST_MEMBERS) + 1):
         if ranks % members == 0:
             axes = [(SHARD, ranks // members), (TENSOR, members)]
-            kept = [each for each in axes if each[1] > 1 or (named and (each[0] in named or members > 1))]
-            found.append(Mesh(tuple(kept or axes[:1])))
-    return found
+            relevant = [axis for axis in axes if axis[1] > 1 or (named and (axis[0] in named or members > 1))]
+            meshes.append(Mesh(tuple(relevant or axes[:1])))
+    return meshes
 
 
 def weigh(
@@ -54,10 +52,9 @@ def weigh(
     link: str | None = None,
     advance: Callable[[str], None] = lambda _: None,
 ) -> MeshChoices:
-    """The choices of every mesh, each split once; ``on_mesh`` gives the step as a mesh shards it.
+    """The choices of every mesh, each split once; ``on_mesh`` gives the step sharded for a mesh.
 
-    A mesh behind the first that is refused is left out, with the reason. Raises what the first one raises.
-    """
+    A refused mesh behind the first is left out, with the reason. Raises the first mesh's error."""
     result = MeshChoices()
     for mesh in meshes:
         try:
@@ -71,14 +68,14 @@ def weigh(
             result.remarks[str(mesh)] = f"not weighed: {error.message}"
             continue
         result.meshes.append(mesh)
-        said = "; ".join(_remarks(split))
-        if said:
-            result.remarks[str(mesh)] = said
+        remarks = "; ".join(_remarks(split))
+        if remarks:
+            result.remarks[str(mesh)] = remarks
     return result
 
 
 def _remarks(split: SpmdProgram) -> Iterator[str]:
-    """Yield costs of a mesh that its row of figures leaves out."""
+    """Yield costs of a mesh that the row of figures leaves out."""
     record = split.passes[0].record
     if split.split and record.note:
         yield record.note

@@ -1,4 +1,4 @@
-"""Files of ranks that were exchanged or copied: their parts of a state do not lie where those of the rank are.
+"""Files of ranks that were exchanged or copied: their parts of a state do not lie at the rank's offsets.
 
 All parts of a state lie in ``states.bin`` once, in the order of the ranks; replicas share theirs.
 """
@@ -16,7 +16,7 @@ from gopt.text.sanitize import show
 
 
 def check_part_order(parts: Iterable[tuple[int, LocalState, Tensor]]) -> None:
-    """Raise InputError where a part of a state is not that of its rank; ``parts``: ranks in order."""
+    """Raise InputError where a part of a state belongs to another rank; ``parts``: ranks in order."""
     begins: dict[tuple[str, Hashable], tuple[int, int]] = {}
     """Pieces of a state -> where they begin in the file, and the first rank that holds them."""
     ends: dict[tuple[str, Hashable], tuple[int, int]] = {}
@@ -25,10 +25,10 @@ def check_part_order(parts: Iterable[tuple[int, LocalState, Tensor]]) -> None:
         if not tensor.type.elements or Path(tensor.path).name != STATES_FILE:
             continue
         pieces = tuple((piece.tensor, piece.place, piece.start) for piece in state.pieces)
-        begin, first = begins.setdefault((state.input, pieces), (tensor.offset, rank))
+        begin, holder = begins.setdefault((state.input, pieces), (tensor.offset, rank))
         if begin != tensor.offset:
-            raise _exchanged(state, first, rank)
-        if first == rank:
+            raise _exchanged(state, holder, rank)
+        if holder == rank:
             boxes = tuple(piece.place for piece in state.pieces)
             end, before = ends.get((state.input, boxes), (0, rank))
             if tensor.offset < end:
@@ -36,9 +36,9 @@ def check_part_order(parts: Iterable[tuple[int, LocalState, Tensor]]) -> None:
             ends[state.input, boxes] = tensor.offset + tensor.nbytes, rank
 
 
-def _exchanged(state: LocalState, one: int, other: int) -> InputError:
+def _exchanged(state: LocalState, one: int, holder: int) -> InputError:
     return InputError(
-        f"ranks {one} and {other} do not hold their own parts of {show(state.input)}: the file of one of them is that "
+        f"ranks {one} and {holder} do not hold their own parts of {show(state.input)}: the file of one of them is that "
         "of another rank or folder",
         "copy each rank's own file here, or write the folder again",
     )

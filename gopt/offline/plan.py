@@ -29,7 +29,7 @@ _FIXED = 1
 
 @dataclass(frozen=True, slots=True)
 class ShardSettings:
-    """The options of ``shard`` that a choice sets; ``bucket_mb`` None: its default.
+    """The options of ``shard`` set by a choice; ``bucket_mb`` None: the default.
 
     Each field is one dimension of the search space.
     """
@@ -50,7 +50,7 @@ class ShardSettings:
 
 @dataclass(frozen=True, slots=True)
 class PlanChoice:
-    """One way to shard, and what it costs; bytes are the largest over the ranks."""
+    """One way to shard, and the cost; bytes are the largest over the ranks."""
 
     mesh: Mesh
     settings: ShardSettings
@@ -63,22 +63,22 @@ class PlanChoice:
 
     @property
     def held(self) -> int:
-        """States and the peak of what is alive beside them."""
+        """States and the peak of live values beside them."""
         return self.parameters + self.optimizer_states + self.live.peak
 
     @property
     def batches(self) -> int:
-        """Batches of the source that a step sees: those of ranks that compute one together count once."""
+        """Batches of the source in a step: batches of ranks that compute together count once."""
         return self.mesh.data_ranks
 
     @property
     def sent(self) -> float:
-        """Bytes that a rank sends for each batch, the mean over ranks."""
+        """Bytes sent by a rank for each batch, the mean over ranks."""
         return self.costs.traffic.sent / self.batches
 
     @property
     def seconds(self) -> float:
-        """Seconds that calls add to a step for each batch, to three digits; 0 without links."""
+        """Seconds of calls added to a step for each batch, to three digits; 0 without links."""
         return 0.0 if self.times is None else float(f"{self.times.exposed / self.batches:.3g}")
 
     def __repr__(self) -> str:
@@ -108,11 +108,10 @@ def choices(
     topology: Topology | None = None,
     advance: Callable[[str], None] = lambda _: None,
 ) -> Iterator[PlanChoice]:
-    """Run the passes for every choice and weigh the graph they leave; no rank's graph is made.
+    """Run the passes for every choice and weigh the resulting graph; no rank's graph is made.
 
-    ``caps`` in MiB; by default the pass's own, a quarter and four times of it, where that gives other buckets. The
-    computation is split once for all of them. Where no ranks share states, all stages are stage 0.
-    """
+    ``caps`` in MiB; by default the pass's own, a quarter and four times of it, where buckets differ. The computation is
+    split once for all choices. Where no ranks share states, all stages are stage 0."""
     check_mesh(mesh)
     yield from split_choices(split_program(training, mesh, topology), caps=caps, topology=topology, advance=advance)
 
@@ -124,7 +123,7 @@ def split_choices(
     topology: Topology | None = None,
     advance: Callable[[str], None] = lambda _: None,
 ) -> Iterator[PlanChoice]:
-    """As ``choices``, of a step that ``split_program`` made."""
+    """As ``choices``, of a step made by ``split_program``."""
     mesh = split.mesh
     caps = bucket_choices(split.training) if caps is None else caps
     accumulates = any(state.kind is StateKind.ACCUMULATOR for state in split.training.states)
@@ -140,13 +139,13 @@ def split_choices(
                     # Without accumulation the step of stages 1 and 2 is the same (contract section 1).
                     yield replace(alike, settings=settings)
                     continue
-                found = estimate_cost(split, settings, topology)
-                alike = found if stage == 1 else None
-                yield found
+                choice = estimate_cost(split, settings, topology)
+                alike = choice if stage == 1 else None
+                yield choice
 
 
 def split_program(training: TrainingGraph, mesh: Mesh, topology: Topology | None = None) -> SpmdProgram:
-    """The step of a mesh behind the passes that no setting changes: its computation is split."""
+    """The step of a mesh behind the passes that no setting changes: the split computation."""
     program = SpmdProgram.start(training, mesh)
     whole = ShardSettings().pipeline(**_linked(topology))
     replace(whole, stages=whole.stages[:_FIXED]).run(program)
@@ -154,28 +153,28 @@ def split_program(training: TrainingGraph, mesh: Mesh, topology: Topology | None
 
 
 def _linked(topology: Topology | None) -> dict[str, dict[str, Any]]:
-    """Options of passes that settle conflicts by time on links."""
+    """Options of passes for settling conflicts by time on links."""
     return {} if topology is None else {"tensor-parallel": {"link": topology.text}}
 
 
 def bucket_choices(training: TrainingGraph) -> list[float | None]:
-    """Caps in MiB worth trying: the default (None), a quarter of it, four times; one of those with equal buckets."""
+    """Caps in MiB worth trying: the default (None), a quarter of it, four times; one of several with equal buckets."""
     types, index = training.graph.types, GraphIndex(training.graph)
     ready = {name: index.defined_at(name) for name in training.gradients.values()}
     items = [
-        Item(name, types[name].elements, types[name].nbytes, types[name].dtype, place, place)
-        for name, place in ready.items()
+        Item(name, types[name].elements, types[name].nbytes, types[name].dtype, position, position)
+        for name, position in ready.items()
     ]
     cap = default_cap(sum(item.nbytes for item in items))
-    found: dict[tuple[tuple[str, ...], ...], float | None] = {}
+    distinct: dict[tuple[tuple[str, ...], ...], float | None] = {}
     for times_, value in ((1.0, None), (0.25, cap / 4 / MIB), (4.0, 4 * cap / MIB)):
         buckets = plan_buckets(items, int(cap * times_))
-        found.setdefault(tuple(tuple(item.name for item in bucket.items) for bucket in buckets), value)
-    return list(found.values())
+        distinct.setdefault(tuple(tuple(item.name for item in bucket.items) for bucket in buckets), value)
+    return list(distinct.values())
 
 
 def estimate_cost(split: SpmdProgram, settings: ShardSettings, topology: Topology | None) -> PlanChoice:
-    """The cost of one choice for a step that ``split_program`` made, which stays as it is."""
+    """The cost of one choice for a step made by ``split_program``, left unchanged."""
     step = split.fork()
     pipeline = settings.pipeline(**_linked(topology))
     ran = replace(pipeline, stages=pipeline.stages[_FIXED:]).run(step)

@@ -1,4 +1,4 @@
-"""Choices of ``gopt plan``, best first, each with one sentence on its rank."""
+"""Choices of ``gopt plan``, best first, each with one sentence on the rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gopt.spmd.pass_records import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class RankedChoice:
-    """A choice with whether it fits, and one sentence on its rank."""
+    """A choice with whether it fits, and one sentence on the rank."""
 
     choice: PlanChoice
     fits: bool
@@ -30,27 +30,27 @@ class RankedChoice:
         return from_document(ChoiceEntry, {**limits, **self.to_json()})
 
 
-def rank_choices(found: Sequence[PlanChoice], memory: int | None) -> list[RankedChoice]:
-    """Best first: those that fit in ``memory`` bytes; then least time, to three digits; least traffic; fewest bytes
-    held; fewest calls; the most even."""
+def rank_choices(choices: Sequence[PlanChoice], memory: int | None) -> list[RankedChoice]:
+    """Best first: choices within ``memory`` bytes; then least time, to three digits; least traffic; fewest bytes held;
+    fewest calls; the most even."""
 
     def key(choice: PlanChoice) -> tuple[bool, float, float, int, int, float]:
         return (_over(choice, memory), choice.seconds, *_ties(choice))
 
-    ordered = sorted(found, key=key)
-    return [RankedChoice(each, not _over(each, memory), _why(each, ordered[0], memory)) for each in ordered]
+    ordered = sorted(choices, key=key)
+    return [RankedChoice(choice, not _over(choice, memory), _why(choice, ordered[0], memory)) for choice in ordered]
 
 
-def best(found: Sequence[PlanChoice], memory: int | None) -> RankedChoice:
+def best(choices: Sequence[PlanChoice], memory: int | None) -> RankedChoice:
     """The first of the ranked choices; raises OptionError when none fits."""
-    first = rank_choices(found, memory)[0]
-    if not first.fits and memory is not None:
-        least = min(found, key=lambda choice: choice.held)
+    top = rank_choices(choices, memory)[0]
+    if not top.fits and memory is not None:
+        least = min(choices, key=lambda choice: choice.held)
         raise OptionError(
             f"nothing fits in {format_bytes(memory)} a rank: {least.settings} needs {format_bytes(least.held)}",
             "take more ranks, or a smaller batch",
         )
-    return first
+    return top
 
 
 def _over(choice: PlanChoice, memory: int | None) -> bool:
@@ -61,36 +61,40 @@ def _ties(choice: PlanChoice) -> tuple[float, int, int, float]:
     return choice.sent, choice.held, choice.costs.calls.count, choice.balance
 
 
-def _why(choice: PlanChoice, first: PlanChoice, memory: int | None) -> str:
+def _why(choice: PlanChoice, top: PlanChoice, memory: int | None) -> str:
     """One sentence: why the choice ranks behind the first."""
     if _over(choice, memory) and memory is not None:
         return f"does not fit: {format_bytes(choice.held)} of {format_bytes(memory)}"
-    if choice is first:
+    if choice is top:
         return _praise(choice, memory)
-    slower, mine, theirs = choice.seconds > first.seconds, choice.costs, first.costs
-    if slower and first.seconds:
-        each = "" if choice.batches == first.batches else " for each batch"
-        return f"{choice.seconds / first.seconds:.2f} times the time of the first{each}: {_cause(choice, first)}"
+    slower, mine, theirs = choice.seconds > top.seconds, choice.costs, top.costs
+    if slower and top.seconds:
+        per_batch = "" if choice.batches == top.batches else " for each batch"
+        return f"{choice.seconds / top.seconds:.2f} times the time of the first{per_batch}: {_cause(choice, top)}"
     if slower:
-        return f"the first adds no time: {_cause(choice, first)}"
+        return f"the first adds no time: {_cause(choice, top)}"
     lead = "same time" if choice.times is not None else "same traffic"
-    if choice.sent > first.sent:
-        return f"{'same time, ' if choice.times else ''}{_times_the_bytes(choice, first)}"
-    if choice.held > first.held:
-        return f"{lead}, {format_bytes(choice.held - first.held)} more memory than the first"
+    if choice.sent > top.sent:
+        return f"{'same time, ' if choice.times else ''}{_times_the_bytes(choice, top)}"
+    if choice.held > top.held:
+        return f"{lead}, {format_bytes(choice.held - top.held)} more memory than the first"
     if mine.calls.count > theirs.calls.count:
         return f"{lead} and memory, {mine.calls.count - theirs.calls.count} calls more than the first"
-    if choice.balance > first.balance:
+    if choice.balance > top.balance:
         return f"{lead} and memory, less even: {choice.balance:.3f}"
-    return "the same as row 1" if _ties(choice) == _ties(first) else f"{lead}, holds a little less"
+    return "the same as row 1" if _ties(choice) == _ties(top) else f"{lead}, holds a little less"
 
 
-def _times_the_bytes(choice: PlanChoice, first: PlanChoice) -> str:
-    each = "" if choice.batches == first.batches else " for each batch"
-    if not first.sent:
-        return f"sends {format_bytes(round(choice.sent))}{each}, the first nothing"
-    ratio = f"{choice.sent / first.sent:.2f}"
-    return f"sends {ratio} times the bytes{each}" if ratio != "1.00" else f"sends a few bytes more{each} than the first"
+def _times_the_bytes(choice: PlanChoice, top: PlanChoice) -> str:
+    per_batch = "" if choice.batches == top.batches else " for each batch"
+    if not top.sent:
+        return f"sends {format_bytes(round(choice.sent))}{per_batch}, the first nothing"
+    ratio = f"{choice.sent / top.sent:.2f}"
+    return (
+        f"sends {ratio} times the bytes{per_batch}"
+        if ratio != "1.00"
+        else f"sends a few bytes more{per_batch} than the first"
+    )
 
 
 def _praise(choice: PlanChoice, memory: int | None) -> str:
@@ -100,23 +104,21 @@ def _praise(choice: PlanChoice, memory: int | None) -> str:
     return f"least time{among}: {choice.costs.overlap.hidden_share:.0%} of its bytes overlap with computation"
 
 
-def _cause(choice: PlanChoice, first: PlanChoice) -> str:
+def _cause(choice: PlanChoice, top: PlanChoice) -> str:
     """Return why a choice is slower than the first: latency of its calls, or bytes that do not overlap."""
-    mine, theirs = choice.costs, first.costs
-    if choice.times is not None and first.times is not None:
-        starts = choice.times.latency / choice.batches - first.times.latency / first.batches
-        if starts > (choice.times.exposed / choice.batches - first.times.exposed / first.batches) - starts:
-            if choice.batches < first.batches:
-                return (
-                    f"its {mine.calls.count} calls are for {_count(choice)}, {theirs.calls.count} for {_count(first)}"
-                )
+    mine, theirs = choice.costs, top.costs
+    if choice.times is not None and top.times is not None:
+        starts = choice.times.latency / choice.batches - top.times.latency / top.batches
+        if starts > (choice.times.exposed / choice.batches - top.times.exposed / top.batches) - starts:
+            if choice.batches < top.batches:
+                return f"its {mine.calls.count} calls are for {_count(choice)}, {theirs.calls.count} for {_count(top)}"
             return f"its calls take longer to start ({mine.calls.count}, the first {theirs.calls.count})"
-        if choice.balance > first.balance and _a_byte(choice) > 1.05 * _a_byte(first):
+        if choice.balance > top.balance and _a_byte(choice) > 1.05 * _a_byte(top):
             return f"the ring waits for the largest share (balance {choice.balance:.3f})"
     if mine.overlap.hidden_share < theirs.overlap.hidden_share:
         return f"overlaps {mine.overlap.hidden_share:.0%} of its bytes, the first {theirs.overlap.hidden_share:.0%}"
-    if choice.sent > first.sent:
-        return _times_the_bytes(choice, first)
+    if choice.sent > top.sent:
+        return _times_the_bytes(choice, top)
     return f"its bytes take longer (balance {choice.balance:.3f})"
 
 

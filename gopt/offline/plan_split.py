@@ -23,8 +23,8 @@ _PLACEMENTS = (Placement.BYTES, Placement.ROUND_ROBIN, Placement.HASH)
 
 @dataclass(frozen=True, slots=True)
 class SplitChoice:
-    """A way to place parameters. Sequences have an item for each server; bytes of messages are those of one trainer in
-    one step."""
+    """A way to place parameters. Sequences have an item for each server; bytes of messages are of one trainer in one
+    step."""
 
     options: SplitOptions
     pieces: tuple[int, ...]
@@ -43,7 +43,7 @@ class SplitChoice:
 
     @property
     def busiest(self) -> int:
-        """Bytes between all trainers and the server that has most of them."""
+        """Bytes between all trainers and the busiest server."""
         rows = self.rows or (0,) * len(self.pushed)
         return self.options.trainers * max(map(sum, zip(self.pushed, self.pulled, rows)))
 
@@ -55,16 +55,16 @@ class SplitChoice:
     @property
     def idle(self) -> int:
         """Servers without a piece."""
-        return sum(not pieces and not held for pieces, held in zip(self.pieces, self.parameters))
+        return sum(not pieces and not parameter for pieces, parameter in zip(self.pieces, self.parameters))
 
     def __repr__(self) -> str:
-        given = self.options
-        return f"<SplitChoice of {given.servers} servers, {given.slicing.value}, {given.placement.value}>"
+        options = self.options
+        return f"<SplitChoice of {options.servers} servers, {options.slicing.value}, {options.placement.value}>"
 
     def to_json(self) -> dict[str, Any]:
-        given = self.options
+        options = self.options
         return {
-            "servers": given.servers, "slicing": given.slicing.value, "placement": given.placement.value,
+            "servers": options.servers, "slicing": options.slicing.value, "placement": options.placement.value,
             "per_server": [
                 {"pieces": pieces, "parameters": parameters, "optimizer_states": states, "pushed": pushed,
                  "pulled": pulled}
@@ -78,7 +78,7 @@ class SplitChoice:
 
 @dataclass(frozen=True, slots=True)
 class RankedSplit:
-    """A choice, whether it fits the limits, and the reason for its rank."""
+    """A choice, whether it fits the limits, and the reason for the rank."""
 
     choice: SplitChoice
     fits: bool
@@ -91,19 +91,19 @@ class RankedSplit:
 def split_choices(
     training: TrainingGraph, options: SplitOptions, advance: Callable[[str], None] = lambda _: None
 ) -> Iterator[SplitChoice]:
-    """Every slicing and placement, for as many servers as asked, half and twice as many; ways that give the same as one
-    before are left out. Raises what ``place_step`` raises."""
-    seen: set[tuple[object, ...]] = set()
+    """Every slicing and placement, for as many servers as asked, half and twice as many; results equal to an earlier
+    choice are left out. Raises as ``place_step``."""
+    keys: set[tuple[object, ...]] = set()
     for servers in sorted({options.servers, max(1, options.servers // 2), min(2 * options.servers, limits.RANKS)}):
         for slicing in _SLICINGS:
             for placement in _PLACEMENTS:
-                asked = replace(options, servers=servers, slicing=slicing, placement=placement)
+                variant = replace(options, servers=servers, slicing=slicing, placement=placement)
                 advance(f"{servers} servers: {slicing.value}, {placement.value}")
-                found = weigh(training, asked)
-                key = (servers, found.pieces, found.held, found.pushed, found.pulled, found.messages)
-                if key not in seen:
-                    seen.add(key)
-                    yield found
+                choice = weigh(training, variant)
+                key = (servers, choice.pieces, choice.held, choice.pushed, choice.pulled, choice.messages)
+                if key not in keys:
+                    keys.add(key)
+                    yield choice
 
 
 def weigh(training: TrainingGraph, options: SplitOptions) -> SplitChoice:
@@ -131,7 +131,8 @@ class _Counts:
         self.messages = 0
 
     def hold(self) -> None:
-        """Bytes of states: a piece has its share of all states of its parameter's shape, and the others whole."""
+        """Bytes of states: a piece has the piece's share of all states of the parameter's shape, and the others
+        whole."""
         every = range(self.options.servers)
         for unit in self.plan.units:
             for subgraph, piece in zip(unit.subgraphs, unit.pieces):
@@ -166,12 +167,12 @@ class _Counts:
                 self.pulled[bucket.server or 0] += sum(
                     self._part(piece.parameter, piece.elements) for piece in pieces
                 )  # fmt: skip
-        for made in self.placement.merged:
+        for gradient in self.placement.merged:
             self.messages += len(every)
             for server in every:
-                self.pushed[server] += self.types[made].nbytes
-        for name, place in pulled_beside(self.training, self.plan, self.placement).items():
-            self.pulled[place or 0] += self.types[name].nbytes
+                self.pushed[server] += self.types[gradient].nbytes
+        for name, server_of in pulled_beside(self.training, self.plan, self.placement).items():
+            self.pulled[server_of or 0] += self.types[name].nbytes
         self.pulled[0] += sum(self.types[name].nbytes for name in self.placement.metrics)
 
     def _part(self, parameter: str, elements: int) -> int:
@@ -179,42 +180,42 @@ class _Counts:
         return self._travels(type.dtype, type.nbytes * elements // max(type.elements, 1))
 
     def _travels(self, dtype: str, nbytes: int) -> int:
-        """Bytes on the wire: it replaces types of 4 and 8 bytes by one of 2."""
+        """Bytes on the wire: types of 4 and 8 bytes are replaced by a type of 2."""
         if self.options.travels(dtype) == dtype:
             return nbytes
         return nbytes // (4 if dtype == "float64" else 2)
 
 
-def rank_splits(found: Sequence[SplitChoice], servers: int, memory: int | None) -> list[RankedSplit]:
-    """Best first: those whose servers fit in ``memory`` bytes, those of ``servers`` servers before others; then the
-    least traffic of the busiest server, the fullest server, the fewest messages, the fewest pieces."""
+def rank_splits(choices: Sequence[SplitChoice], servers: int, memory: int | None) -> list[RankedSplit]:
+    """Best first: servers within ``memory`` bytes, ``servers`` servers before other numbers; then the least traffic of
+    the busiest server, the fullest server, the fewest messages, the fewest pieces."""
 
-    def key(each: SplitChoice) -> tuple[Any, ...]:
-        return (not _fits(each, memory), each.options.servers != servers, *_cost(each))
+    def key(choice: SplitChoice) -> tuple[Any, ...]:
+        return (not _fits(choice, memory), choice.options.servers != servers, *_cost(choice))
 
-    ordered = sorted(found, key=key)
-    return [RankedSplit(each, _fits(each, memory), _why(each, ordered[0], servers, memory)) for each in ordered]
-
-
-def _fits(each: SplitChoice, memory: int | None) -> bool:
-    return memory is None or max(each.held) <= memory
+    ordered = sorted(choices, key=key)
+    return [RankedSplit(choice, _fits(choice, memory), _why(choice, ordered[0], servers, memory)) for choice in ordered]
 
 
-def _cost(each: SplitChoice) -> tuple[int, int, int, int]:
-    return each.busiest, max(each.held), each.messages, sum(each.pieces)
+def _fits(choice: SplitChoice, memory: int | None) -> bool:
+    return memory is None or max(choice.held) <= memory
 
 
-def _why(each: SplitChoice, first: SplitChoice, servers: int, memory: int | None) -> str:
-    if not _fits(each, memory):
-        return f"does not fit: {format_bytes(max(each.held))} on one server"
-    if each is first:
+def _cost(choice: SplitChoice) -> tuple[int, int, int, int]:
+    return choice.busiest, max(choice.held), choice.messages, sum(choice.pieces)
+
+
+def _why(choice: SplitChoice, top: SplitChoice, servers: int, memory: int | None) -> str:
+    if not _fits(choice, memory):
+        return f"does not fit: {format_bytes(max(choice.held))} on one server"
+    if choice is top:
         return "least traffic of the busiest server"
-    if each.options.servers != first.options.servers:
-        return f"{each.busiest / first.busiest:.2f} times the traffic" if first.busiest else "another number of servers"
-    if each.busiest != first.busiest:
-        return f"{each.busiest / first.busiest:.2f} times the traffic" if first.busiest else "more traffic"
-    if max(each.held) != max(first.held):
-        return f"{format_bytes(max(each.held) - max(first.held))} more on one server"
-    if each.messages != first.messages:
-        return f"{each.messages - first.messages} messages more"
-    return "more pieces" if sum(each.pieces) > sum(first.pieces) else "the same as row 1"
+    if choice.options.servers != top.options.servers:
+        return f"{choice.busiest / top.busiest:.2f} times the traffic" if top.busiest else "another number of servers"
+    if choice.busiest != top.busiest:
+        return f"{choice.busiest / top.busiest:.2f} times the traffic" if top.busiest else "more traffic"
+    if max(choice.held) != max(top.held):
+        return f"{format_bytes(max(choice.held) - max(top.held))} more on one server"
+    if choice.messages != top.messages:
+        return f"{choice.messages - top.messages} messages more"
+    return "more pieces" if sum(choice.pieces) > sum(top.pieces) else "the same as row 1"

@@ -1,5 +1,4 @@
-"""Makes trainers and servers from the values that an output folder or a checkpoint holds, of ranks or of another
-split."""
+"""Makes trainers and servers from the values of an output folder or a checkpoint, of ranks or of another split."""
 
 from __future__ import annotations
 
@@ -22,31 +21,30 @@ _APART = ("async", "half-async")
 
 def resplit(
     path: str | os.PathLike[str],
-    given: Mapping[str, Any],
+    overrides: Mapping[str, Any],
     *,
     note: Callable[[str], None] = lambda text: None,
 ) -> api.Split:
-    """Trainers and servers with the values that a folder or checkpoint holds; nothing is written.
+    """Trainers and servers with the values of a folder or checkpoint; nothing is written.
 
-    ``given`` has fields of ``SplitOptions``. The others are those of the split that the folder is of; of one of sharded
-    ranks, micro-steps and the reduction of the loss stay. Options that have no effect any more are dropped, with a call
-    of ``note`` for each. Raises what ``read_folder`` and ``api.split`` raise.
-    """
-    held = read_folder(path)
-    fields = {**inherited(held, given, note), **given}
+    ``overrides`` has fields of ``SplitOptions``. Other fields are those of the folder's split; for sharded ranks,
+    micro-steps and the reduction of the loss stay. Options without an effect any more are dropped, with a call of
+    ``note`` for each. Raises as ``read_folder`` and ``api.split``."""
+    folder = read_folder(path)
+    fields = {**inherited(folder, overrides, note), **overrides}
     for name in ("trainers", "servers"):
         if name not in fields:
             raise OptionError(f"the number of {name} is missing", f"give --{name} N")
-    return api.split(kept_source(held), SplitOptions(**fields))
+    return api.split(kept_source(folder), SplitOptions(**fields))
 
 
-def inherited(held: FolderContents, given: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
-    """Return the ``SplitOptions`` stored in a folder, as far as they are compatible with the given ones."""
-    manifest = held.manifest
+def inherited(contents: FolderContents, overrides: Mapping[str, Any], note: Callable[[str], None]) -> dict[str, Any]:
+    """Return the ``SplitOptions`` stored in a folder, as far as compatible with ``overrides``."""
+    manifest = contents.manifest
     fields: dict[str, Any] = {
         "loss_reduction": LossReduction.parse(manifest.loss_reduction), "accumulate": manifest.accumulate,
     }  # fmt: skip
-    records, entry = split_records(held.report.pipeline), manifest.parameter_server
+    records, entry = split_records(contents.report.pipeline), manifest.parameter_server
     if records is None or entry is None:
         return fields
     settings = records[0]
@@ -57,20 +55,20 @@ def inherited(held: FolderContents, given: Mapping[str, Any], note: Callable[[st
         "tables": settings.tables, "tables_off": settings.tables_off, "table_memory": settings.table_memory,
         "rows": settings.rows, "init": settings.init,
     }  # fmt: skip
-    _drop_of_tables(fields, held.trained, given, note)
-    if not given.keys() & {"mode", "accumulate"}:
+    _drop_of_tables(fields, contents.trained, overrides, note)
+    if not overrides.keys() & {"mode", "accumulate"}:
         fields["pull"] = PullAt(settings.pull)
-    mode = str(given.get("mode", settings.mode))
+    mode = str(overrides.get("mode", settings.mode))
     fields |= _of_mode(settings, mode, note)
-    servers = given.get("servers", settings.servers)
-    if settings.server_map and "given" not in given:
+    servers = overrides.get("servers", settings.servers)
+    if settings.server_map and "given" not in overrides:
         if servers == settings.servers:
             fields["given"] = settings.server_map
         else:
             note(f"the server map is dropped: it is for {settings.servers} servers")
-    if entry.roles is not None and "roles" not in given:
+    if entry.roles is not None and "roles" not in overrides:
         roles = entry.roles.roles()
-        if (given.get("trainers", manifest.mesh.ranks), servers) == (roles.trainers, roles.servers):
+        if (overrides.get("trainers", manifest.mesh.ranks), servers) == (roles.trainers, roles.servers):
             fields["roles"] = roles
         else:
             note(f"the roles {roles} are dropped: they are for other counts")
@@ -78,22 +76,22 @@ def inherited(held: FolderContents, given: Mapping[str, Any], note: Callable[[st
 
 
 def _drop_of_tables(
-    fields: dict[str, Any], trained: bool, given: Mapping[str, Any], note: Callable[[str], None]
+    fields: dict[str, Any], trained: bool, overrides: Mapping[str, Any], note: Callable[[str], None]
 ) -> None:  # fmt: skip
-    """Leave out options of tables that have no effect any more."""
-    why = "mode geo has no tables" if given.get("mode", fields["mode"]) == "geo" else ""
-    if given.get("tables_off"):
+    """Leave out options of tables without an effect any more."""
+    why = "mode geo has no tables" if overrides.get("mode", fields["mode"]) == "geo" else ""
+    if overrides.get("tables_off"):
         why = "there are no tables any more"
     for name in ("tables", "rows", "init"):
-        kept = "the checkpoint has all rows" if name == "init" and trained else why
-        if fields[name] and kept:
-            note(f"{name} {dict(fields[name])} is dropped: {kept}")
+        reason = "the checkpoint has all rows" if name == "init" and trained else why
+        if fields[name] and reason:
+            note(f"{name} {dict(fields[name])} is dropped: {reason}")
             fields[name] = {}
 
 
 def _of_mode(settings: SplitSettings, mode: str, note: Callable[[str], None]) -> dict[str, Any]:
     """Return the options that exist in some modes only."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, value, default, modes in (
         ("compensation", settings.compensation, None, _APART),
         ("count", settings.count, "round", _APART),
@@ -102,7 +100,7 @@ def _of_mode(settings: SplitSettings, mode: str, note: Callable[[str], None]) ->
         if value == default:
             continue
         if mode in modes:
-            found[name] = value
+            options[name] = value
         else:
             note(f"{name} {value} is dropped: it has no effect in mode {mode}")
-    return found
+    return options

@@ -1,8 +1,7 @@
-"""``gopt seal``: new digests of a folder whose files were edited, or that has none.
+"""``gopt seal``: new digests of a folder with edited files, or without digests.
 
-One document is replaced, the manifest of a folder or the index of a step, in one step: the folder has its old digests
-or its new ones.
-"""
+One document is replaced, the manifest of a folder or the index of a step, in one step: the folder has the old digests
+or the new ones."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from gopt.system.staging import replace_file
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """The document that ``seal`` has written. ``changed``: files whose entry is another now, or is new."""
+    """The document written by ``seal``. ``changed``: files with a changed or new entry."""
 
     path: Path
     files: int
@@ -47,11 +46,11 @@ class Sealed:
 
 
 def seal(path: str | os.PathLike[str]) -> Sealed:
-    """Take the files of an output folder, of a folder of checkpoints, or of one step as they are: write their digests
-    into its manifest or index.
+    """Take the files of an output folder, of a folder of checkpoints, or of one step as they are: write the digests
+    into the manifest or index.
 
-    Raises InputError where that document is damaged, RunError where it cannot be written, or while a job writes there.
-    """
+    Raises InputError for a damaged document, RunError for a document that cannot be written, or while a job writes
+    there."""
     folder = Path(path)
     if not is_regular_file(folder / MANIFEST_FILE):
         check_folder(folder, checkpoints=True)
@@ -62,15 +61,15 @@ def seal(path: str | os.PathLike[str]) -> Sealed:
 def _seal_folder(folder: Path) -> Sealed:
     _check_unlocked(folder)
     manifest, _ = read_manifest(folder)
-    known = _known(manifest)
-    there = [each.name for each in folder.iterdir() if each.name in known or VALUES_FILE.fullmatch(each.name)]
-    files = {**(manifest.files or {}), **_entries(folder, there)}
+    names = _known(manifest)
+    present = [file.name for file in folder.iterdir() if file.name in names or VALUES_FILE.fullmatch(file.name)]
+    files = {**(manifest.files or {}), **_entries(folder, present)}
     text = replace(manifest, written=None, files=files).text()
     return _written(folder / MANIFEST_FILE, text, manifest.files or {}, files)
 
 
 def _known(manifest: Manifest) -> set[str]:
-    """The files that commands read."""
+    """The files read by commands."""
     names = {manifest.source, manifest.startup, REPORT_FILE, STATES_FILE, *(manifest.files or {})}
     for rank in manifest.ranks:
         names |= {*rank.files.values(), rank.startup}
@@ -82,14 +81,14 @@ def _seal_step(folder: Path) -> Sealed:
     _check_unlocked(home)
     manifest, _ = read_manifest(home)
     index = open_index(folder)
-    held = {
+    entries = {
         **index.files,
-        **_entries(folder, (each.name for each in folder.iterdir() if STATES_OF_RANK.fullmatch(each.name))),
+        **_entries(folder, (file.name for file in folder.iterdir() if STATES_OF_RANK.fullmatch(file.name))),
     }
     text = replace(
-        index, manifest=replace(index, files=held).of_run(manifest).digest(), run=manifest.run, files=held
+        index, manifest=replace(index, files=entries).of_run(manifest).digest(), run=manifest.run, files=entries
     ).text()
-    return _written(folder / INDEX_FILE, text, index.files, held)
+    return _written(folder / INDEX_FILE, text, index.files, entries)
 
 
 def _check_unlocked(root: Path) -> None:
@@ -98,7 +97,7 @@ def _check_unlocked(root: Path) -> None:
 
 
 def _entries(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:
-    found = {}
+    entries = {}
     for name in sorted(names):
         if not (folder / name).is_file():
             raise InputError(f"{folder / name} is not a regular file", "move it away")
@@ -106,10 +105,10 @@ def _entries(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:
             if name.endswith(".onnx"):
                 with naming(str(folder / name)):
                     check_model_size((folder / name).stat().st_size)
-            found[name] = FileEntry.of_file(folder / name)
+            entries[name] = FileEntry.of_file(folder / name)
         except OSError as error:
             raise InputError(f"{folder / name} cannot be read: {reason(error)}", "let this user read it") from error
-    return found
+    return entries
 
 
 def _written(path: Path, text: str, before: Mapping[str, FileEntry], files: Mapping[str, FileEntry]) -> Sealed:

@@ -37,7 +37,7 @@ TORCH_FILES = (".pt", ".pth")
 
 @dataclass(frozen=True, slots=True)
 class StateDict:
-    """Result of ``save_state_dict``: the number of tensors, and their bytes.
+    """Result of ``save_state_dict``: the number of tensors, and the bytes.
 
     ``missing``: states without a value.
     """
@@ -59,9 +59,8 @@ class StateDict:
 class Loaded:
     """Result of ``load_values``.
 
-    ``data``: the file of values beside the model, or ''. ``loaded``: the number of states that got a value. ``kept``:
-    states that the file does not contain. ``unknown``: names that are not states, and were ignored.
-    """
+    ``data``: the file of values beside the model, or ''. ``loaded``: the number of states with a value from the file.
+    ``kept``: states outside the file. ``unknown``: names that are not states, ignored."""
 
     model: str
     data: str
@@ -79,8 +78,8 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class StepValues:
-    """The values of a folder, checkpoint or step. ``record``: the names that PyTorch has for them, where the step was
-    exported from it; ``step``: of the checkpoint, 0 of a folder, None of a file, which does not say."""
+    """The values of a folder, checkpoint or step. ``record``: PyTorch's names of the values, if the step was exported;
+    ``step``: of the checkpoint, 0 for a folder, None for a file."""
 
     graph: Graph
     kinds: Mapping[str, StateKind]
@@ -89,15 +88,15 @@ class StepValues:
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> StepValues:
-        """The values of ``path``; raises what ``step_at`` raises."""
-        place = Path(path)
-        if place.is_file():
-            training = step_at(place).training
-            kinds, graph, step = {each.tensor: each.kind for each in training.states}, training.graph, None
+        """The values of ``path``; raises as ``step_at``."""
+        target = Path(path)
+        if target.is_file():
+            training = step_at(target).training
+            kinds, graph, step = {state.tensor: state.kind for state in training.states}, training.graph, None
         else:
-            held = read_folder(path)
-            kinds, graph = {each.tensor: each.kind for each in held.manifest.states}, held.graph
-            step = open_index(place).step if held.trained else 0
+            folder = read_folder(path)
+            kinds, graph = {state.tensor: state.kind for state in folder.manifest.states}, folder.graph
+            step = open_index(target).step if folder.trained else 0
         return cls(graph, kinds, TorchRecord.of(graph.metadata, str(path)), step)
 
     def of_module(self) -> dict[str, str]:
@@ -111,21 +110,20 @@ class StepValues:
 def save_state_dict(
     path: str | os.PathLike[str], output: str | os.PathLike[str], *, all_states: bool = False, force: bool = False
 ) -> StateDict:
-    """Write the values that the ranks of a folder or checkpoint hold, or a step, as one safetensors file.
+    """Write the values of a folder's or checkpoint's ranks, or of a step, as one safetensors file.
 
-    Of a step that ``gopt export`` made: what ``module.load_state_dict`` takes, tied, frozen and counted tensors
-    included; of others parameters and running statistics. ``all_states``: all states by the step's names instead.
-    Raises OptionError where the file exists and ``force`` is not given, InputError for ranks that are incomplete,
-    RunError when it cannot be written.
-    """
+    Of a step exported by ``gopt export``: the input of ``module.load_state_dict``, with tied, frozen and counted
+    tensors; of others parameters and running statistics. ``all_states``: all states by the step's names instead. Raises
+    OptionError where the file exists and ``force`` is not given, InputError for incomplete ranks, RunError when the
+    file cannot be written."""
     shown = Path(output)
     if shown.suffix != ".safetensors":
         raise OptionError(f"{shown} is not a safetensors file", "let its name end in .safetensors or .pt")
     target = new_file(output, force)
-    found = StepValues.at(path)
-    wanted = {name: name for name in found.kinds} if all_states else found.of_module()
-    held = found.graph.initializers
-    values = {name: held[value] for name, value in wanted.items() if value in held}
+    step_values = StepValues.at(path)
+    wanted = {name: name for name in step_values.kinds} if all_states else step_values.of_module()
+    initializers = step_values.graph.initializers
+    values = {name: initializers[value] for name, value in wanted.items() if value in initializers}
     types = {name: tensor.type for name, tensor in values.items()}
 
     def write(file: IO[bytes]) -> None:
@@ -134,19 +132,19 @@ def save_state_dict(
 
     put_new(target, shown, force, write)
     missing = [name for name in wanted if name not in values]
-    lost = () if all_states or found.record is None else found.record.lost
+    lost = () if all_states or step_values.record is None else step_values.record.lost
     return StateDict(str(shown), len(values), sum(type.nbytes for type in types.values()), (*missing, *lost))
 
 
 def new_file(output: str | os.PathLike[str], force: bool, option: str = "--state-dict") -> Path:
-    """The resolved path of a file to write, which ``option`` names; raises OptionError where it is taken."""
+    """The resolved path of a file to write, named by ``option``; raises OptionError for a taken path."""
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force, option=option)
     return target
 
 
 def put_new(target: Path, shown: Path, force: bool, write: Callable[[IO[bytes]], object]) -> None:
-    """The file that ``write`` fills takes its place at once, or not at all; raises RunError."""
+    """The file filled by ``write`` takes its place at once, or not at all; raises RunError."""
     try:
         make_folders(target.parent)
         with raise_on_signals(), staged_file(target) as staged:
@@ -162,12 +160,10 @@ def load_values(
     model: str | os.PathLike[str], state: str | os.PathLike[str], output: str | os.PathLike[str], *,
     ignore_unknown: bool = False, force: bool = False,
 ) -> Loaded:  # fmt: skip
-    """Write a step with values of a ``.safetensors`` or ``.npz`` file, by the names of its states; other states keep
-    theirs.
+    """Write a step with values of a ``.safetensors`` or ``.npz`` file, by state name; other states keep their values.
 
-    Raises InputError for a tensor of another type or shape, for one that the next step would not read, and for a name
-    that is not a state unless ``ignore_unknown`` is given; OptionError, RunError as ``merge``.
-    """
+    Raises InputError for a tensor of another type or shape, for a value that the next step would not read, and for an
+    unknown name unless ``ignore_unknown`` is given; OptionError, RunError as ``merge``."""
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
     graph = load(model)
@@ -175,45 +171,44 @@ def load_values(
     training = api.find_roles(graph.twin(), Path(model).name)[0]
     states = training.state_of()
     file = load_state(state)
-    given = _own_names(file, {} if record is None else record.module, states, os.fsdecode(state))
+    sources = _own_names(file, {} if record is None else record.module, states, os.fsdecode(state))
     fixed = frozenset() if record is None else record.held & graph.initializers.keys()
-    unknown = tuple(name for name in given if name not in states and name not in fixed)
+    unknown = tuple(name for name in sources if name not in states and name not in fixed)
     if unknown and not ignore_unknown:
-        others = f", nor are {len(unknown) - 1} others" if len(unknown) > 1 else ""
+        more = f", nor are {len(unknown) - 1} others" if len(unknown) > 1 else ""
         raise InputError(
-            f"{state}: {show(unknown[0])} is not a state of the model{others}",
+            f"{state}: {show(unknown[0])} is not a state of the model{more}",
             did_you_mean(unknown[0], states) or "gopt inspect MODEL lists its states",
             "--ignore-unknown leaves it out",
         )
-    taken = [name for name in given if name in states or name in fixed]
-    for name in taken:
-        tensor = file[given[name]]
+    loaded = [name for name in sources if name in states or name in fixed]
+    for name in loaded:
+        tensor = file[sources[name]]
         if tensor.type != graph.types[name]:
             raise InputError(
                 f"{state}: {show(name)} is {tensor.type}, the model says {graph.types[name]}",
                 "convert it, or leave it out of the file: that state keeps its value",
             )
         graph.initializers[name] = tensor
-    refuse_unused(training, {name: file[given[name]] for name in taken if name in states}, os.fsdecode(state))
+    refuse_unused(training, {name: file[sources[name]] for name in loaded if name in states}, os.fsdecode(state))
     data = save_model(target, graph, Path(output), force=force)
-    kept = tuple(name for name in states if name not in given)
-    return Loaded(str(Path(output)), data, len(taken), kept, unknown)
+    unset = tuple(name for name in states if name not in sources)
+    return Loaded(str(Path(output)), data, len(loaded), unset, unknown)
 
 
 def _own_names(
-    given: Mapping[str, Tensor], names: Mapping[str, str], states: Mapping[str, object], file: str
+    tensors: Mapping[str, Tensor], names: Mapping[str, str], states: Mapping[str, object], file: str
 ) -> dict[str, str]:
     """Name in the step -> name in the file. ``names``: of the module's state dict, where a tied tensor has several.
 
-    Raises InputError where two names of one tensor have two values.
-    """
-    found: dict[str, str] = {}
-    for name in given:
-        own = name if name in states else names.get(name, name)
-        if own in found and given[name].numpy().tobytes() != given[found[own]].numpy().tobytes():
+    Raises InputError for two values of one tensor under two names."""
+    names_of: dict[str, str] = {}
+    for name in tensors:
+        target = name if name in states else names.get(name, name)
+        if target in names_of and tensors[name].numpy().tobytes() != tensors[names_of[target]].numpy().tobytes():
             raise InputError(
-                f"{file}: {show(name)} and {show(found[own])} have two values, and are one tensor in the module",
+                f"{file}: {show(name)} and {show(names_of[target])} have two values, and are one tensor in the module",
                 "leave one of them out",
             )
-        found[own] = name
-    return found
+        names_of[target] = name
+    return names_of

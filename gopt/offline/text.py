@@ -29,7 +29,7 @@ _CHUNK = 1 << 24
 
 
 def canonical_text(graph: Graph, training: TrainingGraph | None = None) -> str:
-    """The text of a graph; with ``training``, inputs, outputs and nodes carry their role as a trailing comment."""
+    """The text of a graph; with ``training``, inputs, outputs and nodes carry the role as a trailing comment."""
     roles = _Roles(training)
     lines = ["gopt text 1", *_header(graph)]
     lines += ["", "inputs"]
@@ -65,8 +65,8 @@ class _Roles:
             self.inputs[state.tensor] = f"{state.kind.value}{owner} -> {ref(state.updated)}"
             self.outputs[state.updated] = f"new {ref(state.tensor)}"
         for parameter, gradient in training.gradients.items():
-            known = self.values.get(gradient)
-            self.values[gradient] = f"{known}, {ref(parameter)}" if known else f"gradient of {ref(parameter)}"
+            text = self.values.get(gradient)
+            self.values[gradient] = f"{text}, {ref(parameter)}" if text else f"gradient of {ref(parameter)}"
 
 
 def _noted(line: str, note: str) -> str:
@@ -74,15 +74,15 @@ def _noted(line: str, note: str) -> str:
 
 
 def sharding_notes(sharding: Sharding) -> list[str]:
-    """Return a note per axis on the members that run a node or hold a state; none if these are all members."""
+    """Return a note per axis on the members that run a node or hold a state; none for all members."""
     notes = []
-    for axis, place in sharding.by_axis:
-        if isinstance(place, OnMember):
-            notes.append(f"on member {place.member} of {axis}")
-        elif isinstance(place, FlatShard):
-            notes.append(f"on [{place.start}, {place.stop}) of cuts {list(place.cuts)} along {axis}")
+    for axis, placement in sharding.by_axis:
+        if isinstance(placement, OnMember):
+            notes.append(f"on member {placement.member} of {axis}")
+        elif isinstance(placement, FlatShard):
+            notes.append(f"on [{placement.start}, {placement.stop}) of cuts {list(placement.cuts)} along {axis}")
         else:
-            notes.append(f"{place} along {axis}")
+            notes.append(f"{placement} along {axis}")
     return notes
 
 
@@ -97,7 +97,7 @@ def _header(graph: Graph) -> Iterator[str]:
 
 
 def ref(name: str) -> str:
-    """A value's name with a leading %; quoted where it holds a character that the text uses itself."""
+    """A value's name with a leading %; quoted if the name has a character of the text's syntax."""
     if not name:
         return "_"
     return f"%{name}" if _PLAIN.fullmatch(name) else f"%{json.dumps(name, ensure_ascii=False)}"
@@ -118,12 +118,12 @@ def _proto_text(proto: onnx.NodeProto) -> str:
 def _call(
     outputs: Iterable[str], domain: str, op_type: str, inputs: Iterable[str], attributes: Mapping[str, Any]
 ) -> str:
-    made = ", ".join(map(ref, outputs))
+    results = ", ".join(map(ref, outputs))
     called = f"{domain}.{op_type}" if domain not in ("", "ai.onnx") else op_type
     text = f"{called}({', '.join(map(ref, inputs))})"
     if attributes:
         text += " {" + ", ".join(f"{key}={attribute_text(attributes[key])}" for key in sorted(attributes)) + "}"
-    return f"{made} = {text}" if made else text
+    return f"{results} = {text}" if results else text
 
 
 def attribute_text(value: Any) -> str:
@@ -156,18 +156,18 @@ def _body_text(body: onnx.GraphProto) -> str:
 
 
 def tensor_text(tensor: Tensor) -> str:
-    """Type, then the elements when they are few, else a digest of them."""
+    """Type, then the elements if few, else a digest of the elements."""
     type = tensor.type
     if not type.static:
         return str(type)
     if type.elements <= TINY or type.dtype == "string":
-        values = [number_text(each) for each in np.asarray(tensor.numpy()).ravel()]
+        values = [number_text(number) for number in np.asarray(tensor.numpy()).ravel()]
         return f"{type} {values[0] if type.shape == () else '[' + ', '.join(values) + ']'}"
     return f"{type} #{digest(tensor)}"
 
 
 def number_text(value: Any) -> str:
-    """The shortest text that reads back as the same number of its type."""
+    """The shortest text that reads back as the same number of the type."""
     if isinstance(value, (bool, np.bool_)):
         return "true" if value else "false"
     if isinstance(value, (bytes, str)):

@@ -12,7 +12,7 @@ from gopt.spmd.traffic import CollectiveCall
 
 @dataclass(frozen=True, slots=True)
 class CommTimes:
-    """Seconds of a step's calls: all of them one after the other; what no computation hides, of that the latency."""
+    """Seconds of a step's calls: all calls one after the other; the part hidden by no computation, and its latency."""
 
     total: float
     exposed: float
@@ -22,9 +22,8 @@ class CommTimes:
 def times(calls: Iterable[CollectiveCall], topology: Topology) -> CommTimes:
     """Ring times (anchors: section 4.6): (n-1)·α a round and the bytes sent over the bandwidth.
 
-    Where shares are uneven the ring waits for the largest. The bytes of a call with independent heavy work between its
-    issue and its first reader count as hidden; its latency does not, for every call costs its start.
-    """
+    Where shares are uneven the ring waits for the largest. The bytes of a call with independent heavy work between the
+    issue and the first reader count as hidden; the latency does not, for every call costs a start."""
     total = exposed = latency = 0.0
     for call in calls:
         group = str(call.node.attributes["group"])
@@ -39,7 +38,7 @@ def times(calls: Iterable[CollectiveCall], topology: Topology) -> CommTimes:
 
 
 def _skew(call: CollectiveCall) -> float:
-    """The largest share of a call over the mean one."""
+    """The largest share of a call over the mean share."""
     cuts = call.node.attributes.get("cuts")
     if not cuts or not cuts[-1]:
         return 1.0

@@ -1,4 +1,4 @@
-"""Values of states that the next step would not read: an update that begins anew while a counter is zero."""
+"""Values of states unread by the next step: an update that begins anew while a counter is zero."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from gopt.ir.tensor import Tensor
 from gopt.text.sanitize import show
 
 
-def refuse_unused(training: TrainingGraph, given: Mapping[str, Tensor], file: str) -> None:
-    """Raise InputError for a given optimizer state whose value is not read while a scalar state is zero, and is zero.
+def refuse_unused(training: TrainingGraph, values: Mapping[str, Tensor], file: str) -> None:
+    """Raise InputError for an optimizer state from a file that is not read while a scalar state is zero, and is zero.
 
     ``gopt export`` writes such updates: ``Where(started == 0, first step, later step)``, where the first step makes the
-    optimizer's states anew. ``given``: the values of ``file``, by state.
+    optimizer's states anew. ``values``: the values of ``file``, by state.
     """
     graph, index = training.graph, GraphIndex(training.graph)
     for state in training.states:
-        if state.tensor not in given or state.kind is not StateKind.OPTIMIZER_STATE:
+        if state.tensor not in values or state.kind is not StateKind.OPTIMIZER_STATE:
             continue
         choice = index.producers.get(state.updated)
         if choice is None or not choice.is_a("Where"):
             continue
         count = _compared_with_zero(index.producers.get(choice.inputs[0]), training)
-        value = given.get(count) or graph.initializers.get(count)
+        value = values.get(count) or graph.initializers.get(count)
         if value is None or np.any(value.numpy()):
             continue
         if choice.inputs[1] not in walk([state.tensor], index.results):
@@ -39,12 +39,12 @@ def refuse_unused(training: TrainingGraph, given: Mapping[str, Tensor], file: st
 
 
 def _compared_with_zero(node: Node | None, training: TrainingGraph) -> str:
-    """The scalar state that a node compares with zero, or ''."""
+    """The scalar state compared with zero by a node, or ''."""
     if node is None or not node.is_a("Equal"):
         return ""
     scalars = {state.tensor for state in training.states if state.kind is StateKind.SCALAR}
-    for name, other in (node.inputs, node.inputs[::-1]):
-        zero = training.graph.initializers.get(other)
-        if name in scalars and other not in scalars and zero is not None and not np.any(zero.numpy()):
+    for name, operand in (node.inputs, node.inputs[::-1]):
+        zero = training.graph.initializers.get(operand)
+        if name in scalars and operand not in scalars and zero is not None and not np.any(zero.numpy()):
             return name
     return ""

@@ -41,14 +41,14 @@ def with_attributes(
     )
 
 
-def _divided(left: Array, right: Array) -> Array:
+def _divided(dividend: Array, right: Array) -> Array:
     """A quotient of whole numbers is cut off. Raises ValueError where it divides by zero."""
-    if left.dtype.kind not in "iu":
-        return np.asarray(left / right)
+    if dividend.dtype.kind not in "iu":
+        return np.asarray(dividend / right)
     if not right.all():
         raise ValueError("divided by zero")
-    floor, beyond = left // right, (left % right != 0) & ((left < 0) != (right < 0))
-    return np.asarray(floor + beyond, left.dtype)
+    floor, beyond = dividend // right, (dividend % right != 0) & ((dividend < 0) != (right < 0))
+    return np.asarray(floor + beyond, dividend.dtype)
 
 
 def _clipped(attributes: Attributes, operands: Sequence[Any]) -> Array:

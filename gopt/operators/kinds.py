@@ -84,7 +84,7 @@ HEAVY = CONTRACTIONS | RECURRENT | frozenset({
     "QLinearConv", "QLinearMatMul", "Scan",
 })  # fmt: skip
 """Contractions, whatever their domain: the work that takes long enough for a call to hide behind."""
-REDUCTIONS = {name: "sum" if each.pieces == "mean" else each.pieces for name, each in OPERATORS.items() if each.pieces}
+REDUCTIONS = {name: "sum" if op.pieces == "mean" else op.pieces for name, op in OPERATORS.items() if op.pieces}
 """Full reductions of pieces -> how the results of pieces are joined; of a mean, gopt divides the sums of pieces."""
 COMBINERS = {
     "sum": SUMS, "mean": SUMS, "max": frozenset({"Max"}), "min": frozenset({"Min"}), "any": frozenset({"Or"}),

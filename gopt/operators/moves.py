@@ -18,7 +18,7 @@ _FIRST = (LINEAR, NONE)
 
 
 def axes_of(attributes: Attributes, operands: Sequence[Any]) -> tuple[int, ...] | None:
-    """The axes that an attribute or the second operand names; None where none does."""
+    """The axes named by an attribute or the second operand; None if none."""
     named = operands[1] if len(operands) > 1 else None
     axes = attributes.get("axes") if named is None else named.reshape(-1).tolist()
     return None if axes is None else tuple(int(axis) for axis in axes)
@@ -90,7 +90,7 @@ def filled(attributes: Attributes, operands: Sequence[Any]) -> Array:
 
 
 def _range(attributes: Attributes, operands: Sequence[Any]) -> Array:
-    start, limit, step = (each.reshape(-1)[0] for each in operands)
+    start, limit, step = (operand.reshape(-1)[0] for operand in operands)
     count = max(math.ceil((float(limit) - float(start)) / float(step)), 0) if step else 0
     _bounded(count)
     return np.asarray(start + step * np.arange(count, dtype=start.dtype), start.dtype)
@@ -98,7 +98,7 @@ def _range(attributes: Attributes, operands: Sequence[Any]) -> Array:
 
 def _tiled(attributes: Attributes, operands: Sequence[Any]) -> Array:
     repeats = operands[1].tolist()
-    _bounded(operands[0].size * math.prod(max(each, 1) for each in repeats))  # NumPy repeats along one after the other
+    _bounded(operands[0].size * math.prod(max(n, 1) for n in repeats))  # NumPy repeats along one after the other
     return np.asarray(np.tile(operands[0], repeats))
 
 

@@ -1,4 +1,4 @@
-"""The record of an operator: facts that hold wherever the operator stands."""
+"""The record of an operator: facts holding wherever the operator stands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Work = Callable[[Attributes, Sequence[Shape], Shape], int]
 
 
 class Slope(IntEnum):
-    """How the first result follows one operand while the others are held, the simplest relation first."""
+    """The relation of the first result to an operand while the others are fixed, the simplest first."""
 
     NONE = 0
     """Not at all; or one of the two is no number, but a size, an index, a flag."""
@@ -72,7 +72,7 @@ class Operator:
     work: Work | None = None
 
     def slope(self, operand: int) -> Slope:
-        """How the result follows an operand, by its number."""
+        """How the result follows an operand, by the number."""
         return self.slopes[min(operand, len(self.slopes) - 1)] if self.slopes else Slope.NONE
 
     @property

@@ -8,18 +8,18 @@ from gopt.operators import elementwise, moves, products, reductions
 from gopt.operators.operator import Operator
 
 OPERATORS = {
-    each.name: each
-    for each in (*elementwise.OPERATORS, *moves.OPERATORS, *reductions.OPERATORS, *products.OPERATORS)
+    record.name: record
+    for record in (*elementwise.OPERATORS, *moves.OPERATORS, *reductions.OPERATORS, *products.OPERATORS)
 }  # fmt: skip
 UNKNOWN = Operator("")
 """Stands for an operator without a record: nothing is known of it."""
 
 
 def operator(name: str) -> Operator:
-    """The record of a standard operator; ``UNKNOWN`` where there is none."""
+    """The record of a standard operator; ``UNKNOWN`` for others."""
     return OPERATORS.get(name, UNKNOWN)
 
 
 def names(holds: Callable[[Operator], object]) -> frozenset[str]:
-    """The operators of which a fact holds."""
-    return frozenset(name for name, each in OPERATORS.items() if holds(each))
+    """The operators with a fact."""
+    return frozenset(name for name, record in OPERATORS.items() if holds(record))

@@ -34,19 +34,19 @@ def keyword_text(text: str, known: Collection[str] = ()) -> str:
     return "; ".join(map(clause, text.split("; ")))
 
 
-def _keyword(found: re.Match[str], known: Collection[str]) -> str:
-    name, value = found["name"].replace("-", "_"), found["value"]
+def _keyword(match: re.Match[str], names: Collection[str]) -> str:
+    name, value = match["name"].replace("-", "_"), match["value"]
     rest = ""
-    told = found.string[found.end() : found.end() + 1] == ":"  # as in "--loss x: the model has no output 'x'"
-    if value is not None and not told and not _is_value(value):
-        rest, value = found[0][found.start("value") - 1 - found.start() :], None
+    is_sentence = match.string[match.end() : match.end() + 1] == ":"  # as in "--loss x: the model has no output 'x'"
+    if value is not None and not is_sentence and not _is_value(value):
+        rest, value = match[0][match.start("value") - 1 - match.start() :], None
     if name == "ranks":
         name = "mesh"
     if name == "set":
         return f"settings={_table(value)}" if value is not None and "=" in value else f"settings{rest}"
     if value is None:
         return f"{name}=True{rest}" if name in _FLAGS else name + rest
-    if name in _ROLES and name not in known:
+    if name in _ROLES and name not in names:
         return f"roles=RoleMap({name}={_ROLES[name](value)})"
     return f"{name}={_written(value)}"
 
@@ -68,7 +68,7 @@ def _list(value: str) -> str:
 
 def _table(value: str) -> str:
     pairs = (part.partition("=") for part in value.split(","))
-    return f"{{{', '.join(f'{_quoted(name)}: {_quoted(other)}' for name, _, other in pairs)}}}"
+    return f"{{{', '.join(f'{_quoted(name)}: {_quoted(text)}' for name, _, text in pairs)}}}"
 
 
 def _quoted(value: str) -> str:

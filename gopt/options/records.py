@@ -29,10 +29,10 @@ def changed(options: R | None, kind: type[R], changes: Mapping[str, Any]) -> R:
     if not isinstance(options, kind):
         hint = f"give a gopt.{kind.__name__}, or its fields as keywords"
         raise OptionError(f"options cannot be of type {type(options).__name__}", hint)
-    known = [field.name for field in fields(kind)]
+    names = [field.name for field in fields(kind)]
     for name in changes:
-        if name not in known:
-            raise unknown(name, known)
+        if name not in names:
+            raise unknown(name, names)
     return replace(options, **changes)
 
 
@@ -41,9 +41,9 @@ def spelled(kind: type[R]) -> type[R]:
     make = kind.__init__
 
     @functools.wraps(make)
-    def named(self: Any, *given: Any, **changes: Any) -> None:
+    def named(self: Any, *args: Any, **changes: Any) -> None:
         try:
-            make(self, *given, **changes)
+            make(self, *args, **changes)
         except GoptError as error:
             error.spell(functools.partial(keyword_text, known=changes))
             raise
@@ -53,7 +53,7 @@ def spelled(kind: type[R]) -> type[R]:
 
 
 def check_types(record: Any, *, but: Collection[str] = ()) -> None:
-    """Raise OptionError for a field that holds something else than its type says, unless the record checks it itself
+    """Raise OptionError for a field holding something else than the type says, unless the record checks it itself
     (``but``).
 
     Whole numbers of other libraries, such as numpy's, become Python's; the text of an enum becomes its member.
@@ -73,7 +73,7 @@ def check_types(record: Any, *, but: Collection[str] = ()) -> None:
 
 
 def check_least(record: Any, **least: int) -> None:
-    """Raise OptionError for a field that holds less than it may; a field that is None says nothing."""
+    """Raise OptionError for a field holding less than it may; a field that is None says nothing."""
     for name, low in least.items():
         value = getattr(record, name)
         if value is not None and value < low:
@@ -81,11 +81,11 @@ def check_least(record: Any, **least: int) -> None:
 
 
 def check_words(record: Any, **words: Collection[str]) -> None:
-    """Raise OptionError for a field that holds none of its words; a field that is None says nothing."""
-    for name, known in words.items():
+    """Raise OptionError for a field holding none of the words; a field that is None says nothing."""
+    for name, names in words.items():
         value = getattr(record, name)
-        if value is not None and value not in known:
-            raise OptionError(f"option {name} cannot be {show(value)}", f"it takes {' or '.join(known)}")
+        if value is not None and value not in names:
+            raise OptionError(f"option {name} cannot be {show(value)}", f"it takes {' or '.join(names)}")
 
 
 def check_deadline(seconds: float | None) -> None:
@@ -101,7 +101,7 @@ _hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints
 
 
 def _member(value: Any, hint: Any) -> Enum | None:
-    """The member of an enum that a text names, where the type is the enum, or it and None."""
+    """The member of an enum a text names, where the type is the enum, or it and None."""
     for kind in typing.get_args(hint) or (hint,):
         if isinstance(value, str) and isinstance(kind, type) and issubclass(kind, Enum):
             return next((item for item in kind if item.value == value), None)

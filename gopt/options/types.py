@@ -45,43 +45,43 @@ _PLAIN: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that refuses arguments of other types than its annotations say, and keywords that it does not have, by
-    name; raises OptionError.
+    """A function refusing arguments of other types than its annotations say, and keywords it does not have, by name;
+    raises OptionError.
 
-    Further keywords (``**changes``) are for the option record that they change.
+    Further keywords (``**changes``) are for the option record they change.
     """
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def call(*given: P.args, **named: P.kwargs) -> R:
-        hints, known = _hints(function), _keywords(function)
+    def call(*args: P.args, **named: P.kwargs) -> R:
+        hints, keywords = _hints(function), _keywords(function)
         try:
             for name in named:
-                if name not in known:
-                    raise unknown(name, known, f"gopt.{function.__name__}: ", _of_record(hints.get("options")))
-            for name, value in signature.bind(*given, **named).arguments.items():
+                if name not in keywords:
+                    raise unknown(name, keywords, f"gopt.{function.__name__}: ", _of_record(hints.get("options")))
+            for name, value in signature.bind(*args, **named).arguments.items():
                 if name in hints and not fits(value, hints[name]):
                     raise wrong(f"gopt.{function.__name__}: {name}", value, hints[name])
-            return function(*given, **named)
+            return function(*args, **named)
         except GoptError as error:
-            error.spell(functools.partial(keyword_text, known={*known, *_of_record(hints.get("options"))}))
+            error.spell(functools.partial(keyword_text, known={*keywords, *_of_record(hints.get("options"))}))
             raise
 
     return call
 
 
-def unknown(name: str, known: Sequence[str], where: str = "", fields: Mapping[str, str] = {}) -> KeywordError:
+def unknown(name: str, names: Sequence[str], where: str = "", fields: Mapping[str, str] = {}) -> KeywordError:
     """The refusal of a keyword that is no option, with the nearest that is, or all. ``fields``: of the record that
     options are given in -> how to write one."""
     field = nearest(name, fields)
-    near = did_you_mean(name, known) or (f"write {fields[field]}" if field is not None else None)
-    hint = near or _by_words(name, known) or f"there are {', '.join(known)}"
+    near = did_you_mean(name, names) or (f"write {fields[field]}" if field is not None else None)
+    hint = near or _by_words(name, names) or f"there are {', '.join(names)}"
     return KeywordError(f"{where}no option {name!r}", hint)
 
 
-def _by_words(name: str, known: Sequence[str]) -> str | None:
+def _by_words(name: str, names: Sequence[str]) -> str | None:
     """The known name that is near one word of ``name``: ``zero_stgae`` means ``stage``."""
-    return next((found for word in name.split("_") if (found := did_you_mean(word, known))), None)
+    return next((near for word in name.split("_") if (near := did_you_mean(word, names))), None)
 
 
 def wrong(what: str, value: object, hint: Any) -> OptionError:
@@ -93,7 +93,7 @@ def fits(value: Any, hint: Any) -> bool:
     """Return whether a value is of a type. A number of numpy is a number, a list is a tuple of any length."""
     kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):
-        return any(fits(value, each) for each in parts)
+        return any(fits(value, part) for part in parts)
     if kind in _PLAIN:
         return _PLAIN[kind][0](value)
     if kind is tuple and parts[1:] != (...,):
@@ -126,12 +126,12 @@ def called(hint: Any) -> str:
     if kind is Any:
         return "anything"
     if issubclass(kind, Enum):
-        return f"one of {', '.join(str(each.value) for each in kind)}"
+        return f"one of {', '.join(str(member.value) for member in kind)}"
     return f"a {kind.__qualname__}"
 
 
 def _all_fit(values: Any, hint: Any) -> bool:
-    return all(fits(each, hint) for each in values)
+    return all(fits(value, hint) for value in values)
 
 
 @functools.cache
@@ -143,17 +143,17 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 @functools.cache
 def _keywords(function: Callable[..., Any]) -> tuple[str, ...]:
     """The names of all keywords: the parameters, and the keys of ``**changes: Unpack[SomeTypedDict]``."""
-    known: list[str] = []
+    names: list[str] = []
     for name in inspect.signature(function).parameters:
         hint = _annotations(function).get(name)
         further = typing.get_origin(hint) is typing.Unpack
-        known += typing.get_args(hint)[0].__annotations__ if further else [name]
-    return tuple(known)
+        names += typing.get_args(hint)[0].__annotations__ if further else [name]
+    return tuple(names)
 
 
 def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()
-    written = {each.name: each.annotation for each in parameters if each.annotation is not each.empty}
+    written = {param.name: param.annotation for param in parameters if param.annotation is not param.empty}
     named = types.SimpleNamespace(__annotations__=written)
     return typing.get_type_hints(named, vars(inspect.getmodule(function)))
 

@@ -45,12 +45,12 @@ class TablePart:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The graphs that a server runs for one key. ``key``: its index in the manifest's keys, or in its tables.
+    """The graphs a server runs for one key. ``key``: its index in the manifest's keys, or in the tables.
 
-    ``pushed``: the input of ``update`` that takes the pushed value. ``states``: input -> output of the states that
-    ``update`` changes, the parameter first; ``counters``: the same for ``counter``. ``backup``: the input that takes
-    the parameter as the trainer pulled it, '' without delay compensation. ``hyper``: the hyper-parameters that one of
-    the graphs reads. ``counter`` is None where the key has no counters.
+    ``pushed``: the input of ``update`` taking the pushed value. ``states``: input -> output of the states that
+    ``update`` changes, the parameter first; ``counters``: the same for ``counter``. ``backup``: the input taking the
+    parameter as the trainer pulled it, '' without delay compensation. ``hyper``: the hyper-parameters that one of the
+    graphs reads. ``counter`` is None where the key has no counters.
     """
 
     key: int
@@ -73,39 +73,39 @@ def find_blocks(
     """Return the blocks of all keys of a server, in the manifest's order, followed by those of its parts of tables.
 
     ``graph``: the server's, as loaded; ``states``: of the server, input -> output; ``hyper``: inputs that are fed.
-    Linear in the graph as far as blocks share no nodes. Raises UnsupportedError for a key that is not updated by
-    itself, InvariantError where graph and manifest do not match.
+    Linear in the graph as far as blocks share no nodes. Raises UnsupportedError for a key not updated by itself,
+    InvariantError where graph and manifest do not match.
     """
-    own = [
+    served = [
         (number, key) for number, key in enumerate(plan.keys)
         if key.kind is KeyKind.PARAMETER and key.server in (None, server)
     ]  # fmt: skip
-    for _, key in own:
+    for _, key in served:
         if key.server is None:
             raise UnsupportedError(
                 f"{show(key.name)} is updated on every server: without rounds its copies would diverge", _SYNC
             )
         if not key.gradient:
             raise UnsupportedError(f"{show(key.name)} shares its gradient with another parameter", _SYNC)
-    keys: list[tuple[int, KeyEntry | TablePart]] = [*own, *_parts(plan, server)]
+    keys: list[tuple[int, KeyEntry | TablePart]] = [*served, *_parts(plan, server)]
     return _Cutter(graph, keys, states, hyper).blocks()
 
 
 def _parts(plan: ServerPlanEntry, server: int) -> list[tuple[int, TablePart]]:
-    found = []
+    parts = []
     for number, table in enumerate(plan.tables):
         if server in table.servers:
-            place = table.servers.index(server)
-            states = table.states[place]
+            position = table.servers.index(server)
+            states = table.states[position]
             part = TablePart(
-                table.parameter, table.ids[place], table.gradients[place], states.inputs, states.outputs
+                table.parameter, table.ids[position], table.gradients[position], states.inputs, states.outputs
             )  # fmt: skip
-            found.append((number, part))
-    return found
+            parts.append((number, part))
+    return parts
 
 
 def _pushed(key: KeyEntry | TablePart) -> tuple[str, ...]:
-    """Return the pushed values of a key, under their names in the graph."""
+    """Return the pushed values of a key, under the names in the graph."""
     return (key.ids, key.gradient) if isinstance(key, TablePart) else (key.gradient,)
 
 
@@ -151,7 +151,7 @@ class _Cutter:
                     raise InvariantError(f"state {name!r} of key {key.name!r} is not in the server's graph")
 
     def _pulled_values(self) -> dict[str, str]:
-        """Pushed value -> the value of its key as the trainer pulled it, where servers compensate delays."""
+        """Pushed value -> the value of the key as the trainer pulled it, where servers compensate delays."""
         calls = [node for node in self.graph.nodes if node.domain == COMM]
         pulled = {node.attributes["bucket"]: node.outputs for node in calls if node.op_type == "Pulled"}
         return {
@@ -179,23 +179,23 @@ class _Cutter:
         return [self._block(cut) for cut in cuts]
 
     def _cut(self, number: int, key: KeyEntry | TablePart) -> _Cut:
-        own = {name: new for name, new in zip(key.inputs, key.outputs) if name not in self.counts}
-        if key.inputs[0] not in own:
+        results = {name: new for name, new in zip(key.inputs, key.outputs) if name not in self.counts}
+        if key.inputs[0] not in results:
             raise InvariantError(f"no gradient changes key {key.name!r}")
         pulled = self._pulled.get(key.gradient, "")
-        nodes, read = self._walk(key, own.values(), (*_pushed(key), pulled))
-        changed = {name for name in read if name in self.states and name not in self.counts and name not in own}
+        nodes, read = self._walk(key, results.values(), (*_pushed(key), pulled))
+        changed = {name for name in read if name in self.states and name not in self.counts and name not in results}
         if changed:
             name = min(changed)
             raise UnsupportedError(
                 f"{show(key.name)} is updated with state {show(name)} of {show(self.owners[name])}", _SYNC
             )
-        cut = _Cut(number, key, own, nodes, read, backup=pulled)
+        cut = _Cut(number, key, results, nodes, read, backup=pulled)
         self._count(cut, {name for name in (*key.inputs, *read) if name in self.counts})
         return cut
 
     def _count(self, cut: _Cut, names: Collection[str]) -> None:
-        """Add counters to a key, and the counters that their next values are computed from."""
+        """Add counters to a key, and the counters their next values are computed from."""
         pending = set(names) - cut.counted
         while pending:
             cut.counted |= pending
@@ -214,8 +214,8 @@ class _Cutter:
     def _walk(
         self, key: KeyEntry | TablePart, values: Iterable[str], pushed: Collection[str]
     ) -> tuple[set[int], set[str]]:  # fmt: skip
-        """Return the nodes behind some values, by id, and the values that they read and no node makes. The walk stops
-        at ``pushed``."""
+        """Return the nodes behind some values, by id, and the values they read and no node makes. The walk stops at
+        ``pushed``."""
         nodes: set[int] = set()
         read: set[str] = set()
         stack = list(values)
@@ -239,18 +239,18 @@ class _Cutter:
             return f"the gradient of {show(self.gradients[name])}"
         return f"{show(name)}, for which servers wait for one another" if node.op_type == "AllReduce" else show(name)
 
-    def _part(self, results: dict[str, str], ids: set[int], given: Sequence[str]) -> Graph:
-        """Return a graph of some nodes. Its inputs are pushed values, states, and fed values."""
+    def _part(self, results: dict[str, str], ids: set[int], names: Sequence[str]) -> Graph:
+        """Return a graph of some nodes. The inputs are pushed values, states, and fed values."""
         graph, position = self.graph, self.index.position
-        nodes = sorted((self._node[each] for each in ids), key=lambda node: position[id(node)])
+        nodes = sorted((self._node[key] for key in ids), key=lambda node: position[id(node)])
         read = {name for node in nodes for name in node.reads} | set(results.values()) | set(results)
         named = [name for name in graph.inputs if name in read and (name in self.states or name in self.hyper)]
-        inputs = {name: graph.types[name] for name in given} | {name: graph.inputs[name] for name in named}
+        inputs = {name: graph.types[name] for name in names} | {name: graph.inputs[name] for name in named}
         constants: dict[str, Tensor] = {
             name: graph.initializers[name] for name in read if name in graph.initializers and name not in self.states
         }
-        known = inputs.keys() | constants.keys() | {name for node in nodes for name in node.outputs}
-        lost = sorted(name for name in read if name and name not in known)
+        defined = inputs.keys() | constants.keys() | {name for node in nodes for name in node.outputs}
+        lost = sorted(name for name in read if name and name not in defined)
         if lost:
             raise InvariantError(f"a block reads {lost[0]!r}, which the server's graph does not have")
         outputs = {name: graph.outputs[name] for name in results.values()}

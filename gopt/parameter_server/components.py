@@ -9,27 +9,27 @@ def components(updates: Updates) -> dict[str, tuple[str, ...]]:
     """Return parameter -> all parameters that are updated together with it, in order, itself included. Linear in the
     nodes."""
     owner: dict[str, str] = {}
-    replicated = {name: each for name, each in updates.subgraphs.items() if each.mode is UpdateMode.REPLICATED}
-    first: dict[str, str] = {}
+    replicated = {name: update for name, update in updates.subgraphs.items() if update.mode is UpdateMode.REPLICATED}
+    parents: dict[str, str] = {}
 
     def root(name: str) -> str:
-        while first.get(name, name) != name:
-            first[name] = first.get(first[name], first[name])
-            name = first[name]
+        while parents.get(name, name) != name:
+            parents[name] = parents.get(parents[name], parents[name])
+            name = parents[name]
         return name
 
-    for name, subgraph in replicated.items():
-        for value in (subgraph.gradient, *(state.tensor for state in subgraph.states)):
-            other = owner.setdefault(value, name)
-            if other != name:
-                first[root(name)] = root(other)
-        owner.update((value, name) for node in subgraph.nodes for value in node.outputs if value)
-    for name, subgraph in replicated.items():
-        for node in subgraph.nodes:
+    for name, update in replicated.items():
+        for value in (update.gradient, *(state.tensor for state in update.states)):
+            neighbour = owner.setdefault(value, name)
+            if neighbour != name:
+                parents[root(name)] = root(neighbour)
+        owner.update((value, name) for node in update.nodes for value in node.outputs if value)
+    for name, update in replicated.items():
+        for node in update.nodes:
             for value in node.reads:
-                other = owner.get(value, name)
-                if root(other) != root(name):
-                    first[root(name)] = root(other)
+                neighbour = owner.get(value, name)
+                if root(neighbour) != root(name):
+                    parents[root(name)] = root(neighbour)
     groups: dict[str, list[str]] = {}
     for name in replicated:
         groups.setdefault(root(name), []).append(name)

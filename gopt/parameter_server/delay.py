@@ -1,4 +1,4 @@
-"""Delay compensation: corrects a gradient for the updates that the parameter got since the trainer pulled it.
+"""Delay compensation: corrects a gradient for the updates the parameter got since the trainer pulled it.
 
 First order in the distance, with the square of the gradient for the curvature: ``g' = g + strength * (w - pulled) * g *
 g``. It replaces the gradient before clip and decay.
@@ -14,34 +14,34 @@ from gopt.records.placements import Sharding
 def compensate(
     rewriter: GraphRewriter, gradient: str, pushed: str, parameter: str, pulled: str, strength: float, where: Sharding
 ) -> None:  # fmt: skip
-    """Add the nodes that make ``gradient`` of what was ``pushed``, the ``parameter`` as it is, and what was ``pulled``.
+    """Add the nodes making ``gradient`` of what was ``pushed``, the ``parameter`` as it is, and what was ``pulled``.
 
     Half precision is computed in float32 and rounded once. Where an element of the parameter has not changed, its
     gradient keeps its bits, also if it is not finite.
     """
     types = rewriter.graph.types
-    own, held = types[pushed], types[parameter]
-    wide = "float64" if "float64" in (own.dtype, held.dtype) else "float32"
+    gradient_type, stored_type = types[pushed], types[parameter]
+    wide = "float64" if "float64" in (gradient_type.dtype, stored_type.dtype) else "float32"
 
     def add(op_type: str, role: str, dtype: str, *inputs: str, **attributes: object) -> str:
         result = role if role == gradient else f"{gradient}.{role}"
-        type = TensorType(dtype, own.dims)
+        type = TensorType(dtype, gradient_type.dims)
         rewriter.add(op_type, inputs, {result: type}, attributes=attributes, sharding=where)
         return result
 
     def widened(name: str, type: TensorType, role: str) -> str:
         return name if type.dtype == wide else add("Cast", role, wide, name, to=dtype_code(wide))
 
-    g, now = widened(pushed, own, "wide"), widened(parameter, held, "now")
-    before = widened(pulled, held, "before")
+    g, now = widened(pushed, gradient_type, "wide"), widened(parameter, stored_type, "now")
+    before = widened(pulled, stored_type, "before")
     factor = rewriter.constant(f"{gradient}.strength", scalar_of(strength, wide), sharding=where)
     # The way back is subtracted: g - 0 is g also for zeros of either sign, and Where does not keep the sign of a zero.
     term = add("Mul", "scaled", wide, factor, add("Sub", "back", wide, before, now))
-    for place in (1, 2):
-        term = add("Mul", f"term{place}", wide, term, g)
+    for power in (1, 2):
+        term = add("Mul", f"term{power}", wide, term, g)
     nothing = rewriter.constant(f"{gradient}.zero", scalar_of(0.0, wide), sharding=where)
-    same = add("Equal", "same", "bool", parameter, pulled)
-    term = add("Where", "term", wide, same, nothing, term)
-    found = add("Sub", gradient if own.dtype == wide else "sum", wide, g, term)
-    if own.dtype != wide:
-        add("Cast", gradient, own.dtype, found, to=dtype_code(own.dtype))
+    equal = add("Equal", "same", "bool", parameter, pulled)
+    term = add("Where", "term", wide, equal, nothing, term)
+    corrected = add("Sub", gradient if gradient_type.dtype == wide else "sum", wide, g, term)
+    if gradient_type.dtype != wide:
+        add("Cast", gradient, gradient_type.dtype, corrected, to=dtype_code(gradient_type.dtype))

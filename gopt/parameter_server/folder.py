@@ -41,7 +41,7 @@ def split_manifest(split: SplitStep, startup: Graph | None = None) -> Manifest:
     training, options = split.training, split.options
     phases = [part.phase for part in split.trainer_graphs.ranks]
     many = len(phases) > 1
-    made = Manifest(
+    manifest = Manifest(
         accumulate=options.accumulate,
         phases=tuple(PhaseEntry(phase.name, phase.times) for phase in phases) if many else None,
         loss_reduction=str(options.loss_reduction),
@@ -54,7 +54,7 @@ def split_manifest(split: SplitStep, startup: Graph | None = None) -> Manifest:
         common=common_entry(training, ()),
         ranks=tuple(_entries(split)),
     )
-    return made if startup is None else with_startup(made, list(_startup_files(split, startup)))
+    return manifest if startup is None else with_startup(manifest, list(_startup_files(split, startup)))
 
 
 def _entries(split: SplitStep) -> Iterator[RankEntry]:
@@ -62,31 +62,31 @@ def _entries(split: SplitStep) -> Iterator[RankEntry]:
     files = {part.phase.name: TRAINER_FILES.of(0, part.phase) for part in graphs.ranks}
     sums = local_accumulators(graphs.ranks[0])
     local = [replace(state, copy=_served(split, state)) for state in graphs.common]
-    held = tuple(map(local_state, local))
+    states = tuple(map(local_state, local))
     for trainer in range(split.options.trainers):
-        yield RankEntry(trainer, "trainer", files, held, sums)
+        yield RankEntry(trainer, "trainer", files, states, sums)
     shared = tuple(map(local_state, split.server_graphs.common))
     for part in split.server_graphs.ranks:
         number = split.options.trainers + part.rank
-        own = tuple(_table_state(split, state) or local_state(state) for state in part.states)
-        yield RankEntry(number, "server", {part.phase.name: SERVER_FILES.of(part.rank, part.phase)}, (*shared, *own))
+        owned = tuple(_table_state(split, state) or local_state(state) for state in part.states)
+        yield RankEntry(number, "server", {part.phase.name: SERVER_FILES.of(part.rank, part.phase)}, (*shared, *owned))
 
 
 def _startup_files(split: SplitStep, startup: Graph) -> Iterator[StartupFile]:
     """Yield the start-up graphs of trainers, and of each server; rows from a seed are in none."""
     drawn = {name for served in split.plan.tables.served for name in served.init}
     trainers, common = range(split.options.trainers), split.server_graphs.common
-    local = [each for each in split.trainer_graphs.common if split.sync is not None or not _served(split, each)]
+    local = [state for state in split.trainer_graphs.common if split.sync is not None or not _served(split, state)]
     yield StartupFile.of(startup, "trainer.startup.onnx", trainers, {"gopt.role": "trainer"}, local)
     parts = {name: part_piece(layout, "", server) for name, (layout, server) in split.table_states.items()}
     for part in split.server_graphs.ranks:
-        own = [state for state in part.states if state.pieces and state.pieces[0].tensor not in drawn]
+        states = [state for state in part.states if state.pieces and state.pieces[0].tensor not in drawn]
         pieces = {
             state.input: replace(parts[state.input], tensor=state.pieces[0].tensor)
-            for state in own if state.input in parts
+            for state in states if state.input in parts
         }  # fmt: skip
         name, metadata = f"server_{part.rank:04d}.startup.onnx", {"gopt.role": "server", "gopt.server": str(part.rank)}
-        yield StartupFile.of(startup, name, [len(trainers) + part.rank], metadata, [*common, *own], pieces)
+        yield StartupFile.of(startup, name, [len(trainers) + part.rank], metadata, [*common, *states], pieces)
 
 
 def _served(split: SplitStep, state: RankState) -> bool:
@@ -95,10 +95,10 @@ def _served(split: SplitStep, state: RankState) -> bool:
 
 def _table_state(split: SplitStep, state: RankState) -> LocalState | None:
     """Return the record of a state of a table's part; None for any other state."""
-    found = split.table_states.get(state.input)
-    if found is None:
+    layout = split.table_states.get(state.input)
+    if layout is None:
         return None
-    piece = part_piece(found[0], state.pieces[0].tensor, found[1])
+    piece = part_piece(layout[0], state.pieces[0].tensor, layout[1])
     return LocalState(state.input, state.output, (piece,))
 
 
@@ -119,7 +119,7 @@ def write_split(
     """
     advance("building the report")
     values = _plan_states(split)
-    kept = background.begin(lambda: _source(split, values, roles), len(split.training.graph.nodes))
+    task = background.begin(lambda: _source(split, values, roles), len(split.training.graph.nodes))
     report = build_split_report(split, source)
     advance("writing values and trainers")
     with output_folder(Path(folder), force=force) as staged:
@@ -134,7 +134,7 @@ def write_split(
             types = split.training.graph.types
             write_startup(files, startup, types, values, _startup_files(split, startup))
         with files.create(SOURCE_FILE) as file:
-            file.write(kept.result())
+            file.write(task.result())
         report.write(files)
         manifest = replace(split_manifest(split, startup), files=files.files)
         write_new(staged / MANIFEST_FILE, manifest.text().encode())
@@ -142,7 +142,7 @@ def write_split(
 
 
 def _source(split: SplitStep, values: StatesFile, roles: str) -> bytes:
-    """Return the source without its states' values."""
+    """Return the source without the states' values."""
     metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
     return model_bytes(without_values(split.training), values.offset, STATES_FILE, metadata)
 
@@ -151,23 +151,23 @@ def _plan_states(split: SplitStep) -> StatesFile:
     """Return the layout of the states file: states of each server, then local states, then large constants."""
     source = split.training.graph.initializers
     values = StatesFile()
-    seen: set[str] = set()
+    stored: set[str] = set()
     drawn = {name for served in split.plan.tables.served for name in served.init}
-    held: list[RankState] = [*split.server_graphs.common]
-    held += [state for part in split.server_graphs.ranks for state in part.states]
-    held += [state for state in split.trainer_graphs.common if not _served(split, state)]
+    states_kept: list[RankState] = [*split.server_graphs.common]
+    states_kept += [state for part in split.server_graphs.ranks for state in part.states]
+    states_kept += [state for state in split.trainer_graphs.common if not _served(split, state)]
     if split.sync is not None:  # trainers have all states, and servers parts of them
-        held = [state for state in split.trainer_graphs.common if state.input in source]
-    for state in held:
-        if state.input in seen or any(piece.tensor not in source or piece.tensor in drawn for piece in state.pieces):
+        states_kept = [state for state in split.trainer_graphs.common if state.input in source]
+    for state in states_kept:
+        if state.input in stored or any(piece.tensor not in source or piece.tensor in drawn for piece in state.pieces):
             continue
-        seen.add(state.input)
+        stored.add(state.input)
         part = split.table_states.get(state.input)
         tensor = _value(state, source) if part is None else _table_value(state, source[state.pieces[0].tensor], *part)
         values.add([(state.input, tensor)])
     states = {state.tensor for state in split.training.states}
     for name, tensor in source.items():
-        if name not in states and name not in seen and tensor.nbytes > INLINE:
+        if name not in states and name not in stored and tensor.nbytes > INLINE:
             values.add([(name, tensor)])
     return values
 

@@ -1,16 +1,14 @@
 """Mode geo: trainers update on their own, and exchange their changes every few steps.
 
-Every trainer runs the source's own step, with its update and its optimizer states, and keeps the value that it last
-knew of the servers (``last``). After every few steps it runs the phase ``sync``:
+Every trainer runs the source's own step, with its update and its optimizer states, and keeps the value it last knew of
+the servers (``last``). After every few steps it runs the phase ``sync``:
 
-    delta = (local - last) / trainers      pushed; the server adds it to its value on arrival
-    mark  = last + delta                   the server's value if no other trainer pushed
-    local = local - (mark - pulled)        adds the changes of the others
-    last  = pulled
+delta = (local - last) / trainers pushed; the server adds it to its value on arrival mark = last + delta the server's
+value if no other trainer pushed local = local - (mark - pulled) adds the changes of the others last = pulled
 
 What was pulled is compared with ``mark``, which has the trainer's own delta. Compared with ``last``, every delta would
-count twice, and grow from sync to sync. With one trainer ``pulled`` is ``mark`` to the bit, and local values are
-those of the source's own training.
+count twice, and grow from sync to sync. With one trainer ``pulled`` is ``mark`` to the bit, and local values are those
+of the source's own training.
 
 Optimizer states, statistics and counters stay local; the chief's count. Servers hold parameters alone. The number of
 trainers is part of the files.
@@ -103,8 +101,8 @@ def geo_plan(training: TrainingGraph, options: SplitOptions) -> ServerPlan:
         units.append(ServerUnit(number, server, True, (), (piece,), number, size.nbytes, kinds))
     updates = find_updates(training, whole_accumulators=False)
     tables = choose_tables(training, updates, options)  # without rounds there are none
-    held = {name: tuple(own) for name, own in owners.items()}
-    return ServerPlan(updates, tuple(make_buckets(units, options)), held, tables)
+    placed = {name: tuple(parts) for name, parts in owners.items()}
+    return ServerPlan(updates, tuple(make_buckets(units, options)), placed, tables)
 
 
 # --- servers --------------------------------------------------------------------------------------------------------
@@ -118,7 +116,7 @@ def geo_servers(
     mesh = Mesh(((SERVER, options.servers),), ((SERVER, AxisKind.DATA),))
     program = SpmdProgram(view, view.graph.copy(), mesh, [])
     rewriter, types = GraphRewriter(program.graph, PASS), program.graph.types
-    made = ServerProgram(program)
+    servers = ServerProgram(program)
     states = []
     for bucket in plan.buckets:
         deltas: dict[str, TensorType] = {}
@@ -134,7 +132,7 @@ def geo_servers(
             part = BucketSlice(piece.parameter, 0, piece.elements, piece.start)
             states.append(ShardedState(names[1], names[2], type.dtype, (part,), where))
             key = ServerKey(unit, 0, names[0], names[1:2], names[2:], type)
-            made.keys.setdefault(bucket.number, []).append(key)
+            servers.keys.setdefault(bucket.number, []).append(key)
         attributes = {
             "bucket": bucket.number, "keys": [key_name(unit, 0) for unit in bucket.units], "reduce": "sum",
             "dtype": bucket.units[0].dtypes[0], "shapes": [format_shape(type.dims) for type in deltas.values()],
@@ -144,7 +142,7 @@ def geo_servers(
         )
     rewriter.finish()
     program.set_states(states)
-    return made
+    return servers
 
 
 # --- trainers -------------------------------------------------------------------------------------------------------
@@ -156,34 +154,34 @@ def geo_trainers(
     """Return the local step, the exchange, and both lowered: the step runs ``every`` times."""
     step = SpmdProgram.start(replace(training, notes=[]), Mesh((("dp", 1),)))
     kinds = {state.tensor: state.kind for state in training.states}
-    step.set_states([replace(each, local=kinds[each.input] is StateKind.STATISTIC) for each in step.states])
+    step.set_states([replace(state, local=kinds[state.input] is StateKind.STATISTIC) for state in step.states])
     sync = _sync(training, plan, placement, options)
-    first, second = lower(step, [0]), lower(sync, [0])
-    (one,), (other,) = first.ranks, second.ranks
+    stepping, second = lower(step, [0]), lower(sync, [0])
+    (one,), (syncing,) = stepping.ranks, second.ranks
     ranks = [
         replace(one, phase=replace(one.phase, times=options.every)),
-        replace(other, phase=replace(other.phase, name=SYNC)),
+        replace(syncing, phase=replace(syncing.phase, name=SYNC)),
     ]
-    known = {state.input for state in first.common}
-    common = [*first.common, *(state for state in second.common if state.input not in known)]
+    inputs = {state.input for state in stepping.common}
+    common = [*stepping.common, *(state for state in second.common if state.input not in inputs)]
     # There are many trainers, and each has its own; what a trainer last knew starts as the parameter itself.
     of = {state.tensor: state.of for state in sync.training.states}
     common = [
-        replace(each, local=True, pieces=tuple(replace(p, tensor=of.get(p.tensor) or p.tensor) for p in each.pieces))
-        for each in common
+        replace(state, local=True, pieces=tuple(replace(p, tensor=of.get(p.tensor) or p.tensor) for p in state.pieces))
+        for state in common
     ]
-    return step, sync, LoweredProgram(ranks, common, [*first.checks, *second.checks], first.beside)
+    return step, sync, LoweredProgram(ranks, common, [*stepping.checks, *second.checks], stepping.beside)
 
 
 def _sync(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, options: SplitOptions) -> SpmdProgram:
-    types, own = training.graph.types, training.state_of()
+    types, state_by_name = training.graph.types, training.state_of()
     names = list(plan.owners)
     last = {name: State(f"gopt.geo.last{n}", f"gopt.geo.last{n}_out", StateKind.OPTIMIZER_STATE, name)
             for n, name in enumerate(names)}  # fmt: skip
     view = role_view(training, (), placement.served, [], ())
     for name, state in last.items():
-        for each in (state.tensor, state.updated):
-            view.graph.types[each] = types[name]
+        for value in (state.tensor, state.updated):
+            view.graph.types[value] = types[name]
         view.graph.inputs[state.tensor], view.graph.outputs[state.updated] = types[name], types[name]
     view.states += last.values()
     view.metrics.append(DONE)
@@ -193,9 +191,9 @@ def _sync(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, o
     # The writer takes a delta for a gradient, and pulls under a name of its own.
     deltas = {name: f"gopt.geo.delta{n}" for n, name in enumerate(names)}
     pulled = {name: f"gopt.geo.pulled{n}" for n, name in enumerate(names)}
-    seen = replace(training, gradients=deltas)
+    mirrored = replace(training, gradients=deltas)
     program.graph.types.update({pulled[name]: types[name] for name in names})
-    writer = TrainerWriter(program, seen, plan, placement, options)
+    writer = TrainerWriter(program, mirrored, plan, placement, options)
     add = writer.rewriter.add
     for n, name in enumerate(names):
         moved, count = f"gopt.geo.moved{n}", f"gopt.geo.trainers{n}"
@@ -209,7 +207,7 @@ def _sync(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, o
         add("Add", [last[name].tensor, deltas[name]], {mark: types[name]})
         add("Sub", [mark, pulled[name]], {behind: types[name]})
         # Subtracted, so that no difference leaves every bit, also the sign of a zero.
-        add("Sub", [name, behind], {own[name].updated: types[name]})
+        add("Sub", [name, behind], {state_by_name[name].updated: types[name]})
         add("Identity", [pulled[name]], {last[name].updated: types[name]})
     add("Identity", [done], {DONE: ROUND_TYPE})
     writer.rewriter.finish()

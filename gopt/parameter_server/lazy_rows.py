@@ -1,4 +1,4 @@
-"""Updates only the touched rows of a table: gathers them from its states, updates them and scatters them back.
+"""Updates only the touched rows of a table: gathers them from the states, updates them and scatters them back.
 
 A row is touched in a round if a trainer pushed it, even with a gradient of zero. All other rows and their optimizer
 states stay. Values that all rows share, such as the step number, advance by one a round.
@@ -18,7 +18,7 @@ from gopt.records.placements import Sharding
 
 
 class TouchedRows(GroupEmitter):
-    """Writes the update of a table's part over its touched rows.
+    """Writes the update of a table's part over the touched rows.
 
     ``shape``: rows and columns of the part; ``where``: its server; ``ids`` and ``gradients``: results of the server's
     ``AggregateRows``.
@@ -35,30 +35,30 @@ class TouchedRows(GroupEmitter):
     def run_type(self, dtype: str) -> TensorType:
         return TensorType(dtype, (None, self.shape[1]))
 
-    def update(self, ids: str, places: str, gradients: str) -> None:
+    def update(self, ids: str, positions: str, gradients: str) -> None:
         """Emit the update. ``places``: ``ids`` as a column."""
         types, shape = self.rewriter.graph.types, self.scalars.constant("shape{}_{}".format(*self.shape), [*self.shape])
         self.local[self.subgraph.gradient] = gradients
         tables: dict[str, tuple[str, str]] = {}
         for slot, state in enumerate(self.subgraph.states):
-            held = self._named(f"state{slot}" if slot else "parameter")
+            stem = self._named(f"state{slot}" if slot else "parameter")
             dtype = types[state.tensor].dtype
-            types[held] = emit.run(dtype, self.group.sharding)
-            table, self.local[state.tensor] = f"{held}.table", f"{held}.rows"
-            self._made("Reshape", [held, shape], {table: TensorType(dtype, self.shape)})
-            self._made("Gather", [table, ids], {f"{held}.rows": self.run_type(dtype)}, axis=0)
-            tables[state.tensor] = held, table
+            types[stem] = emit.run(dtype, self.group.sharding)
+            table, self.local[state.tensor] = f"{stem}.table", f"{stem}.rows"
+            self._made("Reshape", [stem, shape], {table: TensorType(dtype, self.shape)})
+            self._made("Gather", [table, ids], {f"{stem}.rows": self.run_type(dtype)}, axis=0)
+            tables[state.tensor] = stem, table
         self.emit_nodes()
         flat = self.scalars.constant("one", [-1])
         updated: dict[str, str] = {}
         for state in self.subgraph.states:
-            held, table = tables[state.tensor]
-            dtype, new = types[state.tensor].dtype, f"{held}.updated"
-            self._made("ScatterND", [table, places, self.local[state.updated]], {new: TensorType(dtype, self.shape)})
-            output = {f"{held}_out": emit.run(dtype, self.group.sharding)}
+            stem, table = tables[state.tensor]
+            dtype, new = types[state.tensor].dtype, f"{stem}.updated"
+            self._made("ScatterND", [table, positions, self.local[state.updated]], {new: TensorType(dtype, self.shape)})
+            output = {f"{stem}_out": emit.run(dtype, self.group.sharding)}
             self.rewriter.add("Reshape", [new, flat], output, sharding=self.group.sharding)
-            updated[state.updated] = f"{held}_out"
-            self.local[state.tensor] = held
+            updated[state.updated] = f"{stem}_out"
+            self.local[state.tensor] = stem
         self.local.update(updated)
         self.add_states()
 

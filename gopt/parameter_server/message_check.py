@@ -1,5 +1,5 @@
 """Checks whose elements the messages of trainers have: each push the pieces of its keys' gradients, in order, and each
-parameter the pieces that its keys bring.
+parameter the pieces its keys bring.
 
 The plan says which pieces a bucket has. What a message really has is followed through the trainers' graph, whatever its
 values are called.
@@ -44,7 +44,7 @@ class _MessageCheck:
         self.gradients = program.training.gradients
         self.producers: Mapping[str, Node] = program.graph.producers()
         self._ends = set(self.gradients.values())
-        self._sums = {held.input: held.added for held in program.accumulators}
+        self._sums = {accumulator.input: accumulator.added for accumulator in program.accumulators}
         self._buckets = {bucket.number: bucket for bucket in plan.buckets}
         self._pieces = {
             bucket.number: [piece for unit in bucket.units for piece in unit.pieces] for bucket in plan.buckets
@@ -52,24 +52,24 @@ class _MessageCheck:
         self.followed = 0
 
     def push(self, node: Node) -> None:
-        """Hold the operands of a push against the gradients of its bucket; values beside them have no bucket."""
+        """Hold the operands of a push against the gradients of the bucket; values beside them have no bucket."""
         bucket = self._buckets.get(node.attributes["bucket"])
         if bucket is None:
             return
-        found, due = [self._range(name) for name in node.inputs[2:]], list(self._gradients(bucket))
-        for real, wanted in zip(found, due, strict=True):
+        ranges, due = [self._range(name) for name in node.inputs[2:]], list(self._gradients(bucket))
+        for real, wanted in zip(ranges, due, strict=True):
             if real != wanted:
                 raise InvariantError(f"Push {node.label!r} has {_told(real)}", f"its key has {_told(wanted)}")
-        self.followed += len(found)
+        self.followed += len(ranges)
 
     def parameter(self, name: str, value: str) -> None:
         """Hold what a parameter is joined of against its pieces."""
-        found = [self._piece(*place) for place in self._joined(value)]
+        pieces = [self._piece(*span) for span in self._joined(value)]
         due = [(piece.parameter, piece.start, piece.stop) for piece in self.plan.owners[name]]
-        if found != due:
-            real, wanted = (", ".join(map(_told, each)) for each in (found, due))
+        if pieces != due:
+            real, wanted = (", ".join(map(_told, ranges)) for ranges in (pieces, due))
             raise InvariantError(f"trainers take {real} for {name!r}", f"its pieces are {wanted}")
-        self.followed += len(found)
+        self.followed += len(pieces)
 
     # --- what the plan says -----------------------------------------------------------------------------------------
 
@@ -80,28 +80,28 @@ class _MessageCheck:
             else:
                 yield from ((name, 0, self.graph.types[name].elements) for name in unit.gradients)
 
-    def _piece(self, number: int, place: int) -> Range:
+    def _piece(self, number: int, index: int) -> Range:
         """The piece of a parameter at a place of a bucket."""
-        piece = self._pieces[number][place]
+        piece = self._pieces[number][index]
         return piece.parameter, piece.start, piece.stop
 
     # --- what the graph has -----------------------------------------------------------------------------------------
 
     def _range(self, name: str) -> Range:
-        """The elements of a gradient that a value has."""
+        """The elements of a gradient a value has."""
         while name not in self._ends:
             node = self.producers.get(name)
             if node is None:
                 if name not in self._sums:
                     raise InvariantError(f"a push has {name!r}, which is made of no gradient")
                 node = self.producers[self._sums[name]]
-                name = next(each for each in node.inputs if each != name)  # what a micro-step adds
+                name = next(input_name for input_name in node.inputs if input_name != name)  # what a micro-step adds
             elif node.is_a("Slice"):
                 base, start, _ = self._range(node.inputs[0])
                 type = self.graph.types[node.inputs[0]]
                 row = type.elements // max(type.dims[0], 1)
-                first, last = (self._number(each) * row for each in node.inputs[1:3])
-                return base, start + first, start + last
+                start_row, last = (self._number(name) * row for name in node.inputs[1:3])
+                return base, start + start_row, start + last
             elif node.is_a(*SAME, "Div", "Mul"):
                 name = node.inputs[0]
             else:
@@ -114,7 +114,7 @@ class _MessageCheck:
         if node is not None and node.domain == COMM and node.op_type == "Pull":
             return [(node.attributes["bucket"], node.outputs.index(name))]
         if node is not None and node.is_a("Concat"):
-            return [place for each in node.inputs for place in self._joined(each)]
+            return [span for name in node.inputs for span in self._joined(name)]
         if node is not None and node.is_a(*SAME):
             return self._joined(node.inputs[0])
         raise InvariantError(f"{name!r} of a parameter is not pulled")

@@ -1,4 +1,4 @@
-"""Parameters that trainers read through casts to half precision alone: they are pulled in that type, without a cast."""
+"""Parameters trainers read through casts to half precision alone: they are pulled in that type, without a cast."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def narrow_types(training: TrainingGraph, placement: NodePlacement, options: Spl
             readers.setdefault(name, []).append(node)
     mine = {id(node) for node in placement.trainer_nodes}
     wide = {new[name] for node in placement.trainer_nodes for name in node.reads if name in new}
-    found: dict[str, str] = {}
+    types: dict[str, str] = {}
     for name in sorted(names - wide):
         casts = [node for node in readers.get(name, ()) if id(node) in mine]
         plain = all(cast.outputs[0] in reader.inputs for cast in casts for reader in readers.get(cast.outputs[0], ()))
         dtype = low_precision_uses(training, casts)
         if dtype and plain and options.wire in ("", dtype):
-            found[name] = dtype
-    return found
+            types[name] = dtype
+    return types

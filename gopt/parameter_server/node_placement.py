@@ -44,9 +44,9 @@ def place_nodes(
 ) -> NodePlacement:
     """Assign states and nodes to servers and trainers.
 
-    ``weight``: a value that trainers send with their gradients; ``tables``: parameters of which trainers have single
-    rows alone. Raises UnsupportedError, with the value's name, for an update that reads a batch or random numbers
-    beside its gradients.
+    ``weight``: a value trainers send with the gradients; ``tables``: parameters of which trainers have single rows
+    alone. Raises UnsupportedError, with the value's name, for an update reading a batch or random numbers beside its
+    gradients.
     """
     graph, index = training.graph, GraphIndex(training.graph)
     owned = {state.tensor for subgraph in updates.subgraphs.values() for state in subgraph.states}
@@ -54,19 +54,19 @@ def place_nodes(
     by_input = training.state_of()
     served = dict.fromkeys([*owned, *(state.tensor for state in training.states if _follows(index, state))])
     new = {by_input[name].updated: name for name in served}
-    own, renewed = of_one_trainer(training, new)
-    metrics = [name for name in training.metrics if _in_update(index, name) and name not in cut | own]
+    of_trainers, renewed = of_one_trainer(training, new)
+    metrics = [name for name in training.metrics if _in_update(index, name) and name not in cut | of_trainers]
     server_ids: set[int] = set()
     reached: set[str] = set()
     pending = [*metrics, *(by_input[name].updated for name in served)]
     while pending:
-        found = _walk(index, pending, cut, server_ids, reached)
-        more = [name for name in found if name in by_input and name not in served]
+        walked = _walk(index, pending, cut, server_ids, reached)
+        more = [name for name in walked if name in by_input and name not in served]
         served.update(dict.fromkeys(more))
         pending = [by_input[name].updated for name in more]
     _refuse_batch(index, training, metrics, cut, server_ids, reached)
     local = [state.updated for state in training.states if state.tensor not in served]
-    late = [name for name in training.metrics if name in own & renewed]
+    late = [name for name in training.metrics if name in of_trainers & renewed]
     wanted = [*training.losses, *(name for name in training.metrics if name not in (*metrics, *late)), *local]
     dense = (name for name in updates.subgraphs if name not in tables.parameters)
     wanted += [
@@ -88,30 +88,30 @@ def place_nodes(
         tuple(state.tensor for state in training.states if state.tensor in served and state.tensor not in owned),
         frozenset(name for name in read if name in served),
         tuple(metrics),
-        {made: own for made, own in training.shared.items() if made in reached},
+        {value: owner for value, owner in training.shared.items() if value in reached},
         tuple(late),
     )
 
 
 def of_one_trainer(training: TrainingGraph, new: Collection[str]) -> tuple[set[str], set[str]]:
-    """Return the values that one trainer computes for itself, made of its batch and of no merged gradient, and those
-    that are made of ``new`` values of servers."""
-    own = {*training.batch, *(state.tensor for state in training.states if state.kind is StateKind.STATISTIC)}
+    """Return the values that one trainer computes for itself, made of the batch and of no merged gradient, and those
+    made of ``new`` values of servers."""
+    local = {*training.batch, *(state.tensor for state in training.states if state.kind is StateKind.STATISTIC)}
     random, renewed = {id(node) for node in training.random}, set(new)
     joint = {*training.gradients.values(), *training.shared}
     for node in training.graph.nodes:
         outputs, reads = [name for name in node.outputs if name and name not in new], node.reads
-        if id(node) in random or not own.isdisjoint(reads):
-            own.update(outputs)
+        if id(node) in random or not local.isdisjoint(reads):
+            local.update(outputs)
         if not joint.isdisjoint(reads):
             joint.update(outputs)
         if not renewed.isdisjoint(reads):
             renewed.update(outputs)
-    return own - joint, renewed
+    return local - joint, renewed
 
 
 def _read_of_tables(index: GraphIndex, tables: TableChoice) -> Iterator[str]:
-    """Yield the values that trainers need for pulling and pushing rows."""
+    """Yield the values trainers need for pulling and pushing rows."""
     for served in tables.served:
         yield from (lookup.ids for lookup in served.table.lookups)
         for term in served.table.terms:
@@ -136,9 +136,9 @@ def _frozen(index: GraphIndex, state: State) -> bool:
 
 
 def _walk(index: GraphIndex, targets: Iterable[str], cut: set[str], ids: set[int], reached: set[str]) -> list[str]:
-    """Walk back from values to their inputs, but not past ``cut``. Adds nodes to ``ids`` and values to ``reached``;
-    returns the values that no node makes."""
-    found: list[str] = []
+    """Walk back from values to the inputs, but not past ``cut``. Adds nodes to ``ids`` and values to ``reached``;
+    returns the values no node makes."""
+    names: list[str] = []
     stack = [name for name in targets if name not in reached]
     while stack:
         name = stack.pop()
@@ -148,15 +148,15 @@ def _walk(index: GraphIndex, targets: Iterable[str], cut: set[str], ids: set[int
         node = index.producers.get(name) if name not in cut else None
         if node is None:
             if name not in cut:
-                found.append(name)
+                names.append(name)
         elif id(node) not in ids:
             ids.add(id(node))
-            stack += [each for each in node.reads if each not in reached]
-    return found
+            stack += [name for name in node.reads if name not in reached]
+    return names
 
 
 def _behind(index: GraphIndex, name: str, cut: set[str]) -> set[str]:
-    """The values that a value is made of, not past ``cut``."""
+    """The values a value is made of, not past ``cut``."""
     reached: set[str] = set()
     _walk(index, [name], cut, set(), reached)
     return reached
@@ -171,15 +171,15 @@ def _refuse_batch(
             f"the update draws random numbers at {show(random.label)}: servers would draw others than the source",
             "round to nearest, or shard the step with gopt shard",
         )
-    given = next((name for name in training.batch if name in reached), None)
-    if given is not None:
-        reader = next(node for node in training.graph.nodes if id(node) in ids and given in node.reads)
+    batch = next((name for name in training.batch if name in reached), None)
+    if batch is not None:
+        reader = next(node for node in training.graph.nodes if id(node) in ids and batch in node.reads)
         raise UnsupportedError(
-            f"the update reads the batch {show(given)} beside the gradients, at {show(reader.label)}",
+            f"the update reads the batch {show(batch)} beside the gradients, at {show(reader.label)}",
             "servers see no batch: --shared VALUE sends one number of the forward as its mean over the trainers",
             *(
                 f"or leave output {show(name)} out of the step"
                 for name in metrics
-                if given in _behind(index, name, cut)
+                if batch in _behind(index, name, cut)
             ),
         )

@@ -28,7 +28,7 @@ class Placement(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class PieceSize:
-    """A piece to place: number ``index`` of its tensor's pieces, and its bytes."""
+    """A piece to place: number ``index`` of the tensor's pieces, and the bytes."""
 
     tensor: str
     index: int
@@ -41,7 +41,7 @@ class PieceSize:
 
 
 def place(
-    pieces: Sequence[PieceSize], servers: int, placement: Placement, given: Mapping[str, int] | None = None
+    pieces: Sequence[PieceSize], servers: int, placement: Placement, server_map: Mapping[str, int] | None = None
 ) -> tuple[int, ...]:
     """Return the server of each piece; equal arguments give equal results on every machine.
 
@@ -53,26 +53,26 @@ def place(
         raise OptionError(f"the number of servers cannot be {show(servers)}", "it is at least 1")
     if len({(piece.tensor, piece.index) for piece in pieces}) != len(pieces):
         raise InvariantError("a piece is to be placed twice")
-    told = assigned([(piece.tensor, piece.index) for piece in pieces], servers, given or {})
-    rest = [position for position, piece in enumerate(pieces) if position not in told and piece.nbytes]
-    owners = [told.get(position, 0) for position in range(len(pieces))]
-    for position, server in zip(rest, _PLACE[placement](pieces, rest, servers, told), strict=True):
+    fixed = assigned([(piece.tensor, piece.index) for piece in pieces], servers, server_map or {})
+    rest = [position for position, piece in enumerate(pieces) if position not in fixed and piece.nbytes]
+    owners = [fixed.get(position, 0) for position in range(len(pieces))]
+    for position, server in zip(rest, _PLACE[placement](pieces, rest, servers, fixed), strict=True):
         owners[position] = server
     return tuple(owners)
 
 
 def _round_robin(
-    pieces: Sequence[PieceSize], rest: Sequence[int], servers: int, told: Mapping[int, int]
+    pieces: Sequence[PieceSize], rest: Sequence[int], servers: int, fixed: Mapping[int, int]
 ) -> Sequence[int]:
     return [turn % servers for turn in range(len(rest))]
 
 
-def _hash(pieces: Sequence[PieceSize], rest: Sequence[int], servers: int, told: Mapping[int, int]) -> Sequence[int]:
+def _hash(pieces: Sequence[PieceSize], rest: Sequence[int], servers: int, fixed: Mapping[int, int]) -> Sequence[int]:
     digests = (hashlib.sha256(pieces[position].key.encode()).digest() for position in rest)
     return [int.from_bytes(digest[:8], "big") % servers for digest in digests]
 
 
-def _bytes(pieces: Sequence[PieceSize], rest: Sequence[int], servers: int, told: Mapping[int, int]) -> Sequence[int]:
+def _bytes(pieces: Sequence[PieceSize], rest: Sequence[int], servers: int, fixed: Mapping[int, int]) -> Sequence[int]:
     """Assign by bytes: among the servers with the fewest bytes, take the one with the fewest pieces of this tensor,
     then the lowest number.
 
@@ -80,22 +80,22 @@ def _bytes(pieces: Sequence[PieceSize], rest: Sequence[int], servers: int, told:
     servers with the fewest bytes have one.
     """
     load = [0] * servers
-    held: Counter[tuple[str, int]] = Counter()
-    for position, server in told.items():
+    counter: Counter[tuple[str, int]] = Counter()
+    for position, server in fixed.items():
         load[server] += pieces[position].nbytes
-        held[pieces[position].tensor, server] += 1
+        counter[pieces[position].tensor, server] += 1
     heap = [(nbytes, server) for server, nbytes in enumerate(load)]
     heapq.heapify(heap)
     owner = {}
     largest_first = sorted(rest, key=lambda position: (-pieces[position].nbytes, position))
     for (tensor, nbytes), run in groupby(largest_first, lambda at: (pieces[at].tensor, pieces[at].nbytes)):
-        for position, server in _spread(heap, held, tensor, nbytes, run):
+        for position, server in _spread(heap, counter, tensor, nbytes, run):
             owner[position] = server
     return [owner[position] for position in rest]
 
 
 def _spread(
-    heap: list[tuple[int, int]], held: Counter[tuple[str, int]], tensor: str, nbytes: int, run: Iterable[int]
+    heap: list[tuple[int, int]], counter: Counter[tuple[str, int]], tensor: str, nbytes: int, run: Iterable[int]
 ) -> Iterator[tuple[int, int]]:
     """Take servers from a heap of (bytes, server) for a run of equal pieces of one tensor.
 
@@ -108,13 +108,13 @@ def _spread(
         chosen = None
         while chosen is None and heap and (not aside or heap[0][0] == level):
             level, server = heapq.heappop(heap)
-            if held[tensor, server]:
-                heapq.heappush(aside, (held[tensor, server], server))
+            if counter[tensor, server]:
+                heapq.heappush(aside, (counter[tensor, server], server))
             else:
                 chosen = server
         if chosen is None:
             _, chosen = heapq.heappop(aside)
-        held[tensor, chosen] += 1
+        counter[tensor, chosen] += 1
         heapq.heappush(heap, (level + nbytes, chosen))
         yield position, chosen
     for _, server in aside:

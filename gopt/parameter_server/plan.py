@@ -71,10 +71,10 @@ class ServerPlan:
 def make_plan(
     training: TrainingGraph, options: SplitOptions, uncut: frozenset[str] = frozenset(), narrow: Mapping[str, str] = {}
 ) -> ServerPlan:  # fmt: skip
-    """Place every parameter that has a gradient.
+    """Place every parameter with a gradient.
 
-    ``uncut``: parameters that stay in one piece, with all their states; ``narrow``: as in ``ServerPlan``.
-    Raises UnsupportedError for a parameter of open shape, and in asynchronous modes for updates that belong together.
+    ``uncut``: parameters that stay in one piece, with all their states; ``narrow``: as in ``ServerPlan``. Raises
+    UnsupportedError for a parameter of open shape, and in asynchronous modes for updates belonging together.
     """
     apart = not options.mode.rounds
     updates = find_updates(training, whole_accumulators=False)
@@ -89,21 +89,23 @@ def make_plan(
     tables = choose_tables(training, updates, options)
     cut = {
         name: pieces(static_shape(name, types[name].shape), options.slicing, options.servers, options.minimum)
-        for name, subgraph in updates.subgraphs.items()
-        if _may_cut(subgraph, apart) and name not in tables.parameters and name not in uncut
+        for name, update in updates.subgraphs.items()
+        if _may_cut(update, apart) and name not in tables.parameters and name not in uncut
     }  # fmt: skip
     # What stays in one piece completes a reduction of its own, such as a trust ratio: no call among servers is needed.
     # A tensor without elements would vanish from a run.
-    kept = [name for name, each in updates.subgraphs.items() if len(cut.get(name, ())) < 2 and _private(each, updates)]
-    kept += [name for name in updates.subgraphs if not types[name].elements or name in uncut]
-    whole = frozenset(name for name in kept if updates.subgraphs[name].mode is UpdateMode.SPLIT) - tables.parameters
+    names = [
+        name for name, update in updates.subgraphs.items() if len(cut.get(name, ())) < 2 and _private(update, updates)
+    ]
+    names += [name for name in updates.subgraphs if not types[name].elements or name in uncut]
+    whole = frozenset(name for name in names if updates.subgraphs[name].mode is UpdateMode.SPLIT) - tables.parameters
     if whole:
         updates = find_updates(training, whole_accumulators=False, uncut=whole)
     tables = replace(
-        tables, served=tuple(replace(each, subgraph=updates.subgraphs[each.table.parameter]) for each in tables.served)
+        tables, served=tuple(replace(t, subgraph=updates.subgraphs[t.table.parameter]) for t in tables.served)
     )
-    left = {name: each for name, each in updates.subgraphs.items() if name not in tables.parameters}
-    dense = replace(updates, subgraphs=left)
+    dense_updates = {name: update for name, update in updates.subgraphs.items() if name not in tables.parameters}
+    dense = replace(updates, subgraphs=dense_updates)
     owners = _place(training, dense, {name: ranges for name, ranges in cut.items() if name not in whole}, options)
     units = make_units(training, dense, owners, options, narrow)
     return ServerPlan(updates, tuple(make_buckets(units, options)), owners, tables, narrow)
@@ -143,20 +145,20 @@ def _place(
         if members[0] != name:
             continue
         ranges = cut.get(name, ((0, types[name].elements),))
-        held = sum(types[state.tensor].nbytes for each in members for state in updates.subgraphs[each].states)
+        nbytes_all = sum(types[state.tensor].nbytes for member in members for state in updates.subgraphs[member].states)
         for index, (start, stop) in enumerate(ranges):
-            part = held * (stop - start) // max(types[name].elements, 1) if len(ranges) > 1 else held
+            part = nbytes_all * (stop - start) // max(types[name].elements, 1) if len(ranges) > 1 else nbytes_all
             sizes.append(PieceSize(name, index, part))
             of.append((name, index, start, stop))
     servers = place(sizes, options.servers, options.placement, options.given)
-    found: dict[str, list[PlacedPiece]] = {}
+    placed: dict[str, list[PlacedPiece]] = {}
     for (name, index, start, stop), server in zip(of, servers):
         whole = name not in cut or len(cut[name]) == 1
-        found.setdefault(name, []).append(PlacedPiece(name, index, start, stop, server, whole))
-    for name, (first, *_) in together.items():
-        if name != first:
-            found[name] = [PlacedPiece(name, 0, 0, types[name].elements, found[first][0].server, True)]
-    return {name: tuple(found[name]) for name in updates.subgraphs}
+        placed.setdefault(name, []).append(PlacedPiece(name, index, start, stop, server, whole))
+    for name, (leader, *_) in together.items():
+        if name != leader:
+            placed[name] = [PlacedPiece(name, 0, 0, types[name].elements, placed[leader][0].server, True)]
+    return {name: tuple(placed[name]) for name in updates.subgraphs}
 
 
 def make_buckets(units: Sequence[ServerUnit], options: SplitOptions) -> list[KeyBucket]:
@@ -165,16 +167,16 @@ def make_buckets(units: Sequence[ServerUnit], options: SplitOptions) -> list[Key
     def kind(unit: ServerUnit) -> tuple[int, tuple[str, ...]]:
         return -1 if unit.server is None else unit.server, unit.dtypes
 
-    found: list[tuple[ServerUnit, ...]] = []
+    groups: list[tuple[ServerUnit, ...]] = []
     for _, group in groupby(sorted(units, key=kind), key=kind):
-        held: list[ServerUnit] = []
+        group_units: list[ServerUnit] = []
         nbytes = 0
         for unit in group:
-            if held and nbytes + unit.nbytes > options.cap:
-                found.append(tuple(held))
-                held, nbytes = [], 0
-            held.append(unit)
+            if group_units and nbytes + unit.nbytes > options.cap:
+                groups.append(tuple(group_units))
+                group_units, nbytes = [], 0
+            group_units.append(unit)
             nbytes += unit.nbytes
-        found.append(tuple(held))
-    found.sort(key=lambda units: (max(unit.ready for unit in units), units[0].number))
-    return [KeyBucket(number, units[0].server, units) for number, units in enumerate(found)]
+        groups.append(tuple(group_units))
+    groups.sort(key=lambda units: (max(unit.ready for unit in units), units[0].number))
+    return [KeyBucket(number, units[0].server, units) for number, units in enumerate(groups)]

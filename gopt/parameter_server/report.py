@@ -61,7 +61,7 @@ def build_split_report(split: SplitStep, source: SourceEntry) -> Report:
     usages = list(_usages(split))
     servers = usages[split.options.trainers :]
     couplings = _couplings(split)
-    balances = {kind: balance([each.nbytes.by_kind[kind] for each in servers]) for kind in _KINDS}
+    balances = {kind: balance([server.nbytes.by_kind[kind] for server in servers]) for kind in _KINDS}
     return Report(
         source=source,
         mesh=MeshEntry((("dp", split.options.trainers),), split.options.trainers),
@@ -83,16 +83,16 @@ _KINDS = ("parameters", "optimizer_states", "gradients")
 
 
 def _options(split: SplitStep) -> dict[str, Any]:
-    given = split.options
+    options = split.options
     return to_document(
         SplitSettings(
-            trainers=given.trainers, servers=given.servers, mode=given.mode.value, pull=given.pulls.value,
-            slicing=given.slicing.value, minimum=given.minimum, placement=given.placement.value,
-            server_map=given.given, loss_reduction=str(given.loss_reduction), accumulate=given.accumulate,
-            wire=given.wire, bucket_bytes=given.cap, every=given.every, compensation=given.compensation,
-            count=given.count, fixed_trainers=given.fixed_trainers, tables=given.tables,
-            tables_off=given.tables_off, table_memory=given.table_memory,
-            rows=given.rows, init=given.init,
+            trainers=options.trainers, servers=options.servers, mode=options.mode.value, pull=options.pulls.value,
+            slicing=options.slicing.value, minimum=options.minimum, placement=options.placement.value,
+            server_map=options.given, loss_reduction=str(options.loss_reduction), accumulate=options.accumulate,
+            wire=options.wire, bucket_bytes=options.cap, every=options.every, compensation=options.compensation,
+            count=options.count, fixed_trainers=options.fixed_trainers, tables=options.tables,
+            tables_off=options.tables_off, table_memory=options.table_memory,
+            rows=options.rows, init=options.init,
         )
     )  # fmt: skip
 
@@ -152,16 +152,16 @@ def _couplings(split: SplitStep) -> tuple[Coupling, ...]:
     mesh = Mesh((("dp", split.options.trainers),))
     program = SpmdProgram.start(split.training, mesh, split.options.accumulate)
     program.loss_reduction = split.options.loss_reduction
-    found = open_couplings(program)
+    couplings = open_couplings(program)
     for option in ("--statistics sync", "--loss-reduction auto"):
-        found = without_advice(found, option)
+        couplings = without_advice(couplings, option)
     if split.options.trainers == split.options.accumulate == 1:
-        return found
-    return (*found, *_own_statistics(split.training))
+        return couplings
+    return (*couplings, *_own_statistics(split.training))
 
 
 def _own_statistics(training: TrainingGraph) -> Iterator[Coupling]:
-    """Yield the statistics that the loss reads: each trainer keeps that of its own samples.
+    """Yield the statistics the loss reads: each trainer keeps that of its own samples.
 
     A BatchNormalization that is trained only carries its running statistics on."""
     index = GraphIndex(training.graph)
@@ -179,66 +179,66 @@ def _own_statistics(training: TrainingGraph) -> Iterator[Coupling]:
 def _added(split: SplitStep) -> tuple[list[OpFact], list[AddedVarFact]]:
     """Return the nodes and values that messages and pieces add to each role."""
     trainers = list(range(split.options.trainers))
-    known = LocalTypes(split.servers)
+    local_types = LocalTypes(split.servers)
     types = split.trainer_types()
-    found: dict[int, tuple[Node, list[int]]] = {}
+    runs: dict[int, tuple[Node, list[int]]] = {}
     shapes: dict[str, dict[TensorType, list[int]]] = {}
     for graph in split.trainer_graphs.ranks:
         for node in _own(graph):
-            found[id(node)] = (node, trainers)
+            runs[id(node)] = (node, trainers)
             for name in node.outputs:
                 shapes.setdefault(name, {})[types.get(name, UNKNOWN)] = trainers
     for graph in split.server_graphs.ranks:
-        here, number = known.on(graph), split.options.trainers + graph.rank
+        placed_on, number = local_types.on(graph), split.options.trainers + graph.rank
         for node in _own(graph):
-            found.setdefault(id(node), (node, []))[1].append(number)
-            for name, type in zip(node.outputs, here.results(node)):
+            runs.setdefault(id(node), (node, []))[1].append(number)
+            for name, type in zip(node.outputs, placed_on.results(node)):
                 shapes.setdefault(name, {}).setdefault(type, []).append(number)
     ops: list[OpFact] = []
     variables: list[AddedVarFact] = []
-    for node, ranks in found.values():
+    for node, ranks in runs.values():
         role, why = _purpose(node)
         of = bucket_of([*node.outputs, *node.inputs])
         kind = f"{node.domain}.{node.op_type}".lstrip(".")
         ops.append(OpFact(PASS, why, rank_ranges(sorted(set(ranks))), role, of, node.label, kind))
         for name in filter(None, node.outputs):
-            if (held := shapes.pop(name, None)) is not None:
+            if (shape := shapes.pop(name, None)) is not None:
                 per_rank = tuple(
-                    LocalShape(rank_ranges(sorted(set(ranks))), t.shape, t.nbytes) for t, ranks in held.items()
+                    LocalShape(rank_ranges(sorted(set(ranks))), t.shape, t.nbytes) for t, ranks in shape.items()
                 )
-                variables.append(AddedVarFact(PASS, why, role, of, name, next(iter(held)).dtype, per_rank))
+                variables.append(AddedVarFact(PASS, why, role, of, name, next(iter(shape)).dtype, per_rank))
     return ops, [*variables, *_added_inputs(split)]
 
 
 def _added_inputs(split: SplitStep) -> Iterator[AddedVarFact]:
-    """Yield the inputs that the files of roles have and the source has not: states in pieces, sums, the round."""
-    first, own, trainer = split.options.trainers, split.training.graph.types, split.trainer_graphs
+    """Yield the inputs the files of roles have and the source has not: states in pieces, sums, the round."""
+    trainers_count, types, trainer = split.options.trainers, split.training.graph.types, split.trainer_graphs
     kinds = {state.tensor: state.kind.value for state in split.training.states}
-    trainers = rank_ranges(list(range(first)))
-    every = rank_ranges([*range(first), *(first + graph.rank for graph in split.server_graphs.ranks)])
-    found = [(trainers, state, "what a trainer keeps of servers") for state in trainer.common]
-    found += [
-        (rank_ranges([first + graph.rank]), state, "states of pieces, as the server holds them")
+    trainers = rank_ranges(list(range(trainers_count)))
+    every = rank_ranges([*range(trainers_count), *(trainers_count + graph.rank for graph in split.server_graphs.ranks)])
+    states_of = [(trainers, state, "what a trainer keeps of servers") for state in trainer.common]
+    states_of += [
+        (rank_ranges([trainers_count + graph.rank]), state, "states of pieces, as the server holds them")
         for graph in split.server_graphs.ranks for state in graph.states
     ]  # fmt: skip
-    for ranks, state, why in found:
-        if state.input not in own and state.pieces:
+    for ranks, state, why in states_of:
+        if state.input not in types and state.pieces:
             tensor, type = state.pieces[0].tensor, state.type
             shape = LocalShape(ranks, type.shape, type.nbytes)
             yield AddedVarFact(PASS, why, kinds.get(tensor, "state"), tensor, state.input, type.dtype, (shape,))
     # a sequence of the source has no type
-    known = own.keys() | {name for node in split.training.graph.nodes for name in node.outputs}
+    names_known = types.keys() | {name for node in split.training.graph.nodes for name in node.outputs}
     for graph in split.server_graphs.ranks:  # a partial result has a name of its own until servers have completed it
-        kept = (node for node in _nodes(graph) if not _made(node))
-        names = [name for node in kept for name in node.outputs if name and name not in known]
+        nodes = (node for node in _nodes(graph) if not _made(node))
+        names = [name for node in nodes for name in node.outputs if name and name not in names_known]
         parts = {name: graph.types.get(name) or split.servers.graph.types[name] for name in names}
         for name, type in parts.items():
-            shape = LocalShape(rank_ranges([first + graph.rank]), type.shape, type.nbytes)
+            shape = LocalShape(rank_ranges([trainers_count + graph.rank]), type.shape, type.nbytes)
             yield AddedVarFact(PASS, "one server's part of a reduction", "update", None, name, type.dtype, (shape,))
-    for each in trainer.ranks[0].accumulators:
-        shape = LocalShape(trainers, each.type.shape, each.type.nbytes)
+    for accumulator in trainer.ranks[0].accumulators:
+        shape = LocalShape(trainers, accumulator.type.shape, accumulator.type.nbytes)
         why = "the sum of the gradients of micro-steps"
-        yield AddedVarFact(PASS, why, "accumulator", None, each.input, each.type.dtype, (shape,))
+        yield AddedVarFact(PASS, why, "accumulator", None, accumulator.input, accumulator.type.dtype, (shape,))
     shape = LocalShape(every, ROUND_TYPE.shape, ROUND_TYPE.nbytes)
     yield AddedVarFact(PASS, "the number of the round", "communication", None, ROUND, ROUND_TYPE.dtype, (shape,))
 
@@ -267,16 +267,16 @@ def _purpose(node: Node) -> tuple[str, str]:
 def _usages(split: SplitStep) -> Iterator[RankUsage]:
     kinds = {state.tensor: state.kind for state in split.training.states}
     pushed, pulled = _traffic(split)
-    calls, size = (sum(each) for each in zip((0, 0), *pushed.values()))  # a step of tables alone pushes no bucket
+    calls, size = (sum(column) for column in zip((0, 0), *pushed.values()))  # a step of tables alone pushes no bucket
     sent = (CallEntry("Push", "server", calls, size),)
-    held = split.trainer_graphs.common
+    common = split.trainer_graphs.common
     for trainer in range(split.options.trainers):
-        parameters = sum(each.type.nbytes for each in held if kinds[each.pieces[0].tensor] is StateKind.PARAMETER)
+        parameters = sum(state.type.nbytes for state in common if kinds[state.pieces[0].tensor] is StateKind.PARAMETER)
         yield RankUsage(trainer, RankBytes(parameters, 0, sent[0].bytes_sent), sent)
     for graph in split.server_graphs.ranks:
-        mine = [each for each in graph.states if each.pieces] + split.server_graphs.common
-        parameters = sum(each.type.nbytes for each in mine if kinds[each.pieces[0].tensor] is StateKind.PARAMETER)
-        states = sum(each.type.nbytes for each in mine if kinds[each.pieces[0].tensor] is StateKind.OPTIMIZER_STATE)
+        mine = [state for state in graph.states if state.pieces] + split.server_graphs.common
+        parameters = sum(state.type.nbytes for state in mine if kinds[state.pieces[0].tensor] is StateKind.PARAMETER)
+        states = sum(state.type.nbytes for state in mine if kinds[state.pieces[0].tensor] is StateKind.OPTIMIZER_STATE)
         types = {**split.servers.graph.types, **graph.types}
         merged = sum(types[n].nbytes for node in graph.calls if node.op_type == "Aggregate" for n in node.outputs)
         calls, size = pulled.get(graph.rank, (0, 0))
@@ -292,23 +292,23 @@ def _traffic(split: SplitStep) -> tuple[dict[int, tuple[int, int]], dict[int, tu
     for graph in split.trainer_graphs.ranks:
         for node in graph.calls:
             if node.op_type == "Push":
-                found, values = pushed, node.inputs[2:]
+                totals, values = pushed, node.inputs[2:]
             elif node.op_type == "Pull":
-                found, values = pulled, node.outputs
+                totals, values = pulled, node.outputs
             else:
                 continue
-            count, size = found.get(node.attributes["server"], (0, 0))
+            count, size = totals.get(node.attributes["server"], (0, 0))
             times = graph.phase.times
-            given = sum(types[name].nbytes for name in values)
-            found[node.attributes["server"]] = (count + times, size + times * given)
+            nbytes = sum(types[name].nbytes for name in values)
+            totals[node.attributes["server"]] = (count + times, size + times * nbytes)
     return pushed, pulled
 
 
 def _casts_left(split: SplitStep) -> int:
     """Return how many casts of trained parameters to half precision a trainer makes in a step."""
     graph = split.trainer.graph
-    left = [node for node in graph.nodes if node.is_a("Cast") and node.inputs[0] in split.training.gradients]
-    return sum(graph.types[node.outputs[0]].dtype in LOW_PRECISION for node in left)
+    nodes = [node for node in graph.nodes if node.is_a("Cast") and node.inputs[0] in split.training.gradients]
+    return sum(graph.types[node.outputs[0]].dtype in LOW_PRECISION for node in nodes)
 
 
 def _figures(split: SplitStep, usages: Sequence[RankUsage]) -> Figures:

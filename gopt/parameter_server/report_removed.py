@@ -55,14 +55,14 @@ class Removed:
     def _pieces(self) -> dict[str, tuple[str, ...]]:
         """Value of a state of the source -> the values of servers that are pieces of it."""
         updated = {state.tensor: state.updated for state in self.training.states}
-        found: dict[str, dict[str, None]] = {}
+        pieces: dict[str, dict[str, None]] = {}
         for graph in self.split.server_graphs.ranks:
             for state in graph.states:
                 for piece in state.pieces:
-                    found.setdefault(piece.tensor, {})[state.input] = None
+                    pieces.setdefault(piece.tensor, {})[state.input] = None
                     if piece.tensor in updated:
-                        found.setdefault(updated[piece.tensor], {})[state.output] = None
-        return {name: tuple(values) for name, values in found.items()}
+                        pieces.setdefault(updated[piece.tensor], {})[state.output] = None
+        return {name: tuple(values) for name, values in pieces.items()}
 
     # --- operators --------------------------------------------------------------------------------------------------
 
@@ -70,15 +70,15 @@ class Removed:
         split = self.split
         programs = [program for program, _ in split.trainer_files()]
         mine = {id(root) for program in programs for node in program.graph.nodes if (root := origin(node)) is not None}
-        left = {id(root): node for node in split.servers.graph.nodes if (root := origin(node)) is not None}
+        node_of = {id(root): node for node in split.servers.graph.nodes if (root := origin(node)) is not None}
         members = [split.servers.mesh.coordinates(graph.rank) for graph in split.server_graphs.ranks]
         placed = {id(node) for node in split.placement.trainer_nodes}
         served = {id(node) for node in split.placement.server_nodes}
         self._why: dict[str, RemovalReason] = {}
         """Value -> why trainers do not make it."""
         for node in self.training.graph.nodes:
-            kept = left.get(id(node))
-            gone = [n for n, at in zip(self._numbers, members) if kept is None or not kept.sharding.covers(at)]
+            copy = node_of.get(id(node))
+            gone = [n for n, at in zip(self._numbers, members) if copy is None or not copy.sharding.covers(at)]
             reason = _NARROW if id(node) in placed else _ON_SERVERS if id(node) in served else _UNUSED
             self._why.update(dict.fromkeys(node.outputs, reason))
             if node.added:
@@ -110,13 +110,13 @@ class Removed:
             of = (state.of or state.tensor) if state is not None else None
             by = self._removals.replaced.get(name, ()) or self._pieces.get(name, ())
             if name not in self._on_trainers:
-                held = _UNREAD if state is None else _HELD
-                self._value(name, self._trainers, self._why.get(name, held), role, of, by)
-            gone = [number for number, held in zip(self._numbers, self._on_server) if name not in held]
+                default = _UNREAD if state is None else _HELD
+                self._value(name, self._trainers, self._why.get(name, default), role, of, by)
+            gone = [number for number, stored in zip(self._numbers, self._on_server) if name not in stored]
             if gone:
                 local = state is not None and state.tensor not in self.split.placement.served
-                held = _LOCAL if local else _UNREAD if state is None else _PIECES
-                reason = held if node is None else self._server_reason(node)
+                default = _LOCAL if local else _UNREAD if state is None else _PIECES
+                reason = default if node is None else self._server_reason(node)
                 self._value(name, gone, reason, role, reason.of or of, by)
 
     def _input_role(self, name: str) -> str:
@@ -130,7 +130,7 @@ class Removed:
         self.variables.append(RemovedVarFact(*head, name, type.dtype, type.shape, type.nbytes, by))
 
     def _aliases(self) -> None:
-        """Nodes that were looked through on load, on every rank."""
+        """Nodes looked through on load, on every rank."""
         every = rank_ranges([*self._trainers, *self._numbers])
         for node, reason, by, gone in looked_through(self.training):
             head = (reason.pass_name, reason.why, every, Phase.UPDATE.value)

@@ -1,4 +1,4 @@
-"""The source against a trainer and the server that holds most: nodes, bytes by kind, messages, traffic."""
+"""The source against a trainer and the server holding most: nodes, bytes by kind, messages, traffic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gopt.parameter_server.split import SplitStep
 
 
 def role_sizes(split: SplitStep, source: SourceEntry, usages: Sequence[RankUsage]) -> Iterator[RoleSize]:
-    """The source, a trainer, and the server that holds most. ``usages``: those of trainers, then servers."""
+    """The source, a trainer, and the server holding most. ``usages``: those of trainers, then servers."""
     trainers = split.options.trainers
     yield _source_size(split, source)
     yield _size(split, "trainer", usages[0], split.trainer_graphs.ranks, split.trainer_graphs.common)
@@ -24,13 +24,13 @@ def role_sizes(split: SplitStep, source: SourceEntry, usages: Sequence[RankUsage
 
 def _source_size(split: SplitStep, source: SourceEntry) -> RoleSize:
     training = split.training
-    held = source_bytes(training)
+    source_size = source_bytes(training)
     return RoleSize(
         role="source",
         nodes=source.counts["nodes"],
-        parameters=held.parameters,
-        optimizer_states=held.optimizer_states,
-        gradients=held.gradients,
+        parameters=source_size.parameters,
+        optimizer_states=source_size.optimizer_states,
+        gradients=source_size.gradients,
         initializers=sum(tensor.nbytes for tensor in training.graph.initializers.values()),
         calls=len(training.calls),
         traffic=0,
@@ -59,11 +59,11 @@ def _stored(split: SplitStep, role: str, graphs: Sequence[RankGraph], common: Se
     pulled = split.placement.served if role == "trainer" and split.sync is None else ()
     states = {state.input: state for state in (*common, *(state for graph in graphs for state in graph.states))}
     names = {name: {piece.tensor for piece in state.pieces} for name, state in states.items()}
-    held = sum(
+    nbytes = sum(
         state.type.nbytes
         for name, state in states.items()
         if names[name] and names[name] <= values.keys() and names[name].isdisjoint({*drawn, *pulled})
     )
     constants = {name: array.nbytes for graph in graphs for name, array in graph.constants.items()}
-    kept = {name: each.nbytes for graph in graphs for name, each in graph.phase.graph.initializers.items()}
-    return held + sum((kept | constants).values())
+    sizes = {name: tensor.nbytes for graph in graphs for name, tensor in graph.phase.graph.initializers.items()}
+    return nbytes + sum((sizes | constants).values())

@@ -1,8 +1,8 @@
-"""The user's server map: entries that assign a tensor, or one of its pieces, to a server.
+"""The user's server map: entries that assign a tensor, or one of the pieces, to a server.
 
 An entry is ``TENSOR = SERVER`` or ``TENSOR#PIECE = SERVER``. TENSOR is a name, or a pattern with ``*``, ``?`` and
-``[...]``; the name of a tensor is never read as a pattern. The first entry that matches a piece counts. An entry
-without effect is refused, because it is a mistake.
+``[...]``; the name of a tensor is never read as a pattern. The first entry matching a piece counts. An entry without
+effect is refused, because it is a mistake.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ class _Entry:
         return self.name == tensor if self.pattern is None else self.pattern.match(tensor) is not None
 
 
-def assigned(pieces: Sequence[tuple[str, int]], servers: int, given: Mapping[str, int]) -> dict[int, int]:
+def assigned(pieces: Sequence[tuple[str, int]], servers: int, server_map: Mapping[str, int]) -> dict[int, int]:
     """Return index of each piece ``(tensor, index)`` that the map names -> its server; raises OptionError.
 
     Takes time linear in pieces and entries, and in tensors x entries for patterns.
     """
-    if not given:
+    if not server_map:
         return {}
     indices: dict[str, set[int]] = {}
     for tensor, index in pieces:
         indices.setdefault(tensor, set()).add(index)
-    tensors = {tensor: frozenset(found) for tensor, found in indices.items()}
-    entries = [_read(text, server, servers, tensors) for text, server in given.items()]
-    found = _first_fits(pieces, entries, tensors)
-    used = set(found.values())
+    tensors = {tensor: frozenset(numbers) for tensor, numbers in indices.items()}
+    entries = [_read(text, server, servers, tensors) for text, server in server_map.items()]
+    entry_of = _first_fits(pieces, entries, tensors)
+    used = set(entry_of.values())
     for number, entry in enumerate(entries):
         if number not in used:
             raise _useless(entry, tensors)
-    return {position: entries[number].server for position, number in found.items()}
+    return {position: entries[number].server for position, number in entry_of.items()}
 
 
 def _read(text: str, server: int, servers: int, tensors: Tensors) -> _Entry:
     if not 0 <= server < servers:
-        known = f"there are servers 0 to {servers - 1}" if servers > 1 else "there is server 0 alone"
+        range_text = f"there are servers 0 to {servers - 1}" if servers > 1 else "there is server 0 alone"
         raise OptionError(
-            f"the server map puts {show(text)} on server {show(server)}; {known}", "number servers from 0"
+            f"the server map puts {show(text)} on server {show(server)}; {range_text}", "number servers from 0"
         )
     piece = re.fullmatch(r"(.+)#([0-9]{1,9})", text, re.DOTALL)
     if piece is None:
@@ -71,11 +71,11 @@ def _read(text: str, server: int, servers: int, tensors: Tensors) -> _Entry:
     part = _entry(text, server, piece[1], int(piece[2]), tensors)
     if text not in tensors:
         return part
-    other = next((name for name in _fitting(part, tensors) if part.index in tensors[name]), None)
-    if other is not None:
+    tensor = next((name for name in _fitting(part, tensors) if part.index in tensors[name]), None)
+    if tensor is not None:
         for_piece = f", or {_as_pattern(piece[1])}#{piece[2]} for the piece" if part.pattern is None else ""
         raise OptionError(
-            f"the server map names {show(text)}, which is a tensor, and piece {part.index} of {show(other)}",
+            f"the server map names {show(text)}, which is a tensor, and piece {part.index} of {show(tensor)}",
             f"write {glob.escape(piece[1])}[#]{piece[2]} for the tensor{for_piece}",
         )
     return _entry(text, server, text, None, tensors)
@@ -83,8 +83,8 @@ def _read(text: str, server: int, servers: int, tensors: Tensors) -> _Entry:
 
 def _as_pattern(name: str) -> str:
     """Return a pattern that matches only a name, and is not the name."""
-    first = glob.escape(name[0])
-    return (f"[{first}]" if first == name[0] else first) + glob.escape(name[1:])
+    letter = glob.escape(name[0])
+    return (f"[{letter}]" if letter == name[0] else letter) + glob.escape(name[1:])
 
 
 def _entry(text: str, server: int, name: str, index: int | None, tensors: Tensors) -> _Entry:
@@ -93,24 +93,24 @@ def _entry(text: str, server: int, name: str, index: int | None, tensors: Tensor
 
 
 def _first_fits(pieces: Sequence[tuple[str, int]], entries: Sequence[_Entry], tensors: Tensors) -> dict[int, int]:
-    """Return index of each piece that an entry matches -> the number of the first such entry."""
+    """Return index of each piece an entry matches -> the number of the first such entry."""
     names: dict[tuple[str, int | None], int] = {}
     for number, entry in enumerate(entries):
         if entry.pattern is None:
             names.setdefault((entry.name, entry.index), number)
     patterns = [(number, entry) for number, entry in enumerate(entries) if entry.pattern is not None]
-    by_tensor = {tensor: [(number, each) for number, each in patterns if each.fits(tensor)] for tensor in tensors}
-    found: dict[int, int] = {}
+    by_tensor = {tensor: [(number, entry) for number, entry in patterns if entry.fits(tensor)] for tensor in tensors}
+    entry_of: dict[int, int] = {}
     for position, (tensor, index) in enumerate(pieces):
         numbers = [number for number, entry in by_tensor[tensor] if entry.index in (None, index)]
         numbers += [names[key] for key in ((tensor, None), (tensor, index)) if key in names]
         if numbers:
-            found[position] = min(numbers)
-    return found
+            entry_of[position] = min(numbers)
+    return entry_of
 
 
 def _fitting(entry: _Entry, tensors: Tensors) -> Iterable[str]:
-    """Return the tensors that an entry matches."""
+    """Return the tensors an entry matches."""
     if entry.pattern is None:
         return (entry.name,) if entry.name in tensors else ()
     return (tensor for tensor in tensors if entry.fits(tensor))
@@ -155,7 +155,7 @@ ServerMap = Annotated[
 def read_server_map(path: str | os.PathLike[str]) -> dict[str, int]:
     """Read a server map from a TOML or JSON file: entry -> server, in the file's order.
 
-    Raises OptionError where its name has neither suffix, InputError where there is no such file or its content is no
+    Raises OptionError where its name has neither suffix, InputError where there is no such file or the content is no
     server map.
     """
     name = os.fspath(path)

@@ -1,7 +1,7 @@
 """The program of the servers: each updates its units from pushed gradients, once a round.
 
-Servers are the members of one axis. A unit is on one member; scalars that units share are on all; a reduction over
-units of several servers, such as a global norm, is completed by one call among them.
+Servers are the members of an axis. A unit is on one member; scalars that units share are on all; a reduction over units
+of several servers, such as a global norm, is completed by one call among them.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class ServerKey:
 
 @dataclass(slots=True)
 class ServerProgram:
-    """The servers' program and its keys. ``result``: the reasons why a node of the source is missing on servers, and
-    its replacement."""
+    """The servers' program and the keys. ``result``: the reasons why a node of the source is missing on servers, and
+    the replacement."""
 
     program: SpmdProgram
     keys: dict[int, list[ServerKey]] = field(default_factory=dict)
@@ -89,8 +89,8 @@ def server_program(
     emitter = _Emitter(program, plan, options)
     for bucket in plan.buckets:
         emitter.bucket(bucket)
-    for made in placement.merged:
-        emitter.value(made)
+    for output in placement.merged:
+        emitter.value(output)
     for served in plan.tables.served:
         emitter.table(served)
     emitter.read_merged()
@@ -142,15 +142,15 @@ class _Emitter:
         self.scalars = ScalarReductions(self.rewriter, program.training.graph, plan.updates, SERVER)
         self.partials: list[PartialScalar] = []
         self.states: list[ShardedState] = []
-        told = self.rewriter
-        result = PassResult(told.removed)  # filled as nodes are removed
+        rewriter = self.rewriter
+        result = PassResult(rewriter.removed)  # filled as nodes are removed
         self.out = ServerProgram(program, result=result)
         self._next = len(plan.buckets)
         self._renamed: dict[str, str] = {}
         """Gradient -> its merged value, where updates read whole tensors."""
 
     def bucket(self, bucket: KeyBucket) -> None:
-        """Add the merged gradients of a bucket, and the updates of its units."""
+        """Add the merged gradients of a bucket, and the updates of the units."""
         types = self.program.graph.types
         merged: dict[str, TensorType] = {}
         names: list[str] = []
@@ -164,9 +164,9 @@ class _Emitter:
                 keys.append(self._run(bucket, unit, root))
                 continue
             for gradient in unit.gradients:
-                made = f"{root}.gradient{len(self._renamed)}"
-                merged[self._pushed(made)] = types[gradient]
-                self._renamed[gradient] = made
+                output = f"{root}.gradient{len(self._renamed)}"
+                merged[self._pushed(output)] = types[gradient]
+                self._renamed[gradient] = output
             names += [key_name(unit, number) for number, _ in enumerate(unit.subgraphs)]
             keys += self._whole(unit)
         self._aggregate(bucket.number, names, merged, on_server(bucket.server))
@@ -180,33 +180,33 @@ class _Emitter:
     def _compensate(self, bucket: KeyBucket, names: Sequence[str], keys: Sequence[ServerKey]) -> None:
         """With delay compensation, make the gradients that updates read of what was pushed and pulled."""
         strength = self.options.compensation
-        known = [key for key in keys if key.gradient]  # blocks refuse the others
-        if strength is None or not known:
+        dense_keys = [key for key in keys if key.gradient]  # blocks refuse the others
+        if strength is None or not dense_keys:
             return
-        gradients = [key.gradient.removesuffix(".pushed") for key in known]
-        pulled = {f"{gradient}.pulled": key.type for gradient, key in zip(gradients, known)}
+        gradients = [key.gradient.removesuffix(".pushed") for key in dense_keys]
+        pulled = {f"{gradient}.pulled": key.type for gradient, key in zip(gradients, dense_keys)}
         self._receive("Pulled", bucket.number, names, pulled, on_server(bucket.server))
-        for gradient, key, before in zip(gradients, known, pulled):
+        for gradient, key, before in zip(gradients, dense_keys, pulled):
             compensate(self.rewriter, gradient, key.gradient, key.inputs[0], before, strength, key.sharding)
 
     def _keep(self, bucket: KeyBucket) -> None:
         """Add the new values of states that keep a gradient as it is: trainers make it, servers have the merged one."""
-        types, kept = self.program.graph.types, self.program.graph.outputs.keys() & self._renamed.keys()
-        for unit in bucket.units if kept else ():
+        types, names = self.program.graph.types, self.program.graph.outputs.keys() & self._renamed.keys()
+        for unit in bucket.units if names else ():
             for gradient in dict.fromkeys(unit.gradients) if not unit.split else ():
-                if gradient in kept:
-                    made, where = self._renamed[gradient], on_server(unit.server)
-                    self.rewriter.add("Identity", [made], {gradient: types[gradient]}, sharding=where)
+                if gradient in names:
+                    output, where = self._renamed[gradient], on_server(unit.server)
+                    self.rewriter.add("Identity", [output], {gradient: types[gradient]}, sharding=where)
 
     def table(self, served: ServedTable) -> None:
         """Add the parts of a table, each on its server."""
-        parts = [self._table_part(served, place) for place in range(len(served.layout.servers))]
+        parts = [self._table_part(served, index) for index in range(len(served.layout.servers))]
         self.out.tables[served.number] = parts
 
-    def _table_part(self, served: ServedTable, place: int) -> ServerKey:
-        table, server = served.table, served.layout.servers[place]
+    def _table_part(self, served: ServedTable, index: int) -> ServerKey:
+        table, server = served.table, served.layout.servers[index]
         rows, columns = served.layout.local_rows(server), len(served.layout.columns(server))
-        root, where = f"gopt.ps.t{served.number}.part{place}", on_server(server)
+        root, where = f"gopt.ps.t{served.number}.part{index}", on_server(server)
         dtype = self.program.graph.types[table.gradient].dtype
         add = self.rewriter.add
         reduce = (self.options.loss_reduction.rule if self.options.mode.rounds else LossRule.MEAN).value
@@ -217,7 +217,7 @@ class _Emitter:
         add("AggregateRows", [ROUND], merged, domain=COMM, attributes=attributes, sharding=where)
         last = {f"{root}.places": TensorType("int64", (None, 1))}
         add("Unsqueeze", [f"{root}.ids", self.scalars.constant("last_axis", [1])], last, sharding=where)
-        start = sum(served.elements(each) for each in served.layout.servers[:place])
+        start = sum(served.elements(server) for server in served.layout.servers[:index])
         if served.rows is Rows.LAZY:
             group = self._part_group(served, server, start, rows * columns)
             emitter: GroupEmitter = self._touched(root, group, (rows, columns), where)
@@ -228,7 +228,7 @@ class _Emitter:
         self.partials += emitter.partials
         states = list(emitter.states.values())
         self.states += states
-        inputs, outputs = tuple(each.input for each in states), tuple(each.output for each in states)
+        inputs, outputs = tuple(state.input for state in states), tuple(state.output for state in states)
         type = TensorType(served.table.dtype, (rows * columns,))
         return ServerKey(None, server, f"{root}.rows", inputs, outputs, type, f"{root}.ids")
 
@@ -254,7 +254,7 @@ class _Emitter:
     def _update_part(self, root: str, group: ParameterGroup) -> GroupEmitter:
         """Add the update of all rows of a part, also of those without a gradient."""
         emitter = GroupEmitter(self.rewriter, group, root, self.scalars, {}, owned=True)
-        emitter.run(ReducedValue(f"{root}.gradient"), alone=True)
+        emitter.run(ReducedValue(f"{root}.gradient"), single=True)
         return emitter
 
     def _touched(self, root: str, group: ParameterGroup, part: tuple[int, int], where: Sharding) -> TouchedRows:
@@ -263,11 +263,11 @@ class _Emitter:
         emitter.update(f"{root}.ids", f"{root}.places", f"{root}.rows")
         return emitter
 
-    def value(self, made: str) -> None:
+    def value(self, output: str) -> None:
         """Add a merged scalar of the trainers' forward, on every server."""
-        type = self.program.graph.types[made]
-        self._aggregate(self._next, [made], {made: type}, FULLY_REPLICATED)
-        self.out.merged[made] = self._next
+        type = self.program.graph.types[output]
+        self._aggregate(self._next, [output], {output: type}, FULLY_REPLICATED)
+        self.out.merged[output] = self._next
         self._next += 1
 
     def _aggregate(self, bucket: int, names: Sequence[str], merged: dict[str, TensorType], where: Sharding) -> None:
@@ -275,16 +275,16 @@ class _Emitter:
         self._receive("Aggregate", bucket, names, merged, where, reduce=reduce.value)
 
     def _receive(
-        self, op_type: str, bucket: int, names: Sequence[str], made: dict[str, TensorType], where: Sharding, **more: str
+        self, op_type: str, bucket: int, names: Sequence[str], out: dict[str, TensorType], where: Sharding, **more: str
     ) -> None:  # fmt: skip
         attributes = {
-            "bucket": bucket, "keys": list(names), "dtype": next(iter(made.values())).dtype, **more,
-            "shapes": [format_shape(type.dims) for type in made.values()],
+            "bucket": bucket, "keys": list(names), "dtype": next(iter(out.values())).dtype, **more,
+            "shapes": [format_shape(type.dims) for type in out.values()],
         }  # fmt: skip
-        self.rewriter.add(op_type, [ROUND], made, domain=COMM, attributes=attributes, sharding=where)
+        self.rewriter.add(op_type, [ROUND], out, domain=COMM, attributes=attributes, sharding=where)
 
     def _run(self, bucket: KeyBucket, unit: ServerUnit, root: str) -> ServerKey:
-        """Add a unit as one class over a run that lies on one server."""
+        """Add a unit as one class over a run lying on one server."""
         assert unit.server is not None
         starts = [0]
         for piece in unit.pieces:
@@ -294,7 +294,7 @@ class _Emitter:
         ranges = tuple((piece.start, piece.stop) for piece in unit.pieces)
         group = ParameterGroup(unit.subgraphs, tuple(starts[:-1]), where, ranges)
         emitter = GroupEmitter(self.rewriter, group, root, self.scalars, {}, owned=True)
-        emitter.run(ReducedValue(f"{root}.gradient"), alone=True)
+        emitter.run(ReducedValue(f"{root}.gradient"), single=True)
         self.partials += emitter.partials
         states = list({id(state): state for state in emitter.states.values()}.values())
         self.states += states
@@ -323,7 +323,7 @@ class _Emitter:
             self.states += states
             gradient = self._pushed(self._renamed[subgraph.gradient]) if subgraph.gradient not in pushed else ""
             pushed.add(subgraph.gradient)
-            inputs, outputs = tuple(each.input for each in states), tuple(each.output for each in states)
+            inputs, outputs = tuple(state.input for state in states), tuple(state.output for state in states)
             type = types[subgraph.parameter.tensor]
             keys.append(ServerKey(unit, number, gradient, inputs, outputs, type, sharding=where))
         if unit.server is not None:
@@ -331,17 +331,17 @@ class _Emitter:
         return keys
 
     def _partial_scalars(self, unit: ServerUnit, server: int) -> None:
-        """Mark reductions of whole updates that others read as partial sums of one server."""
-        sizes = [self.program.graph.types[each.gradient].elements for each in unit.subgraphs]
+        """Mark reductions of whole updates others read as partial sums of one server."""
+        sizes = [self.program.graph.types[subgraph.gradient].elements for subgraph in unit.subgraphs]
         total, count = sum(sizes), self.options.servers
-        offsets = tuple(sum(sizes[:place]) for place in range(len(sizes) + 1))
+        offsets = tuple(sum(sizes[:index]) for index in range(len(sizes) + 1))
         cuts = (0,) * (server + 1) + (total,) * (count - server)
         name = f"ps.k{unit.number}"
         bucket = WholeBucket(name, SERVER, unit.subgraphs, (server,) * len(sizes), offsets, cuts, "")
-        for place, subgraph in enumerate(unit.subgraphs):
+        for position, subgraph in enumerate(unit.subgraphs):
             # What every owner computes for itself is no partial sum.
             if subgraph.reductions and subgraph.mode is not UpdateMode.REPLICATED:
-                self.partials += partial_scalars(self.rewriter, bucket, place, self.scalars)
+                self.partials += partial_scalars(self.rewriter, bucket, position, self.scalars)
 
     def read_merged(self) -> None:
         """Let unchanged nodes read merged gradients."""
@@ -359,6 +359,6 @@ def key_name(unit: ServerUnit, number: int) -> str:
     others."""
     if not unit.split:
         return unit.subgraphs[number].parameter.tensor
-    first = unit.pieces[0]
-    name = first.parameter if first.whole else f"{first.parameter}.block{first.index}"
+    piece = unit.pieces[0]
+    name = piece.parameter if piece.whole else f"{piece.parameter}.block{piece.index}"
     return name + and_more(len(unit.pieces) - 1)

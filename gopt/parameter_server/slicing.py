@@ -61,11 +61,11 @@ def _sizes(shape: tuple[int, ...], slicing: Slicing, servers: int, minimum: int)
     rows = elements // row
     count = max(1, min(servers, elements // minimum, rows))
     least, longer = divmod(rows, count)
-    return [(least + (place < longer)) * row for place in range(count)]
+    return [(least + (index < longer)) * row for index in range(count)]
 
 
 def _row(shape: Sequence[int]) -> int:
-    """Return the elements that a cut may not divide: a row, or one element of a vector."""
+    """Return the elements a cut may not divide: a row, or one element of a vector."""
     return math.prod(shape[1:]) if len(shape) > 1 else 1
 
 

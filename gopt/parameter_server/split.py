@@ -66,7 +66,7 @@ class SplitStep:
         return f"<SplitStep of {self.training.graph.name} for {count}: {len(self.keys)} keys>"
 
     def trainer_files(self) -> list[tuple[SpmdProgram, list[RankGraph]]]:
-        """Return the programs of a trainer, with their phases."""
+        """Return the programs of a trainer, with the phases."""
         ranks = self.trainer_graphs.ranks
         return [(self.trainer, ranks)] if self.sync is None else [(self.trainer, ranks[:1]), (self.sync, ranks[1:])]
 
@@ -121,11 +121,11 @@ def split_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
         name: (served.layout, part.number)
         for served in plan.tables.served for part in servers.tables[served.number] for name in part.inputs
     }  # fmt: skip
-    made = SplitStep(
+    step = SplitStep(
         training, options, plan, placement, trainer, servers.program, trainer_graphs, server_graphs, keys, tables,
         table_states, servers.result, checks,
     )  # fmt: skip
-    return made if options.mode.rounds else replace(made, checks=(*checks, _check_blocks(made)))
+    return step if options.mode.rounds else replace(step, checks=(*checks, _check_blocks(step)))
 
 
 def _geo_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
@@ -135,11 +135,11 @@ def _geo_step(training: TrainingGraph, options: SplitOptions) -> SplitStep:
     server_graphs = lower(servers.program, range(options.servers))
     keys = tuple(_keys(training, plan, servers, NOTHING, options))
     checks = _checks(training, plan, placement, trainer_graphs, server_graphs)
-    made = SplitStep(
+    split = SplitStep(
         training, options, plan, placement, step, servers.program, trainer_graphs, server_graphs, keys, (), {},
         PassResult(), checks, sync,
     )  # fmt: skip
-    return replace(made, checks=(*checks, _check_blocks(made)))
+    return replace(split, checks=(*checks, _check_blocks(split)))
 
 
 def _check_blocks(split: SplitStep) -> Check:
@@ -161,19 +161,19 @@ def _without_dead(training: TrainingGraph) -> TrainingGraph:
 
 
 def _without_own(training: TrainingGraph) -> TrainingGraph:
-    """Return the step without nodes of the update that serve statistics and outputs of one trainer alone."""
+    """Return the step without nodes of the update serving statistics and outputs of one trainer alone."""
     graph = training.graph
     follow = [state.updated for state in training.states if state.kind is not StateKind.STATISTIC]
-    own, _ = of_one_trainer(training, follow)
-    ends = [*follow, *training.gradients.values(), *(name for name in training.metrics if name not in own)]
+    names, _ = of_one_trainer(training, follow)
+    ends = [*follow, *training.gradients.values(), *(name for name in training.metrics if name not in names)]
     needed, _ = ancestors(GraphIndex(graph), ends)
     nodes = [node for node in graph.nodes if id(node) in needed or node.phase is not Phase.UPDATE]
     return replace(training, graph=replace(graph, nodes=nodes)) if len(nodes) < len(graph.nodes) else training
 
 
 def _check_own(plan: ServerPlan, placement: NodePlacement) -> None:
-    """Refuse nodes outside every update that read values of one server alone, in pieces or as a tensor."""
-    own = {id(node) for subgraph in plan.updates.subgraphs.values() for node in subgraph.nodes}
+    """Refuse nodes outside every update reading values of one server alone, in pieces or as a tensor."""
+    ids = {id(node) for subgraph in plan.updates.subgraphs.values() for node in subgraph.nodes}
     placed: dict[str, str] = {}
     for unit in plan.units:
         if unit.server is None:
@@ -184,7 +184,7 @@ def _check_own(plan: ServerPlan, placement: NodePlacement) -> None:
                 placed[state.tensor] = placed[state.updated] = subgraph.parameter.tensor
     for node in placement.server_nodes:
         read = next((name for name in node.reads if name in placed), None)
-        if read is not None and id(node) not in own:
+        if read is not None and id(node) not in ids:
             raise UnsupportedError(
                 f"servers need {show(node.label)}, which reads {show(read)} outside of the update of "
                 f"{show(placed[read])}: only one server has that",
@@ -193,7 +193,7 @@ def _check_own(plan: ServerPlan, placement: NodePlacement) -> None:
 
 
 def place_step(training: TrainingGraph, options: SplitOptions) -> tuple[ServerPlan, NodePlacement]:
-    """Return the plan and the placement of nodes. A parameter stays whole where trainers read one of its states, and is
+    """Return the plan and the placement of nodes. A parameter stays whole where trainers read one of the states, and is
     sent in half precision where they read it so alone."""
     mine = _without_own(training)
     plan = make_plan(mine, options)
@@ -211,24 +211,24 @@ def place_step(training: TrainingGraph, options: SplitOptions) -> tuple[ServerPl
 
 
 def pulled_beside(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement) -> dict[str, int | None]:
-    """Return the states beside parameters that trainers read, each with its server, None where every server has it."""
+    """Return the states beside parameters trainers read, each with its server, None where every server has it."""
     where: dict[str, int | None] = dict.fromkeys(placement.shared)
     for unit in plan.units:
         where.update((state.tensor, unit.server) for subgraph in unit.subgraphs for state in subgraph.states)
     parameters = {*plan.owners, *plan.tables.parameters}
-    found = [state for state in training.states if state.tensor in placement.pulled - parameters]
-    for state in found:
+    states = [state for state in training.states if state.tensor in placement.pulled - parameters]
+    for state in states:
         if state.tensor not in where:
             raise UnsupportedError(
                 f"trainers read {show(state.tensor)}, a state with rows of table {show(state.of or '')}: servers send "
                 "rows of the table alone",
                 f"--table {state.of}=dense sends the whole parameter",
             )
-    return {state.tensor: where[state.tensor] for state in found}
+    return {state.tensor: where[state.tensor] for state in states}
 
 
 def _check_late(placement: NodePlacement, options: SplitOptions) -> None:
-    """Refuse outputs that are computed from the batch and from new values where trainers do not have both together."""
+    """Refuse outputs computed from the batch and from new values where trainers do not have both together."""
     if placement.late and options.accumulate > 1:
         raise UnsupportedError(
             f"output {show(placement.late[0])} reads the batch beside new values: each micro-step has its own batch",
@@ -242,7 +242,7 @@ def _check_late(placement: NodePlacement, options: SplitOptions) -> None:
 
 
 def _check_apart(placement: NodePlacement, beside: Collection[str], options: SplitOptions) -> None:
-    """Refuse updates that need rounds in a mode without rounds, with all causes."""
+    """Refuse updates needing rounds in a mode without rounds, with all causes."""
     if options.mode.rounds:
         return
     causes = [
@@ -271,30 +271,30 @@ def _scalars(
 ) -> TrainerScalars:  # fmt: skip
     number = len(plan.buckets) + len(servers.merged)
     return TrainerScalars(
-        {name: (number + place, server) for place, (name, server) in enumerate(states.items())},
+        {name: (number + index, server) for index, (name, server) in enumerate(states.items())},
         dict(servers.merged),
-        {name: number + len(states) + place for place, name in enumerate(placement.metrics)},
+        {name: number + len(states) + index for index, name in enumerate(placement.metrics)},
     )
 
 
 def _keys(
     training: TrainingGraph, plan: ServerPlan, servers: ServerProgram, scalars: TrainerScalars, options: SplitOptions
 ) -> Sequence[KeyEntry]:  # fmt: skip
-    found = []
+    entries = []
     for bucket in plan.buckets:
-        found += [_parameter_key(key, bucket.number, options) for key in servers.keys[bucket.number]]
+        entries += [_parameter_key(key, bucket.number, options) for key in servers.keys[bucket.number]]
     types = training.graph.types
     updated = {state.tensor: state.updated for state in training.states}
-    found += [_key_beside(name, KeyKind.VALUE, number, types[name], name) for name, number in scalars.values.items()]
+    entries += [_key_beside(name, KeyKind.VALUE, number, types[name], name) for name, number in scalars.values.items()]
     for name, (number, server) in scalars.states.items():
         one = types[name].elements == 1 and server is None
         kind, states = KeyKind.SCALAR if one else KeyKind.STATE, ((name,), (updated[name],))
-        found.append(_key_beside(name, kind, number, types[name], "", *states, server=server))
-    found += [
+        entries.append(_key_beside(name, kind, number, types[name], "", *states, server=server))
+    entries += [
         _key_beside(name, KeyKind.METRIC, number, types[name], "", (), (name,))
         for name, number in scalars.metrics.items()
     ]
-    return found
+    return entries
 
 
 def _key_beside(
@@ -336,25 +336,25 @@ def _checks(
     """Return the checks of the whole split: pieces tile, states are held, and each push has a receiver."""
     tiled = 0
     for name, pieces in plan.owners.items():
-        place = 0
+        end = 0
         for piece in pieces:
-            if piece.start != place or piece.stop < place:
-                raise InvariantError(f"pieces of {name!r} omit or repeat elements at {min(place, piece.start)}")
-            place, tiled = piece.stop, tiled + 1
-        if place != training.graph.types[name].elements:
-            raise InvariantError(f"pieces of {name!r} end at {place} of {training.graph.types[name].elements}")
-    held = {state.input for state in trainers.common} - placement.served
-    lost = [s.tensor for s in training.states if s.tensor not in held and s.tensor not in placement.served]
+            if piece.start != end or piece.stop < end:
+                raise InvariantError(f"pieces of {name!r} omit or repeat elements at {min(end, piece.start)}")
+            end, tiled = piece.stop, tiled + 1
+        if end != training.graph.types[name].elements:
+            raise InvariantError(f"pieces of {name!r} end at {end} of {training.graph.types[name].elements}")
+    names = {state.input for state in trainers.common} - placement.served
+    lost = [s.tensor for s in training.states if s.tensor not in names and s.tensor not in placement.served]
     if lost:
         raise InvariantError(f"state {lost[0]!r} is on no trainer and on no server")
-    own = [
+    checks = [
         Check("pieces of servers", "the pieces of every parameter with a gradient tile it", tiled),
         Check("messages", "every push has a server that merges it, every pull one that has the value",
               _check_messages(trainers, servers)),
     ]  # fmt: skip
-    named = [replace(each, name=f"trainers: {each.name}") for each in trainers.checks]
-    named += [replace(each, name=f"servers: {each.name}") for each in servers.checks]
-    return (*own, *named)
+    named = [replace(check, name=f"trainers: {check.name}") for check in trainers.checks]
+    named += [replace(check, name=f"servers: {check.name}") for check in servers.checks]
+    return (*checks, *named)
 
 
 def _check_messages(trainers: LoweredProgram, servers: LoweredProgram) -> int:

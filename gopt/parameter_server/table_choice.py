@@ -1,4 +1,4 @@
-"""Chooses the parameters that become tables with rows on servers, and their layouts; and says why others do not."""
+"""Chooses the parameters that become tables with rows on servers, and the layouts; and says why others do not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gopt.text.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class ServedTable:
-    """A table, its layout, and its update. ``rows``: the rows on which an update runs; ``init``: tensor with the
+    """A table, its layout, and the update. ``rows``: the rows on which an update runs; ``init``: tensor with the
     table's rows -> its initializer."""
 
     number: int
@@ -34,7 +34,7 @@ class ServedTable:
     init: Mapping[str, RowInit] = field(default_factory=dict)
 
     def elements(self, server: int) -> int:
-        """Return the elements that a server has of it."""
+        """Return the elements a server has of it."""
         return self.layout.local_rows(server) * len(self.layout.columns(server))
 
 
@@ -48,10 +48,10 @@ class TableChoice:
     @property
     def parameters(self) -> frozenset[str]:
         """Return the parameters that are tables."""
-        return frozenset(each.table.parameter for each in self.served)
+        return frozenset(table.table.parameter for table in self.served)
 
     def lookups(self, training: TrainingGraph) -> list[int]:
-        """Return the number of ids that a trainer's batch looks up in each table, with repeats, but at most the table's
+        """Return the number of ids a trainer's batch looks up in each table, with repeats, but at most the table's
         rows."""
         return [int(table_size(training, served.table, 1).lookups) for served in self.served]
 
@@ -65,13 +65,13 @@ class TableChoice:
     @property
     def rows(self) -> frozenset[str]:
         """Return the results of lookups, which trainers pull."""
-        return frozenset(lookup.rows for each in self.served for lookup in each.table.lookups)
+        return frozenset(lookup.rows for table in self.served for lookup in table.table.lookups)
 
 
 def choose_tables(training: TrainingGraph, updates: Updates, options: SplitOptions) -> TableChoice:
     """Plan the tables of a step.
 
-    Raises OptionError for a layout that the user requests and that is not possible, and where servers lack memory.
+    Raises OptionError for a layout the user requests and that is not possible, and where servers lack memory.
     """
     if options.tables_off:
         if options.rows or options.init:
@@ -95,8 +95,8 @@ def choose_tables(training: TrainingGraph, updates: Updates, options: SplitOptio
     try:
         layouts = plan_tables(sizes, options.servers, memory=options.table_memory, given=options.tables)
     except OptionError as error:
-        known = [f"{show(name)} stays dense: {why}" for name, why in dense[:4]]
-        raise OptionError(error.message, *error.hints, *known) from None
+        reasons = [f"{show(name)} stays dense: {why}" for name, why in dense[:4]]
+        raise OptionError(error.message, *error.hints, *reasons) from None
     rows = _rows(options, [table.parameter for table, layout in zip(fit, layouts) if layout.layout is not Layout.DENSE])
     init = _inits(training, options, fit, layouts)
     served: list[ServedTable] = []
@@ -107,20 +107,20 @@ def choose_tables(training: TrainingGraph, updates: Updates, options: SplitOptio
             subgraph = updates.subgraphs[table.parameter]
             kind = rows.get(table.parameter, Rows.DENSE)
             _check_lazy(table, kind)
-            own = {name: each for name, each in init.items() if name in _tensors(table)}
-            served.append(ServedTable(len(served), table, without_empty_parts(layout), subgraph, kind, own))
+            inits = {name: init for name, init in init.items() if name in _tensors(table)}
+            served.append(ServedTable(len(served), table, without_empty_parts(layout), subgraph, kind, inits))
     return TableChoice(tuple(served), tuple(dense))
 
 
 def _rows(options: SplitOptions, names: Sequence[str]) -> dict[str, Rows]:
     """Return table -> the rows on which its updates run, where the user says so."""
-    known = {each.value: each for each in Rows}
+    rows_by_text = {rows_kind.value: rows_kind for rows_kind in Rows}
     for pattern, text in options.rows.items():
-        if text not in known:
+        if text not in rows_by_text:
             raise OptionError(f"rows of table {show(pattern)} cannot be {show(text)}", "they are dense or lazy")
     if options.rows and not names:
         raise OptionError("--rows: no parameter of this step is a table", "leave --rows out")
-    return {name: known[text] for name, text in chosen(options.rows, names).items()}
+    return {name: rows_by_text[text] for name, text in chosen(options.rows, names).items()}
 
 
 def _check_lazy(table: EmbeddingTable, rows: Rows) -> None:
@@ -133,43 +133,43 @@ def _check_lazy(table: EmbeddingTable, rows: Rows) -> None:
 
 
 def _tensors(table: EmbeddingTable) -> tuple[str, ...]:
-    """Return the tensors that have a row for each row of the table, the table first."""
+    """Return the tensors with a row for each row of the table, the table first."""
     return table.update.states if table.update is not None else (table.parameter,)
 
 
 def _inits(
     training: TrainingGraph, options: SplitOptions, tables: Sequence[EmbeddingTable], layouts: Sequence[TableLayout]
 ) -> dict[str, RowInit]:
-    """Return tensor -> its initializer, where the user gives one. An entry that matches a table is for tables, any
-    other for optimizer states with the rows of a table."""
+    """Return tensor -> its initializer, where the user gives one. An entry matching a table is for tables, any other
+    for optimizer states with the rows of a table."""
     if not options.init:
         return {}
     served = [table for table, layout in zip(tables, layouts) if layout.layout is not Layout.DENSE]
     parameters = {table.parameter for table in served}
     # A pattern for tables must not reach their moments: a negative one is none.
     of_tables = {pattern: text for pattern, text in options.init.items() if fits(pattern, parameters)}
-    others = {pattern: text for pattern, text in options.init.items() if pattern not in of_tables}
+    rest = {pattern: text for pattern, text in options.init.items() if pattern not in of_tables}
     texts = chosen(of_tables, parameters) if of_tables else {}
-    if others:
+    if rest:
         states = {name for table in served for name in _tensors(table)}
-        texts |= chosen(others, states, "table, and no state with the rows of one")
-    found = {name: RowInit.parse(text) for name, text in texts.items()}
-    for name in found:
+        texts |= chosen(rest, states, "table, and no state with the rows of one")
+    inits = {name: RowInit.parse(text) for name, text in texts.items()}
+    for name in inits:
         dtype = training.graph.types[name].dtype
         if dtype not in FLOATS:
             raise OptionError(f"--init {show(name)}: rows of {dtype} cannot be drawn", "leave it out")
-    return found
+    return inits
 
 
 def without_empty_parts(layout: TableLayout) -> TableLayout:
     """Return a layout whose parts all have elements: fewer servers, where a table has fewer rows or columns."""
     full = [
-        place for place, server in enumerate(layout.servers) if layout.local_rows(server) and layout.columns(server)
+        index for index, server in enumerate(layout.servers) if layout.local_rows(server) and layout.columns(server)
     ]
     if len(full) == len(layout.servers):
         return layout
-    servers = tuple(layout.servers[place] for place in full)
-    cuts = (*(layout.cuts[place] for place in full), layout.cuts[-1]) if layout.cuts else ()
+    servers = tuple(layout.servers[index] for index in full)
+    cuts = (*(layout.cuts[index] for index in full), layout.cuts[-1]) if layout.cuts else ()
     return replace(layout, servers=servers, cuts=cuts)
 
 

@@ -1,4 +1,4 @@
-"""Options that are given for tables by name or by pattern."""
+"""Options given for tables by name or by pattern."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from gopt.text.sanitize import show
 from gopt.text.suggestions import did_you_mean
 
 
-def chosen(given: Mapping[str, str], names: Collection[str], what: str = "table") -> dict[str, str]:
+def chosen(texts: Mapping[str, str], names: Collection[str], what: str = "table") -> dict[str, str]:
     """Return the option of each name: the first entry counts that is the name, or a pattern (``*``, ``?``, ``[...]``)
     that matches it. Names without an option are left out.
 
     Raises OptionError for an entry that matches no name, or has no effect. ``what``: the kind of the names.
     """
-    found: dict[str, str] = {}
-    for pattern, text in given.items():
+    fits_of: dict[str, str] = {}
+    for pattern, text in texts.items():
         fitting = fits(pattern, names)
         if not fitting:
             listed = f"there are {', '.join(map(show, sorted(names)[:5]))}" if names else "there is none"
             raise OptionError(f"{show(pattern)} matches no {what}", did_you_mean(pattern, sorted(names)) or listed)
-        if not any(name not in found for name in fitting):
+        if not any(name not in fits_of for name in fitting):
             raise OptionError(
                 f"the entry {show(pattern)} for tables has no effect: earlier entries match all that it matches",
                 "put it before them, or leave it out",
             )
         for name in fitting:
-            found.setdefault(name, text)
-    return found
+            fits_of.setdefault(name, text)
+    return fits_of
 
 
 def fits(pattern: str, names: Collection[str]) -> list[str]:
-    """Return the name that a pattern is, or those that it matches."""
+    """Return the name a pattern is, or those that it matches."""
     return [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]

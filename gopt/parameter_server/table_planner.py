@@ -1,7 +1,7 @@
 """Chooses each table's layout among servers, by its bytes and by how often its rows are looked up.
 
 A table whose rows are nearly all looked up in every step is cheaper as a dense parameter. For the others, the planner
-compares plans that split the first k tables, the heaviest first, and put each of the rest whole on the least loaded
+compares plans splitting the first k tables, the heaviest first, and put each of the rest whole on the least loaded
 server. Of the plans that fit the servers' memory, it takes the one whose fullest server has the least load, or one that
 splits fewer tables and is nearly as good: a split table costs a message to each server in every step.
 """
@@ -29,7 +29,7 @@ PLANS = 32
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """A table as the planner sees it: ``lookups``: expected number of ids that all trainers together look up in a step;
+    """A table as the planner sees it: ``lookups``: expected number of ids all trainers together look up in a step;
     ``state_bytes``: of the optimizer, for one row; ``by_row``: its update may be split by rows."""
 
     name: str
@@ -82,24 +82,23 @@ def row_traffic(tables: Sequence[tuple[TableSize, TableLayout]], servers: int) -
     travels once, so less may travel; a server with popular rows has more. ``lookups`` of the sizes are those of one
     trainer.
     """
-    found = [0.0] * servers
+    loads = [0.0] * servers
     for table, layout in tables:
         for server in layout.servers:
             # A number goes to the server with the pull, and again with the push.
-            found[server] += _moved(table, layout, server, 2 * ID_BYTES)
-    return tuple(map(round, found))
+            loads[server] += _moved(table, layout, server, 2 * ID_BYTES)
+    return tuple(map(round, loads))
 
 
 def _moved(table: TableSize, layout: TableLayout, server: int, numbers: int) -> float:
     """Return the bytes that lookups of a table move through a server; ``numbers``: bytes of a row's number."""
-    asked = table.lookups * layout.local_rows(server) / max(table.rows, 1)
-    return asked * (2 * table.row_bytes * len(layout.columns(server)) / max(table.width, 1) + numbers)
+    touched = table.lookups * layout.local_rows(server) / max(table.rows, 1)
+    return touched * (2 * table.row_bytes * len(layout.columns(server)) / max(table.width, 1) + numbers)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """A server's load from tables: bytes that it holds, and bytes that it moves in a step; dense tables are left
-    out."""
+    """A server's load from tables: bytes that it holds, and bytes it moves in a step; dense tables are left out."""
 
     nbytes: int = 0
     traffic: float = 0.0
@@ -110,9 +109,9 @@ def plan_tables(
 ) -> tuple[TableLayout, ...]:
     """Return a layout for each table; equal arguments give equal results everywhere.
 
-    ``memory``: bytes that a server has for tables and their states. ``given``: the user's choices, a name or a pattern
+    ``memory``: bytes that a server has for tables and the states. ``given``: the user's choices, a name or a pattern
     with ``*``, ``?`` and ``[...]`` -> ``dense``, ``whole``, ``whole:SERVER``, ``modulo``, ``range`` or ``columns``; the
-    first entry that matches a table counts. Raises OptionError.
+    first entry matching a table counts. Raises OptionError.
     """
     if servers < 1:
         raise OptionError(f"the number of servers cannot be {show(servers)}", "it is at least 1")
@@ -135,23 +134,23 @@ class _Override:
     server: int = -1
 
 
-def _overrides(tables: Sequence[TableSize], servers: int, given: Mapping[str, str]) -> dict[str, _Override]:
-    texts = chosen(given, [table.name for table in tables])
-    read = {text: _read(pattern, text, servers) for pattern, text in given.items()}
-    found = {name: read[text] for name, text in texts.items()}
+def _overrides(tables: Sequence[TableSize], servers: int, texts_of: Mapping[str, str]) -> dict[str, _Override]:
+    texts = chosen(texts_of, [table.name for table in tables])
+    read = {text: _read(pattern, text, servers) for pattern, text in texts_of.items()}
+    overrides = {name: read[text] for name, text in texts.items()}
     for table in tables:
-        _refuse_split(table, found.get(table.name))
-    return found
+        _refuse_split(table, overrides.get(table.name))
+    return overrides
 
 
 def _read(pattern: str, text: str, servers: int) -> _Override:
     word, _, number = text.partition(":")
-    known = [layout.value for layout in Layout]
-    if word not in known or (number and word != "whole"):
-        close = nearest(word, known) if word not in known else None
+    layouts = [layout.value for layout in Layout]
+    if word not in layouts or (number and word != "whole"):
+        close = nearest(word, layouts) if word not in layouts else None
         raise OptionError(
             f"table {show(pattern)} cannot be {show(text)}",
-            f"did you mean {close}?" if close is not None else f"it is one of {', '.join(known)}, whole:SERVER",
+            f"did you mean {close}?" if close is not None else f"it is one of {', '.join(layouts)}, whole:SERVER",
         )
     if number and (not number.isascii() or not number.isdecimal() or int(number) >= servers):
         raise OptionError(
@@ -172,16 +171,16 @@ def _refuse_split(table: TableSize, override: _Override | None) -> None:
 
 
 class _Planner:
-    """Makes plans, and compares them by the load of the fullest server: the sum of its shares of bytes and traffic."""
+    """Makes plans, and compares them by the load of the fullest server: the sum of the shares of bytes and traffic."""
 
     def __init__(
         self, tables: Sequence[TableSize], servers: int, memory: int | None, overrides: Mapping[str, _Override]
     ) -> None:
         self.tables, self.servers, self.memory, self.overrides = tables, servers, memory, overrides
-        kept = [table for table in tables if not self._dense(table)]
-        self.bytes_in_all = sum(table.nbytes for table in kept) or 1
-        self.traffic_in_all = sum(table.traffic() for table in kept) or 1.0
-        self.heaviest = sorted(kept, key=lambda table: (-self._weight(table.nbytes, table.traffic()), table.name))
+        sparse = [table for table in tables if not self._dense(table)]
+        self.bytes_in_all = sum(table.nbytes for table in sparse) or 1
+        self.traffic_in_all = sum(table.traffic() for table in sparse) or 1.0
+        self.heaviest = sorted(sparse, key=lambda table: (-self._weight(table.nbytes, table.traffic()), table.name))
 
     def _weight(self, nbytes: int, traffic: float) -> float:
         return nbytes / self.bytes_in_all + traffic / self.traffic_in_all
@@ -191,11 +190,11 @@ class _Planner:
         return override.layout is Layout.DENSE if override else table.dense_traffic <= table.traffic()
 
     def held(self, table: TableSize) -> int:
-        """Return the bytes of a table that servers hold as rows."""
+        """Return the bytes of a table servers hold as rows."""
         return 0 if self._dense(table) else table.nbytes
 
     def best(self) -> tuple[TableLayout, ...]:
-        """Return the plan whose fullest server has the least load, or one nearly as good that splits fewer tables."""
+        """Return the plan whose fullest server has the least load, or one nearly as good splitting fewer tables."""
         splittable = [
             table for table in self.heaviest if table.name not in self.overrides and _split(table, self.servers)
         ]
@@ -227,7 +226,7 @@ class _Planner:
                 self._take(plan, loads, table, _parts(table, Layout.WHOLE, [override.server]))
         for table in self.heaviest:
             if table.name not in plan:
-                server = min(range(self.servers), key=lambda each: (self._full(loads[each], table), each))
+                server = min(range(self.servers), key=lambda index: (self._full(loads[index], table), index))
                 self._take(plan, loads, table, _parts(table, Layout.WHOLE, [server]))
         return max(self._weight(load.nbytes, load.traffic) for load in loads), plan
 
@@ -257,17 +256,17 @@ def _split(table: TableSize, servers: int) -> Layout | None:
 
 
 def _parts(table: TableSize, layout: Layout, servers: Iterable[int]) -> TableLayout:
-    made = TableLayout(table.name, table.rows, table.width, Layout.DENSE)
+    base = TableLayout(table.name, table.rows, table.width, Layout.DENSE)
     owners = tuple(servers)
     length = {Layout.RANGE: table.rows, Layout.COLUMNS: table.width}.get(layout)
-    return replace(made, layout=layout, servers=owners, cuts=() if length is None else even_cuts(length, len(owners)))
+    return replace(base, layout=layout, servers=owners, cuts=() if length is None else even_cuts(length, len(owners)))
 
 
 def _with(load: ServerLoad, table: TableSize, layout: TableLayout, server: int) -> ServerLoad:
-    """Return a server's load with its part of a table; expected lookups are spread evenly over rows."""
+    """Return a server's load with the part of a table; expected lookups are spread evenly over rows."""
     rows, columns = layout.local_rows(server), len(layout.columns(server))
-    held = rows * (table.row_bytes + table.state_bytes) * columns // max(table.width, 1)
-    return ServerLoad(load.nbytes + held, load.traffic + _moved(table, layout, server, ID_BYTES))
+    added = rows * (table.row_bytes + table.state_bytes) * columns // max(table.width, 1)
+    return ServerLoad(load.nbytes + added, load.traffic + _moved(table, layout, server, ID_BYTES))
 
 
 def server_loads(tables: Sequence[TableSize], plan: Sequence[TableLayout], servers: int) -> tuple[ServerLoad, ...]:

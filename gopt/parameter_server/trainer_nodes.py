@@ -27,31 +27,31 @@ class TrainerNodes:
         type, wired = self.types[value], self.on_wire(self.types[value])
         if wired == type:
             return value
-        made = f"{value}.wire" if value.startswith("gopt.") else f"gopt.ps.wire.{value}"
-        if made not in self.types:
+        narrowed = f"{value}.wire" if value.startswith("gopt.") else f"gopt.ps.wire.{value}"
+        if narrowed not in self.types:
             self.rewriter.add(
-                "Cast", [value], {made: wired}, attributes={"to": dtype_code(wired.dtype)},
+                "Cast", [value], {narrowed: wired}, attributes={"to": dtype_code(wired.dtype)},
                 after=self.rewriter.latest([value]),
             )  # fmt: skip
-        return made
+        return narrowed
 
-    def cast(self, value: str, made: str, type: TensorType, before: Node | None) -> None:
+    def cast(self, value: str, output: str, type: TensorType, before: Node | None) -> None:
         """Add a Cast of ``value`` to ``type``, named ``made``."""
-        self.rewriter.add("Cast", [value], {made: type}, attributes={"to": dtype_code(type.dtype)}, before=before)
+        self.rewriter.add("Cast", [value], {output: type}, attributes={"to": dtype_code(type.dtype)}, before=before)
 
     def reshaped(self, value: str, shape: tuple[int, ...], before: Node | None, after: Node | None = None) -> str:
         """Return a value as a flat tensor; ``shape`` is what its Reshape reads."""
-        made = f"{value}.flat" if value.startswith("gopt.") else f"gopt.ps.flat.{value}"
-        if made not in self.types:
+        output = f"{value}.flat" if value.startswith("gopt.") else f"gopt.ps.flat.{value}"
+        if output not in self.types:
             type = self.types[value]
-            flat = {made: TensorType(type.dtype, (type.elements,))}
+            flat = {output: TensorType(type.dtype, (type.elements,))}
             self.rewriter.add("Reshape", [value, self.shape(shape, before)], flat, before=before, after=after)
-        return made
+        return output
 
     def shape(self, shape: tuple[int, ...], before: Node | None) -> str:
         """Return a list of integers as a constant of the file."""
         if shape not in self._constants:
-            made = self._constants[shape] = "gopt.ps.ints" + "_".join(["", *map(str, shape)])
+            output = self._constants[shape] = "gopt.ps.ints" + "_".join(["", *map(str, shape)])
             head = self.rewriter.graph.nodes[0] if self.rewriter.graph.nodes else before
-            self.rewriter.constant(made, shape, before=head)
+            self.rewriter.constant(output, shape, before=head)
         return self._constants[shape]

@@ -37,7 +37,7 @@ from gopt.spmd.program import Accumulator, BucketSlice, ShardedState, SpmdProgra
 @dataclass(frozen=True, slots=True)
 class TrainerScalars:
     """Values that travel beside parameters: buckets of states that trainers pull, each with the server that alone has
-    it or None, of values that they push, and of metrics."""
+    it or None, of values they push, and of metrics."""
 
     states: Mapping[str, tuple[int, int | None]]
     values: Mapping[str, int]
@@ -47,17 +47,17 @@ class TrainerScalars:
 def trainer_program(
     training: TrainingGraph, plan: ServerPlan, placement: NodePlacement, options: SplitOptions, scalars: TrainerScalars
 ) -> SpmdProgram:
-    """Write the trainers' program. Its states are the local ones, and with pulls at the end also the pulled ones."""
+    """Write the trainers' program. The states are the local ones, and with pulls at the end also the pulled ones."""
     local = [state.tensor for state in training.states if state.tensor not in placement.served]
     metrics = [name for name in training.metrics if name not in placement.metrics]
     view = role_view(training, placement.trainer_nodes, local, metrics, training.losses)
     at_end = options.pulls is PullAt.END
-    held = _held(training, placement) if at_end else []
+    late = _held(training, placement) if at_end else []
     view.metrics.append(DONE)
     view.graph.types[DONE] = view.graph.outputs[DONE] = ROUND_TYPE
     view.metrics += placement.metrics
     view.graph.outputs.update((name, training.graph.types[name]) for name in placement.metrics)
-    pulled = {state.tensor: _as_read(state, plan) for state in held}
+    pulled = {state.tensor: _as_read(state, plan) for state in late}
     view.states += (state for name, state in pulled.items() if name not in plan.narrow)
     for name, state in pulled.items():
         if name not in plan.narrow:
@@ -112,13 +112,13 @@ def _as_read(state: State, plan: ServerPlan) -> State:
 
 
 def _held(training: TrainingGraph, placement: NodePlacement) -> list[State]:
-    """Return the states that trainers pull at the end, with the names of their new values. Where a trainer computes the
-    source's one for itself, such as the number of the step that a schedule reads, what it pulls has another name."""
-    made = {name for node in placement.trainer_nodes for name in node.outputs}
+    """Return the states that trainers pull at the end, with the names of the new values. Where a trainer computes the
+    source's one for itself, such as the number of the step a schedule reads, what it pulls has another name."""
+    nodes = {name for node in placement.trainer_nodes for name in node.outputs}
     pulled = [state for state in training.states if state.tensor in placement.pulled]
     return [
-        replace(state, updated=f"gopt.ps.next{place}") if state.updated in made else state
-        for place, state in enumerate(pulled)
+        replace(state, updated=f"gopt.ps.next{index}") if state.updated in nodes else state
+        for index, state in enumerate(pulled)
     ]
 
 
@@ -136,35 +136,35 @@ class TrainerWriter:
         self.nodes = TrainerNodes(self.rewriter, options)
 
     def remove_casts(self) -> None:
-        """Remove casts of parameters that are pulled in the type of the casts."""
+        """Remove casts of parameters pulled in the type of the casts."""
         users = self.program.graph.users()
         for node in self.program.training.graph.nodes:
             if node.is_a("Cast") and node.inputs[0] in self.plan.narrow:
-                made, name = node.outputs[0], self.plan.read_name(node.inputs[0])
-                self.rewriter.remove(node, "the parameter is pulled in this type", of=node.inputs[0], by={made: name})
-                for reader in users.get(made, ()):
-                    self.rewriter.rewire(reader, made, name)
+                output, name = node.outputs[0], self.plan.read_name(node.inputs[0])
+                self.rewriter.remove(node, "the parameter is pulled in this type", of=node.inputs[0], by={output: name})
+                for reader in users.get(output, ()):
+                    self.rewriter.rewire(reader, output, name)
 
     # --- pulls ------------------------------------------------------------------------------------------------------
 
     def pull_at_start(self, scalars: TrainerScalars) -> None:
-        """Pull the values that the forward reads, in its order, under the source's names."""
+        """Pull the values the forward reads, in the order, under the source's names."""
         index = GraphIndex(self.program.graph)
-        first: dict[str, int] = {}
+        reads: dict[str, int] = {}
         for node in self.program.graph.nodes:
             for name in node.reads:
                 if name in self.placement.pulled:
-                    first.setdefault(name, index.position[id(node)])
+                    reads.setdefault(name, index.position[id(node)])
         head = self.program.graph.nodes[0] if self.program.graph.nodes else None
-        last = len(first)
-        order = {name: place for place, name in enumerate(sorted(first, key=lambda name: first[name]))}
+        last = len(reads)
+        order = {name: index for index, name in enumerate(sorted(reads, key=lambda name: reads[name]))}
         buckets = sorted(
             self.plan.buckets,
             key=lambda bucket: min(
                 (order.get(p.parameter, last) for u in bucket.units for p in u.pieces), default=last
             ),
         )
-        self._pull(buckets, scalars.states, ROUND, "before", {name: self.plan.read_name(name) for name in first}, head)
+        self._pull(buckets, scalars.states, ROUND, "before", {name: self.plan.read_name(name) for name in reads}, head)
 
     def pull_at_end(self, scalars: TrainerScalars, done: str, names: Mapping[str, str]) -> str:
         """Pull values as they are after the update; return the token. ``names``: state -> what is pulled of it."""
@@ -180,18 +180,18 @@ class TrainerWriter:
             units = [unit for unit in bucket.units if any(piece.parameter in names for piece in unit.pieces)]
             if not units:
                 continue
-            made: dict[str, TensorType] = {}
+            outputs: dict[str, TensorType] = {}
             for unit in bucket.units:  # a message has all of its keys: servers look nothing up
-                for place, piece in enumerate(unit.pieces):
-                    value = f"gopt.ps.k{unit.number}.pulled{place}"
-                    made[value] = self._pulled_type(unit, piece)
+                for index, piece in enumerate(unit.pieces):
+                    value = f"gopt.ps.k{unit.number}.pulled{index}"
+                    outputs[value] = self._pulled_type(unit, piece)
                     parts.setdefault(piece.parameter, []).append((piece, value))
             keys = [name for unit in bucket.units for name in _key_names(unit)]
-            self._pull_node(bucket.server or 0, bucket.number, keys, round, version, made, before)
-        for name, found in parts.items():
+            self._pull_node(bucket.server or 0, bucket.number, keys, round, version, outputs, before)
+        for name, values in parts.items():
             if name in names:
                 type = self.plan.read_type(name, self.types[name])
-                self._join(names[name], type, sorted(found, key=lambda item: item[0].index), before)
+                self._join(names[name], type, sorted(values, key=lambda item: item[0].index), before)
         for name, (number, server) in states.items():
             # In its own type: a loss scale of 65536 is infinite in half precision.
             self._pull_node(server or 0, number, [name], round, version, {names[name]: self.types[name]}, before)
@@ -199,23 +199,23 @@ class TrainerWriter:
 
     def _pull_node(
         self, server: int, bucket: int, keys: Sequence[str], round: str, version: str,
-        made: Mapping[str, TensorType], before: Node | None,
+        outputs: Mapping[str, TensorType], before: Node | None,
     ) -> None:  # fmt: skip
-        dtype = next(iter(made.values())).dtype
+        dtype = next(iter(outputs.values())).dtype
         attributes = {
             "server": server, "bucket": bucket, "keys": list(keys), "dtype": dtype, "version": version,
-            "shapes": [format_shape(type.dims) for type in made.values()],
+            "shapes": [format_shape(type.dims) for type in outputs.values()],
         }  # fmt: skip
-        self.rewriter.add("Pull", [round], made, domain=COMM, attributes=attributes, before=before)
+        self.rewriter.add("Pull", [round], outputs, domain=COMM, attributes=attributes, before=before)
 
     def _pulled_type(self, unit: ServerUnit, piece: PlacedPiece) -> TensorType:
         type = self.plan.read_type(piece.parameter, self.types[piece.parameter])
         shape = piece_shape(type.dims, piece.start, piece.stop)
         return self.nodes.on_wire(TensorType(type.dtype, shape))
 
-    def _join(self, name: str, type: TensorType, found: Sequence[tuple[PlacedPiece, str]], before: Node | None) -> None:
-        """Join a parameter from its pieces."""
-        values, wired = [value for _, value in found], self.nodes.on_wire(type)
+    def _join(self, name: str, type: TensorType, parts: Sequence[tuple[PlacedPiece, str]], before: Node | None) -> None:
+        """Join a parameter from the parts."""
+        values, wired = [value for _, value in parts], self.nodes.on_wire(type)
         joined = name if wired == type else f"gopt.ps.joined.{name}"
         shapes = [self.types[value].dims for value in values]
         if len(values) == 1 and shapes[0] == type.dims:
@@ -225,8 +225,8 @@ class TrainerWriter:
         else:
             flat = [self.nodes.reshaped(value, (-1,), before) for value in values]
             whole = f"gopt.ps.flat.{name}"
-            made = {whole: TensorType(wired.dtype, (type.elements,))}
-            self.rewriter.add("Concat", flat, made, attributes={"axis": 0}, before=before)
+            output = {whole: TensorType(wired.dtype, (type.elements,))}
+            self.rewriter.add("Concat", flat, output, attributes={"axis": 0}, before=before)
             self.rewriter.add("Reshape", [whole, self.nodes.shape(type.dims, before)], {joined: wired}, before=before)
         if joined != name:
             self.nodes.cast(joined, name, type, before)
@@ -234,36 +234,36 @@ class TrainerWriter:
     # --- pushes -----------------------------------------------------------------------------------------------------
 
     def accumulate(self) -> dict[str, str]:
-        """Sum gradients over micro-steps; return gradient -> their mean, or their sum, in the update. Halves are summed
+        """Sum gradients over micro-steps; return gradient -> their mean, or the sum, in the update. Halves are summed
         in float32 and rounded once. A weighted mean is divided by the sum of the weights, which is pushed with it."""
-        found: dict[str, str] = {}
+        sums: dict[str, str] = {}
         merged = dict.fromkeys(self.training.gradients[name] for name in self.plan.owners)
         mean = self.options.loss_reduction.rule is not LossRule.SUM
-        for place, gradient in enumerate(merged):
-            own, root = self.types[gradient], f"gopt.ps.sum{place}"
-            type = TensorType(accumulated_dtype(own.dtype), own.shape)
-            held = Accumulator(root, f"{root}_out", f"{root}_next", type)
-            self.types[held.input] = type
+        for index, gradient in enumerate(merged):
+            gradient_type, root = self.types[gradient], f"gopt.ps.sum{index}"
+            type = TensorType(accumulated_dtype(gradient_type.dtype), gradient_type.shape)
+            accumulator = Accumulator(root, f"{root}_out", f"{root}_next", type)
+            self.types[accumulator.input] = type
             term = self._as(gradient, type, f"{root}_term")
             if self.weighted:
                 term = self._weighed(term, type, f"{root}_weighed")
-            self.rewriter.add("Add", [held.input, term], {held.added: type})
+            self.rewriter.add("Add", [accumulator.input, term], {accumulator.added: type})
             zeros = {"value": from_array(scalar_of(0.0, type.dtype).reshape(1))}
             self.rewriter.add(
-                "ConstantOfShape", [self.nodes.shape(type.dims, None)], {held.output: type}, attributes=zeros
+                "ConstantOfShape", [self.nodes.shape(type.dims, None)], {accumulator.output: type}, attributes=zeros
             )
-            self.program.accumulators.append(held)
-            found[gradient] = held.input
+            self.program.accumulators.append(accumulator)
+            sums[gradient] = accumulator.input
             if self.weighted:
                 divisor = self._as(self._divisor, TensorType(type.dtype, ()), f"{root}_weights")
-                self.rewriter.add("Div", [held.input, divisor], {f"{root}_mean": type})
-                found[gradient] = f"{root}_mean"
+                self.rewriter.add("Div", [accumulator.input, divisor], {f"{root}_mean": type})
+                sums[gradient] = f"{root}_mean"
             elif mean:
                 self.rewriter.constant(f"{root}_count", scalar_of(float(self.options.accumulate), type.dtype))
-                self.rewriter.add("Div", [held.input, f"{root}_count"], {f"{root}_mean": type})
-                found[gradient] = f"{root}_mean"
-            found[gradient] = self._as(found[gradient], own, f"{root}_rounded")
-        return found
+                self.rewriter.add("Div", [accumulator.input, f"{root}_count"], {f"{root}_mean": type})
+                sums[gradient] = f"{root}_mean"
+            sums[gradient] = self._as(sums[gradient], gradient_type, f"{root}_rounded")
+        return sums
 
     def _weighed(self, value: str, type: TensorType, name: str) -> str:
         """Return a value of a micro-step times its weight."""
@@ -275,12 +275,12 @@ class TrainerWriter:
     def _weights(self) -> str:
         """Return the sum of the weights of all micro-steps, in the update."""
         type, root = TensorType("float32", ()), "gopt.ps.weights"
-        held = Accumulator(root, f"{root}_out", f"{root}_next", type)
-        self.types[held.input] = type
-        self.rewriter.add("Add", [held.input, self._own_weight], {held.added: type})
-        self.rewriter.constant(held.output, scalar_of(0.0, "float32"))
-        self.program.accumulators.append(held)
-        return held.input
+        accumulator = Accumulator(root, f"{root}_out", f"{root}_next", type)
+        self.types[accumulator.input] = type
+        self.rewriter.add("Add", [accumulator.input, self._own_weight], {accumulator.added: type})
+        self.rewriter.constant(accumulator.output, scalar_of(0.0, "float32"))
+        self.program.accumulators.append(accumulator)
+        return accumulator.input
 
     @cached_property
     def _divisor(self) -> str:
@@ -304,59 +304,59 @@ class TrainerWriter:
         """Push each bucket once its gradients are complete; return the token. ``instead``: gradient -> the value sent
         in its place."""
         token, weight = ROUND, self.weight
-        for made, bucket in scalars.values.items():
-            own = self.placement.merged[made]
+        for merged, bucket in scalars.values.items():
+            gradient_name = self.placement.merged[merged]
             for server in range(self.options.servers):
-                token = self._push_node(server, bucket, [made], token, weight, [own])
-        for each in self.plan.buckets:
+                token = self._push_node(server, bucket, [merged], token, weight, [gradient_name])
+        for bucket_sent in self.plan.buckets:
             sent: list[str] = []
-            for unit in each.units:
+            for unit in bucket_sent.units:
                 sent += self._sent(unit, instead)
-            keys = [name for unit in each.units for name in _key_names(unit)]
-            servers = range(self.options.servers) if each.server is None else (each.server,)
+            keys = [name for unit in bucket_sent.units for name in _key_names(unit)]
+            servers = range(self.options.servers) if bucket_sent.server is None else (bucket_sent.server,)
             for server in servers:
-                token = self._push_node(server, each.number, keys, token, weight, sent)
+                token = self._push_node(server, bucket_sent.number, keys, token, weight, sent)
         return token
 
     def _push_node(
         self, server: int, bucket: int, keys: Sequence[str], token: str, weight: str, sent: Sequence[str]
     ) -> str:
         attributes = {"server": server, "bucket": bucket, "keys": list(keys)}
-        made = f"gopt.ps.sent{bucket}_{server}"
+        token_sent = f"gopt.ps.sent{bucket}_{server}"
         self.rewriter.add(
-            "Push", [token, weight, *sent], {made: ROUND_TYPE}, domain=COMM, attributes=attributes,
+            "Push", [token, weight, *sent], {token_sent: ROUND_TYPE}, domain=COMM, attributes=attributes,
             after=self.rewriter.latest(list(sent)),
         )  # fmt: skip
-        return made
+        return token_sent
 
     def _sent(self, unit: ServerUnit, instead: Mapping[str, str]) -> list[str]:
         """Return the pieces of a unit's gradients as they travel."""
         if not unit.split:
             return [self.nodes.narrow(instead.get(name, name)) for name in unit.gradients]
-        found = []
-        for place, piece in enumerate(unit.pieces):
+        sent_names = []
+        for index, piece in enumerate(unit.pieces):
             gradient = self.training.gradients[piece.parameter]
             value = instead.get(gradient, gradient)
-            found.append(self.nodes.narrow(self._cut(unit, place, piece, value)))
-        return found
+            sent_names.append(self.nodes.narrow(self._cut(unit, index, piece, value)))
+        return sent_names
 
-    def _cut(self, unit: ServerUnit, place: int, piece: PlacedPiece, value: str) -> str:
+    def _cut(self, unit: ServerUnit, index: int, piece: PlacedPiece, value: str) -> str:
         """Return a piece of a gradient: whole rows, or a range of the flattened tensor."""
         type = self.types[value]
         if piece.whole:
             return value
-        made = f"gopt.ps.k{unit.number}.piece{place}"
+        name = f"gopt.ps.k{unit.number}.piece{index}"
         shape = piece_shape(type.dims, piece.start, piece.stop)
         due = self.rewriter.latest([value])
         rows = len(shape) == len(type.dims)
         row = type.elements // type.dims[0] if rows and type.dims[0] else 1
         source = value if rows else self.nodes.reshaped(value, (-1,), None, due)
         bounds = [self.nodes.shape((piece.start // row,), None), self.nodes.shape((piece.stop // row,), None)]
-        self.rewriter.add("Slice", [source, *bounds], {made: TensorType(type.dtype, shape)}, after=due)
-        return made
+        self.rewriter.add("Slice", [source, *bounds], {name: TensorType(type.dtype, shape)}, after=due)
+        return name
 
     def metrics(self, scalars: TrainerScalars, done: str) -> str:
-        """Pull the scalars that servers compute; return the token."""
+        """Pull the scalars servers compute; return the token."""
         for name, bucket in scalars.metrics.items():
             type = self.training.graph.types[name]
             self._pull_node(0, bucket, [name], done, "after", {name: type}, None)
@@ -376,17 +376,17 @@ class TrainerWriter:
     @cached_property
     def _own_weight(self) -> str:
         """Return the weight of the batch at hand, a float32 scalar."""
-        value, made = self.options.loss_reduction.value, "gopt.ps.weight"
+        value, weight = self.options.loss_reduction.value, "gopt.ps.weight"
         due = self.rewriter.latest([value])
         self.rewriter.add(
-            "Cast", [value], {f"{made}.wide": TensorType("float32", self.types[value].shape)},
+            "Cast", [value], {f"{weight}.wide": TensorType("float32", self.types[value].shape)},
             attributes={"to": dtype_code("float32")}, after=due,
         )  # fmt: skip
         self.rewriter.add(
-            "Reshape", [f"{made}.wide", self.nodes.shape((), None)], {made: TensorType("float32", ())}, after=due
+            "Reshape", [f"{weight}.wide", self.nodes.shape((), None)], {weight: TensorType("float32", ())}, after=due
         )
-        return made
+        return weight
 
 
 def _key_names(unit: ServerUnit) -> list[str]:
-    return [key_name(unit, place) for place in range(1 if unit.split else len(unit.subgraphs))]
+    return [key_name(unit, index) for index in range(1 if unit.split else len(unit.subgraphs))]

@@ -69,8 +69,8 @@ def make_units(
 ) -> list[ServerUnit]:  # fmt: skip
     """The units of placed pieces, in the order in which their gradients are complete; ``narrow``: as in
     ``ServerPlan``."""
-    found = _UnitMaker(training, updates, owners, options, narrow).all()
-    ordered = sorted(found, key=lambda unit: (unit.ready, -1 if unit.server is None else unit.server))
+    units = _UnitMaker(training, updates, owners, options, narrow).all()
+    ordered = sorted(units, key=lambda unit: (unit.ready, -1 if unit.server is None else unit.server))
     return [replace(unit, number=number) for number, unit in enumerate(ordered)]
 
 
@@ -94,7 +94,7 @@ class _UnitMaker:
                     key = (piece.server, subgraph.equivalence_class, *self._dtypes(subgraph))
                     runs.setdefault(key, []).append((ready, piece))
             elif together.get(name, (name,))[0] == name:
-                yield from self._whole([self.updates.subgraphs[each] for each in together.get(name, (name,))], index)
+                yield from self._whole([self.updates.subgraphs[name] for name in together.get(name, (name,))], index)
         for run in runs.values():
             run.sort(key=lambda item: (item[0], item[1].index))
             yield from (self._run(chunk) for chunk in self._chunks(run))
@@ -104,14 +104,14 @@ class _UnitMaker:
         cap."""
         width = self._nbytes(run[0][1]) / max(run[0][1].elements, 1)
         chunk: list[tuple[int, PlacedPiece]] = []
-        held = 0.0
+        total = 0.0
         for item in run:
             nbytes = item[1].elements * width
-            if chunk and (not self.options.mode.rounds or held + nbytes > self.options.cap):
+            if chunk and (not self.options.mode.rounds or total + nbytes > self.options.cap):
                 yield chunk
-                chunk, held = [], 0.0
+                chunk, total = [], 0.0
             chunk.append(item)
-            held += nbytes
+            total += nbytes
         yield chunk
 
     def _run(self, chunk: Sequence[tuple[int, PlacedPiece]]) -> ServerUnit:
@@ -122,69 +122,69 @@ class _UnitMaker:
         return ServerUnit(0, placed[0].server, True, subgraphs, placed, ready, nbytes, self._dtypes(subgraphs[0]))
 
     def _whole(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Iterator[ServerUnit]:
-        """Yield the units of updates that run as one: a message is of one type, so each pair of types has its own."""
+        """Yield the units of updates running as one: a message is of one type, so each pair of types has its own."""
         if not self.options.mode.rounds:  # each is updated by itself, so it takes what it alone reads along
             subgraphs = self._closed(subgraphs, index)
         server = None if self._seen_outside(subgraphs) else self._placed(subgraphs[0]).server
         alike: dict[tuple[str, str, str], list[UpdateSubgraph]] = {}
-        for each in subgraphs:
-            alike.setdefault(self._dtypes(each), []).append(each)
+        for subgraph in subgraphs:
+            alike.setdefault(self._dtypes(subgraph), []).append(subgraph)
         types = self.training.graph.types
-        for dtypes, held in alike.items():
-            gradients = dict.fromkeys(each.gradient for each in held)
+        for dtypes, group in alike.items():
+            gradients = dict.fromkeys(member.gradient for member in group)
             ready = max(index.defined_at(name) for name in gradients)
             nbytes = sum(types[name].nbytes for name in gradients)
-            yield ServerUnit(0, server, False, tuple(held), tuple(map(self._placed, held)), ready, nbytes, dtypes)
+            yield ServerUnit(0, server, False, tuple(group), tuple(map(self._placed, group)), ready, nbytes, dtypes)
 
     def _placed(self, subgraph: UpdateSubgraph) -> PlacedPiece:
         """Return the only piece of a parameter that is not cut."""
         return self.owners[subgraph.parameter.tensor][0]
 
     def _closed(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Sequence[UpdateSubgraph]:
-        """Return updates with all nodes that depend on them, if these nodes serve nothing else."""
-        own = {id(node) for each in subgraphs for node in each.nodes}
-        ends = {state.updated for each in subgraphs for state in each.states}
+        """Return updates with all nodes depending on them, if these nodes serve nothing else."""
+        ids = {id(node) for subgraph in subgraphs for node in subgraph.nodes}
+        ends = {state.updated for subgraph in subgraphs for state in subgraph.states}
         behind: dict[int, Node] = {}
-        stack = [name for each in subgraphs for node in each.nodes for name in node.outputs if name]
-        stack += [each.gradient for each in subgraphs]
+        stack = [name for subgraph in subgraphs for node in subgraph.nodes for name in node.outputs if name]
+        stack += [subgraph.gradient for subgraph in subgraphs]
         while stack:
             name = stack.pop()
             if name in self.training.graph.outputs and name not in ends:
                 return subgraphs
-            found = [node for node in self._users.get(name, ()) if id(node) not in own and id(node) not in behind]
-            if any(id(node) in self._owned for node in found):
+            readers = [node for node in self._users.get(name, ()) if id(node) not in ids and id(node) not in behind]
+            if any(id(node) in self._owned for node in readers):
                 return subgraphs
-            behind.update((id(node), node) for node in found)
-            stack += [made for node in found for made in node.outputs if made]
-        first = subgraphs[0]
-        nodes = sorted([*first.nodes, *behind.values()], key=lambda node: index.position[id(node)])
-        return [replace(first, nodes=nodes), *subgraphs[1:]]
+            behind.update((id(node), node) for node in readers)
+            stack += [output for node in readers for output in node.outputs if output]
+        leader = subgraphs[0]
+        nodes = sorted([*leader.nodes, *behind.values()], key=lambda node: index.position[id(node)])
+        return [replace(leader, nodes=nodes), *subgraphs[1:]]
 
     @cached_property
     def _owned(self) -> set[int]:
         """Return the nodes of all updates, by id."""
-        return {id(node) for each in self.updates.subgraphs.values() for node in each.nodes}
+        return {id(node) for subgraph in self.updates.subgraphs.values() for node in subgraph.nodes}
 
     def _seen_outside(self, subgraphs: Sequence[UpdateSubgraph]) -> bool:
         """Return whether something outside a replicated update reads its values: then every server must have it."""
-        if all(each.mode is not UpdateMode.REPLICATED for each in subgraphs):
+        if all(subgraph.mode is not UpdateMode.REPLICATED for subgraph in subgraphs):
             return False
         graph = self.training.graph
-        own = {id(node) for each in subgraphs for node in each.nodes}
-        made = {name for each in subgraphs for node in each.nodes for name in node.outputs if name}
-        made |= {each.gradient for each in subgraphs}
-        updated = {state.updated for each in subgraphs for state in each.states}
-        read = any(id(reader) not in own for name in made for reader in self._users.get(name, ()))
-        return read or any(name in graph.outputs for name in made - updated)
+        ids = {id(node) for subgraph in subgraphs for node in subgraph.nodes}
+        results = {name for subgraph in subgraphs for node in subgraph.nodes for name in node.outputs if name}
+        results |= {subgraph.gradient for subgraph in subgraphs}
+        updated = {state.updated for subgraph in subgraphs for state in subgraph.states}
+        read = any(id(reader) not in ids for name in results for reader in self._users.get(name, ()))
+        return read or any(name in graph.outputs for name in results - updated)
 
     @cached_property
     def _users(self) -> Mapping[str, list[Node]]:
-        """Value -> the nodes of the update that read it."""
-        found: dict[str, list[Node]] = {}
+        """Value -> the nodes of the update reading it."""
+        users: dict[str, list[Node]] = {}
         for node in self.training.graph.nodes:
             for name in node.reads if node.phase is Phase.UPDATE else ():
-                found.setdefault(name, []).append(node)
-        return found
+                users.setdefault(name, []).append(node)
+        return users
 
     def _nbytes(self, piece: PlacedPiece) -> int:
         gradient = self.training.graph.types[self.updates.subgraphs[piece.parameter].gradient]

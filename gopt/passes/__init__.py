@@ -1,4 +1,4 @@
-"""The visible, ordered table of passes: a new pass is one file and one line here."""
+"""The visible, ordered table of passes: a new pass is a file and a line here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEFAULT = (
 
 
 def find(name: str) -> Pass:
-    """The pass of that name; raises OptionError with the nearest known name."""
+    """The pass of a name; raises OptionError with the nearest known name."""
     if name not in PASSES:
         raise OptionError(f"no pass is called {name!r}", did_you_mean(name, PASSES) or f"there are {', '.join(PASSES)}")
     return PASSES[name]

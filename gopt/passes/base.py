@@ -26,9 +26,8 @@ def _never(program: SpmdProgram) -> str:
 class Pass:
     """One rewrite.
 
-    ``after``: passes that must run before it if both are in the pipeline. ``needed``: function from the unchanged
-    program to the reason why its ranks would be wrong without this pass, '' if they would not.
-    """
+    ``after``: passes that must run earlier if both are in the pipeline. ``needed``: function from the unchanged program
+    to the reason for wrong ranks without this pass, or ''."""
 
     name: str
     options: type
@@ -54,15 +53,15 @@ def option_table(spec: Pass) -> list[tuple[str, str, str]]:
     return rows
 
 
-def build_options(spec: Pass, given: Mapping[str, Any]) -> Any:
-    """The options object from names and texts (or TOML values); raises OptionError with what is known."""
+def build_options(spec: Pass, texts: Mapping[str, Any]) -> Any:
+    """The options object from names and texts (or TOML values); raises OptionError with the known names."""
     hints = typing.get_type_hints(spec.options)
     values = {}
-    for key, value in given.items():
+    for key, value in texts.items():
         name = key.replace("-", "_")
         if name not in hints:
-            known = [field.name.replace("_", "-") for field in fields(spec.options)]
-            hint = did_you_mean(key, known) or f"it takes {', '.join(known) or 'no options'}"
+            names = [field.name.replace("_", "-") for field in fields(spec.options)]
+            hint = did_you_mean(key, names) or f"it takes {', '.join(names) or 'no options'}"
             raise OptionError(f"pass {spec.name} has no option {key!r}", hint)
         values[name] = _convert(spec.name, key, value, hints[name])
     return spec.options(**values)
@@ -86,10 +85,10 @@ def _convert(owner: str, key: str, value: Any, hint: Any) -> Any:
             return ";".join(f"{name}:{item}" for name, item in value.items())
         if hint is bool:
             return {"true": True, "false": False}[str(value).lower()]
-        made = hint(value)
-        if hint in (int, float) and not abs(made) < _MOST:  # not a number neither
+        number = hint(value)
+        if hint in (int, float) and not abs(number) < _MOST:  # not a number neither
             raise ValueError
-        return made
+        return number
     except (ValueError, KeyError, TypeError, OverflowError):
         raise OptionError(f"pass {owner}: option {key} cannot be {value!r}", f"it takes {_type_name(hint)}") from None
 

@@ -1,4 +1,4 @@
-"""Move the cast of a parameter from the head of the step behind its update."""
+"""Move the cast of a parameter from the head of the step behind the update."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def hoist_casts(program: SpmdProgram, options: HoistOptions) -> PassResult:
 def _hoist(
     rewriter: GraphRewriter, users: dict[str, list[Node]], state: State, casts: list[Node], number: int
 ) -> ShardedState:
-    """Turn the first cast's result into a state; every other cast's readers read that one."""
+    """Turn the first cast's result into a state; every other cast's readers read this result."""
     name = casts[0].outputs[0]
     for cast in casts:
         why, by = "the parameter is cast once, behind its update", {cast.outputs[0]: name}

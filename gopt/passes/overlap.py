@@ -1,4 +1,4 @@
-"""Place the calls of a step so that they run beside its computation."""
+"""Place the calls of a step beside the computation."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ class OverlapOptions(PassOptions):
 class LiveRange:
     """Lifetime of a gathered value of ``nbytes`` bytes: nodes ``first`` to ``last`` read it.
 
-    ``copy``: the last reader of an earlier gather of the same values, -1 if there is none.
-    """
+    ``copy``: the last reader of an earlier gather of the same values, or -1."""
 
     first: int
     last: int
@@ -45,7 +44,7 @@ class LiveRange:
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """A gather is issued right before the node at place ``at``; ``why`` it is no earlier, where something held it."""
+    """A gather is issued right before the node at place ``at``; ``why``: the reason for no earlier place, if any."""
 
     at: int
     why: str = ""
@@ -92,9 +91,8 @@ def overlap(program: SpmdProgram, options: OverlapOptions) -> PassResult:
 def issue(live_ranges: Sequence[LiveRange], prefetch: int, limit: float | None) -> list[Issue]:
     """Return the place at which each gather is issued.
 
-    ``live_ranges``: in the order of first use; ``limit``: in bytes. Every gather is live while it is read; remaining
-    memory goes to prefetches, in order of use. Pure.
-    """
+    ``live_ranges``: in the order of first use; ``limit``: in bytes. Every gather is live during its reads; remaining
+    memory goes to prefetches, in order of use. Pure."""
     budget = None if limit is None else _MemoryBudget(live_ranges, limit)
     result = []
     for position, live_range in enumerate(live_ranges):
@@ -109,7 +107,7 @@ def issue(live_ranges: Sequence[LiveRange], prefetch: int, limit: float | None) 
 
 
 class _MemoryBudget:
-    """Bytes alive between the places at which that changes; every live range counts from the start."""
+    """Bytes alive between the places of changes; every live range counts from the start."""
 
     def __init__(self, live_ranges: Sequence[LiveRange], limit: float) -> None:
         self.limit = limit
@@ -122,7 +120,7 @@ class _MemoryBudget:
         self.alive = list(accumulate(change))
 
     def take(self, wanted: int, live_range: LiveRange) -> int:
-        """The first place from ``wanted`` on from where the live range fits until its first use; takes its bytes."""
+        """The first place from ``wanted`` on where the live range fits until its first use; takes the bytes."""
         number = self.number[live_range.first]
         while self.points[number] > wanted and self.alive[number - 1] + live_range.nbytes <= self.limit:
             number -= 1
@@ -131,7 +129,7 @@ class _MemoryBudget:
 
 
 def _live_ranges(gathers: Sequence[CollectiveCall]) -> list[LiveRange]:
-    """The live ranges of the gathers; two of the same inputs are copies of one another."""
+    """The live ranges of the gathers; two gathers of the same inputs are copies."""
     read_until: dict[tuple[str, ...], int] = {}
     live_ranges = []
     for call in gathers:
@@ -142,27 +140,26 @@ def _live_ranges(gathers: Sequence[CollectiveCall]) -> list[LiveRange]:
 
 
 def _early(nodes: Sequence[Node], calls: Sequence[CollectiveCall]) -> tuple[dict[int, float], int]:
-    """Place of each node that is to move -> where it is due; and how many calls that moves forward.
+    """Place of each node to move -> the new place; and the number of calls moved forward.
 
-    A call goes right behind what completes its inputs, and takes along what passes made between the two. Readers of
-    what a call makes go behind the last heavy operator that does not wait for one, so that none is waited for early.
-    """
+    A call goes right behind its last input, and takes along the nodes made by passes in between. Readers of a call's
+    results go behind the last heavy operator that does not wait for a call, so that no call is waited for early."""
     gathers = {call.place for call in calls if call.before_use}
     waits = _waiting(nodes, gathers)
     stop = max((position for position, node in enumerate(nodes) if heavy(node) and not waits[position]), default=-1)
     at: dict[str, float] = {}
     due: dict[int, float] = {}
     free: dict[int, float] = {}
-    for place, node in enumerate(nodes):
-        call, when = node.domain == COMM, place + 0.5
-        if call or node.made_by or waits[place]:  # any other stays where it is
+    for index, node in enumerate(nodes):
+        call, when = node.domain == COMM, index + 0.5
+        if call or node.made_by or waits[index]:  # any other stays where it is
             behind = max([at.get(name, -0.5) for name in node.reads], default=-0.5)
-            if call and place not in gathers and behind > 0:
-                due[place] = when = behind
-            elif node.made_by and not call and not waits[place]:
-                free[place] = when = behind
-            elif waits[place] and place < stop:
-                due[place] = when = max(behind, stop + 0.5)
+            if call and index not in gathers and behind > 0:
+                due[index] = when = behind
+            elif node.made_by and not call and not waits[index]:
+                free[index] = when = behind
+            elif waits[index] and index < stop:
+                due[index] = when = max(behind, stop + 0.5)
         for name in node.outputs:
             at[name] = when
     _take_along(nodes, due, free)
@@ -173,7 +170,7 @@ def _early(nodes: Sequence[Node], calls: Sequence[CollectiveCall]) -> tuple[dict
 
 
 def _waiting(nodes: Sequence[Node], gathers: set[int]) -> list[bool]:
-    """Return, per node, whether it depends on the result of a call other than a gather before use."""
+    """Return, per node, whether the node depends on the result of a call other than a gather before use."""
     behind: set[str] = set()
     waits = []
     for position, node in enumerate(nodes):
@@ -184,7 +181,7 @@ def _waiting(nodes: Sequence[Node], gathers: set[int]) -> list[bool]:
 
 
 def _take_along(nodes: Sequence[Node], due: dict[int, float], free: Mapping[int, float]) -> None:
-    """Add to ``due`` the free nodes that something in it reads, directly or through others."""
+    """Add to ``due`` the free nodes read by its nodes, directly or through others."""
     wanted: set[str] = set()
     for position in range(len(nodes) - 1, -1, -1):
         node = nodes[position]
@@ -195,7 +192,7 @@ def _take_along(nodes: Sequence[Node], due: dict[int, float], free: Mapping[int,
 
 
 def _ahead(nodes: Sequence[Node], gathers: Sequence[CollectiveCall], issues: Sequence[Issue]) -> dict[int, float]:
-    """Return gather -> place at which it is due, also for the nodes that produce its inputs if they are later."""
+    """Return gather -> the due place, also for later nodes before the gather's inputs."""
     due = {call.place: item.at - 0.25 for call, item in zip(gathers, issues)}
     if not due:
         return {}
@@ -212,7 +209,7 @@ def _ahead(nodes: Sequence[Node], gathers: Sequence[CollectiveCall], issues: Seq
 
 
 def _move(program: SpmdProgram, due: Mapping[int, float]) -> None:
-    """Bring the graph's nodes in their new order."""
+    """Bring the graph's nodes in the new order."""
     rewriter = GraphRewriter(program.graph, "overlap")
     for position, when in due.items():
         rewriter.move(program.graph.nodes[position], when)

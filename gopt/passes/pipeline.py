@@ -23,7 +23,7 @@ _ITEM = re.compile(r"\s*([A-Za-z0-9_-]+)\s*(?:\{([^{}]*)\})?\s*(,|$)")
 
 @dataclass(frozen=True, slots=True)
 class PassInstance:
-    """One pass of a pipeline with its options settled."""
+    """One pass of a pipeline with settled options."""
 
     spec: Pass
     options: Any
@@ -53,11 +53,11 @@ class Pipeline:
         for number, stage in enumerate(self.stages, 1):
             name = stage.spec.name
             advance(f"pass {name}", number, len(self.stages))
-            others = list(program.others)  # those that the pass itself makes are done
+            pending = list(program.others)  # those that the pass itself makes are done
             try:
                 result = stage.spec.apply(program, stage.options)
-                for other in others:
-                    stage.spec.apply(other, stage.options)
+                for unfinished in pending:
+                    stage.spec.apply(unfinished, stage.options)
                 for variant in program.variants:
                     if self.verify_each or stage is self.stages[-1]:
                         check_graph(variant.graph)
@@ -76,7 +76,7 @@ class Pipeline:
 
 
 def parse_pipeline(text: str) -> list[tuple[str, dict[str, str]]]:
-    """``"shard{stage=1,bucket-mb=4},statistics"`` -> names with their options as text."""
+    """``"shard{stage=1,bucket-mb=4},statistics"`` -> names with options as text."""
     items: list[tuple[str, dict[str, str]]] = []
     position = 0
     while position < len(text):
@@ -105,21 +105,20 @@ def build_pipeline(
     verify_each: bool = False,
     after_each: Callable[[str, SpmdProgram], None] | None = None,
 ) -> Pipeline:
-    """A pipeline from names and options; ``defaults`` holds option values by pass that ``items`` may override.
+    """A pipeline from names and options; ``defaults`` holds option values by pass, overridden by ``items``.
 
-    A default for a pass that is not in the pipeline is refused: no option is dropped silently.
-    """
+    A default for a pass outside the pipeline is refused: no option is dropped silently."""
     chosen = [(name, {}) for name in DEFAULT] if items is None else list(items)
     defaults = dict(defaults or {})
     stages = []
-    for name, given in chosen:
+    for name, texts in chosen:
         spec = find(name)
-        stages.append(PassInstance(spec, build_options(spec, {**defaults.pop(name, {}), **given})))
-    for name, left in defaults.items():
+        stages.append(PassInstance(spec, build_options(spec, {**defaults.pop(name, {}), **texts})))
+    for name, unused in defaults.items():
         find(name)
-        if left:
+        if unused:
             raise OptionError(
-                f"options are given for pass {name}, which is not in the pipeline: {', '.join(left)}",
+                f"options are given for pass {name}, which is not in the pipeline: {', '.join(unused)}",
                 "add the pass to --pipeline, or leave its options out",
             )
     return Pipeline(tuple(stages), verify_each, after_each)

@@ -1,4 +1,4 @@
-"""Refuses incomplete requests before any work: axes that are not supported, passes without which ranks are wrong."""
+"""Refuses incomplete requests before any work: unsupported axes, and missing passes without which ranks are wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gopt.spmd.program import SpmdProgram
 
 
 def check_mesh(mesh: Mesh) -> None:
-    """Raise UnsupportedError on an axis that gopt does not shard along."""
+    """Raise UnsupportedError on an axis unknown to gopt's sharding."""
     if dict(mesh.axes).get("pp", 1) > 1:
         raise UnsupportedError(
             "mesh axis 'pp' is not supported: gopt does not split a step into pipeline stages", "use tp, shard or dp"
@@ -25,11 +25,11 @@ def check_mesh(mesh: Mesh) -> None:
 
 
 def check_stage(mesh: Mesh, stage: object) -> None:
-    """Raise OptionError for a stage that was asked for on a mesh whose ranks share out no states."""
-    others = [name for name in mesh.data_axes if name != SHARD]
-    if stage is None or stage in (0, "0") or mesh.data_ranks == 1 or len(others) < len(mesh.data_axes):
+    """Raise OptionError for a stage on a mesh whose ranks share out no states."""
+    data_axes = [name for name in mesh.data_axes if name != SHARD]
+    if stage is None or stage in (0, "0") or mesh.data_ranks == 1 or len(data_axes) < len(mesh.data_axes):
         return
-    named = [(SHARD if name == others[-1] else name, size) for name, size in mesh.axes]
+    named = [(SHARD if name == data_axes[-1] else name, size) for name, size in mesh.axes]
     meant = ",".join(f"{name}={size}" for name, size in named)
     raise OptionError(
         f"--stage {stage} shards nothing on the mesh {mesh}: ranks share out states along an axis {SHARD!r} alone",
@@ -39,24 +39,24 @@ def check_stage(mesh: Mesh, stage: object) -> None:
 
 def check_axes(mesh: Mesh, training: TrainingGraph) -> None:
     """Raise UnsupportedError where ranks must compute the same and cannot. An axis that splits nothing is refused by
-    the pass that would split along it."""
-    same = [name for name, size in mesh.axes if size > 1 and name not in mesh.data_axes]
-    node = next(filter(draws, training.graph.nodes), None) if same else None
+    the pass for this axis."""
+    shared = [name for name, size in mesh.axes if size > 1 and name not in mesh.data_axes]
+    node = next(filter(draws, training.graph.nodes), None) if shared else None
     if node is not None:
         raise UnsupportedError(
-            f"{node.op_type} {node.label!r} draws different values on each rank, but ranks along {same[0]!r} must "
+            f"{node.op_type} {node.label!r} draws different values on each rank, but ranks along {shared[0]!r} must "
             "compute the same",
             "give it a seed, or what it draws as an input",
         )
 
 
 def check_states(training: TrainingGraph) -> None:
-    """Raise InputError for a state whose new value is of another type: the next step could not read it."""
+    """Raise InputError for a state with a new value of another type: the next step could not read the value."""
     graph = training.graph
     for state in training.states:
         old, new = graph.type_of(state.tensor), graph.type_of(state.updated)
-        other = old.static and new.static and old.shape != new.shape
-        if known(new.dtype) and (other or old.dtype != new.dtype):
+        unequal = old.static and new.static and old.shape != new.shape
+        if known(new.dtype) and (unequal or old.dtype != new.dtype):
             raise InputError(
                 f"state {show(state.tensor)} is {old}, and its new value {show(state.updated)} is {new}",
                 "a state keeps its type from step to step: check --states",
@@ -64,8 +64,8 @@ def check_states(training: TrainingGraph) -> None:
 
 
 def check_disk_space(training: TrainingGraph, ranks: int, target: Path, split: bool = False) -> None:
-    """Raise RunError where the disk under ``target``, a whole path, has less room than so many ranks take at least, in
-    bytes: what every rank has of the forward and backward, and all values once. ``split``: of trainers and servers,
+    """Raise RunError where the disk under ``target``, a whole path, has less room than the least size of so many ranks,
+    in bytes: every rank's part of the forward and backward, and all values once. ``split``: of trainers and servers,
     ``ranks`` is the number of trainers' files."""
     graph = training.graph
     item = sum(len(node.encoded or node.to_bytes()) for node in graph.nodes if node.phase is not Phase.UPDATE)
@@ -83,7 +83,7 @@ def check_disk_space(training: TrainingGraph, ranks: int, target: Path, split: b
 
 
 def check_passes(program: SpmdProgram, names: Collection[str]) -> None:
-    """Raise OptionError where a pass is missing from ``names`` without which the ranks of a step would be wrong."""
+    """Raise OptionError for a pass missing from ``names`` without which the ranks of a step would be wrong."""
     for name, spec in PASSES.items():
         why = spec.needed(program) if name not in names else ""
         if why:

@@ -1,4 +1,4 @@
-"""Drop what nothing reads any more: nodes left behind by other passes."""
+"""Drop unread values: nodes left behind by other passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Split the computation of a step along axes whose ranks see the same samples: forward, backward and update."""
+"""Split the computation of a step along axes of ranks with the same samples: forward, backward and update."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TensorParallelOptions(PassOptions):
     """The links between ranks, as in gopt plan, by which conflicts were settled; empty: by bytes."""
 
     def __post_init__(self) -> None:
-        """Raise OptionError for texts that cannot be read, before any work."""
+        """Raise OptionError for unreadable texts, before any work."""
         if self.parameters or self.inputs or self.gradients:  # what reads them is imported for steps that are split
             _ = self.request, self.marks
 
@@ -93,7 +93,7 @@ def tensor_parallel(program: SpmdProgram, options: TensorParallelOptions) -> Pas
 
 
 def needed(program: SpmdProgram) -> str:
-    """Return the reason why a step needs this pass; '' if it does not."""
+    """Return the reason why a step needs this pass, or ''."""
     axes = splitting_axes(program.mesh, program.training)
     return f"nothing else splits the computation along {axes[0]}: its ranks would be copies" if axes else ""
 

@@ -1,1 +1,1 @@
-"""Records that all packages know: meshes, placements, boxes, roles, tables."""
+"""Records known to all packages: meshes, placements, boxes, roles, tables."""

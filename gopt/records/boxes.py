@@ -1,8 +1,7 @@
-"""Boxes: the part of a tensor that a member has where dimensions are sharded, one list of ranges per dimension.
+"""Boxes: a member's part of a tensor with sharded dimensions, one list of ranges per dimension.
 
 A box is ``((0, 16), (0, 8, 16, 24))``: all 16 rows, and of the columns 0 to 8 and 16 to 24. A part of a box is counted
-in its elements, row-major.
-"""
+in the box's elements, row-major."""
 
 from __future__ import annotations
 
@@ -20,24 +19,24 @@ Box = tuple[Annotated[tuple[Count, ...], Bounds(min_items=2)], ...]
 
 
 def box_of(sharding: Sharding, shape: Sequence[int], coordinates: Mapping[str, int]) -> Box | None:
-    """Return the box of a tensor that a rank has; None if it has the whole tensor."""
+    """Return a rank's box of a tensor; None for the whole tensor."""
     box: list[tuple[int, ...]] = [(0, size) for size in shape]
     sharded = [(axis, position) for axis, position in sharding.by_axis if isinstance(position, Shard)]
-    for axis, place in sharded:
-        box[place.dim] = _both(box[place.dim], place.parts(coordinates[axis]), shape[place.dim])
+    for axis, placement in sharded:
+        box[placement.dim] = _both(box[placement.dim], placement.parts(coordinates[axis]), shape[placement.dim])
     return tuple(box) if sharded else None
 
 
 def _both(dimension: tuple[int, ...], parts: Sequence[tuple[int, int]], size: int) -> tuple[int, ...]:
-    """Intersect the ranges of a dimension with its parts."""
+    """Intersect the ranges of a dimension with parts."""
     if dimension == (0, size):
         return tuple(end for part in parts for end in part)
-    both = ((max(start, first), min(stop, last)) for start, stop in ranges_of(dimension) for first, last in parts)
-    return tuple(end for start, stop in both if start < stop for end in (start, stop))
+    overlaps = ((max(start, low), min(stop, last)) for start, stop in ranges_of(dimension) for low, last in parts)
+    return tuple(end for start, stop in overlaps if start < stop for end in (start, stop))
 
 
 def all_boxes(sharding: Sharding, shape: Sequence[int]) -> Iterator[Box | None]:
-    """The boxes of a tensor that together are all of it, members of the last axis first."""
+    """The boxes that together are all of a tensor, members of the last axis first."""
     axes = [(axis, len(position.sizes)) for axis, position in sharding.by_axis if isinstance(position, Shard)]
     for members in product(*(range(count) for _, count in axes)):
         yield box_of(sharding, shape, {axis: member for (axis, _), member in zip(axes, members)})
@@ -49,7 +48,7 @@ def ranges_of(dimension: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def box_shape(box: Box) -> tuple[int, ...]:
-    """The shape of what a box holds."""
+    """The shape of a box's contents."""
     return tuple(sum(stop - start for start, stop in ranges_of(dimension)) for dimension in box)
 
 
@@ -61,9 +60,8 @@ def box_elements(box: Box) -> int:
 def in_grid(boxes: Collection[Box | None], shape: Sequence[int]) -> bool:
     """Return whether distinct boxes tile a tensor as a grid: each dimension has the same ranges everywhere.
 
-    Along each dimension ranks hold one of a few parts, so that whatever they hold is a grid. Linear in the boxes, for
-    a tensor of any size.
-    """
+    Along each dimension ranks hold one of a few parts, so that the held boxes form a grid. Linear in the boxes, for a
+    tensor of any size."""
     sides: list[set[tuple[int, ...]]] = [set() for _ in shape]
     for box in boxes:
         for side, ends in zip(sides, box or [(0, size) for size in shape]):
@@ -82,9 +80,7 @@ def _shared_out(side: Iterable[tuple[int, ...]], size: int) -> bool:
 
 
 def rows_of(box: Box, shape: Sequence[int]) -> tuple[int, int] | None:
-    """Return the range of flattened elements that a box covers, if it consists of whole rows; else None. None where it
-    is none.
-    """
+    """Return the range of flattened elements of a box of whole rows, else None."""
     if not box or len(box[0]) != 2 or any(ends != (0, size) for ends, size in zip(box[1:], shape[1:])):
         return None
     row = prod(shape[1:])
@@ -111,7 +107,7 @@ def put(array: np.ndarray, box: Box | None, flat: np.ndarray, start: int) -> Non
 
 
 def _index(box: Box) -> tuple[slice, ...] | tuple[np.ndarray, ...]:
-    """Slices where every dimension is one range, else lists of places."""
+    """Slices where every dimension is one range, else lists of positions."""
     if all(len(dimension) == 2 for dimension in box):
         return tuple(slice(*dimension) for dimension in box)
     return np.ix_(*(np.concatenate([np.arange(*part) for part in ranges_of(dimension)]) for dimension in box))

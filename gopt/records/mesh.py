@@ -1,4 +1,4 @@
-"""The ranks as a row-major grid with named axes, and what ranks along each see of the data. Pure arithmetic."""
+"""The ranks as a row-major grid with named axes, and the data seen along each axis. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gopt.text.sanitize import show
 
 
 class AxisKind(str, Enum):
-    """Which data the ranks along an axis read."""
+    """The data read by the ranks along an axis."""
 
     DATA = "data"
     """Each rank its own samples."""
@@ -44,14 +44,14 @@ _ELSEWHERE = {
 
 
 def nearest(name: str) -> str:
-    """The known axis that a name may stand for, or ''."""
+    """The known axis meant by a name, or ''."""
     close = get_close_matches(name.lower(), AXES, 3)
     close.sort(key=lambda item: item[0] != name[0].lower())  # dpp is dp, as near as pp
     return _ELSEWHERE.get(name.lower()) or (close[0] if close else "")
 
 
 def axis_kinds(texts: Iterable[str] | Mapping[str, str]) -> dict[str, AxisKind]:
-    """``["rep=replica", "zone=data"]``, or the same as a table -> axis -> its kind; raises OptionError."""
+    """``["rep=replica", "zone=data"]``, or the same as a table -> axis -> kind; raises OptionError."""
     pairs = texts.items() if isinstance(texts, Mapping) else [text.partition("=")[::2] for text in texts]
     result: dict[str, AxisKind] = {}
     for name, word in pairs:
@@ -75,11 +75,10 @@ def axis_kinds(texts: Iterable[str] | Mapping[str, str]) -> dict[str, AxisKind]:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Named axes and their sizes; the last axis varies fastest.
+    """Named axes with sizes; the last axis varies fastest.
 
-    ``Mesh((("dp", 2), ("shard", 4)))`` has 8 ranks; rank 5 stands at dp=1, shard=1. ``kinds`` is what the user says of
-    axes: an axis that is not in ``AXES`` must be there. Raises OptionError.
-    """
+    ``Mesh((("dp", 2), ("shard", 4)))`` has 8 ranks; rank 5 stands at dp=1, shard=1. ``kinds``: the user's kinds of
+    axes, needed for an axis outside ``AXES``. Raises OptionError."""
 
     axes: tuple[tuple[str, int], ...]
     kinds: tuple[tuple[str, AxisKind], ...] = ()
@@ -103,16 +102,16 @@ class Mesh:
             )
         if len(set(names)) != len(names):
             raise OptionError(f"mesh axis named twice in {self}", "give each axis once, e.g. dp=2,shard=4")
-        said = dict(self.kinds)
+        kinds = dict(self.kinds)
         for name in names:
-            if name not in AXES and name not in said:
+            if name not in AXES and name not in kinds:
                 close = nearest(name)
                 raise OptionError(
                     f"no mesh axis is called {name!r}",
                     *([f"did you mean {close!r}?"] if close else [f"there are {', '.join(AXES)}"]),
                     f"or give the kind of its data: --axis {name}=replica (the same samples) or --axis {name}=data",
                 )
-        idle = next((name for name in said if name not in names), None)
+        idle = next((name for name in kinds if name not in names), None)
         if idle is not None:
             raise OptionError(
                 f"--axis gives the kind of {idle!r}, which is not an axis of the mesh {self}", "leave it out"
@@ -130,15 +129,15 @@ class Mesh:
         return cls(tuple(axes), tuple((kinds or {}).items()))
 
     @classmethod
-    def of(cls, given: Mesh | int | str) -> Mesh:
-        """A mesh as it is, ``dp=2,shard=4`` read, or a number of ranks along ``shard``; raises OptionError."""
-        if isinstance(given, Mesh):
-            return given
-        if isinstance(given, str):
-            return cls.parse(given)
-        if not is_whole(given):
-            raise OptionError(f"a mesh cannot be {given!r}", "write it as dp=2,shard=4, or as a number of ranks")
-        return cls(((SHARD, int(given)),))
+    def of(cls, mesh: Mesh | int | str) -> Mesh:
+        """A mesh as given, ``dp=2,shard=4`` read, or a number of ranks along ``shard``; raises OptionError."""
+        if isinstance(mesh, Mesh):
+            return mesh
+        if isinstance(mesh, str):
+            return cls.parse(mesh)
+        if not is_whole(mesh):
+            raise OptionError(f"a mesh cannot be {mesh!r}", "write it as dp=2,shard=4, or as a number of ranks")
+        return cls(((SHARD, int(mesh)),))
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Mesh:
@@ -149,21 +148,21 @@ class Mesh:
         return cls(axes, tuple(kinds.items()))
 
     def to_json(self) -> dict[str, Any]:
-        """As the manifest has it; ``kinds`` only where the user said some."""
+        """As in the manifest; ``kinds`` only if the user gave some."""
         record: dict[str, Any] = {"axes": [[name, size] for name, size in self.axes], "ranks": self.ranks}
         return record | ({"kinds": {name: kind.value for name, kind in self.kinds}} if self.kinds else {})
 
     def kind(self, axis: str) -> AxisKind:
-        """Which data the ranks along an axis of the mesh read."""
+        """The data read by the ranks along an axis of the mesh."""
         return dict(self.kinds).get(axis) or AXES[axis]
 
     @property
     def data_axes(self) -> tuple[str, ...]:
-        """The axes along which ranks see different samples, in mesh order: the one place that says so."""
+        """The axes of ranks with different samples, in mesh order: the only place with this rule."""
         return tuple(name for name, _ in self.axes if self.kind(name) is AxisKind.DATA)
 
     def live(self, group: str) -> tuple[str, ...]:
-        """The axes of a group along which there is more than one rank."""
+        """The axes of a group with more than one rank."""
         sizes = dict(self.axes)
         return tuple(axis for axis in self.split(group) if sizes[axis] > 1)
 
@@ -180,7 +179,7 @@ class Mesh:
         return math.prod(sizes[axis] for axis in self.split(group))
 
     def split(self, group: str) -> tuple[str, ...]:
-        """The axes of a group; raises OptionError when one is unknown or out of mesh order."""
+        """The axes of a group; raises OptionError for an unknown axis, or one out of mesh order."""
         order = [name for name, _ in self.axes]
         axes = tuple(group.split("+"))
         unknown = [axis for axis in axes if axis not in order]
@@ -198,35 +197,35 @@ class Mesh:
         return result
 
     def first(self, group: str, rank: int) -> int:
-        """The first of a rank's group, which tells it from the other groups of that name."""
-        axes, own, stride = self.split(group), self.coordinates(rank), self.ranks
+        """The first rank of a rank's group, different for every group of the name."""
+        axes, coordinates, stride = self.split(group), self.coordinates(rank), self.ranks
         for name, size in self.axes:
             stride //= size
-            rank -= own[name] * stride if name in axes else 0
+            rank -= coordinates[name] * stride if name in axes else 0
         return rank
 
     def members(self, group: str, rank: int) -> tuple[int, ...]:
-        """Ranks that share every coordinate with ``rank`` but the group's axes, in rank order."""
-        axes, own = self.split(group), self.coordinates(rank)
+        """Ranks that share every coordinate with ``rank`` except on the group's axes, in rank order."""
+        axes, coordinates = self.split(group), self.coordinates(rank)
         members, stride = [0], self.ranks
         for name, size in self.axes:
             stride //= size
-            places = range(size) if name in axes else (own[name],)
-            members = [base + position * stride for base in members for position in places]
+            steps = range(size) if name in axes else (coordinates[name],)
+            members = [base + position * stride for base in members for position in steps]
         return tuple(members)
 
     def index(self, group: str, rank: int) -> int:
-        """Place of a rank inside its group."""
+        """Index of a rank inside the group."""
         sizes = dict(self.axes)
-        own = self.coordinates(rank)
+        coordinates = self.coordinates(rank)
         position = 0
         for axis in self.split(group):
-            position = position * sizes[axis] + own[axis]
+            position = position * sizes[axis] + coordinates[axis]
         return position
 
     @property
     def shard_axis(self) -> str:
-        """The axis whose ranks share out states: ``shard``; '' where it has one rank."""
+        """The axis that shares out states: ``shard``; '' for one rank."""
         return SHARD if dict(self.axes).get(SHARD, 1) > 1 else ""
 
     @property
@@ -236,14 +235,14 @@ class Mesh:
 
     @property
     def replica_group(self) -> str | None:
-        """The data axes beside ``shard_axis``: their ranks hold equal shards. None where they have one rank."""
+        """The data axes beside ``shard_axis``, with equal shards on their ranks. None for one rank."""
         axes = [name for name in self.data_axes if name != SHARD]
         group = "+".join(axes)
         return group if axes and self.size(group) > 1 else None
 
     @property
     def data_group(self) -> str | None:
-        """The group over which gradients are averaged: all data axes of the mesh, or None."""
+        """The group of averaged gradients: all data axes of the mesh, or None."""
         return "+".join(self.data_axes) or None
 
     @property

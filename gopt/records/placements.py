@@ -1,7 +1,7 @@
-"""Placements: what each member of one mesh axis holds of a value, and which members run a node.
+"""Placements: the part of a value on each member of a mesh axis, and the members that run a node.
 
-A value has one placement per mesh axis; that tuple is its sharding. Along different axes placements are independent.
-"""
+A value has one placement per mesh axis; this tuple is the value's sharding. Along different axes placements are
+independent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class PerMember:
-    """Every member has a value of its own: its batch, its gradient, its random numbers."""
+    """Every member has a different value: a batch, a gradient, random numbers."""
 
     def covers(self, member: int) -> bool:
         return True
@@ -36,7 +36,7 @@ class PerMember:
 
 @dataclass(frozen=True, slots=True)
 class OnMember:
-    """One member has the whole value; no other has it."""
+    """One member has the whole value, all others nothing."""
 
     member: int
 
@@ -51,9 +51,8 @@ class OnMember:
 class Shard:
     """Member i has ``sizes[i]`` of dimension ``dim``, one behind the other; a size may be zero.
 
-    ``runs``: the dimension is that many runs of equal length, and a member has its part of each: of queries, keys and
-    values that one weight makes, or of heads behind one another for each sample.
-    """
+    ``runs``: the dimension is so many runs of equal length, with a part of each on every member: of queries, keys and
+    values from one weight, or of heads behind one another for each sample."""
 
     dim: int
     sizes: tuple[int, ...]
@@ -68,11 +67,11 @@ class Shard:
         return self.runs * sum(self.sizes)
 
     def local(self, member: int) -> int:
-        """Elements of the dimension that a member has."""
+        """Elements of the dimension on a member."""
         return self.runs * self.sizes[member]
 
     def part(self, member: int) -> tuple[int, int]:
-        """The member's range of the dimension, or of each run of it."""
+        """The member's range of the dimension, or of each run."""
         start = sum(self.sizes[:member])
         return start, start + self.sizes[member]
 
@@ -84,19 +83,18 @@ class Shard:
 
     @property
     def alone(self) -> bool:
-        """Whether one member has all of the dimension, others nothing: no reshape tells which dimension that was."""
+        """Whether one member has all of the dimension, others nothing: no reshape tells this dimension."""
         return len(self.sizes) > 1 and sum(size > 0 for size in self.sizes) == 1
 
-    def fits(self, other: Shard) -> bool:
-        """Return whether two axes can shard one value so: other dimensions, or each part of one is whole runs of the
+    def fits(self, shard: Shard) -> bool:
+        """Return whether two axes can shard one value so: other dimensions, or parts of one made of whole runs of the
         other.
 
-        Of one dimension, parts are then equal, and a member of both axes has the elements that both parts have.
-        """
-        if self.dim != other.dim:
+        Of one dimension, parts are then equal, and a member of both axes has the elements common to both parts."""
+        if self.dim != shard.dim:
             return True
-        outer, inner = sorted((self, other), key=lambda item: item.runs)
-        even = len({*self.sizes}) == len({*other.sizes}) == 1 and self.length == other.length
+        outer, inner = sorted((self, shard), key=lambda item: item.runs)
+        even = len({*self.sizes}) == len({*shard.sizes}) == 1 and self.length == shard.length
         return even and inner.runs % (outer.runs * len(outer.sizes)) == 0
 
     def __str__(self) -> str:
@@ -120,7 +118,7 @@ class _Places:
         return True
 
     def local(self, member: int) -> int:
-        """Elements of the dimension that a member has."""
+        """Elements of the dimension on a member."""
         start, stop = self.ranges[member]
         return stop - start
 
@@ -132,13 +130,12 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class Window(_Places):
-    """Member i has places ``ranges[i]`` of dimension ``dim``, as read by an operator that slides along it.
+    """Member i has places ``ranges[i]`` of dimension ``dim``, as read by a sliding operator.
 
     Ranges of neighbours overlap, and may omit places that are never read.
 
     ``length``: elements of the whole dimension. A place before 0 or at ``length`` and above is filled according to
-    ``border``: zeros, or the lowest value of the type. So no member pads the dimension, not even at its ends.
-    """
+    ``border``: zeros, or the lowest value of the type. So no member pads the dimension, not even at the ends."""
 
     border: str = "zeros"
 
@@ -150,8 +147,7 @@ class Window(_Places):
 class WindowTerms(_Places):
     """The dual of a ``Window``: member i has terms of a sum for places ``ranges[i]``.
 
-    A place that no member has is zero; terms for places outside 0 to ``length`` are discarded.
-    """
+    A place without a member is zero; terms for places outside 0 to ``length`` are discarded."""
 
     def __str__(self) -> str:
         return f"terms of a sum for places {[list(item) for item in self.ranges]} of dimension {self.dim}"
@@ -159,7 +155,7 @@ class WindowTerms(_Places):
 
 @dataclass(frozen=True, slots=True)
 class FlatShard:
-    """Elements ``[start, stop)`` of a flat bucket, of which member i has those in ``[cuts[i], cuts[i+1])``: 1-D."""
+    """Elements ``[start, stop)`` of a flat bucket, with ``[cuts[i], cuts[i+1])`` on member i: 1-D."""
 
     cuts: tuple[int, ...]
     start: int
@@ -174,13 +170,13 @@ class FlatShard:
         return start < stop
 
     def length(self, member: int) -> int:
-        """Elements that the member has."""
+        """Elements on the member."""
         start, stop = self.part(member)
         return max(stop - start, 0)
 
     @property
     def holder(self) -> int | None:
-        """The one member that has all elements; None where several have some, or there are none."""
+        """The only member with elements; None for several or no elements."""
         if self.start >= self.stop:
             return None
         member = bisect_right(self.cuts, self.start) - 1
@@ -193,13 +189,13 @@ class FlatShard:
 
     @classmethod
     def joined(cls, members: tuple[int, ...], sizes: tuple[int, ...], count: int) -> FlatShard | None:
-        """Whole tensors one behind the other, each on a member of ``count``; None where members are out of order."""
-        if any(first > second for first, second in pairwise(members)):
+        """Whole tensors in a row, each on a member of ``count``; None for members out of order."""
+        if any(before > second for before, second in pairwise(members)):
             return None
-        held = [0] * count
+        lengths = [0] * count
         for member, size in zip(members, sizes):
-            held[member] += size
-        return cls.whole((0, *accumulate(held)))
+            lengths[member] += size
+        return cls.whole((0, *accumulate(lengths)))
 
     def __str__(self) -> str:
         return f"elements {self.start} to {self.stop} of a bucket cut at {list(self.cuts)}"
@@ -207,7 +203,7 @@ class FlatShard:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The value is ``op`` over what the members have. ``on``: only members that it covers have a term.
+    """The value is ``op`` over the members' terms. ``on``: only covered members have a term.
 
     ``op``: sum, mean, max, min, any, all; or count: of flags as numbers, whose sum is a ``FlagCount``.
     """
@@ -224,7 +220,8 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class FlagCount:
-    """Every member has the number of members that set a flag. The value is the flag: whether that is more than zero."""
+    """Every member has the number of members with a set flag. The value is the flag: whether this number is above
+    zero."""
 
     def covers(self, member: int) -> bool:
         return True
@@ -248,45 +245,44 @@ FLAG_COUNT = FlagCount()
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """Placements by mesh axis: of a state, what ranks hold of it; of a node, which ranks run it and on what.
+    """Placements by mesh axis: of a state, the ranks' parts; of a node, the running ranks and their parts.
 
-    Along an axis that is not listed it is replicated. At most one placement is a FlatShard: a bucket is one list of
-    elements. Shards of one dimension fit each other.
-    """
+    Along an unlisted axis the value is replicated. At most one placement is a FlatShard: a bucket is one list of
+    elements. Shards of one dimension fit each other."""
 
     by_axis: tuple[tuple[str, Placement], ...] = ()
 
     @classmethod
-    def along(cls, axis: str, place: Placement) -> Sharding:
+    def along(cls, axis: str, placement: Placement) -> Sharding:
         """Placed along one axis, replicated along all others."""
-        return FULLY_REPLICATED if isinstance(place, Replicated) else cls(((axis, place),))
+        return FULLY_REPLICATED if isinstance(placement, Replicated) else cls(((axis, placement),))
 
     def on(self, axis: str) -> Placement:
         """The placement along an axis."""
         return next((position for name, position in self.by_axis if name == axis), REPLICATED)
 
     def covers(self, coordinates: Mapping[str, int]) -> bool:
-        """Return whether a rank has some of it; ``coordinates``: the rank's index by axis."""
+        """Return whether a rank has elements of the value; ``coordinates``: the rank's index by axis."""
         return all(position.covers(coordinates[axis]) for axis, position in self.by_axis)
 
     @property
     def flat(self) -> tuple[str, FlatShard] | None:
-        """The axis that shares out elements of a bucket, and how; None where tensors are whole."""
+        """The axis of a shared-out bucket, and the placement; None for whole tensors."""
         return next(((axis, position) for axis, position in self.by_axis if isinstance(position, FlatShard)), None)
 
     @property
     def sharding_axes(self) -> tuple[str, ...]:
-        """The axes whose members hold different parts."""
+        """The axes with different parts on their members."""
         return tuple(axis for axis, position in self.by_axis if isinstance(position, (FlatShard, *PARTS)))
 
     def part(self, coordinates: Mapping[str, int]) -> tuple[int, int]:
-        """A rank's elements of the bucket; empty when start >= stop. Only for a sharding that is ``flat``."""
+        """A rank's elements of the bucket; empty when start >= stop. Only for a ``flat`` sharding."""
         assert self.flat is not None
         axis, position = self.flat
         return position.part(coordinates[axis])
 
     def local_shape(self, shape: tuple[int, ...], coordinates: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape that a rank has of a value whose logical shape is ``shape``."""
+        """A rank's shape of a value with logical shape ``shape``."""
         for axis, position in self.by_axis:
             if isinstance(position, FlatShard):
                 shape = (position.length(coordinates[axis]),)
@@ -305,7 +301,7 @@ FULLY_REPLICATED = Sharding()
 
 
 def holder(placement: Placement) -> int | None:
-    """The one member that has all of a value; None where several have some of it."""
+    """The member with all of a value; None for several."""
     if isinstance(placement, OnMember):
         return placement.member
     return placement.holder if isinstance(placement, FlatShard) else None

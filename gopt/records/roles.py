@@ -65,7 +65,8 @@ class Roles:
         self._check_counts()
 
     def _check_counts(self) -> None:
-        """Check that every role has a rank and no other role has one; nothing is checked while trainers are open."""
+        """Check that every role has exactly one rank, and that no unknown role has a rank; open trainers are not
+        checked."""
         if self.is_open:
             return
         for kind, count in zip(_KINDS, (self.trainers, self.servers), strict=True):
@@ -88,7 +89,7 @@ class Roles:
 
     @classmethod
     def open(cls, servers: int) -> Roles:
-        """Return roles whose number of trainers is set at the start (``with_trainers``); raises OptionError."""
+        """Return roles with a number of trainers set at the start (``with_trainers``); raises OptionError."""
         return cls(0, servers, ())
 
     @classmethod
@@ -103,8 +104,8 @@ class Roles:
         if not trainers:
             raise OptionError("the roles name no trainer", _HINT)
         of: list[list[Role]] = [[] for _ in range(max(ranks) + 1)]
-        for kind, places in zip(_KINDS, (trainers, servers), strict=True):
-            for number, rank in enumerate(places):
+        for kind, members in zip(_KINDS, (trainers, servers), strict=True):
+            for number, rank in enumerate(members):
                 of[rank].append(Role(kind, number))
         return cls(len(trainers), len(servers), tuple(map(tuple, of)))
 
@@ -137,8 +138,8 @@ class Roles:
         return self._ranks_of(RoleKind.SERVER, self.servers)
 
     def _ranks_of(self, kind: RoleKind, count: int) -> tuple[int, ...]:
-        known = self._fixed()._ranks
-        return tuple(known[Role(kind, number)] for number in range(count))
+        fixed = self._fixed()._ranks
+        return tuple(fixed[Role(kind, number)] for number in range(count))
 
     def rank_of(self, role: Role) -> int:
         """Return the rank of a role; raises OptionError where there is no such role."""
@@ -158,10 +159,9 @@ class Roles:
         return self.of[rank]
 
     def with_trainers(self, trainers: int) -> Roles:
-        """Return these roles for a number of trainers, in the default order where the number is open.
+        """Return these roles for a number of trainers, in the default order for an open number.
 
-        Raises OptionError where it is fixed to another number.
-        """
+        Raises OptionError for another number than a fixed one."""
         if self.is_open:
             return Roles.default(trainers, self.servers)
         if trainers != self.trainers:
@@ -181,9 +181,9 @@ class Roles:
     def check_processes(self, processes: int) -> None:
         """Raise OptionError where the launcher started another number of processes than there are ranks."""
         if processes != self.ranks:
-            both = f"{_counted(self.trainers, RoleKind.TRAINER)} and {_counted(self.servers, RoleKind.SERVER)}"
+            counts = f"{_counted(self.trainers, RoleKind.TRAINER)} and {_counted(self.servers, RoleKind.SERVER)}"
             raise OptionError(
-                f"the launcher started {_many(processes, 'process', 'processes')}; {both} ({self}) need {self.ranks}",
+                f"the launcher started {_many(processes, 'process', 'processes')}; {counts} ({self}) need {self.ranks}",
                 f"start {self.ranks} (mpiexec -n {self.ranks}), or name ranks 0 to {max(processes, 1) - 1} in --roles",
             )
 
@@ -193,7 +193,7 @@ class Roles:
         return self
 
     def __str__(self) -> str:
-        """Return the text that ``parse`` reads; a description while the number of trainers is open."""
+        """Return the text for ``parse``; a description while the number of trainers is open."""
         if self.is_open:
             return f"any number of trainers and {_counted(self.servers, RoleKind.SERVER)}"
         parts = [f"trainer:{_ranges(self.trainer_ranks)}"]
@@ -233,7 +233,7 @@ class RolesEntry:
 
 
 def _check_size(trainers: int, servers: int, least: int) -> None:
-    """Refuse counts below 1, before anything of their size is allocated."""
+    """Refuse counts below 1, before any allocation of this size."""
     if trainers < least or servers < 0 or trainers + servers > limits.RANKS:
         raise OptionError(
             f"there cannot be {show(trainers)} trainers and {show(servers)} servers",
@@ -247,9 +247,11 @@ def _rank_by_role(of: Sequence[Sequence[Role]]) -> dict[Role, int]:
     for rank, roles in enumerate(of):
         if not roles:
             raise OptionError(f"rank {rank} has no role", "each is a trainer, a server or both")
-        for role, other in pairwise(roles):
-            if role.kind is other.kind:
-                raise OptionError(f"rank {rank} is {role} and {other}: it can be one {role.kind.value} alone", _HINT)
+        for role, following in pairwise(roles):
+            if role.kind is following.kind:
+                raise OptionError(
+                    f"rank {rank} is {role} and {following}: it can be one {role.kind.value} alone", _HINT
+                )
         for role in roles:
             if result.setdefault(role, rank) != rank:
                 raise OptionError(f"{role} is on rank {result[role]} and on rank {rank}", _HINT)
@@ -257,7 +259,7 @@ def _rank_by_role(of: Sequence[Sequence[Role]]) -> dict[Role, int]:
 
 
 def _named_ranks(text: str) -> Iterator[tuple[RoleKind, int]]:
-    """Yield each rank of a text, with its kind, in the text's order."""
+    """Yield each rank of a text, with the rank's kind, in the text's order."""
     named = 0
     for clause in text.split(";"):
         kind: RoleKind | None = None
@@ -267,15 +269,15 @@ def _named_ranks(text: str) -> Iterator[tuple[RoleKind, int]]:
             match = re.fullmatch(r"([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?", ranks.strip())
             if kind is None or match is None:
                 raise OptionError(f"cannot read {show(part.strip())} in the roles {show(text)}", _HINT)
-            first, last = int(match[1]), int(match[2] or match[1])
-            named += last - first + 1
-            if last < first:
-                raise OptionError(f"the roles name ranks {first} to {last}, in descending order", _HINT)
+            start, last = int(match[1]), int(match[2] or match[1])
+            named += last - start + 1
+            if last < start:
+                raise OptionError(f"the roles name ranks {start} to {last}, in descending order", _HINT)
             if named > 2 * limits.RANKS:
                 raise OptionError(
                     f"the roles {show(text)} name too many ranks: at most {limits.RANKS} (RANKS)", "name fewer ranks"
                 )
-            for rank in range(first, last + 1):
+            for rank in range(start, last + 1):
                 yield kind, rank
 
 
@@ -295,7 +297,7 @@ def _ranges(ranks: Sequence[int]) -> str:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return ",".join(str(start) if start == last else f"{start}-{last}" for start, last in runs)
 
 
 def _counted(count: int, kind: RoleKind) -> str:

@@ -1,9 +1,8 @@
-"""Start values of tables that no file holds: each row is drawn from a seed, the tensor's name and the row's number.
+"""Start values of tables outside any file: each row is drawn from a seed, the tensor's name and the row's number.
 
 A row is the same on every server, and in whatever order rows are made. Bits come from NumPy's Philox, a counter-based
-generator: row i of a tensor has counters of its own. The rest is addition, multiplication, division and square roots of
-doubles, so every machine gets the same numbers.
-"""
+generator: row i of a tensor has separate counters. The rest is addition, multiplication, division and square roots of
+doubles, so every machine gets the same numbers."""
 
 from __future__ import annotations
 
@@ -55,18 +54,18 @@ class RowInit:
         """Read ``normal(0,0.02)@seed=7``; raises OptionError on anything else."""
         match = _TEXT.fullmatch(text)
         word, inside, seed = match.groups() if match else ("", None, None)
-        given = [] if inside is None else inside.split(",")
+        arguments = [] if inside is None else inside.split(",")
         if word == "zeros" and inside is None:
-            word, given = "constant", ["0"]
+            word, arguments = "constant", ["0"]
         counts = {"normal": 2, "uniform": 2, "constant": 1}
         try:
-            numbers = [float(item) for item in given]
+            numbers = [float(item) for item in arguments]
         except ValueError:
             numbers = []
         if counts.get(word) != len(numbers) or not all(map(math.isfinite, numbers)):
             raise OptionError(f"cannot read as the first values of rows: {show(text)}", _HINT)
-        first, second = (*numbers, 0.0)[:2]
-        result = cls(RowDraw(word), first, second, int(seed or 0))
+        mean, second = (*numbers, 0.0)[:2]
+        result = cls(RowDraw(word), mean, second, int(seed or 0))
         if result.draw is RowDraw.NORMAL and result.second < 0:
             raise OptionError(
                 f"cannot read as the first values of rows: {show(text)}: the deviation is negative", _HINT
@@ -78,13 +77,13 @@ class RowInit:
         return result
 
     def __str__(self) -> str:
-        """The text that ``parse`` reads."""
+        """The text for ``parse``."""
         if self.draw is RowDraw.CONSTANT:
             return f"constant({self.first!r})"
         return f"{self.draw.value}({self.first!r},{self.second!r})@seed={self.seed}"
 
     def rows(self, tensor: str, ids: Ids, width: int) -> Values:
-        """Return rows of a tensor, each of ``width`` elements; ``ids``: their numbers, in ascending order."""
+        """Return rows of a tensor, each of ``width`` elements; ``ids``: the row numbers, in ascending order."""
         if self.draw is RowDraw.CONSTANT:
             return np.full((ids.size, width), self.first)
         unit = (self._bits(tensor, ids, width) >> np.uint64(12)).astype(np.float64)
@@ -114,11 +113,11 @@ class RowInit:
         for start, stop in pairwise(cuts):
             if start == stop:
                 continue
-            first, last = int(ids[start]), int(ids[stop - 1])
-            source.advance(first * blocks - position)
+            begin, last = int(ids[start]), int(ids[stop - 1])
+            source.advance(begin * blocks - position)
             position = (last + 1) * blocks
-            drawn = source.random_raw((last + 1 - first) * blocks * 4).reshape(-1, blocks * 4)
-            result[start:stop] = drawn[ids[start:stop] - first, :width]
+            drawn = source.random_raw((last + 1 - begin) * blocks * 4).reshape(-1, blocks * 4)
+            result[start:stop] = drawn[ids[start:stop] - begin, :width]
         return result
 
 

@@ -1,9 +1,8 @@
 """Locates rows of tables: the server of a row, and the row's number there.
 
-A table is a dense parameter on all trainers, or it is on servers, which trainers ask for rows: whole on one server,
+A table is a dense parameter on all trainers, or lies on servers, with rows requested by trainers: whole on one server,
 rows distributed by remainders or by ranges, or each row cut into columns. One record serves pushes, pulls, initial
-values and checkpoints.
-"""
+values and checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ class Layout(str, Enum):
 
 
 class Rows(str, Enum):
-    """Rows of a table on which an update runs."""
+    """The rows of a table in an update."""
 
     DENSE = "dense"
     """All rows: those without a gradient decay and keep their momentum, as in the source."""
@@ -45,7 +44,7 @@ class Rows(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class TableRequest:
-    """A request to one server: ``positions`` in the list of ids, and ``local``, the server's own row numbers."""
+    """A request to one server: ``positions`` in the list of ids, and ``local``, the server's row numbers."""
 
     server: int
     positions: Ids
@@ -75,7 +74,7 @@ class TableLayout:
             raise InvariantError(f"the parts of table {self.name} do not tile it")
 
     def part(self, server: int) -> int | None:
-        """Return the part of a server; None for a server without one."""
+        """Return the part on a server, or None."""
         return self.servers.index(server) if server in self.servers else None
 
     def local_rows(self, server: int) -> int:
@@ -83,7 +82,7 @@ class TableLayout:
         return len(self.row_ids(server))
 
     def row_ids(self, server: int) -> range:
-        """Return the rows of which a server has elements, in the order of its own numbers."""
+        """Return the rows with elements on a server, in the order of the server's numbers."""
         part = self.part(server)
         if part is None:
             return range(0)
@@ -92,7 +91,7 @@ class TableLayout:
         return range(*self.cuts[part : part + 2]) if self.layout is Layout.RANGE else range(self.rows)
 
     def columns(self, server: int) -> range:
-        """Return the columns that a server has of those rows."""
+        """Return a server's columns of those rows."""
         part = self.part(server)
         if part is None:
             return range(0)
@@ -111,7 +110,7 @@ class TableLayout:
         return np.where(flat < 0, flat + self.rows, flat)
 
     def to_local(self, ids: npt.ArrayLike, server: int) -> Ids:
-        """Return a server's numbers for its rows. Raises InvariantError for a row that it does not have."""
+        """Return a server's numbers for global rows. Raises InvariantError for a row of another server."""
         flat = self.known(ids)
         part = self.part(server)
         mine = part is not None and bool((self._parts(flat) == part).all() if self._by_rows else True)
@@ -130,10 +129,9 @@ class TableLayout:
         return flat * rows.step + rows.start
 
     def partition(self, ids: npt.ArrayLike) -> tuple[TableRequest, ...]:
-        """Return the request to each server, one for each part and in their order, also where it is empty.
+        """Return the request to each server, one for each part in order, even if empty.
 
-        Ids keep their order in a request, with repeats. Takes linear time.
-        """
+        Ids keep their order in a request, with repeats. Takes linear time."""
         flat = self.known(ids)
         if not self._by_rows:
             return tuple(TableRequest(server, np.arange(flat.size), flat) for server in self.servers)
@@ -151,7 +149,7 @@ class TableLayout:
         return self.layout in (Layout.MODULO, Layout.RANGE)
 
     def _parts(self, flat: Ids) -> npt.NDArray[np.integer]:
-        """Return the part of each row, in a type that sorts in linear time where there are few parts."""
+        """Return the part of each row, in a type with linear sorting for few parts."""
         if self.layout is Layout.MODULO:
             parts = flat % len(self.servers)
         else:

@@ -1,4 +1,4 @@
-"""The links between ranks, and how long a call takes on one."""
+"""The links between ranks, and the time of a call on a link."""
 
 from __future__ import annotations
 
@@ -46,25 +46,24 @@ class Link:
         return cls(rate, float(match[4] or 0) / _A_SECOND[match[5] or "us"])
 
     def start(self, rounds: int, members: int) -> float:
-        """Seconds in which nothing is carried: (n-1)·latency a round of a ring."""
+        """Seconds without transfer: (n-1)·latency a round of a ring."""
         return rounds * (members - 1) * self.latency
 
     def seconds(self, rounds: int, members: int, sent: float) -> float:
-        """How long a call takes in which a member sends so many bytes."""
+        """The time of a call in which a member sends so many bytes."""
         return self.start(rounds, members) + sent / self.bandwidth
 
-    def slower(self, other: Link) -> Link:
-        """The link of a message that crosses both."""
-        return Link(min(self.bandwidth, other.bandwidth), max(self.latency, other.latency))
+    def slower(self, link: Link) -> Link:
+        """The link of a message across both."""
+        return Link(min(self.bandwidth, link.bandwidth), max(self.latency, link.latency))
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The link that each group of a mesh uses.
+    """The link of each group of a mesh.
 
-    ``by_axis``: a group over several axes goes at its slowest. ``tiers``: ranks a node or a pod holds, ascending, the
-    last without bound (0); a group goes at the first tier that holds it whole.
-    """
+    ``by_axis``: a group over several axes goes at the slowest. ``tiers``: ranks of a node or a pod, ascending, the last
+    without bound (0); a group goes at the first tier that holds the whole group."""
 
     mesh: Mesh
     by_axis: tuple[tuple[str, Link], ...] = ()
@@ -81,13 +80,13 @@ class Topology:
         return cls(mesh, tiers=_tiers(parts), text=text)
 
     def of(self, group: str) -> Link:
-        """The link on which the group's calls travel."""
+        """The link of the group's calls."""
         axes = self.mesh.split(group)
         if self.by_axis:
-            known = dict(self.by_axis)
-            result = known[axes[0]]
+            links = dict(self.by_axis)
+            result = links[axes[0]]
             for axis in axes[1:]:
-                result = result.slower(known[axis])
+                result = result.slower(links[axis])
             return result
         return next(link for ranks, link in self.tiers if not ranks or self._inside(axes, ranks))
 
@@ -98,8 +97,8 @@ class Topology:
             strides[name] = (size, stride)
             stride *= size
         reach = sum((strides[name][0] - 1) * strides[name][1] for name in axes)
-        others = [range(0, size * step, step) for name, (size, step) in strides.items() if name not in axes]
-        return all(sum(base) % ranks + reach < ranks for base in itertools.product(*others))
+        bases = [range(0, size * step, step) for name, (size, step) in strides.items() if name not in axes]
+        return all(sum(base) % ranks + reach < ranks for base in itertools.product(*bases))
 
 
 def _axes(parts: Iterable[str], mesh: Mesh) -> tuple[tuple[str, Link], ...]:

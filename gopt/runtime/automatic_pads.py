@@ -1,4 +1,4 @@
-"""Pads in numbers for windows with gaps: ONNX Runtime forgets the gaps where it finds the pads itself."""
+"""Pads in numbers for windows with gaps: ONNX Runtime forgets the gaps when it computes pads itself."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gopt.runtime.windows import window
 
 
 def with_pads(model: bytes) -> bytes:
-    """The model with such pads of its pools in numbers; raises RunError where lengths are open. Nearly all models have
-    none, and are not read."""
+    """The model with automatic pads of pools in numbers; raises RunError where lengths are open. Nearly all models are
+    without, and are not read."""
     if b"SAME_" not in model or b"dilations" not in model:
         return model
     proto = ModelProto.FromString(model)
@@ -31,8 +31,10 @@ def with_pads(model: bytes) -> bytes:
                 "Runtime would forget the dilations",
                 "write its pads in numbers",
             )
-        same = attributes["auto_pad"].decode()
-        edges = window(dims, attributes["kernel_shape"], attributes.get("strides"), attributes["dilations"], None, same)
+        policy = attributes["auto_pad"].decode()
+        edges = window(
+            dims, attributes["kernel_shape"], attributes.get("strides"), attributes["dilations"], None, policy
+        )
         rest = [entry for entry in node.attribute if entry.name != "auto_pad"]
         del node.attribute[:]
         node.attribute.extend([*rest, helper.make_attribute("pads", [*edges.begin, *edges.end])])

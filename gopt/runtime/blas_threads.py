@@ -1,5 +1,4 @@
-"""NumPy's products on one thread: its threads spin while they wait, so that on a busy machine they cost several times
-what they save."""
+"""NumPy's products on one thread: waiting threads spin, and cost several times their saving on a busy machine."""
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ _inside: list[int] = []
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Let the products of a block, of all threads, run on one thread each; nothing where NumPy's library is another."""
+    """Let the products of a block, of all threads, run on one thread each; no effect with another library behind
+    NumPy."""
     calls = _library()
     if calls is None:
         yield
@@ -41,7 +41,7 @@ def one_blas_thread() -> Iterator[None]:
 
 @functools.cache
 def _library() -> tuple[Callable[[], int], Callable[[int], None]] | None:
-    """The functions that tell and set the number of threads of the OpenBLAS in NumPy's wheel."""
+    """The functions for reading and setting the number of threads of the OpenBLAS in NumPy's wheel."""
     root = Path(np.__file__).parent
     for path in sorted([*root.parent.glob("numpy.libs/*openblas*"), *root.glob(".dylibs/*openblas*")]):
         try:

@@ -1,4 +1,4 @@
-"""Collective calls bound to a rank's memory, and calls that have started and not ended."""
+"""Collective calls bound to a rank's memory, and calls in flight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gopt.runtime.shared_memory import CallBuffer
 
 
 class CollectiveFuture(Protocol):
-    """The outputs of a call that has started, as a ``concurrent.futures.Future`` has them."""
+    """The outputs of a started call, as in ``concurrent.futures.Future``."""
 
     def result(self) -> list[Any]: ...
 
@@ -32,11 +32,10 @@ holds the inputs, for a gather it is where the result is to lie.
 
 
 class BoundCall:
-    """A call with the memory of its inputs and results, where that is the same in every step.
+    """A call with the memory of its inputs and results, where the memory is the same in every step.
 
     ``may_lack``: values that are undefined on some ranks. ``donatable``: the call may overwrite its inputs. ``buffer``:
-    memory that the call may write. ``gathered``: values over that memory, in the order of the outputs.
-    """
+    memory for the call to write. ``gathered``: values over the buffer, in the order of the outputs."""
 
     overwrites: frozenset[str] = frozenset()
 
@@ -60,24 +59,24 @@ class BoundCall:
         self._home = self._memory_range()
 
     def start(self, values: Mapping[str, Any], call: CollectiveCallback) -> list[Any] | CollectiveFuture:
-        """Start the call, and return its outputs or their future. Raises RunError where an input is undefined."""
+        """Start the call; returns the outputs or their future. Raises RunError where an input is undefined."""
         for name in self._may_lack:
             if name not in values:
                 raise RunError(f"{name!r} is undefined on this rank, and {self.node.op_type} reads it")
-        given = self._operands
-        if given is None:
+        operands = self._operands
+        if operands is None:
             view = self._device.view
-            given = [self._sent[name] if name in self._sent else view(values[name]) for name in self.inputs]
-        buffer = packed_view(given) if self._buffer is None and self._donatable else self._buffer
-        return call(self.number, self.node, given) if buffer is None else call(self.number, self.node, given, buffer)
+            operands = [self._sent[name] if name in self._sent else view(values[name]) for name in self.inputs]
+        buffer = packed_view(operands) if self._buffer is None and self._donatable else self._buffer
+        return (
+            call(self.number, self.node, operands) if buffer is None else call(self.number, self.node, operands, buffer)
+        )
 
     def store(self, results: Sequence[Any]) -> Mapping[str, Any]:
         """Return the values of the call's results by name; the dict is empty where the outputs are undefined on this
         rank.
 
-        Results outside the buffer that is planned for them are copied into it. Raises RunError on a wrong number of
-        results.
-        """
+        Results outside the planned buffer are copied into the buffer. Raises RunError on a wrong number of results."""
         names = self.node.outputs
         if not results:
             return {}
@@ -85,10 +84,10 @@ class BoundCall:
             raise RunError(f"{self.node.op_type} {self.node.label!r} gave {len(results)} values, not {len(names)}")
         if results[0] is self._first:
             return self._persistent
-        if (place := self._place_of(results[0])) is not None:
+        if (address := self._place_of(results[0])) is not None:
             self._first = results[0]
-            if place != self._place:  # else other arrays over the same memory: segments are bound to it already
-                self._place, self._persistent = place, self._gathered or self._new_values(results)
+            if address != self._place:  # else other arrays over the same memory: segments are bound to it already
+                self._place, self._persistent = address, self._gathered or self._new_values(results)
                 for value in self._persistent.values():
                     value.persistent = True
             return self._persistent
@@ -100,36 +99,36 @@ class BoundCall:
         return self._gathered
 
     def _memory_range(self) -> tuple[int, int] | None:
-        """The addresses [begin, end) at which the first result may begin; None where results have no fixed memory."""
+        """The addresses [begin, end) at which the first result may begin; None for results without fixed memory."""
         if self._gathered:
             begin = address_of(next(iter(self._gathered.values())).array)
             return begin, begin + 1
         memory = self._buffer if isinstance(self._buffer, np.ndarray) else getattr(self._buffer, "memory", None)
         return None if memory is None else (address_of(memory), address_of(memory) + memory.nbytes)
 
-    def _place_of(self, first: Any) -> int | None:
-        """The address of the first result where results lie in their fixed memory, else None. The other results
-        follow it."""
+    def _place_of(self, result: Any) -> int | None:
+        """The address of the first result where results lie in fixed memory, else None. The other results follow the
+        first."""
         if self._home is None:
             return None
-        place = address_of(first)
+        address = address_of(result)
         begin, end = self._home
-        return place if begin <= place < end and (self._gathered or first.size) else None
+        return address if begin <= address < end and (self._gathered or result.size) else None
 
     def _new_values(self, results: Sequence[Any]) -> dict[str, Any]:
         to_device = self._device.to_device
-        return {name: to_device(each) for name, each in zip(self.node.outputs, results) if name}
+        return {name: to_device(result) for name, result in zip(self.node.outputs, results) if name}
 
 
 @dataclass(slots=True, eq=False)
 class PendingCall:
-    """A call that has started and whose outputs are not available yet."""
+    """A call that has started, with outputs not available yet."""
 
     call: BoundCall
     future: CollectiveFuture
 
     def resolve(self, values: dict[str, Any], pending: dict[str, PendingCall]) -> None:
-        """Wait for the call, and add its outputs to ``values``."""
+        """Wait for the call, and add the outputs to ``values``."""
         values.update(self.call.store(self.future.result()))
         for name in [name for name, pending_call in pending.items() if pending_call is self]:
             del pending[name]

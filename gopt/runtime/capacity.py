@@ -1,4 +1,4 @@
-"""Checks, before a graph runs, that what it computes fits into the free memory of this machine."""
+"""Checks, before a graph runs, that its values fit into the free memory of this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def free_memory() -> int:
 
 
 def check_fits(graph: Graph, states: Iterable[str], copies: int) -> None:
-    """Raise RunError where one value of the graph, or ``copies`` copies of all states, are larger than the free
+    """Raise RunError where a value of the graph, or ``copies`` copies of all states, are larger than the free
     memory."""
     free = free_memory()
     name, kind = max(graph.types.items(), key=lambda item: item[1].nbytes)
@@ -36,25 +36,25 @@ def check_fits(graph: Graph, states: Iterable[str], copies: int) -> None:
             f"value {show(name)} is {kind}, {format_bytes(kind.nbytes)}, and {format_bytes(free)} of memory are free",
             _MEMORY,
         )
-    held = copies * sum(graph.type_of(state).nbytes for state in states)
-    if held > free:
+    needed = copies * sum(graph.type_of(state).nbytes for state in states)
+    if needed > free:
         raise RunError(
-            f"{copies} copies of all states take {format_bytes(held)}, and {format_bytes(free)} of memory are free",
+            f"{copies} copies of all states take {format_bytes(needed)}, and {format_bytes(free)} of memory are free",
             _MEMORY,
         )
 
 
 def check_batches_fit(types: Mapping[str, TensorType], inputs: Collection[str], batches: int) -> None:
     """Raise RunError where ``batches`` batches of the inputs, with the largest value in float64 and its gradient, are
-    larger than the free memory: a check by numbers holds more than that."""
+    larger than the free memory: a check by numbers needs at least as much."""
     sized = {name: kind for name, kind in types.items() if kind.static}
     if not sized:
         return
     name, kind = max(sized.items(), key=lambda item: item[1].elements)
-    held = batches * sum(sized[each].nbytes for each in inputs if each in sized) + 2 * 8 * kind.elements
-    if held > (free := free_memory()):
+    needed = batches * sum(sized[name].nbytes for name in inputs if name in sized) + 2 * 8 * kind.elements
+    if needed > (free := free_memory()):
         raise RunError(
-            f"value {show(name)} is {kind}: a check of gradients takes at least {format_bytes(held)} of memory, and "
+            f"value {show(name)} is {kind}: a check of gradients takes at least {format_bytes(needed)} of memory, and "
             f"{format_bytes(free)} are free",
             "give smaller sizes with --dim: the step is checked at the size that it has",
         )

@@ -1,4 +1,4 @@
-"""Device memory of a rank: the interface that the executor and the trainer use, and the default, host memory."""
+"""Device memory of a rank: the interface for executor and trainer, and the default, host memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gopt.runtime.tuning.tuning import CPU_TUNING, Tuning
 
 
 class CompiledSegment(Protocol):
-    """A segment that is bound to its session."""
+    """A segment bound to a session."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -30,13 +30,13 @@ class CompiledSegment(Protocol):
     """Inputs whose memory is written."""
 
     def run(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the outputs by name, without those among the ``persistent`` values, whose memory never changes. Raises
+        """Return the outputs by name, without the ``persistent`` values, whose memory never changes. Raises
         RunError."""
 
 
 class Device(Protocol):
-    """The memory and sessions of a rank. A *view* is the form of a value that calls and callers use: in host memory,
-    an array."""
+    """The memory and sessions of a rank. A *view* is the form of a value for calls and callers: in host memory, an
+    array."""
 
     emulates_half: bool
     """Whether operators on halves are lowered to float32 ones, and transposed operands are read in place."""
@@ -44,7 +44,7 @@ class Device(Protocol):
     """Step optimizations on this device."""
 
     def sessions(self) -> SessionCache:
-        """An empty cache whose sessions run here."""
+        """An empty cache of sessions for this device."""
 
     def to_device(self, array: Any) -> Any:
         """Return a value for sessions, made of an array or a view."""
@@ -56,16 +56,16 @@ class Device(Protocol):
         """The inverse of ``to_device``."""
 
     def to_host(self, array: Any) -> Array:
-        """Return a view as an array in host memory, after all pending work on it."""
+        """Return a view as an array in host memory, after all pending work on the view."""
 
     def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
         """Assign values to shared buffers, so that calls need no copies.
 
-        ``replaces``: output -> state. ``member``: group -> the rank's position in it; None where ranks share no memory.
-        """
+        ``replaces``: output -> state. ``member``: group -> the rank's position in the group; None where ranks share no
+        memory."""
 
     def allocate_buffers(self, assignment: BufferAssignment, shared: SharedMemory) -> Buffers:
-        """Allocate the buffers of an assignment; ``shared``: the shared memory that was granted."""
+        """Allocate the buffers of an assignment; ``shared``: the granted shared memory."""
 
     def compile_segment(
         self,
@@ -75,10 +75,9 @@ class Device(Protocol):
         views: BufferViews | None,
         persistent: Mapping[str, Any],
     ) -> CompiledSegment:
-        """Compile a segment whose results lie in ``views`` at every step; None allocates new memory in each step.
+        """Compile a segment with results in ``views`` at every step; None allocates new memory in each step.
 
-        ``persistent``: values whose memory is the same in every step.
-        """
+        ``persistent``: values with the same memory in every step."""
 
 
 class HostSegment:
@@ -98,12 +97,12 @@ class HostSegment:
         for name in self.outputs:
             binding.bind_output(name, "cpu")
         run_bound(self._session, binding)
-        return {name: Value(given=result) for name, result in zip(self.outputs, results_of(binding), strict=True)}
+        return {name: Value(native=result) for name, result in zip(self.outputs, results_of(binding), strict=True)}
 
 
 @dataclass(slots=True)
 class _Binding:
-    """A binding of ONNX Runtime, and the values that are bound."""
+    """A binding of ONNX Runtime, and the bound values."""
 
     binding: Any
     results: dict[str, Value]
@@ -115,11 +114,9 @@ class _Binding:
 
 
 class BoundSegment(HostSegment):
-    """A segment whose inputs and outputs stay bound from step to step; only values whose memory changed are bound
-    again.
+    """A segment with inputs and outputs bound from step to step; only values with changed memory are bound again.
 
-    It alternates between two bindings, for results with two buffers and for states that are such results.
-    """
+    The segment alternates between two bindings, for results with two buffers and for states among such results."""
 
     def __init__(
         self,
@@ -147,21 +144,21 @@ class BoundSegment(HostSegment):
         self._bindings.reverse()
         current = self._bindings[0]
         binding = current.binding
-        given = list(map(values.__getitem__, self._moving))
-        if given != current.bound:  # values are equal where they are the same
-            self._bind_moved(current, given)
+        moved = list(map(values.__getitem__, self._moving))
+        if moved != current.bound:  # values are equal where they are the same
+            self._bind_moved(current, moved)
         for name in self._others:
             binding.bind_output(name, "cpu")
         run_bound(self._session, binding)
         if not self._others:
             return current.results
-        made = results_of(binding)[current.fixed :]
-        return current.results | {name: Value(given=result) for name, result in zip(self._others, made, strict=True)}
+        new = results_of(binding)[current.fixed :]
+        return current.results | {name: Value(native=result) for name, result in zip(self._others, new, strict=True)}
 
-    def _bind_moved(self, current: _Binding, given: Sequence[Value]) -> None:
-        """Bind the inputs whose memory has changed."""
+    def _bind_moved(self, current: _Binding, values: Sequence[Value]) -> None:
+        """Bind the inputs with changed memory."""
         bound = current.bound
-        for number, (name, value) in enumerate(zip(self._moving, given)):
+        for number, (name, value) in enumerate(zip(self._moving, values)):
             if bound[number] is not value:
                 bound[number] = value if value.persistent else None
                 if value.persistent or not value.addressed:

@@ -1,9 +1,8 @@
 """Emulates float16 and bfloat16 on a processor without them: every operator computes in float32 and rounds once.
 
-ONNX Runtime's CPU has few kernels for float16 and fewer for bfloat16. It runs float16 in float32 and leaves out the
-rounding between adjacent operators: 2048 + 1 - 2048 is then 1, unless the graph is split in between. With explicit
-casts around every operator, results do not depend on where a graph is split or which operators are adjacent.
-"""
+ONNX Runtime's CPU has few kernels for float16 and fewer for bfloat16. ONNX Runtime runs float16 in float32 and leaves
+out the rounding between adjacent operators: 2048 + 1 - 2048 is then 1, unless the graph is split in between. With
+explicit casts around every operator, results do not depend on the places of splits or on adjacent operators."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ def emulate_half(graph: Graph) -> Graph:
 
 
 class _HalfEmulation:
-    """Lowers the nodes of one body, in order; collects the new nodes and the types of their results."""
+    """Lowers the nodes of one body, in order; collects the new nodes and the types of the results."""
 
     def __init__(self, types: Mapping[str, TensorType], header: ModelProto, prefix: str, scopes: Iterator[int]) -> None:
         self.types = dict(types)
@@ -107,8 +106,7 @@ class _HalfEmulation:
             self._cast(wide, name, rounded[name])
 
     def _widened(self, name: str, node: Node) -> str:
-        """Return the name of the float32 copy of a half-precision value, which is made once; any other value keeps
-        its name."""
+        """Return the name of the float32 copy of a half-precision value, made once; any other value keeps the name."""
         if self._dtype(name, node) not in LOW_PRECISION:
             return name
         if name not in self._wide:
@@ -132,15 +130,15 @@ class _HalfEmulation:
             del body.node[:], body.value_info[:]
             body.node.extend(lowered)
             # What was found out stays, so that lowering again finds the same.
-            made = {name: None for item in inner.nodes for name in item.outputs if name in inner.types}
-            body.value_info.extend(value_info(name, inner.types[name]) for name in made)
+            results = {name: None for item in inner.nodes for name in item.outputs if name in inner.types}
+            body.value_info.extend(value_info(name, inner.types[name]) for name in results)
         self.nodes.append(as_node(proto))
 
     def _inferred(self, node: Node) -> NodeProto:
-        """A copy of a control-flow node whose bodies name the types of their values."""
-        given = {name: self.types[name] for name in dict.fromkeys(node.reads) if name in self.types}
-        made = {name: self.types.get(name, TensorType("undefined", None)) for name in node.outputs if name}
-        model = onnx.shape_inference.infer_shapes(build_model(self._header, [node], given, made))
+        """A copy of a control-flow node with types for the values in the bodies."""
+        inputs = {name: self.types[name] for name in dict.fromkeys(node.reads) if name in self.types}
+        outputs = {name: self.types.get(name, TensorType("undefined", None)) for name in node.outputs if name}
+        model = onnx.shape_inference.infer_shapes(build_model(self._header, [node], inputs, outputs))
         inferred: NodeProto = model.graph.node[0]
         return inferred
 
@@ -148,7 +146,10 @@ class _HalfEmulation:
 def _declared(body: GraphProto) -> dict[str, TensorType]:
     infos = (*body.input, *body.value_info, *body.output)
     types = {info.name: read_type(info.type) for info in infos}
-    types.update((held.name, TensorType(dtype_name(held.data_type), tuple(held.dims))) for held in body.initializer)
+    types.update(
+        (constant.name, TensorType(dtype_name(constant.data_type), tuple(constant.dims)))
+        for constant in body.initializer
+    )
     return types
 
 
@@ -171,7 +172,7 @@ def _has_halves(graph: Graph) -> bool:
 
 
 def _names_half(node: Node) -> bool:
-    """Return whether an attribute of the node, or of one in its bodies, names a half."""
+    """Return whether an attribute of the node, or of a node in the bodies, names a half."""
     if node.proto is not None:
         return bool(node.proto.attribute) and _mentions_half(node.proto)
     return any(map(_attribute_names_half, node.to_proto().attribute)) if node.attributes else False

@@ -1,5 +1,5 @@
-"""Small values that processes tell each other, as JSON and the bytes of arrays. Types are a closed list: nothing that
-comes from another process is unpickled, or runs."""
+"""Small values exchanged by processes, as JSON and the bytes of arrays. Types are a closed list: no data of another
+process is unpickled, or runs."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def exchanged(kind: type[T]) -> type[T]:
 
 
 def encode(value: Any) -> bytes:
-    """The bytes of a value. Raises InvariantError for a type that is not exchanged."""
+    """The bytes of a value. Raises InvariantError for a type outside the list."""
     arrays: list[np.ndarray] = []
     text = json.dumps(to_json(value, arrays)).encode()
-    return b"".join([_SIZE.pack(len(text)), text, *(each.tobytes() for each in arrays)])
+    return b"".join([_SIZE.pack(len(text)), text, *(array.tobytes() for array in arrays)])
 
 
 def decode(data: bytes | bytearray | memoryview) -> Any:
-    """The value of these bytes; raises RunError for bytes that ``encode`` does not make."""
+    """The value of these bytes; raises RunError for bytes not made by ``encode``."""
     view = memoryview(data)
     try:
         (size,) = _SIZE.unpack(view[: _SIZE.size])
         text, rest = view[_SIZE.size :][:size], view[_SIZE.size :][size:]
-        found, left = _value(json.loads(bytes(text)), rest)
+        value, remainder = _value(json.loads(bytes(text)), rest)
     except (ValueError, TypeError, KeyError, struct.error, RecursionError) as error:
         raise RunError(f"another process has sent what is no value of gopt: {type(error).__name__}") from error
-    if len(left):
+    if len(remainder):
         raise RunError("another process has sent what is no value of gopt: bytes are left")
-    return found
+    return value
 
 
 def to_json(value: Any, arrays: list[np.ndarray] | None = None) -> Any:
-    """A value as JSON can hold it; arrays are added to the list, and cannot be in it without one."""
+    """A value in JSON; arrays are added to the list, and need one."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | str):
@@ -63,7 +63,7 @@ def to_json(value: Any, arrays: list[np.ndarray] | None = None) -> Any:
         return int(value) if isinstance(value, int) else float(value)
 
     def parts(items: Any) -> list[Any]:
-        return [to_json(each, arrays) for each in items]
+        return [to_json(part, arrays) for part in items]
 
     if isinstance(value, list):
         return parts(value)
@@ -72,7 +72,7 @@ def to_json(value: Any, arrays: list[np.ndarray] | None = None) -> Any:
         return {_ARRAY: [array_dtype(value), list(value.shape)]}
     name = type(value).__name__
     if _RECORDS.get(name) is type(value):
-        return {_RECORD: [name, parts(getattr(value, each.name) for each in fields(_RECORDS[name]))]}
+        return {_RECORD: [name, parts(getattr(value, field.name) for field in fields(_RECORDS[name]))]}
     for tag, kinds, items in _TAGS:
         if isinstance(value, kinds):
             return {tag: parts(items(value))}
@@ -80,7 +80,7 @@ def to_json(value: Any, arrays: list[np.ndarray] | None = None) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """The value that ``to_json`` gave without a list of arrays; raises RunError for another one."""
+    """The value given to ``to_json`` without a list of arrays; raises RunError for other JSON."""
     try:
         return _value(value, memoryview(b""))[0]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -96,24 +96,24 @@ _TAGS: list[tuple[str, Any, Callable[[Any], Any]]] = [
 ]
 
 
-def _value(found: Any, rest: memoryview) -> tuple[Any, memoryview]:
+def _value(node: Any, rest: memoryview) -> tuple[Any, memoryview]:
     """A value, and the bytes of further arrays."""
-    if not isinstance(found, list | dict):
-        return found, rest
-    (tag, given), *more = [("", found)] if isinstance(found, list) else found.items()
+    if not isinstance(node, list | dict):
+        return node, rest
+    (tag, content), *more = [("", node)] if isinstance(node, list) else node.items()
     if more:
         raise ValueError(tag)
     if tag == _ARRAY:
-        dtype, shape = given
+        dtype, shape = content
         size = math.prod(shape) * ITEM_BYTES[dtype]
-        if any(type(each) is not int or each < 0 for each in shape) or size > len(rest):
+        if any(type(size) is not int or size < 0 for size in shape) or size > len(rest):
             raise ValueError(tag)
         return np.frombuffer(bytearray(rest[:size]), numpy_dtype(dtype)).reshape(shape), rest[size:]
-    name, parts = given if tag == _RECORD else ("", given)
+    name, parts = content if tag == _RECORD else ("", content)
     values = []
-    for each in parts:
-        made, rest = _value(each, rest)
-        values.append(made)
+    for part in parts:
+        item, rest = _value(part, rest)
+        values.append(item)
     return _MAKE[tag](values) if tag != _RECORD else _RECORDS[name](*values), rest
 
 

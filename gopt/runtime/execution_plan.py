@@ -1,4 +1,4 @@
-"""Plans a rank's program before memory is allocated: steps, buffers, and buffers that ranks may share.
+"""Plans a rank's program before memory is allocated: steps, buffers, and buffers for ranks to share.
 
 Every rank plans (here), the ranks agree on shared memory, and each rank allocates and compiles
 (``gopt.runtime.executor``).
@@ -28,11 +28,10 @@ ProgramPart: TypeAlias = Segment | ElementwiseRun | CallStep
 
 @dataclass(frozen=True, slots=True)
 class FinalPlan:
-    """A plan whose shared buffers are known.
+    """A plan with known shared buffers.
 
-    ``aliases``: number of a step -> result -> the operand that it overwrites. ``waits``: for every step, the values
-    that must be available before it runs.
-    """
+    ``aliases``: number of a step -> result -> the overwritten operand. ``waits``: for every step, the values that must
+    be available before."""
 
     assignment: BufferAssignment
     aliases: Mapping[int, Mapping[str, str]]
@@ -43,8 +42,7 @@ class FinalPlan:
 class ExecutionPlan:
     """The plan of one rank's graph, or of a graph without collectives.
 
-    ``graph``: lowered for the device. ``replaces``: output -> the state whose value it is in the next step.
-    """
+    ``graph``: lowered for the device. ``replaces``: output -> the state with this value in the next step."""
 
     graph: Graph
     device: Device
@@ -60,22 +58,22 @@ class ExecutionPlan:
     """Number of a gather -> when its buffer is read and written, where ranks may share it."""
 
     def send_requests(self) -> dict[int, SendRequest]:
-        """Number of a call -> the buffer that it could share."""
+        """Number of a call -> the buffer for sharing."""
         return {
             number: SendRequest(send.call, send.count, send.dtype)
             for number, send in self.assignment.sends.items() if number in self.assignment.donatable
         }  # fmt: skip
 
     def gather_requests(self) -> dict[int, GatherRequest]:
-        """Number of a gather -> the buffer that it could share."""
+        """Number of a gather -> the buffer for sharing."""
         return {number: gather.request for number, gather in self.ordered.items()}
 
     def calls(self) -> list[str]:
-        """The group of every call, by its number in the file."""
+        """The group of every call, by number in the file."""
         return [str(node.attributes["group"]) for node in self.graph.nodes if node.domain == COMM]
 
     def resolve(self, shared: SharedMemory) -> FinalPlan:
-        """Return the plan with the shared buffers that were granted. All other shards stay in memory of this rank."""
+        """Return the plan with the granted shared buffers. All other shards stay in memory of this rank."""
         refused = {call for call in self.assignment.local_shards.values() if call not in shared.gathers}
         assignment = self.assignment.without(refused)
         sent = assignment.send_names.union(
@@ -95,9 +93,8 @@ def plan_execution(
     """Plan a graph, which is not changed. Linear time.
 
     ``replaces`` is given for training: long elementwise runs are tiled, a result that replaces a state may overwrite
-    the array that was fed for it, and what one call sends lies in one buffer. Without it no array that was fed is
-    written. ``member``: group -> this rank's position in it; None where ranks share no memory.
-    """
+    the array fed for the state, and the data sent by one call lies in one buffer. Without ``replaces`` no fed array is
+    written. ``member``: group -> this rank's position in the group; None where ranks share no memory."""
     graph = inlined(expand(graph, "gopt.run"))
     graph = fold_transposes(emulate_half(graph)) if device.emulates_half else graph
     tuning = device.tuning
@@ -118,26 +115,25 @@ def _input_aliases(
     parts: Sequence[ProgramPart], steps: Sequence[ProgramStep], graph: Graph, replaces: Mapping[str, str],
     buffers: BufferAssignment, sent: frozenset[str],
 ) -> dict[int, dict[str, str]]:  # fmt: skip
-    """Number of an elementwise run -> result -> the operand that it overwrites. ``sent``: results in the buffer of a
-    call."""
+    """Number of an elementwise run -> result -> the overwritten operand. ``sent``: results in the buffer of a call."""
     last = {name: number for number, step in enumerate(steps) for name in step.inputs}
     read_until: dict[int, int] = {}
     """Number of a gather -> the last step that reads what it made in the buffer of a local shard."""
     for number, gather in buffers.gathers.items():
         read_until[number] = max(last.get(name, -1) for name in gather.outputs)
-    found, kept = {}, frozenset(graph.outputs)
+    aliases, outputs = {}, frozenset(graph.outputs)
     for number, part in enumerate(parts):
         if not isinstance(part, ElementwiseRun):
             continue
         rows: dict[str, str] = {}
         for output in part.segment.outputs:
             state = replaces.get(output)
-            if state is not None and last.get(state) == number and state not in kept:
+            if state is not None and last.get(state) == number and state not in outputs:
                 extent = buffers.slices.get(state)
                 if extent is None or state not in buffers.local_shards or read_until[extent.call] < number:
                     rows[output] = state
             row = buffers.input_alias(output, part.rows, number, last)
             if row is not None:
                 rows[output] = row
-        found[number] = {output: row for output, row in rows.items() if row in part.rows and output not in sent}
-    return found
+        aliases[number] = {output: row for output, row in rows.items() if row in part.rows and output not in sent}
+    return aliases

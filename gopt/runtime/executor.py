@@ -1,4 +1,4 @@
-"""Runs a planned graph: allocates its memory, compiles its sessions, and runs step after step."""
+"""Runs a planned graph: allocates memory, compiles sessions, and runs step after step."""
 
 from __future__ import annotations
 
@@ -30,24 +30,23 @@ def no_timing(name: str, begin: float, end: float) -> None:
 
 
 def no_calls(*_: Any) -> Any:
-    """The collectives of a graph that should have none; raises RunError."""
+    """The collectives of a graph that should be without; raises RunError."""
     raise RunError("a collective is in a graph that one rank runs alone", "give the model of one whole computation")
 
 
 @dataclass(frozen=True, slots=True)
 class HeldInput:
-    """An input that is checked and put on the device once for many runs of one Executor."""
+    """An input, checked and put on the device once for many runs of one Executor."""
 
     value: Any
 
 
 class Executor:
-    """A rank's graph, or one without collectives, compiled for its device.
+    """A rank's graph, or a graph without collectives, compiled for a device.
 
-    ``graph``: a plan, or a graph, which is planned here and not changed. ``shared``: the shared memory that was granted
-    to the plan, by numbers of calls in the file. Raises UnsupportedError where a type is needed and unknown,
-    NoKernelError where ONNX Runtime has no kernel, RunError where it rejects a segment.
-    """
+    ``graph``: a plan, or a graph to plan here, left unchanged. ``shared``: the plan's granted shared memory, by numbers
+    of calls in the file. Raises UnsupportedError for a type that is needed and unknown, NoKernelError for a missing
+    kernel, RunError for a segment rejected by ONNX Runtime."""
 
     def __init__(self, graph: Graph | ExecutionPlan, cache: SessionCache, shared: SharedMemory = NOT_SHARED) -> None:
         plan = graph if isinstance(graph, ExecutionPlan) else plan_execution(graph)
@@ -90,12 +89,12 @@ class Executor:
     def _compile(
         self, plan: ExecutionPlan, final: FinalPlan, cache: SessionCache, buffered: Mapping[str, Any]
     ) -> list[BoundCall | CompiledSegment]:
-        """Compile the steps with their sessions and memory; ``buffered``: values in buffers of gathers."""
+        """Compile the steps with sessions and memory; ``buffered``: values in buffers of gathers."""
         graph = final.assignment.graph
         views, gathers = self._result_views(plan, final)
-        made = {name for step in plan.steps if isinstance(step, Segment) for name in step.outputs}
+        computed = {name for step in plan.steps if isinstance(step, Segment) for name in step.outputs}
         results: dict[str, Any] = {
-            name: turns[0] for name, turns in (views or {}).items() if name in made and len(turns) == 1
+            name: turns[0] for name, turns in (views or {}).items() if name in computed and len(turns) == 1
         }
         persistent = {**results, **buffered}
         self._fixed = results
@@ -127,21 +126,20 @@ class Executor:
     def _result_views(
         self, plan: ExecutionPlan, final: FinalPlan
     ) -> tuple[Mapping[str, Sequence[Any]] | None, Mapping[int, Array]]:
-        """The memory of results that have the same memory in every step, or None where every step allocates; and the
-        buffers of gathers, by number."""
+        """The memory of results with the same memory in every step, or None where every step allocates; and the buffers
+        of gathers, by number."""
         if not self.plans_memory:
             sent = self._buffers.send_views
             return {name: [self._device.to_device(view)] for name, view in sent.items()} if sent else None, {}
         written = frozenset[str]().union(*final.aliases.values())
         planned = plan_memory(plan.steps, self._last_uses, plan.types, self._buffers, written, self._outputs)
         # What has memory of its own costs nothing while it stays among the values, and neither does an input.
-        kept = planned.views.keys() | self._inputs.keys()
-        self._last_uses = [tuple(name for name in names if name not in kept) for names in self._last_uses]
+        stable = planned.views.keys() | self._inputs.keys()
+        self._last_uses = [tuple(name for name in names if name not in stable) for names in self._last_uses]
         return planned.views, planned.output_buffers
 
     def _constants_outside(self, graph: Graph) -> dict[str, Any]:
-        """Constants that are not stored in a session's model: large ones, those that a call reads, and those that
-        are outputs."""
+        """Constants outside a session's model: large constants, operands of calls, and outputs."""
         read = {name for step in self._steps for name in step.inputs} | set(self._outputs)
         names = [name for name in graph.initializers if name in read and name not in graph.inputs]
         return {name: self._device.hold(graph.initializers[name].numpy()) for name in names}
@@ -149,19 +147,16 @@ class Executor:
     def _forwarded_outputs(self, replaces: Mapping[str, str]) -> frozenset[str]:
         """Outputs that are inputs or constants and replace another state.
 
-        They would alias what was fed, or a constant, and alternating buffers would be overwritten while they are still
-        read.
-        """
-        made = {name for step in self._steps for name in step.outputs}
-        others = {name for name in self._outputs if replaces.get(name, name) != name}
-        return frozenset(others - made) if self.plans_memory else frozenset()
+        They would alias a fed array or a constant, and alternating buffers would be overwritten while still read."""
+        results = {name for step in self._steps for name in step.outputs}
+        renamed = {name for name in self._outputs if replaces.get(name, name) != name}
+        return frozenset(renamed - results) if self.plans_memory else frozenset()
 
     def bind_states(self, states: dict[str, Any]) -> None:
-        """Move states into their buffers one by one, so that the first step does not need two copies of each.
+        """Move states into their buffers one by one, so that the first step does not need two copies of each state.
 
-        Where ranks share a buffer, each writes its own shard: a step may run once all ranks have returned. Raises
-        RunError for a state of another type or shape.
-        """
+        Each rank writes its shard of a shared buffer: a step may run once all ranks have returned. Raises RunError for
+        a state of another type or shape."""
         for name in self._inputs.keys() & states.keys():
             _check_fed(name, self._inputs[name], states[name])
         for name in self._inputs.keys() & states.keys() if self.plans_memory else ():
@@ -173,8 +168,8 @@ class Executor:
                 np.copyto(states[name], array)
 
     def advance(self, states: dict[str, Any], feeds: Mapping[str, Array], call: CollectiveCallback) -> dict[str, Any]:
-        """Run one step on states that stay on the device (``Device.hold``), and replace them by the new ones; returns
-        the other outputs, as views.
+        """Run one step on states that stay on the device (``Device.hold``), and replace these by the new states;
+        returns the other outputs, as views.
 
         ``states`` may be shared with the programs of other phases. ``call`` and errors as for ``run``.
         """
@@ -182,30 +177,29 @@ class Executor:
         self._execute(values, call)
         for name in self._forwarded:
             values[name] = self._device.hold(self._device.view(values[name]).copy())
-        known = states is self._advanced and self._in_place.isdisjoint(feeds)
-        changed = self._moved if known else self._next
+        unchanged = states is self._advanced and self._in_place.isdisjoint(feeds)
+        changed = self._moved if unchanged else self._next
         states.update(zip(changed.values(), map(values.__getitem__, changed)))
         self._advanced = states
         return {name: self._device.view(values[name]) for name in self._shown}
 
     def hold(self, feeds: Mapping[str, Array]) -> dict[str, HeldInput]:
-        """Check and bind the feeds that the graph reads, for several runs. They must not change while they are used.
-        Raises RunError for one of another type or shape."""
-        held = {}
+        """Check and bind the feeds read by the graph, for several runs. The feeds must not change during use. Raises
+        RunError for a feed of another type or shape."""
+        inputs = {}
         for name in self._inputs.keys() & feeds.keys():
             shown = np.asarray(feeds[name], order="C")
             _check_fed(name, self._inputs[name], shown)
-            held[name] = HeldInput(self._device.to_device(shown))
-        return held
+            inputs[name] = HeldInput(self._device.to_device(shown))
+        return inputs
 
     def run(self, feeds: Mapping[str, Array | HeldInput], call: CollectiveCallback) -> dict[str, Array]:
         """Run one step on values for the inputs; returns the graph's outputs.
 
-        A state that is not fed has its stored value. Outputs have memory of their own, except those that are inputs or
-        constants of the graph, which may be the arrays that were fed. ``call`` is called for every collective in file
-        order; it may return an empty list where its outputs are undefined (Reduce off its root). Raises RunError on
-        feeds of another type or shape, and when a segment fails.
-        """
+        A state without a feed has the stored value. Outputs have their own memory, except inputs or constants of the
+        graph, which may be the fed arrays. ``call`` is called for every collective in file order; it may return an
+        empty list for undefined outputs (Reduce off the root). Raises RunError on feeds of another type or shape, and
+        when a segment fails."""
         if unknown := sorted(feeds.keys() - self._inputs.keys()):
             raise RunError(f"the graph has no input {unknown[0]!r}")
         values = self._start({}, feeds)
@@ -214,7 +208,7 @@ class Executor:
         return shown | {name: shown[name].copy() for name in self._forwarded}
 
     def _execute(self, values: dict[str, Any], call: CollectiveCallback) -> None:
-        """Run all steps on values for the inputs, and add their results."""
+        """Run all steps on values for the inputs, and add the results."""
         mark = self.mark
         pending: dict[str, PendingCall] = {}
         for step, waits, gone in zip(self._steps, self._waits, self._last_uses, strict=True):
@@ -236,58 +230,58 @@ class Executor:
             next(iter(pending.values())).resolve(values, pending)
 
     def _start(self, states: dict[str, Any], feeds: Mapping[str, Array | HeldInput]) -> dict[str, Any]:
-        """Values for all inputs, and those whose memory is the same in every step."""
+        """Values for all inputs, and the values with the same memory in every step."""
         values = {**self._fixed, **states}
-        for name, given in feeds.items():
+        for name, array in feeds.items():
             if name in self._inputs:
-                values[name] = self._feed(name, given)
+                values[name] = self._feed(name, array)
         if not self._inputs.keys() <= values.keys():
             for name, type in self._inputs.items():
                 if name not in values and name not in self._initial:
                     raise RunError(f"input {name!r} ({type}) was not fed, and the file stores no value")
                 if name not in values:
                     values[name] = self._feed(name, self._initial[name].numpy())
-        for name, own in self._state_views.items():
+        for name, view in self._state_views.items():
             value = values[name]
-            if value is own:
+            if value is view:
                 continue
-            if value.address != own.address:
-                np.copyto(own.array, value.array)
-            values[name] = own
+            if value.address != view.address:
+                np.copyto(view.array, value.array)
+            values[name] = view
             if name in self._in_place and name in states:
-                states[name] = own
+                states[name] = view
         return values
 
-    def _feed(self, name: str, given: Any) -> Any:
-        """The value of an array that is fed for an input."""
-        if isinstance(given, HeldInput):
-            return given.value
+    def _feed(self, name: str, array: Any) -> Any:
+        """The value of an array fed for an input."""
+        if isinstance(array, HeldInput):
+            return array.value
         for before, value in self._recent_feeds.get(name, ()):
-            if before is given:
+            if before is array:
                 value.persistent = True
                 return value
-        shown = given if hasattr(given, "dtype") else np.asarray(given)
+        shown = array if hasattr(array, "dtype") else np.asarray(array)
         _check_fed(name, self._inputs[name], shown)
         if not self.plans_memory:
             return self._device.to_device(shown)
         # Kernels and bindings use the address. No copy is cached, because the array that was fed may change.
         shown = np.asarray(shown, order="C")
         value = self._device.to_device(shown)
-        if shown is given:
-            self._recent_feeds[name] = [(given, value), *self._recent_feeds.get(name, [])[:1]]
+        if shown is array:
+            self._recent_feeds[name] = [(array, value), *self._recent_feeds.get(name, [])[:1]]
         return value
 
 
 def _finish(
     pending: dict[str, PendingCall], waits: Sequence[str], overwrites: frozenset[str], values: dict[str, Any]
 ) -> None:
-    """Wait for pending calls whose results a step reads, or whose inputs it overwrites."""
+    """Wait for pending calls with results read, or inputs overwritten, by a step."""
     for name in waits:
         if name in pending:
             pending[name].resolve(values, pending)
-    for each in {id(each): each for each in pending.values()}.values() if overwrites else ():
-        if not overwrites.isdisjoint(each.call.node.inputs):
-            each.resolve(values, pending)
+    for started in {id(call): call for call in pending.values()}.values() if overwrites else ():
+        if not overwrites.isdisjoint(started.call.node.inputs):
+            started.resolve(values, pending)
 
 
 def _check_fed(name: str, type: TensorType, array: Array) -> None:

@@ -1,8 +1,7 @@
-"""Operators in NumPy for which ONNX Runtime has no float64 kernel. Results have the precision of the inputs.
+"""NumPy operators without a float64 kernel in ONNX Runtime. Results have the precision of the inputs.
 
-Operators that are missing here run in onnx's reference evaluator. It has every operator but is slow, and rounds some
-intermediate results to float32.
-"""
+Operators missing here run in onnx's reference evaluator. The evaluator has every operator but is slow, and rounds some
+intermediate results to float32."""
 
 from __future__ import annotations
 
@@ -121,18 +120,18 @@ def _mean_variance(x: Array, *, axes: Any = None) -> Any:
 
 def _one_hot(indices: Array, depth: Array, values: Array, *, axis: int | None = None) -> Any:
     count = int(np.asarray(depth).reshape(-1)[0])
-    places = np.expand_dims(np.asarray(indices).astype(np.int64) % count, _or(axis, -1))
+    dims = np.expand_dims(np.asarray(indices).astype(np.int64) % count, _or(axis, -1))
     line = np.arange(count).reshape(-1, *(1,) * (np.ndim(indices) - _or(axis, -1) % (np.ndim(indices) + 1)))
     outside = np.expand_dims((indices < -count) | (indices >= count), _or(axis, -1))
-    return np.where((places == line) & ~outside, values[1], values[0])
+    return np.where((dims == line) & ~outside, values[1], values[0])
 
 
 def _non_zero(x: Array) -> Any:
     return np.array(np.nonzero(np.atleast_1d(x)), np.int64)
 
 
-def _or(given: Any, default: Any) -> Any:
-    return default if given is None else given
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
 
 
 FALLBACK_KERNELS: Mapping[str, Kernel] = MappingProxyType({
@@ -156,7 +155,7 @@ FALLBACK_KERNELS: Mapping[str, Kernel] = MappingProxyType({
 
 @functools.cache
 def operators(more: tuple[tuple[str, Kernel], ...] = ()) -> tuple[type, ...]:
-    """Both tables, and ``more`` kernels, as classes that extend onnx's reference evaluator."""
+    """Both tables, and ``more`` kernels, as classes for onnx's reference evaluator."""
     from onnx.reference.op_run import OpRun
 
     from gopt.runtime.fallback_loop import Loop
@@ -169,12 +168,12 @@ def _method(kernel: Kernel) -> Callable[..., tuple[Any, ...]]:
     by_opset = "opset" in getattr(getattr(kernel, "__code__", None), "co_varnames", ())
 
     def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
-        given = {name: value for name, value in attributes.items() if value is not None}
-        inputs = tuple(None if each is None else np.asarray(each) for each in inputs)
+        options = {name: value for name, value in attributes.items() if value is not None}
+        inputs = tuple(None if operand is None else np.asarray(operand) for operand in inputs)
         if by_opset:  # onnx's defaults are those of the newest operator set
-            own = {each.name for each in self.onnx_node.attribute}
-            given = {n: v for n, v in given.items() if n in own} | {"opset": self.run_params["opsets"][""]}
-        found = kernel(*inputs, **given)
-        return found if isinstance(found, tuple) else (np.asarray(found),)
+            names = {attribute.name for attribute in self.onnx_node.attribute}
+            options = {n: v for n, v in options.items() if n in names} | {"opset": self.run_params["opsets"][""]}
+        results = kernel(*inputs, **options)
+        return results if isinstance(results, tuple) else (np.asarray(results),)
 
     return run

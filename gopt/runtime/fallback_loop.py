@@ -1,4 +1,5 @@
-"""Loop, for onnx's reference evaluator. Its own joins what the turns of a loop give; the standard stacks it."""
+"""Loop, for onnx's reference evaluator. The evaluator's own Loop joins the results of turns; the standard stacks
+them."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from onnx.reference.ops.op_loop import Loop as ReferenceLoop
 
 
 class Loop(ReferenceLoop):  # type: ignore[misc,unused-ignore]
-    """Runs the body until its condition is false or the turns are done; a result of every turn is stacked in front."""
+    """Runs the body until the condition is false or the turns are done; a result of every turn is stacked in front."""
 
     op_domain = ""
     body: Any
@@ -20,14 +21,18 @@ class Loop(ReferenceLoop):  # type: ignore[misc,unused-ignore]
         bindings: Any = None,
     ) -> tuple[Any, ...]:  # fmt: skip
         turn_name, go_name, *names = self.body.input_names
-        held, stacked = list(carried), list[list[Any]]([] for _ in range(self.K))
+        state, stacked = list(carried), list[list[Any]]([] for _ in range(self.K))
         turn, go = 0, go is None or bool(go)
         while go and (turns is None or turn < int(turns)):
-            own = {turn_name: np.array(turn, np.int64), go_name: np.array(go), **dict(zip(names, held, strict=True))}
-            results = self._run_body({**(context or {}), **own}, attributes=attributes, bindings=bindings)
-            go, held = bool(results[0]), list(results[1 : 1 + self.N])
-            for each, result in zip(stacked, results[1 + self.N :], strict=True):
-                each.append(result)
+            inputs = {
+                turn_name: np.array(turn, np.int64),
+                go_name: np.array(go),
+                **dict(zip(names, state, strict=True)),
+            }
+            results = self._run_body({**(context or {}), **inputs}, attributes=attributes, bindings=bindings)
+            go, state = bool(results[0]), list(results[1 : 1 + self.N])
+            for values, result in zip(stacked, results[1 + self.N :], strict=True):
+                values.append(result)
             turn += 1
         empty = np.zeros((0,))  # the evaluator knows no type for it
-        return (*held, *(np.stack(each) if each else empty for each in stacked))
+        return (*state, *(np.stack(values) if values else empty for values in stacked))

@@ -1,7 +1,6 @@
-"""Runs a graph in float64: by ONNX Runtime where it has the kernels, else by NumPy.
+"""Runs a graph in float64: by ONNX Runtime with a kernel, else by NumPy.
 
-A node without a kernel becomes a call at which the graph is split, as at a collective; the rest stays in sessions.
-"""
+A node without a kernel becomes a call and a split of the graph, as at a collective; the rest stays in sessions."""
 
 from __future__ import annotations
 
@@ -34,9 +33,8 @@ FALLBACK = "Substitute"
 class Float64Graph:
     """A graph converted to float64 and compiled.
 
-    ``substitutes`` counts the nodes that NumPy runs. Raises RunError, and UnsupportedError where a node has neither a
-    kernel nor a substitute.
-    """
+    ``substitutes`` counts the nodes run by NumPy. Raises RunError, and UnsupportedError where a node has neither a
+    kernel nor a substitute."""
 
     def __init__(self, graph: Graph, cache: SessionCache) -> None:
         graph = inlined(expand(graph, "gopt.run"))
@@ -71,7 +69,7 @@ class Float64Graph:
             return self._program.run(feeds, answer)
 
     def _substituted(self, graph: Graph, cache: SessionCache) -> Graph:
-        """The graph with a call in place of every node for which ONNX Runtime has no kernel."""
+        """The graph with a call in place of every node without a kernel in ONNX Runtime."""
         trial = _KernelProbe(graph, cache)
         nodes: list[Node] = []
         calls = 0
@@ -79,8 +77,8 @@ class Float64Graph:
             if node.domain != COMM and (_only_built(node) or not trial.accepts(node)):
                 self._fallback_nodes[calls] = _FallbackNode(node, graph)
                 reads = list(dict.fromkeys(node.reads))
-                made = [name for name in node.outputs if name]
-                node = Node(FALLBACK, reads, made, domain=COMM, name=node.label)
+                outputs = [name for name in node.outputs if name]
+                node = Node(FALLBACK, reads, outputs, domain=COMM, name=node.label)
             nodes.append(node)
             calls += node.domain == COMM
         return replace(graph, nodes=nodes, types=trial.types)
@@ -109,7 +107,7 @@ class _KernelProbe:
         return self._known[key]
 
     def _key(self, node: Node) -> tuple[Any, ...]:
-        attributes = tuple(each.SerializeToString(deterministic=True) for each in node.to_proto().attribute)
+        attributes = tuple(attribute.SerializeToString(deterministic=True) for attribute in node.to_proto().attribute)
         named = (*node.inputs, *node.captures, *node.outputs)
         dtypes = tuple(self.types[name].dtype if name in self.types else "" for name in named)
         ranks = tuple(len(self.types[name].shape or ()) for name in node.reads)
@@ -155,7 +153,7 @@ class _FallbackNode:
 
 
 def _typed(result: Any, dtype: str) -> Array:
-    """The result in its declared type, which the evaluator does not always return."""
+    """The result in the declared type, which the evaluator does not always return."""
     array = np.asarray(result)
     wanted = onnx.helper.tensor_dtype_to_np_dtype(dtype_code(dtype)) if known(dtype) else array.dtype
     return np.require(array if array.dtype == wanted else array.astype(wanted), requirements="C")

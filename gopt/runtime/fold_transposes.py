@@ -1,10 +1,9 @@
-"""Folds transposes into matrix products, which read operands transposed in place: no transposed copy is made.
+"""Folds transposes into matrix products, which read transposed operands in place: no copy is made.
 
-An exporter writes a gradient as a product with a transposed operand. The copy costs a pass over memory, and it stays
-allocated from the forward to the backward where both are in different segments. ONNX Runtime's products read an operand
-either way. They may then block their sums differently (seen where a side has one row, or the inner dimension has 300
-elements), so the last bits may differ from those of a product with a copy: this is part of every run, not of tuning.
-"""
+An exporter writes a gradient as a product with a transposed operand. The copy costs a pass over memory, and stays
+allocated from the forward to the backward if the two are in different segments. ONNX Runtime's products read an operand
+either way. Products may then block sums differently (seen where a side has one row, or the inner dimension has 300
+elements), so the last bits may differ from a product with a copy: folding is part of every run, not of tuning."""
 
 from __future__ import annotations
 
@@ -19,10 +18,9 @@ FUSED = "com.microsoft"
 
 
 def fold_transposes(graph: Graph) -> Graph:
-    """Return the graph with float32 MatMul and Gemm that read the operands of Transpose nodes of the last two axes.
+    """Return the graph with float32 MatMul and Gemm on the operands of Transpose nodes of the last two axes.
 
-    The Transpose nodes stay; partitioning leaves out those that are no longer read. Linear time.
-    """
+    The Transpose nodes stay; partitioning leaves out unread nodes. Linear time."""
     swapped = {node.outputs[0]: node.inputs[0] for node in graph.nodes if _swaps(node, graph.types)}
     if not swapped:
         return graph
@@ -54,9 +52,9 @@ def _folded(node: Node, swapped: Mapping[str, str], types: Mapping[str, TensorTy
     if any(0 in (types[name].shape or ()) for name in node.inputs[:2]):
         return node  # over nothing, the runtime's product leaves all matrices but the first as it finds them
     attributes = dict(node.attributes)
-    for place, key in enumerate(("transA", "transB")):
-        attributes[key] = int(attributes.get(key, 0)) ^ (node.inputs[place] in swapped)
-    inputs = [swapped.get(name, name) if place < 2 else name for place, name in enumerate(node.inputs)]
+    for index, key in enumerate(("transA", "transB")):
+        attributes[key] = int(attributes.get(key, 0)) ^ (node.inputs[index] in swapped)
+    inputs = [swapped.get(name, name) if index < 2 else name for index, name in enumerate(node.inputs)]
     fused = node.is_a("MatMul")
     return Node("FusedMatMul" if fused else "Gemm", inputs, node.outputs, domain=FUSED if fused else "",
                 name=node.name, attributes=attributes, made_by=node.made_by, sharding=node.sharding)  # fmt: skip

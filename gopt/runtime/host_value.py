@@ -19,18 +19,18 @@ _PACKED = frozenset({"int4", "uint4", "float4e2m1"})
 
 def address_of(array: Array) -> int:
     """Return the address of an array's memory."""
-    place: int = array.__array_interface__["data"][0]
-    return place
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def array_dtype(array: Array) -> str:
-    """The manifest's name of an array's element type; raises RunError where ONNX has none."""
+    """The manifest's name of an array's element type; raises RunError for a type outside ONNX."""
     return dtype_word(array.dtype)
 
 
 @functools.cache
 def dtype_word(dtype: np.dtype[Any]) -> str:
-    """The manifest's name of an element type; raises RunError where ONNX has none."""
+    """The manifest's name of an element type; raises RunError for a type outside ONNX."""
     try:
         return dtype_name(onnx.helper.np_dtype_to_tensor_dtype(dtype))
     except (ValueError, KeyError):
@@ -38,7 +38,7 @@ def dtype_word(dtype: np.dtype[Any]) -> str:
 
 
 def runtime_value(array: Array) -> Any:
-    """An OrtValue over an array's own memory; it keeps the array alive."""
+    """An OrtValue over an array's memory; the value keeps the array alive."""
     dtype = array_dtype(array)
     array = np.require(array, requirements="C")
     values = runtime().OrtValue
@@ -77,13 +77,12 @@ def array_of(value: Any) -> Array:
 class Value:
     """A value in host memory: an array, and the OrtValue over the same memory, each created on first use.
 
-    ``persistent``: its memory is the same in all steps, so readers may keep references to it.
-    """
+    ``persistent``: the memory is the same in all steps, so readers may keep references."""
 
     __slots__ = ("_address", "_array", "_given", "persistent")
 
-    def __init__(self, array: Array | None = None, given: Any = None, persistent: bool = False) -> None:
-        self._array, self._given, self.persistent = array, given, persistent
+    def __init__(self, array: Array | None = None, native: Any = None, persistent: bool = False) -> None:
+        self._array, self._given, self.persistent = array, native, persistent
         self._address: int | None = None
 
     @property
@@ -101,17 +100,17 @@ class Value:
 
     @property
     def addressed(self) -> bool:
-        """Whether it is an array of a type that can be bound by its address."""
+        """Whether the value is an array with a type that can be bound by address."""
         return self._array is not None and self._array.dtype.isbuiltin == 1 and self._array.flags.c_contiguous
 
     @property
     def given(self) -> Any:
-        """The value for ONNX Runtime; raises UnsupportedError, RunError where it accepts no such tensor."""
+        """The value for ONNX Runtime; raises UnsupportedError, and RunError for a rejected tensor."""
         if self._given is None:
             self._given = runtime_value(self.array)
         return self._given
 
 
 def bind_memory(bind: Any, name: str, array: Array) -> None:
-    """Bind an array by its address. Unlike a value, a binding does not keep the array alive, so the caller must."""
+    """Bind an array by address. Unlike a value, a binding does not keep the array alive, so the caller must."""
     bind(name, "cpu", 0, array.dtype.type, array.shape, address_of(array))

@@ -15,12 +15,11 @@ from gopt.runtime.proto import as_node, build_model
 
 
 def inlined(graph: Graph) -> Graph:
-    """Return the graph with its functions inlined, and the types of the values inside them; a graph without any is
+    """Return the graph with inlined functions, and the types of the values inside; a graph without functions is
     returned unchanged.
 
-    No engine sees a function: ONNX Runtime, which inlines on its own, crashes where a call omits an operand whose name
-    a body inside the function uses.
-    """
+    No engine sees a function: ONNX Runtime's own inlining crashes where a call omits an operand and a body inside the
+    function uses the operand's name."""
     if not graph.header.functions:
         return graph
     border = {name: tensor.type for name, tensor in graph.initializers.items() if name not in graph.inputs}

@@ -1,5 +1,5 @@
-"""Products of float64 that ONNX Runtime does not compute, because large matrices are float32: an operand, which is
-widened in pieces, or else the result."""
+"""Products of float64 that ONNX Runtime does not compute, because large matrices are float32: an operand is widened in
+pieces, or else the result."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KERNELS = (("MatMul", matmul), ("Gemm", gemm))
 
 
 def _product(a: Array, b: Array) -> Array:
-    """a[m, k] times b[k, n] in pieces of what is largest. Of two operands in float64 the result is not."""
+    """a[m, k] times b[k, n] in pieces of the largest matrix. Of two operands in float64 the result is not."""
     (m, k), n = a.shape, b.shape[1]
     wide = np.float64
     if a.dtype == b.dtype == wide:
@@ -65,4 +65,4 @@ def _product(a: Array, b: Array) -> Array:
 
 def _pieces(count: int, length: int) -> list[slice]:
     step = max(1, _PIECE // max(length, 1))
-    return [slice(first, first + step) for first in range(0, count, step)]
+    return [slice(start, start + step) for start in range(0, count, step)]

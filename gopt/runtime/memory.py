@@ -1,4 +1,4 @@
-"""Memory that is reused. A new page costs more than the work on it, so a step should allocate none."""
+"""Reused memory. A new page costs more than the work on the page, so a step should allocate none."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 
 
 class Pool:
-    """Arrays whose memory is reused once no view of it is referenced.
+    """Arrays with memory that is reused once no view is referenced.
 
-    Threads may share one.
-    """
+    Threads may share a pool."""
 
     def __init__(self) -> None:
         self._held: dict[int, list[Array]] = {}
@@ -42,42 +41,41 @@ class Pool:
         self._alone = _references([np.empty(1, np.uint8)], 0)
 
     def take(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-        """An uninitialised array. The search begins where it last found one: memory that was taken first is usually
-        free first."""
+        """An uninitialised array. The search begins at the last success: memory taken first is usually free first."""
         size = math.prod(shape) * dtype.itemsize
         with self._lock:
-            held, first = self._held.setdefault(size, []), self._next.get(size, 0)
-            for step in range(len(held)):
-                place = (first + step) % len(held)
-                if _references(held, place) == self._alone:
+            arrays, begin = self._held.setdefault(size, []), self._next.get(size, 0)
+            for step in range(len(arrays)):
+                index = (begin + step) % len(arrays)
+                if _references(arrays, index) == self._alone:
                     break
             else:
-                place = len(held)
-                held.append(np.empty(size + ALIGN, np.uint8))
-            self._next[size] = place + 1
-            start = -address_of(held[place]) % ALIGN
-            return held[place][start : start + size].view(dtype).reshape(shape)
+                index = len(arrays)
+                arrays.append(np.empty(size + ALIGN, np.uint8))
+            self._next[size] = index + 1
+            start = -address_of(arrays[index]) % ALIGN
+            return arrays[index][start : start + size].view(dtype).reshape(shape)
 
 
 def packed_view(arrays: Sequence[Array]) -> Array | None:
-    """Return arrays that are adjacent in one flat array as that array; None if they are not adjacent."""
+    """Return adjacent arrays of one flat array as this flat array; None for other arrays."""
     if len(arrays) == 1:
         return arrays[0].reshape(-1) if arrays[0].flags.c_contiguous else None
     base = arrays[0].base
     if not isinstance(base, np.ndarray) or any(x.base is not base or not x.flags.c_contiguous for x in arrays):
         return None
-    starts = [address_of(each) for each in arrays]
+    starts = [address_of(array) for array in arrays]
     if base.ndim != 1 or any(a + x.nbytes != b for a, b, x in zip(starts, starts[1:], arrays)):
         return None
-    first = starts[0] - address_of(base)
-    flat: Array = base.view(np.uint8)[first : first + sum(each.nbytes for each in arrays)].view(arrays[0].dtype)
+    offset = starts[0] - address_of(base)
+    flat: Array = base.view(np.uint8)[offset : offset + sum(array.nbytes for array in arrays)].view(arrays[0].dtype)
     return flat
 
 
 def packed(arrays: Sequence[Array]) -> Array:
-    """The arrays as one flat array: a view where they are adjacent in memory, else a copy."""
+    """The arrays as one flat array: a view of adjacent arrays, else a copy."""
     flat = packed_view(arrays)
-    return np.concatenate([each.reshape(-1) for each in arrays]) if flat is None else flat
+    return np.concatenate([array.reshape(-1) for array in arrays]) if flat is None else flat
 
 
 def unpack_views(flat: Array, shapes: Sequence[Sequence[int]]) -> list[Array]:
@@ -90,19 +88,19 @@ def is_aligned(array: Array) -> bool:
     return address_of(array) % ALIGN == 0
 
 
-def same_memory(one: Array, other: Array) -> bool:
+def same_memory(one: Array, twin: Array) -> bool:
     """Return whether two arrays begin at the same address."""
-    return address_of(one) == address_of(other)
+    return address_of(one) == address_of(twin)
 
 
-def _references(held: list[Array], place: int) -> int:
+def _references(arrays: list[Array], index: int) -> int:
     """The number of references to an array of a list, views of it included."""
-    return sys.getrefcount(held[place])
+    return sys.getrefcount(arrays[index])
 
 
 def give_back() -> None:
-    """Give what was freed back to the system. The C library keeps it, in pieces between what is alive, into which no
-    larger value fits."""
+    """Give freed memory back to the system. The C library keeps such memory, in pieces between live blocks too small
+    for a larger value."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)

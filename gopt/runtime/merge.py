@@ -1,4 +1,5 @@
-"""Merges what trainers pushed, in the order of trainers and not of arrival, so that results do not depend on timing."""
+"""Merges the pushes of trainers, in the order of trainers and not of arrival, so that results do not depend on
+timing."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from gopt.runtime.session import Array
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The push of one trainer to a bucket: all keys one after the other, and its weight.
+    """The push of one trainer to a bucket: all keys one after the other, and the weight.
 
     Of a table: ``ids``, each once and in ascending order, and a row of values for each.
     """
@@ -25,65 +26,71 @@ class Contribution:
     ids: Array | None = None
 
 
-def merge(found: dict[int, Contribution], reduce: str, dtype: str, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+def merge(
+    contributions: dict[int, Contribution], reduce: str, dtype: str, shapes: Sequence[tuple[int, ...]]
+) -> list[Array]:
     """Return one value per shape.
 
-    ``reduce``: "mean" over the contributions that are there, "sum", or "weighted": the sum of w g over the sum of w.
-    float16 and bfloat16 are summed in float32 and rounded once, to ``dtype``. A trainer of weight zero adds nothing,
-    whatever it sent; where all weights are zero the result is zero.
-    """
+    ``reduce``: "mean" over the present contributions, "sum", or "weighted": the sum of w g over the sum of w. A trainer
+    of weight zero adds nothing; with all weights zero the result is zero."""
     wanted = numpy_dtype(dtype)
     wide = np.dtype(np.float32) if dtype in HALVES else wanted
     total: Array | None = None
     weights = 0.0
     with np.errstate(all="ignore"):
-        for trainer in sorted(found):
-            each = found[trainer]
-            weight = each.weight if reduce == "weighted" else 1.0
+        for trainer in sorted(contributions):
+            contribution = contributions[trainer]
+            weight = contribution.weight if reduce == "weighted" else 1.0
             weights += weight
             if not weight:
                 continue
-            term = each.values.astype(wide) if total is None or each.values.dtype != wide else each.values
+            term = (
+                contribution.values.astype(wide)
+                if total is None or contribution.values.dtype != wide
+                else contribution.values
+            )
             if reduce == "weighted":
                 term = term * wide.type(weight)
             total = term if total is None else np.add(total, term, out=total)
         if total is None:
             total = np.zeros(sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes), wide)
         elif reduce != "sum":
-            divisor = weights if reduce == "weighted" else len(found)
+            divisor = weights if reduce == "weighted" else len(contributions)
             total /= wide.type(divisor or 1.0)
         flat = total if wide == wanted else total.astype(wanted)
     return unpack_views(flat, shapes)
 
 
-def merge_rows(found: Mapping[int, Contribution], reduce: str, dtype: str, width: int) -> list[Array]:
-    """Return the ids that trainers pushed, each once and in ascending order, and their merged rows.
+def merge_rows(contributions: Mapping[int, Contribution], reduce: str, dtype: str, width: int) -> list[Array]:
+    """Return the pushed ids, each once and in ascending order, and the merged rows.
 
-    Rows have ``width`` elements, or are scalars where it is 0. The result is that of ``merge`` on whole gradients in
-    which rows that a trainer did not push are zero: a mean divides by all contributions, also those without a row. A
-    trainer of weight zero adds no rows.
-    """
+    Rows have ``width`` elements, or are scalars for width 0. The result is that of ``merge`` on whole gradients with
+    zeros for absent rows: a mean divides by all contributions, with or without a row. A trainer of weight zero adds no
+    rows."""
     wanted = numpy_dtype(dtype)
     wide = np.dtype(np.float32) if dtype in HALVES else wanted
-    weights = {trainer: each.weight if reduce == "weighted" else 1.0 for trainer, each in sorted(found.items())}
-    lists = [_ids(found[trainer]) for trainer, weight in weights.items() if weight]
+    weights = {
+        trainer: contribution.weight if reduce == "weighted" else 1.0
+        for trainer, contribution in sorted(contributions.items())
+    }
+    lists = [_ids(contributions[trainer]) for trainer, weight in weights.items() if weight]
     ids = np.unique(np.concatenate([np.zeros(0, np.int64), *lists]))
     total = np.zeros((ids.size, width or 1), wide)
     with np.errstate(all="ignore"):
         for trainer, weight in weights.items():
             if not weight:
                 continue
-            each = found[trainer]
-            term = each.values.reshape(-1, width or 1).astype(wide, copy=False)
+            push = contributions[trainer]
+            term = push.values.reshape(-1, width or 1).astype(wide, copy=False)
             if reduce == "weighted":
                 term = term * wide.type(weight)
-            total[np.searchsorted(ids, _ids(each))] += term
+            total[np.searchsorted(ids, _ids(push))] += term
         if reduce != "sum":
             total /= wide.type(sum(weights.values()) or 1.0)
         rows = total.astype(wanted, copy=False)
     return [ids, rows if width else rows.reshape(-1)]
 
 
-def _ids(each: Contribution) -> Array:
-    assert each.ids is not None
-    return each.ids
+def _ids(contribution: Contribution) -> Array:
+    assert contribution.ids is not None
+    return contribution.ids

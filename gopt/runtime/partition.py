@@ -1,8 +1,7 @@
-"""Splits a rank's graph at its collectives into segments. A pure function of the graph.
+"""Splits a rank's graph at collectives into segments. A pure function of the graph.
 
-The order of the file is the schedule: pass ``overlap`` has moved every call to where it starts, and its readers as late
-as possible. A segment holds the nodes between two calls, and calls overlap the segments after them.
-"""
+The order of the file is the schedule: pass ``overlap`` has moved every call to its start, and its readers as late as
+possible. A segment holds the nodes between two calls; calls overlap the segments after them."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from gopt.ir.graph import COMM, Graph, Node
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Nodes that run together. Inputs are in the order of first use, outputs in the order of their nodes."""
+    """Nodes that run together. Inputs are in the order of first use, outputs in the order of the nodes."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[str, ...]
@@ -24,7 +23,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class CallStep:
-    """A collective, with its index among the collectives of the file."""
+    """A collective, with an index among the collectives of the file."""
 
     index: int
     node: Node
@@ -42,7 +41,7 @@ ProgramStep: TypeAlias = Segment | CallStep
 
 
 def partition(graph: Graph) -> list[ProgramStep]:
-    """The steps of a graph in the order in which they run, without nodes whose results are not used."""
+    """The steps of a graph in run order, without nodes of unused results."""
     calls, levels = _levels(graph)
     boundary = _boundary_values(graph, calls, levels)
     steps: list[ProgramStep] = []
@@ -56,18 +55,18 @@ def partition(graph: Graph) -> list[ProgramStep]:
 
 
 def last_uses(steps: Sequence[ProgramStep], keep: Sequence[str]) -> list[tuple[str, ...]]:
-    """For every step, the values whose last use it is, without those in ``keep``."""
+    """For every step, the values last used there, without the values in ``keep``."""
     needed = set(keep)
     result: list[tuple[str, ...]] = []
     for step in reversed(steps):
-        here = dict.fromkeys((*step.inputs, *step.outputs))
-        result.append(tuple(name for name in here if name not in needed))
-        needed.update(here)
+        values = dict.fromkeys((*step.inputs, *step.outputs))
+        result.append(tuple(name for name in values if name not in needed))
+        needed.update(values)
     return result[::-1]
 
 
 def _levels(graph: Graph) -> tuple[list[Node], list[list[Node]]]:
-    """The calls, and the nodes before each and after the last. Nodes whose results are not used are left out."""
+    """The calls, and the nodes before each and after the last. Nodes of unused results are left out."""
     calls = [node for node in graph.nodes if node.domain == COMM]
     levels: list[list[Node]] = [[] for _ in range(len(calls) + 1)]
     needed = set(graph.outputs)
@@ -84,19 +83,19 @@ def _levels(graph: Graph) -> tuple[list[Node], list[list[Node]]]:
 
 
 def _boundary_values(graph: Graph, calls: Sequence[Node], levels: Sequence[Sequence[Node]]) -> set[str]:
-    """Values that are read outside the segment that makes them, or by the caller."""
+    """Values read outside the producing segment, or by the caller."""
     boundary = set(graph.outputs)
     boundary.update(name for call in calls for name in call.reads)
     for nodes in levels:
-        made: set[str] = set()
+        results: set[str] = set()
         for node in nodes:
-            boundary.update(name for name in node.reads if name not in made)
-            made.update(node.outputs)
+            boundary.update(name for name in node.reads if name not in results)
+            results.update(node.outputs)
     return boundary
 
 
 def _segment(nodes: Sequence[Node], boundary: set[str]) -> Segment:
-    made = {name for node in nodes for name in node.outputs}
-    inputs = dict.fromkeys(name for node in nodes for name in node.reads if name not in made)
+    results = {name for node in nodes for name in node.outputs}
+    inputs = dict.fromkeys(name for node in nodes for name in node.reads if name not in results)
     outputs = dict.fromkeys(name for node in nodes for name in node.outputs if name and name in boundary)
     return Segment(tuple(nodes), tuple(inputs), tuple(outputs))

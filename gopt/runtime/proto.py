@@ -28,7 +28,7 @@ def build_model(
     outputs: Mapping[str, TensorType],
     constants: Iterable[TensorProto] = (),
 ) -> ModelProto:
-    """A model around nodes. It has none of the header's metadata: they name the rank, and equal models must have
+    """A model around nodes. The model has no metadata of the header: these name the rank, and equal models must have
     equal bytes."""
     model = ModelProto(ir_version=min(header.ir_version, IR_VERSION))
     model.opset_import.extend(entry for entry in header.opset_import if entry.domain != COMM)
@@ -48,8 +48,8 @@ def is_constant(graph: Graph, name: str) -> bool:
 
 
 def is_small(tensor: Tensor) -> bool:
-    """Return whether a constant may be stored in a session's model. Strings always are: ONNX Runtime takes none by
-    reference."""
+    """Return whether a constant may be stored in a session's model. Strings always are: ONNX Runtime takes no strings
+    by reference."""
     return tensor.type.dtype == "string" or tensor.nbytes <= EMBEDDED
 
 
@@ -68,7 +68,7 @@ def stored(name: str, tensor: Tensor) -> TensorProto:
 
 
 def as_node(proto: NodeProto) -> Node:
-    """A Node of a NodeProto, with the outer values that its subgraphs read."""
+    """A Node of a NodeProto, with the outer values read by subgraphs."""
     node = Node(proto.op_type, proto.input, proto.output, domain=proto.domain, name=proto.name,
                 encoded=proto.SerializeToString(deterministic=True))  # fmt: skip
     node.captures = tuple(dict.fromkeys(name for body in bodies(proto) for name in _outer_reads(body)))
@@ -77,10 +77,10 @@ def as_node(proto: NodeProto) -> Node:
 
 def _outer_reads(body: onnx.GraphProto) -> list[str]:
     defined = {"", *(info.name for info in body.input), *(tensor.name for tensor in body.initializer)}
-    found: list[str] = []
+    reads: list[str] = []
     for proto in body.node:
         inner = [name for nested in bodies(proto) for name in _outer_reads(nested)]
-        found.extend(name for name in (*proto.input, *inner) if name not in defined)
+        reads.extend(name for name in (*proto.input, *inner) if name not in defined)
         defined.update(proto.output)
-    found.extend(info.name for info in body.output if info.name not in defined)
-    return found
+    reads.extend(info.name for info in body.output if info.name not in defined)
+    return reads

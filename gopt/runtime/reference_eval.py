@@ -1,4 +1,4 @@
-"""Runs whole graphs at once: by ONNX Runtime, or by onnx's reference evaluator, which has kernels for more types."""
+"""Runs whole graphs at once: by ONNX Runtime, or by onnx's reference evaluator with kernels for more types."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
     from onnx.reference import ReferenceEvaluator
 
     graph = inlined(graph)
-    given = {name: np.asarray(array) for name, array in feeds.items()}
+    values = {name: np.asarray(array) for name, array in feeds.items()}
     small = []
     types = dict(graph.inputs)
     for name, tensor in graph.initializers.items():
-        if name not in given and is_constant(graph, name) and is_small(tensor):
+        if name not in values and is_constant(graph, name) and is_small(tensor):
             small.append(stored(name, tensor))
-        elif name not in given:
-            types[name], given[name] = tensor.type, tensor.numpy()
+        elif name not in values:
+            types[name], values[name] = tensor.type, tensor.numpy()
     for name in graph.inputs:
-        if name not in given:
+        if name not in values:
             raise RunError(f"input {name!r} was not fed, and the file stores no value")
     model = build_model(graph.header, graph.nodes, types, graph.outputs, small)
     try:
         with np.errstate(all="ignore"):
-            results = ReferenceEvaluator(model, new_ops=list(operators())).run(None, given)
+            results = ReferenceEvaluator(model, new_ops=list(operators())).run(None, values)
     except GoptError:
         raise
     except Exception as error:  # it raises whatever NumPy does
@@ -64,10 +64,9 @@ def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def seconds(graph: Graph, per_node: float = 1e-4) -> float:
-    """About how long the reference evaluator takes; without an end where it cannot run the graph.
+    """The approximate time of the reference evaluator; infinite for a graph that cannot run.
 
-    ``per_node``: of that, for a node on next to nothing.
-    """
+    ``per_node``: of this, the time of a node on next to nothing."""
     total = 0.0
     for node in graph.nodes:
         types = [graph.type_of(name) for name in (*node.reads, *node.outputs) if name]

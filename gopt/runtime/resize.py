@@ -1,4 +1,4 @@
-"""Resize in any precision: one matrix per axis, whose rows are the reference's results for each unit vector.
+"""Resize in any precision: a matrix per axis, with the reference's results for unit vectors as rows.
 
 The reference interpolates element by element in Python. A matrix per axis is computed once and is exact for every mode.
 """
@@ -19,12 +19,12 @@ def resize(
     """ONNX Resize of version 11 and later."""
     axes = [int(axis) % x.ndim for axis in attributes.pop("axes", None) or range(x.ndim)]
     policy = attributes.pop("keep_aspect_ratio_policy", None) or "stretch"
-    place = attributes.get("coordinate_transformation_mode")
-    if place == "tf_crop_and_resize" or policy != "stretch":
+    mode = attributes.get("coordinate_transformation_mode")
+    if mode == "tf_crop_and_resize" or policy != "stretch":
         return _reference(x, roi, scales, sizes, axes=axes, keep_aspect_ratio_policy=policy, **attributes)
-    steps = [float(each) for each in scales] if scales is not None and scales.size else [None] * len(axes)
-    ends = [int(each) for each in sizes] if sizes is not None and sizes.size else [None] * len(axes)
-    if place == "align_corners":  # goes by the lengths, which are whole
+    steps = [float(scale) for scale in scales] if scales is not None and scales.size else [None] * len(axes)
+    ends = [int(size) for size in sizes] if sizes is not None and sizes.size else [None] * len(axes)
+    if mode == "align_corners":  # goes by the lengths, which are whole
         ends = [end or int(x.shape[axis] * (step or 1)) for axis, step, end in zip(axes, steps, ends)]
         steps = [None] * len(axes)
     for axis, step, end in zip(axes, steps, ends):
@@ -37,8 +37,8 @@ def resize(
 
 def upsample(x: Array, scales: Array | None = None, **attributes: Any) -> Array:
     """ONNX Upsample, and Resize of version 10."""
-    given = attributes.pop("scales", None)
-    scales = np.asarray(given if scales is None else scales)
+    attribute = attributes.pop("scales", None)
+    scales = np.asarray(attribute if scales is None else scales)
     mode = attributes.get("mode") or "nearest"
     return resize(
         x, None, scales, None, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor",

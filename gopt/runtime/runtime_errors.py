@@ -15,7 +15,7 @@ MAX_TEXT = 200
 
 
 def node_error(error: Exception) -> RunError:
-    """The RunError for an error that ONNX Runtime raised while it ran."""
+    """The RunError for an error of ONNX Runtime during a run."""
     text = " ".join(_PLACE.sub("", str(error)).split()) or type(error).__name__
     node = _NODE.search(text)
     if node is None:

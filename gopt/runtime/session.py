@@ -2,9 +2,8 @@
 
 The only file that imports onnxruntime, and only when something is to run.
 
-A session never writes into its inputs. Binding a new state to the memory of its old value would save a copy, but ONNX
-Runtime does not see when the old value is still read, and returns wrong results without an error.
-"""
+A session never writes into its inputs. Binding a new state to the memory of the old value would save a copy, but ONNX
+Runtime does not see when the old value is still read, and returns wrong results without an error."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ _INSTALL = "install exactly one of onnxruntime and onnxruntime-gpu: they share a
 
 
 class NoKernelError(RunError):
-    """ONNX Runtime has the operator, but not for these types."""
+    """The operator has no kernel for these types in ONNX Runtime."""
 
 
 # --- the runtime ----------------------------------------------------------------------------------------------------
@@ -51,10 +50,14 @@ class NoKernelError(RunError):
 
 @functools.cache
 def runtime() -> Any:
-    """The module onnxruntime; raises RunError where it cannot be used."""
+    """The module onnxruntime; raises RunError for an unusable installation."""
     try:
         import onnxruntime
     except ImportError as error:
+        if error.name == "onnxruntime":
+            raise RunError(
+                "running graphs needs ONNX Runtime, which is not installed", "pip install 'gopt[run]'"
+            ) from None
         raise RunError(f"ONNX Runtime cannot be imported: {error}", _INSTALL) from error
     if not hasattr(onnxruntime, "InferenceSession"):
         # What is left when one of two wheels that share the folder was uninstalled.
@@ -68,7 +71,7 @@ def runtime() -> Any:
 
 
 class SessionCache:
-    """Sessions by the bytes of their models. Threads may share it; a session may run on several threads at once."""
+    """Sessions by the bytes of models. Threads may share a cache; a session may run on several threads at once."""
 
     def __init__(self, deadline: float | None = None, keep: bool = True) -> None:
         self.deadline, self.keep = deadline, keep
@@ -97,7 +100,7 @@ class SessionCache:
 
 
 class _DeadlineSession:
-    """A session whose runs end after a deadline, because the loops of a file may not terminate."""
+    """A session with runs that end after a deadline, because the loops of a file may not terminate."""
 
     def __init__(self, session: Any, deadline: float) -> None:
         self._session, self._deadline = session, deadline
@@ -106,7 +109,7 @@ class _DeadlineSession:
         return getattr(self._session, name)
 
     def run_with_iobinding(self, binding: Any) -> None:
-        """Run. Raises RunError when the time is up, which ONNX Runtime checks between two operators, also in loops."""
+        """Run. Raises RunError when the time is up; ONNX Runtime checks between two operators, also in loops."""
         options = runtime().RunOptions()
         over = threading.Event()
 
@@ -122,8 +125,8 @@ class _DeadlineSession:
         except Exception as error:
             if not over.is_set():
                 raise
-            made = self._session.get_outputs()[0].name
-            what = f"what makes {made!r} still ran after {self._deadline:g} s (--deadline)"
+            name = self._session.get_outputs()[0].name
+            what = f"what makes {name!r} still ran after {self._deadline:g} s (--deadline)"
             raise RunError(what, "a loop of the model may be endless; raise --deadline if it is only slow") from error
         finally:
             timer.cancel()
@@ -133,12 +136,11 @@ def make_session(
     model: bytes, providers: Sequence[Any], *, empty: bool = False, disabled: Set[str] = frozenset(),
     rewrites: bool = True, keep: bool = True, **more: Any,
 ) -> Any:  # fmt: skip
-    """Build a session: the one place where gopt does. Rewrites of ONNX Runtime that are known to be wrong are off.
+    """Build a session: the one place where gopt does. Wrong rewrites of ONNX Runtime are off.
 
-    ``empty``: some value has no elements; ``disabled``: rewrites that are off too; without ``rewrites`` all are.
-    ``keep``: memory that a run frees is kept for the next. ``more``: further arguments of InferenceSession. Raises as
-    ``SessionCache.get`` does.
-    """
+    ``empty``: some value has no elements; ``disabled``: further rewrites to switch off; without ``rewrites`` all are
+    off. ``keep``: freed memory is kept for the next run. ``more``: further arguments of InferenceSession. Raises as
+    ``SessionCache.get`` does."""
     ort = runtime()
     options = ort.SessionOptions()
     options.log_severity_level = 4  # fatal errors are raised as well
@@ -185,18 +187,18 @@ def first_line(error: Exception) -> str:
 def session_of(
     segment: Segment, graph: Graph, types: dict[str, TensorType], cache: SessionCache, rows: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], Any]:
-    """The inputs of a segment that are not stored in its session, and the session. ``rows`` have an open length.
+    """The segment inputs outside the session's constants, and the session. ``rows`` have an open length.
 
     ``types`` gets the types of the segment's results.
     """
     embedded = [name for name in segment.inputs if is_constant(graph, name) and is_small(graph.initializers[name])]
     inputs = tuple(name for name in segment.inputs if name not in set(embedded))
-    given = {name: _boundary_type(name, types) for name in inputs}
-    given |= {name: TensorType(given[name].dtype, ("rows",)) for name in rows}
+    typed = {name: _boundary_type(name, types) for name in inputs}
+    typed |= {name: TensorType(typed[name].dtype, ("rows",)) for name in rows}
     model = build_model(
         graph.header,
         segment.nodes,
-        given,
+        typed,
         # A declared output shape that is off would be a warning, and no shape is needed.
         {name: TensorType(types[name].dtype if name in types else "undefined", None) for name in segment.outputs},
         [stored(name, graph.initializers[name]) for name in embedded],
@@ -210,7 +212,7 @@ def session_of(
 
 
 def run_bound(session: Any, binding: Any) -> None:
-    """Run a session on its binding; raises RunError."""
+    """Run a session on a binding; raises RunError."""
     try:
         session.run_with_iobinding(binding)
     except RunError:
@@ -220,16 +222,16 @@ def run_bound(session: Any, binding: Any) -> None:
 
 
 def results_of(binding: Any) -> list[Any]:
-    """The results of a run, each by itself. One of ``get_outputs`` keeps its binding alive: all other results, and what
-    was read, which other runs made; so that of a chain of runs all would stay until the last result goes."""
-    given = binding.get_outputs_as_ortvaluevector()
-    new, value_of = type(given), runtime().OrtValue
-    found = []
-    for value in given:
-        alone = new()
-        alone.push_back(value)
-        found.append(value_of(alone[0]))
-    return found
+    """The results of a run, each by itself. One of ``get_outputs`` keeps the binding alive, with all other results and
+    the operands made by other runs; so all results of a chain of runs would stay until the last result goes."""
+    vector = binding.get_outputs_as_ortvaluevector()
+    new, value_of = type(vector), runtime().OrtValue
+    results = []
+    for value in vector:
+        single = new()
+        single.push_back(value)
+        results.append(value_of(single[0]))
+    return results
 
 
 def _boundary_type(name: str, types: Mapping[str, TensorType]) -> TensorType:

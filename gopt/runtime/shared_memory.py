@@ -1,8 +1,7 @@
-"""Agreement before memory is allocated: buffers that a call may place in memory shared by the ranks of a host.
+"""Agreement before memory is allocated: buffers of calls in memory shared by the ranks of a host.
 
-A rank's plan lists requests. The engine grants those that all members of a group can have; the program is compiled
-with what was granted, and keeps all other buffers to itself.
-"""
+A rank's plan lists requests. The engine grants the requests that all members of a group can have; the program is
+compiled with the granted buffers, and keeps all others private."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ Key: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class SendRequest:
-    """A reduction whose inputs could lie in one flat buffer of ``count`` elements, which the reduction may
+    """A reduction with inputs that could lie in one flat buffer of ``count`` elements, for the reduction to
     overwrite."""
 
     call: Node
@@ -31,13 +30,12 @@ class SendRequest:
 
 @dataclass(frozen=True, slots=True)
 class GatherRequest:
-    """A gather whose result, ``count`` elements, could be one buffer for all members of its group.
+    """A gather with a result of ``count`` elements that could be one buffer for all members of the group.
 
-    All numbers index the calls of the group. ``calls``: the gathers of a step with this result. ``reads``: the first
-    call that this rank makes after its last read of the previous result. ``writes``: the last call that all members
-    have entered when this rank writes its shard of the next one. The buffer is safe where no member's ``writes`` is
-    smaller than any member's ``reads``.
-    """
+    All numbers index the calls of the group. ``calls``: the gathers of a step with this result. ``reads``: this rank's
+    first call after the last read of the previous result. ``writes``: the last call entered by all members when this
+    rank writes its shard of the next result. The buffer is safe where no member's ``writes`` is smaller than any
+    member's ``reads``."""
 
     call: Node
     count: int
@@ -59,8 +57,7 @@ class SharedSend:
 class SharedGather:
     """A granted buffer of a gather: the same flat ``memory`` on all members, split at ``cuts``.
 
-    ``filled``: an earlier gather of the step has filled it already.
-    """
+    ``filled``: an earlier gather of the step has filled the memory already."""
 
     memory: Array
     cuts: Sequence[int]
@@ -70,7 +67,7 @@ class SharedGather:
 
     @property
     def local_shard(self) -> Array:
-        """The elements that this rank writes."""
+        """The elements written by this rank."""
         return self.memory[self.cuts[self.member] : self.cuts[self.member + 1]]
 
 

@@ -50,7 +50,7 @@ def _wide_tensor(tensor: Tensor, dtype: str) -> Tensor:
 
 
 def _wide_node(node: Node, dtype: str) -> Node:
-    """A copy of the node that may be edited. Its NodeProto is shared where nothing in it changes."""
+    """A copy of the node that may be edited. The NodeProto is shared where nothing inside changes."""
     proto = NodeProto()
     proto.CopyFrom(node.to_proto())
     _widen_proto(proto, dtype)

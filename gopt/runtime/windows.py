@@ -1,7 +1,6 @@
-"""Convolutions and pooling in NumPy, in the precision of their inputs: for types without a kernel in ONNX Runtime.
+"""Convolutions and pooling in NumPy, in the precision of the inputs: for types without a kernel in ONNX Runtime.
 
-A window is a view of dims [N, C, out₁…, k₁…]. Products are matrix products, so BLAS computes them.
-"""
+A window is a view of dims [N, C, out₁…, k₁…]. Products are matrix products, computed by BLAS."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class WindowSizes:
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """Elements between the first and the last one that a kernel covers, both included."""
+        """Elements between the first and the last covered by a kernel, inclusive."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations))
 
     def of(self, x: Array, fill: float = 0.0) -> Array:
@@ -40,22 +39,22 @@ class WindowSizes:
         if any(self.begin) or any(self.end):
             x = np.pad(x, [(0, 0), (0, 0), *zip(self.begin, self.end)], constant_values=fill)
         views = sliding_window_view(x, self.reach, axes)
-        places = tuple(slice(0, (n - 1) * s + 1, s) for n, s in zip(self.out, self.strides))
-        return views[(slice(None), slice(None), *places, *(slice(None, None, d) for d in self.dilations))]
+        starts = tuple(slice(0, (n - 1) * s + 1, s) for n, s in zip(self.out, self.strides))
+        return views[(slice(None), slice(None), *starts, *(slice(None, None, d) for d in self.dilations))]
 
 
 def window(
     dims: Sequence[int], kernel: Sequence[int], strides: Sequence[int] | None, dilations: Sequence[int] | None,
     pads: Sequence[int] | None, auto_pad: str | None, ceil: bool = False,
 ) -> WindowSizes:  # fmt: skip
-    """The window of an operator's attributes over spatial ``dims``; None stands for an attribute that is not set."""
+    """The window of an operator's attributes over spatial ``dims``; None stands for an absent attribute."""
     rank = len(dims)
     steps, holes = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
     begin, end = tuple((pads or (0,) * 2 * rank)[:rank]), tuple((pads or (0,) * 2 * rank)[rank:])
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, holes)]
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         lack = [max((math.ceil(n / s) - 1) * s + r - n, 0) for n, s, r in zip(dims, steps, reach)]
-        less, more = tuple(each // 2 for each in lack), tuple(each - each // 2 for each in lack)
+        less, more = tuple(length // 2 for length in lack), tuple(length - length // 2 for length in lack)
         begin, end = (less, more) if auto_pad == "SAME_UPPER" else (more, less)
     elif auto_pad == "VALID":
         begin = end = (0,) * rank
@@ -79,41 +78,41 @@ def conv(
     """ONNX Conv: x[N, C, …], w[M, C / group, k…] -> [N, M, out…]."""
     if x.ndim == 2:
         x = x[:, :, None]
-    place = window(x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad)
-    y = _correlate(x, w, place, group or 1)
+    sizes = window(x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad)
+    y = _correlate(x, w, sizes, group or 1)
     return y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))
 
 
-def _correlate(x: Array, w: Array, place: WindowSizes, group: int) -> Array:
+def _correlate(x: Array, w: Array, sizes: WindowSizes, group: int) -> Array:
     """Products of windows and kernels, in pieces of about ``_PIECE`` elements."""
-    views = place.of(x)
+    views = sizes.of(x)
     n, c, m, rank = x.shape[0], x.shape[1], w.shape[0], x.ndim - 2
-    size, inner = math.prod(place.out), math.prod(w.shape[1:])
+    size, inner = math.prod(sizes.out), math.prod(w.shape[1:])
     kernel = w.reshape(group, m // group, inner)
-    y = np.empty((n, m, *place.out), np.result_type(x, w))
-    if math.prod(place.kernel) > size:
+    y = np.empty((n, m, *sizes.out), np.result_type(x, w))
+    if math.prod(sizes.kernel) > size:
         # Windows are longer than the result, as where a kernel is differentiated by: each is a row.
         transposed = np.ascontiguousarray(kernel.transpose(0, 2, 1))
         step = max(1, _PIECE // max(group * inner * size, 1))
-        for first in range(0, n, step):
-            part = views[first : first + step]
-            split = part.reshape(len(part), group, c // group, *place.out, *place.kernel)
+        for start in range(0, n, step):
+            part = views[start : start + step]
+            split = part.reshape(len(part), group, c // group, *sizes.out, *sizes.kernel)
             rows = split.transpose(1, 0, *range(3, 3 + rank), 2, *range(3 + rank, 3 + 2 * rank))
             product = rows.reshape(group, len(part) * size, inner) @ transposed
-            spread = product.reshape(group, len(part), *place.out, m // group)
-            y[first : first + step] = spread.transpose(1, 0, 2 + rank, *range(2, 2 + rank)).reshape(
-                len(part), m, *place.out
+            spread = product.reshape(group, len(part), *sizes.out, m // group)
+            y[start : start + step] = spread.transpose(1, 0, 2 + rank, *range(2, 2 + rank)).reshape(
+                len(part), m, *sizes.out
             )
         return y
-    lines, across = place.out[0], math.prod(place.out[1:])
-    step = max(1, _PIECE // max(c * math.prod(place.kernel) * across, 1))
+    lines, across = sizes.out[0], math.prod(sizes.out[1:])
+    step = max(1, _PIECE // max(c * math.prod(sizes.kernel) * across, 1))
     for sample in range(n):
-        for first in range(0, lines, step):
-            part = views[sample, :, first : first + step]
+        for start in range(0, lines, step):
+            part = views[sample, :, start : start + step]
             columns = part.transpose(0, *range(1 + rank, 1 + 2 * rank), *range(1, 1 + rank))
             count = part.shape[1]
             product = kernel @ columns.reshape(group, inner, count * across)
-            y[sample, :, first : first + step] = product.reshape(m, count, *place.out[1:])
+            y[sample, :, start : start + step] = product.reshape(m, count, *sizes.out[1:])
     return y
 
 
@@ -124,7 +123,7 @@ def conv_transpose(
     pads: Sequence[int] | None = None, strides: Sequence[int] | None = None,
 ) -> Array:  # fmt: skip
     """ONNX ConvTranspose: x[N, C, …], w[C, M / group, k…] -> [N, M, out…]. For each place in the kernel a product,
-    added where the windows have it."""
+    added at the windows' places."""
     rank, groups = x.ndim - 2, group or 1
     steps, holes = tuple(strides or (1,) * rank), tuple(dilations or (1,) * rank)
     extra = tuple(output_padding or (0,) * rank)
@@ -134,8 +133,8 @@ def conv_transpose(
     if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         due = list(output_shape or [n * s for n, s in zip(x.shape[2:], steps)])[-rank:]
         over = [max(have - want, 0) for have, want in zip(whole, due)]
-        half = [each // 2 for each in over]
-        rest = [each - each // 2 for each in over]
+        half = [length // 2 for length in over]
+        rest = [length - length // 2 for length in over]
         begin, end = (half, rest) if auto_pad == "SAME_UPPER" else (rest, half)
     c, m = w.shape[:2]
     split = w.reshape(groups, c // groups, m, *w.shape[2:])
@@ -162,20 +161,20 @@ def average_pool(
     strides: Sequence[int] | None = None,
 ) -> Array:  # fmt: skip
     """ONNX AveragePool. Padding counts if ``count_include_pad`` is set; elements added by ``ceil_mode`` never count."""
-    place = window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, bool(ceil_mode))
-    over = tuple(range(-len(place.kernel), 0))
+    sizes = window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, bool(ceil_mode))
+    over = tuple(range(-len(sizes.kernel), 0))
     inside = np.ones((1, 1, *x.shape[2:]), x.dtype)
     if count_include_pad:
-        rank = len(place.kernel)
+        rank = len(sizes.kernel)
         declared = tuple((pads or (0,) * 2 * rank)[rank:])
-        ends = place.end if auto_pad in ("SAME_UPPER", "SAME_LOWER") else declared
-        inside = np.ones((1, 1, *(n + b + e for n, b, e in zip(x.shape[2:], place.begin, ends))), x.dtype)
-        rest = tuple(e - given for e, given in zip(place.end, ends))
-        counts = WindowSizes(place.kernel, place.strides, place.dilations, (0,) * rank, rest, place.out).of(inside)
+        ends = sizes.end if auto_pad in ("SAME_UPPER", "SAME_LOWER") else declared
+        inside = np.ones((1, 1, *(n + b + e for n, b, e in zip(x.shape[2:], sizes.begin, ends))), x.dtype)
+        rest = tuple(e - stop for e, stop in zip(sizes.end, ends))
+        counts = WindowSizes(sizes.kernel, sizes.strides, sizes.dilations, (0,) * rank, rest, sizes.out).of(inside)
         inside = counts
     else:
-        inside = place.of(inside)
-    mean: Array = place.of(x).sum(over) / inside.sum(over)
+        inside = sizes.of(inside)
+    mean: Array = sizes.of(x).sum(over) / inside.sum(over)
     return mean
 
 
@@ -185,9 +184,9 @@ def lp_pool(
     strides: Sequence[int] | None = None,
 ) -> Array:  # fmt: skip
     """ONNX LpPool."""
-    place = window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, bool(ceil_mode))
+    sizes = window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, bool(ceil_mode))
     power = p or 2
-    result: Array = (np.abs(place.of(x)) ** power).sum(tuple(range(-len(place.kernel), 0))) ** (1.0 / power)
+    result: Array = (np.abs(sizes.of(x)) ** power).sum(tuple(range(-len(sizes.kernel), 0))) ** (1.0 / power)
     return result
 
 

@@ -1,7 +1,7 @@
 """Checks which parameter the elements of a bucket belong to: packing and unpacking must use the same order.
 
-A ``FlatShard`` says which elements of a bucket a member has, and not whose they are. One sweep follows that: gradients,
-states and low-precision copies belong to a parameter; what an update makes of them belongs to the same one.
+A ``FlatShard`` names the elements of a bucket on a member, but not the parameters. A sweep follows the parameters:
+gradients, states and low-precision copies belong to a parameter, and so do the results of its update.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ none has two parameters."""
 
 
 def check_bucket_order(program: SpmdProgram) -> None:
-    """Raise InvariantError for the first node that takes elements of a bucket for those of another parameter.
+    """Raise InvariantError for the first node taking elements of a bucket for those of another parameter.
 
-    Shardings must have been inferred without an error. Nodes on which no result depends are not asked.
+    Shardings must have been inferred without an error. Dead nodes are not checked.
     """
     if not any(size > 1 for _, size in program.mesh.axes):
         return
@@ -44,19 +44,19 @@ def check_bucket_order(program: SpmdProgram) -> None:
 
 
 def _sums_first(program: SpmdProgram) -> list[Node]:
-    """The nodes in order, those of which sums over micro-steps are made in front: the update reads the sums."""
-    needed, first = {held.added for held in program.accumulators}, set[int]()
+    """Return the nodes in order, but the inputs of sums over micro-steps first: the update reads the sums."""
+    needed, sums = {accumulator.added for accumulator in program.accumulators}, set[int]()
     for node in reversed(program.graph.nodes) if needed else ():
         if not needed.isdisjoint(node.outputs):
             needed.update(node.reads)
-            first.add(id(node))
-    return sorted(program.graph.nodes, key=lambda node: id(node) not in first) if first else program.graph.nodes
+            sums.add(id(node))
+    return sorted(program.graph.nodes, key=lambda node: id(node) not in sums) if sums else program.graph.nodes
 
 
 @dataclass(slots=True)
 class _BucketOrder:
-    """``owners``: whole value -> its parameter; ``contents``: part of a bucket -> the parameters in it. Values of one
-    element have no owner: they are scalars of the update."""
+    """``owners``: whole value -> its parameter; ``contents``: part of a bucket -> the parameters in it. Values of size
+    1 have no owner: they are scalars of the update."""
 
     program: SpmdProgram
     owners: dict[str, str] = field(default_factory=dict)
@@ -71,30 +71,30 @@ class _BucketOrder:
     def __post_init__(self) -> None:
         program, training = self.program, self.program.training
         for state in training.states:
-            own = state.kind in (StateKind.PARAMETER, StateKind.STATISTIC)  # a statistic belongs to itself
-            parameter = state.tensor if own else state.of
+            whole = state.kind in (StateKind.PARAMETER, StateKind.STATISTIC)  # a statistic belongs to itself
+            parameter = state.tensor if whole else state.of
             if parameter is not None:
                 self._expected.update({state.tensor: parameter, state.updated: parameter})
         shared = Counter(training.gradients.values())  # a gradient of several parameters determines no owner
-        alone = {name for name, parameters in shared.items() if parameters == 1}
-        self._expected.update((name, of) for of, name in training.gradients.items() if name in alone)
+        unshared = {name for name, parameters in shared.items() if parameters == 1}
+        self._expected.update((name, of) for of, name in training.gradients.items() if name in unshared)
         sent = any(node.domain == COMM and node.op_type in MESSAGES for node in program.graph.nodes)
-        self._gradients = set() if sent else alone  # a message does not say whose elements it brings
+        self._gradients = set() if sent else unshared  # a message does not say whose elements it brings
         for node in training.graph.nodes:
             if node.op_type == "Cast" and node.is_a("Cast") and node.inputs[0] in self._expected:
                 self._expected.setdefault(node.outputs[0], self._expected[node.inputs[0]])
-        for held in program.states:
-            if held.copy:
-                self._expected[held.output] = held.slices[0].tensor
-            if held.sharding.flat is not None:
-                self.contents[held.input] = self._placed(held.slices)
+        for sharded in program.states:
+            if sharded.copy:
+                self._expected[sharded.output] = sharded.slices[0].tensor
+            if sharded.sharding.flat is not None:
+                self.contents[sharded.input] = self._placed(sharded.slices)
             else:
-                self._own([held.input], self._expected.get(held.slices[0].tensor))
+                self._own([sharded.input], self._expected.get(sharded.slices[0].tensor))
         self._own(training.gradients.values())
-        self._accumulators = {held.added: held.input for held in program.accumulators}
+        self._accumulators = {accumulator.added: accumulator.input for accumulator in program.accumulators}
 
     def visit(self, node: Node) -> None:
-        """Follow what a node reads, and hold it against the source."""
+        """Follow the operands of a node, and compare them with the source."""
         if node.source is not None and node.inputs != node.source.inputs:
             self._check_read(node, node.source)
         if node.domain == COMM:
@@ -117,8 +117,8 @@ class _BucketOrder:
     def check_states(self) -> None:
         """Every shard of a state lists the parameters whose elements it has."""
         for state in self.program.states:
-            found = self.contents.get(state.output, ())
-            if state.sharding.flat is not None and (wrong := _conflict((*found, *self._placed(state.slices)))):
+            slices = self.contents.get(state.output, ())
+            if state.sharding.flat is not None and (wrong := _conflict((*slices, *self._placed(state.slices)))):
                 raise InvariantError(
                     f"the new value of state {state.input!r} has {wrong[0]}, and is held with {wrong[1]}"
                 )
@@ -126,7 +126,7 @@ class _BucketOrder:
     # --- kinds of nodes ---------------------------------------------------------------------------------------------
 
     def _check_read(self, node: Node, source: Node) -> None:
-        """A node of the source that reads another value now, such as a gathered parameter, reads the same parameter."""
+        """A node of the source with another operand now, such as a gathered parameter, reads the same parameter."""
         for old, new in zip(source.inputs, node.inputs):
             expected, owner = self._expected.get(old), self.owners.get(new)
             if old == new or expected in (None, owner):
@@ -146,26 +146,26 @@ class _BucketOrder:
                 self._check_result(node, new, self.owners.get(new))
         elif node.op_type == "ReduceScatter" and "cuts" in attributes:
             joined = self.contents[node.outputs[0]] = self._joined(node.inputs)
-            other = next((name for name in node.inputs if name not in self.owners and self._several(name)), None)
-            if joined and other is not None:
+            foreign = next((name for name in node.inputs if name not in self.owners and self._several(name)), None)
+            if joined and foreign is not None:
                 raise InvariantError(
-                    f"{node.op_type} {node.label!r} reads {other!r} in a bucket of gradients: it is no parameter's"
+                    f"{node.op_type} {node.label!r} reads {foreign!r} in a bucket of gradients: it is no parameter's"
                 )
         elif node.op_type == "AllGather" and "cuts" in attributes and node.inputs[0] in self.contents:
             self._gather(node, self.contents[node.inputs[0]])
 
     def _gather(self, node: Node, contents: Contents) -> None:
-        """A bucket that is cut up into whole tensors."""
+        """Cut a bucket up into whole tensors."""
         owners, offset = {piece.offset: piece for piece in contents}, 0
         for name, shape in zip(node.outputs, parse_shapes(node.attributes["shapes"])):
             elements = total_elements([shape])
             expected = self._expected.get(name)
-            given = owners.get(offset)
+            member_slice = owners.get(offset)
             if not elements:
                 continue  # an empty part belongs to no parameter
-            if given is not None and given.elements == elements:
-                self._check_result(node, name, given.tensor)
-                self._own([name], given.tensor)
+            if member_slice is not None and member_slice.elements == elements:
+                self._check_result(node, name, member_slice.tensor)
+                self._own([name], member_slice.tensor)
             elif expected is not None and (wrong := _conflict((*contents, BucketSlice(expected, offset, elements)))):
                 raise InvariantError(f"{node.op_type} {node.label!r} makes {name!r} of {wrong[0]}: it reads {wrong[1]}")
             offset += elements
@@ -191,7 +191,7 @@ class _BucketOrder:
             self._keep(node.outputs, self._merged(node, parts) if parts else self._joined(node.inputs))
 
     def _compute(self, node: Node, inputs: Sequence[str], outputs: Sequence[str], *, elementwise: bool) -> None:
-        """Assign the results of an update or pass node to the one parameter that it reads."""
+        """Assign the results of an update or pass node to the one parameter it reads."""
         parts = [self.contents[name] for name in inputs if name in self.contents]
         if parts and elementwise:
             self._keep(outputs, self._merged(node, parts))
@@ -205,14 +205,14 @@ class _BucketOrder:
     # --- the tables -------------------------------------------------------------------------------------------------
 
     def _own(self, names: Iterable[str], owner: str | None = "") -> None:
-        """Note the parameter of whole values, by default the expected one; of values of one element none."""
+        """Note the parameter of whole values, by default the expected parameter. Scalars get no parameter."""
         for name in names:
             parameter = self._expected.get(name) if owner == "" else owner
             if parameter is not None and self._several(name):
                 self.owners[name] = parameter
 
     def _several(self, name: str) -> bool:
-        """Return whether a value is known to have more than one element."""
+        """Return whether a value is known to have several elements."""
         types = self.program.graph.types
         return name in types and types[name].elements > 1
 
@@ -228,33 +228,32 @@ class _BucketOrder:
             self.owners[new] = self.owners[old]
 
     def _placed(self, slices: Sequence[BucketSlice]) -> Contents:
-        """Tensors of the source in a bucket, as the parameters that they belong to."""
-        found = ((self._expected.get(piece.tensor), piece) for piece in slices)
-        kept = [
+        """Return tensors of the source in a bucket as parameters."""
+        owners = ((self._expected.get(piece.tensor), piece) for piece in slices)
+        owned = [
             BucketSlice(of, piece.offset, piece.elements, piece.start)
-            for of, piece in found if of is not None and piece.elements
+            for of, piece in owners if of is not None and piece.elements
         ]  # fmt: skip
-        return tuple(sorted(kept, key=_offset))
+        return tuple(sorted(owned, key=_offset))
 
     def _named(self, rows: Iterable[tuple[str, int, int, int]]) -> Contents:
-        """Values with their offsets and sizes in a bucket, and their first elements there, as the parameters that they
-        belong to."""
+        """Return values, with offsets and sizes in a bucket and start elements, as parameters."""
         return tuple(
-            BucketSlice(self.owners[name], offset, size, first)
-            for name, offset, size, first in rows if size and name in self.owners
+            BucketSlice(self.owners[name], offset, size, start)
+            for name, offset, size, start in rows if size and name in self.owners
         )  # fmt: skip
 
     def _joined(self, names: Sequence[str]) -> Contents:
-        """Whole values one behind the other."""
+        """Return whole values in a row."""
         types = self.program.graph.types
         sizes = [types[name].elements for name in names]
         return self._named(zip(names, accumulate(sizes, initial=0), sizes, repeat(0)))
 
     def _merged(self, node: Node, parts: Sequence[Contents]) -> Contents:
         """Return the common content of the operands; raises InvariantError if they differ."""
-        first = parts[0]
-        if all(part is first or part == first for part in parts):
-            return first
+        contents = parts[0]
+        if all(part is contents or part == contents for part in parts):
+            return contents
         return _in_order(node, {piece for part in parts for piece in part})
 
 
@@ -264,7 +263,7 @@ def _follows(node: Node) -> bool:
 
 
 def _in_order(node: Node, pieces: Collection[BucketSlice]) -> Contents:
-    """The parameters that a node reads, by offset; raises InvariantError if two have the same elements."""
+    """Return the parameters read by a node, by offset; raises InvariantError for overlapping elements."""
     wrong = _conflict(pieces)
     if wrong is not None:
         raise InvariantError(f"{node.op_type} {node.label!r} reads {wrong[0]} beside {wrong[1]}")
@@ -272,11 +271,11 @@ def _in_order(node: Node, pieces: Collection[BucketSlice]) -> Contents:
 
 
 def _conflict(pieces: Iterable[BucketSlice]) -> tuple[str, str] | None:
-    """Two different parameters in one place of a bucket, in words; None where there are none."""
+    """Return two parameters at the same place of a bucket, in words, or None."""
     ordered = sorted(set(pieces), key=lambda piece: (piece.offset, piece.tensor))
-    for one, other in pairwise(ordered):
-        if one.offset + one.elements > other.offset:
-            return _said(one), _said(other)
+    for one, following in pairwise(ordered):
+        if one.offset + one.elements > following.offset:
+            return _said(one), _said(following)
     return None
 
 
@@ -286,8 +285,8 @@ def _said(piece: BucketSlice) -> str:
 
 def _inside(contents: Contents, part: FlatShard) -> Contents:
     """The parameters of a part of a bucket."""
-    first = bisect_right(contents, part.start, key=_end)
-    return contents[first : bisect_left(contents, part.stop, lo=first, key=_offset)]
+    start = bisect_right(contents, part.start, key=_end)
+    return contents[start : bisect_left(contents, part.stop, lo=start, key=_offset)]
 
 
 def _offset(piece: BucketSlice) -> int:

@@ -1,6 +1,6 @@
-"""Collectives as conversions between placements, along one axis of their group.
+"""Collectives as conversions between placements, along one axis of the group.
 
-A call of gopt's own must convert something; a call that the source brought is taken at its word.
+A call from a pass must convert something; a call of the source is trusted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gopt.spmd.rules import Mismatch, Operand
 
 @dataclass(frozen=True, slots=True)
 class CollectiveUse:
-    """One use of a collective, along one axis of its group.
+    """One use of a collective, along an axis of the group.
 
     ``alone``: no other axis of the group has several members, so that places in the group are places along the axis.
     ``own``: a pass made the call, and not the source.
@@ -54,39 +54,39 @@ def convert(call: CollectiveUse, operand: Operand) -> Placement:
 
 
 def _own(call: CollectiveUse, operand: Operand) -> Placement:
-    """A call of which nothing more is known: every member has something of its own."""
+    """A call without known properties: every member has its own value."""
     if not isinstance(operand.placement, (Replicated, PerMember)):
         raise Mismatch(operand, "a whole value of each member")
     return PER_MEMBER
 
 
 def beside(call: CollectiveUse, operand: Operand, moved: bool) -> Placement:
-    """Return the placement along an axis outside the call's group.
+    """Return the part along an axis outside the call's group.
 
     ``moved``: the call changes the value along its own axes. A reduction passes through terms only if the two
     reductions commute.
     """
-    given = operand.placement
-    if isinstance(given, Partial) and moved and "Reduce" in call.op_type:
+    part = operand.placement
+    if isinstance(part, Partial) and moved and "Reduce" in call.op_type:
         linear = {"sum", "mean"}
-        if given.op != call.reduce and not {given.op, call.reduce} <= linear:
-            raise Mismatch(operand, f"terms of a {call.reduce}: a {call.reduce} of terms of a {given.op} is not a term")
-    return given
+        if part.op != call.reduce and not {part.op, call.reduce} <= linear:
+            raise Mismatch(operand, f"terms of a {call.reduce}: a {call.reduce} of terms of a {part.op} is not a term")
+    return part
 
 
 def _reducible(call: CollectiveUse, operand: Operand) -> None:
-    """Refuse what a reduction over members would count twice, or would add up across places."""
-    given = operand.placement
-    if isinstance(given, Partial):
-        if given.on is not None:
+    """Refuse operands for which a reduction over members would count twice, or would add up across places."""
+    placement = operand.placement
+    if isinstance(placement, Partial):
+        if placement.on is not None:
             raise Mismatch(operand, "terms that all members have")
-        if given.op != call.reduce:
+        if placement.op != call.reduce:
             raise Mismatch(operand, f"terms of a {call.reduce}")
-    elif isinstance(given, Replicated):
+    elif isinstance(placement, Replicated):
         # The mean, maximum and minimum of equal values are that value; their sum is a multiple of it.
         if call.own and call.reduce == "sum":
             raise Mismatch(operand, "values that differ between members: it is reduced already")
-    elif not isinstance(given, PerMember):
+    elif not isinstance(placement, PerMember):
         raise Mismatch(operand, "a whole value of each member, or terms of one")
 
 
@@ -107,7 +107,7 @@ def reduce(call: CollectiveUse, operand: Operand) -> Placement:
 
 
 def reduce_scatter(call: CollectiveUse, operand: Operand) -> Placement:
-    """The same -> sharded; each member's own where the source shards a dimension: its types are those of one rank."""
+    """The same -> sharded; each member's own where the source shards a dimension: the types are local."""
     _reducible(call, operand)
     if not call.alone or not (call.own or "cuts" in call.attributes):
         return PER_MEMBER
@@ -119,50 +119,50 @@ def reduce_scatter(call: CollectiveUse, operand: Operand) -> Placement:
 def all_gather(call: CollectiveUse, operand: Operand) -> Placement:
     """Sharded -> replicated; the shards must match the attributes of the call.
 
-    In a source, members' own values may be concatenated too, and so may rows that statistics keep.
+    In a source, members' own values and rows kept by statistics may be concatenated too.
     """
-    given = operand.placement
-    if isinstance(given, FlatShard):
-        if not call.alone or given != FlatShard.whole(tuple(call.attributes.get("cuts", (0,)))):
+    placement = operand.placement
+    if isinstance(placement, FlatShard):
+        if not call.alone or placement != FlatShard.whole(tuple(call.attributes.get("cuts", (0,)))):
             raise Mismatch(operand, f"shards that lie as its cuts say, {list(call.attributes.get('cuts', ()))}")
-    elif isinstance(given, Shard):
-        here = Shard(int(call.attributes.get("axis", -1)), tuple(call.attributes.get("sizes", ())))
-        if given != here:
-            raise Mismatch(operand, f"a value {here}")
-    elif isinstance(given, (Partial, OnMember)) or (call.own and not _own_rows(call, given)):
+    elif isinstance(placement, Shard):
+        shard = Shard(int(call.attributes.get("axis", -1)), tuple(call.attributes.get("sizes", ())))
+        if placement != shard:
+            raise Mismatch(operand, f"a value {shard}")
+    elif isinstance(placement, (Partial, OnMember)) or (call.own and not _own_rows(call, placement)):
         raise Mismatch(operand, "shards")
     return REPLICATED
 
 
-def _own_rows(call: CollectiveUse, given: Placement) -> bool:
-    return call.statistic and isinstance(given, PerMember) and "axis" in call.attributes
+def _own_rows(call: CollectiveUse, placement: Placement) -> bool:
+    return call.statistic and isinstance(placement, PerMember) and "axis" in call.attributes
 
 
 def broadcast(call: CollectiveUse, operand: Operand) -> Placement:
     """Value on the root -> replicated.
 
-    One member's own data keep that placement: to broadcast them reduces nothing. Running statistics may be one
-    member's: they feed no gradient.
+    A member's own data keep the placement: broadcasting reduces nothing. Running statistics may come from any member,
+    because no gradient reads running statistics.
     """
-    given = operand.placement
-    if isinstance(given, Replicated):
+    placement = operand.placement
+    if isinstance(placement, Replicated):
         return REPLICATED
-    if call.alone and holder(given) == call.attributes["root"]:
+    if call.alone and holder(placement) == call.attributes["root"]:
         return REPLICATED
-    if call.statistic and isinstance(given, PerMember):
+    if call.statistic and isinstance(placement, PerMember):
         return REPLICATED
-    if call.own or not isinstance(given, PerMember):
+    if call.own or not isinstance(placement, PerMember):
         raise Mismatch(operand, f"a value on member {call.attributes['root']}")
     return PER_MEMBER
 
 
 def all_to_all(call: CollectiveUse, operand: Operand) -> Placement:
-    """Sharded along one dimension -> along another; of members' own values, each has something of its own."""
-    given = operand.placement
+    """Sharded along a dimension -> along another; members' own values stay own values."""
+    placement = operand.placement
     at = call.attributes
-    if call.alone and given == Shard(int(at["concat_axis"]), tuple(at["concat_sizes"])):
+    if call.alone and placement == Shard(int(at["concat_axis"]), tuple(at["concat_sizes"])):
         return Shard(int(at["split_axis"]), tuple(at["split_sizes"]))
-    if not isinstance(given, (Replicated, PerMember)):
+    if not isinstance(placement, (Replicated, PerMember)):
         raise Mismatch(operand, f"a value sharded along dimension {at['concat_axis']} in {list(at['concat_sizes'])}")
     return PER_MEMBER
 

@@ -1,20 +1,14 @@
-"""Region mappings: how a value of one placement becomes that of another along one axis, what it costs, and its dual.
+"""Region mappings: how a value of one placement becomes that of another along an axis, what it costs, and the dual.
 
-=====================  =====================================  ====================================
-from -> to             call                                   dual (of what flows back)
-=====================  =====================================  ====================================
-partial -> replicated  AllReduce                              nothing: the gradient is replicated
-partial -> shard       ReduceScatter                          AllGather
-shard -> replicated    AllGather                              ReduceScatter, or own part
-replicated -> shard    own part, nothing is sent              AllGather
-shard -> other shard   AllToAll                               AllToAll
-shard -> window        halo exchange: AllGather of strips     halo sum
-terms of windows       halo sum: AllGather of strips          halo exchange
--> shard
-replicated -> window   own window, nothing is sent            halo sum
-=====================  =====================================  ====================================
+===================== ===================================== ==================================== from -> to call dual
+(of what flows back) ===================== ===================================== ====================================
+partial -> replicated AllReduce nothing: the gradient is replicated partial -> shard ReduceScatter AllGather shard ->
+replicated AllGather ReduceScatter, or own part replicated -> shard own part, nothing is sent AllGather shard -> other
+shard AllToAll AllToAll shard -> window halo exchange: AllGather of strips halo sum terms of windows halo sum: AllGather
+of strips halo exchange -> shard replicated -> window own window, nothing is sent halo sum =====================
+===================================== ====================================
 
-A dual is not a record of its own: backward is part of the graph, and propagation finds the mapping that it needs there.
+A dual is not a record of its own: backward is part of the graph, and propagation finds the mapping it needs there.
 """
 
 from __future__ import annotations
@@ -42,14 +36,14 @@ class MappingKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """One mapping of a value along one axis."""
+    """One mapping of a value along an axis."""
 
     before: Placement
     after: Placement
 
     @property
     def mapping(self) -> MappingKind | None:
-        """The region mapping of the conversion; None if there is none: a replicated value has no terms."""
+        """The region mapping of the conversion; None if no mapping exists: a replicated value has no terms."""
         before, after = self.before, self.after
         if before == after:
             return MappingKind.NOTHING
@@ -60,8 +54,8 @@ class Conversion:
             }
             return terms.get(type(after))
         if self.halo is not None:
-            known = {"exchange": MappingKind.HALO_EXCHANGE, "sum": MappingKind.HALO_SUM, "cut": MappingKind.SCATTER}
-            return known[self.halo.kind]
+            kinds = {"exchange": MappingKind.HALO_EXCHANGE, "sum": MappingKind.HALO_SUM, "cut": MappingKind.SCATTER}
+            return kinds[self.halo.kind]
         if isinstance(before, Shard):
             if isinstance(after, Replicated):
                 return MappingKind.GATHER
@@ -72,20 +66,20 @@ class Conversion:
 
     @property
     def halo(self) -> Halo | None:
-        """The parts and windows that the halo exchange connects; None for a mapping without windows.
+        """The parts and windows the halo exchange connects; None for a mapping without windows.
 
-        A dimension that is resharded is one as well: each member's new part is its window.
+        A resharded dimension is a halo as well, with each member's new part as window.
         """
         return _halo(self.before, self.after)
 
     @property
     def _across(self) -> bool:
-        """Whether a shard goes to another dimension; along its own, where it has runs, it is gathered and cut."""
+        """Return whether a shard moves to another dimension; otherwise a shard with runs is gathered and cut."""
         before, after = self.before, self.after
         return isinstance(before, Shard) and isinstance(after, Shard) and before.dim != after.dim
 
     def sent(self, nbytes: int, members: int) -> float:
-        """Bytes that a member sends on a ring, of a whole value of ``nbytes``; infinite where there is no mapping."""
+        """Bytes a member sends on a ring, of a whole value of ``nbytes``; infinite without a mapping."""
         part = (members - 1) / members * nbytes
         mapping = self.mapping
         if mapping is None:
@@ -112,8 +106,8 @@ def _halo(before: Placement, after: Placement) -> Halo | None:
             return Halo(before.sizes, after.ranges)
         return Halo(before.sizes, tuple(map(after.part, range(len(after.sizes))))) if after.runs == 1 else None
     if isinstance(before, WindowTerms) and isinstance(after, Shard) and after.runs == 1:
-        same = before.dim == after.dim and before.length == after.length
-        return Halo(after.sizes, before.ranges, "sum") if same else None
+        alike = before.dim == after.dim and before.length == after.length
+        return Halo(after.sizes, before.ranges, "sum") if alike else None
     if isinstance(before, Replicated) and isinstance(after, Window):
         return Halo((after.length,), after.ranges, "cut")
     return None

@@ -1,9 +1,9 @@
 """The halo: which places of a dimension members take from one another, for windows that overlap and for their sums.
 
-One record serves both directions. An exchange gives every member its window: its own places, and those that others
-have of it. A sum is the dual: every member has terms for the places of its window, and terms of others' places go to
-those. Members join the *strips* that others need in one call; a strip may come from any member, so that a window is as
-wide as it needs to be.
+The same record serves both directions. An exchange gives every member a window: own places and places of other members.
+A sum is the dual: every member has terms for the places of a window, and sends terms of others' places to the owners.
+Members join the *strips* that others need in one call; a strip may come from any member, so a window may have any
+width.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class HaloPiece:
 
 @dataclass(frozen=True)
 class Halo:
-    """Parts of a dimension, in ``sizes``, and windows of it, ``ranges``: one of each for every member.
+    """Parts of a dimension, in ``sizes``, and windows of it, ``ranges``: a part and a window for every member.
 
     ``kind``: whether members have their parts and make windows (``exchange``), have terms for windows and make parts
-    (``sum``), or have all of it and cut their windows out (``cut``).
+    (``sum``), or have the whole dimension and cut windows out (``cut``).
     """
 
     sizes: tuple[int, ...]
@@ -54,7 +54,7 @@ class Halo:
     def attributes(self) -> dict[str, Any]:
         """Return the attributes of the node."""
         return {
-            "sizes": list(self.sizes), "ranges": [end for each in self.ranges for end in each], "kind": self.kind,
+            "sizes": list(self.sizes), "ranges": [end for span in self.ranges for end in span], "kind": self.kind,
         }  # fmt: skip
 
     @cached_property
@@ -69,14 +69,14 @@ class Halo:
 
     @cached_property
     def held(self) -> Ranges:
-        """Range of each member before the exchange: its part, or the places of its window inside the dimension."""
+        """Return each member's range before the exchange: the part, or the window inside the dimension."""
         if self.kind == "cut":
             return ((0, self.length),) * len(self.ranges)
         return self._there if self.kind == "sum" else self.parts
 
     @cached_property
     def _there(self) -> Ranges:
-        return tuple(_inside(each, (0, self.length)) for each in self.ranges)
+        return tuple(_inside(span, (0, self.length)) for span in self.ranges)
 
     @cached_property
     def wanted(self) -> Ranges:
@@ -85,75 +85,75 @@ class Halo:
 
     @cached_property
     def strips(self) -> tuple[tuple[Range, ...], ...]:
-        """Ranges of each member that other members need, in order."""
+        """Ranges of each member other members need, in order."""
         if self.kind == "cut":
             return ((),) * len(self.ranges)
         return tuple(
-            _joined(_inside(have, want) for other, want in enumerate(self.wanted) if other != member)
+            _joined(_inside(have, want) for peer, want in enumerate(self.wanted) if peer != member)
             for member, have in enumerate(self.held)
         )
 
     @cached_property
     def strip_sizes(self) -> tuple[int, ...]:
-        """Places that each member hands out."""
-        return tuple(sum(stop - start for start, stop in each) for each in self.strips)
+        """Places each member hands out."""
+        return tuple(sum(stop - start for start, stop in strip) for strip in self.strips)
 
     @property
     def sends(self) -> int:
-        """The most places that a member sends on a ring, on which strips of all others pass through it."""
+        """The most places a member sends on a ring, on which strips of all others pass through it."""
         return sum(self.strip_sizes) - min(self.strip_sizes)
 
     @cached_property
     def _joined_at(self) -> tuple[tuple[HaloPiece, ...], ...]:
         """Positions of each member's strips in the concatenated strips."""
-        found, at = [], 0
+        joined, at = [], 0
         for strips in self.strips:
             pieces = []
             for start, stop in strips:
                 pieces.append(HaloPiece(start, stop, at, strips=True))
                 at += stop - start
-            found.append(tuple(pieces))
-        return tuple(found)
+            joined.append(tuple(pieces))
+        return tuple(joined)
 
     def own(self, member: int, at: Range) -> HaloPiece:
         """Return the piece for a range of a member's own value."""
         if self.kind == "cut":
             return HaloPiece(*at, at[0])
-        first, _ = (self.ranges if self.kind == "sum" else self.parts)[member]
-        return HaloPiece(*at, at[0] - first)
+        start, _ = (self.ranges if self.kind == "sum" else self.parts)[member]
+        return HaloPiece(*at, at[0] - start)
 
     def strip_pieces(self, member: int) -> list[HaloPiece]:
         """Return the positions of a member's strips in its own value."""
-        return [self.own(member, each) for each in self.strips[member]]
+        return [self.own(member, strip) for strip in self.strips[member]]
 
     def sources(self, member: int) -> list[HaloPiece]:
-        """All that a member can take what it wants from, of itself and of others in order; none of it empty."""
-        found = []
-        for other, have in enumerate(self.held):
-            if other == member:
+        """Return all pieces of wanted places, from the member and from others in order; no piece is empty."""
+        sources = []
+        for peer, have in enumerate(self.held):
+            if peer == member:
                 pieces = [self.own(member, _inside(have, self.wanted[member]))]
             else:
-                pieces = [_cut(each, self.wanted[member]) for each in self._joined_at[other]]
-            found += [each for each in pieces if each.start < each.stop]
-        return found
+                pieces = [_cut(piece, self.wanted[member]) for piece in self._joined_at[peer]]
+            sources += [piece for piece in pieces if piece.start < piece.stop]
+        return sources
 
     def runs(self, member: int) -> list[tuple[Range, list[HaloPiece]]]:
-        """Return the ranges that a member needs, in order, each with all available pieces.
+        """Return the ranges a member needs, in order, each with all available pieces.
 
-        One piece in an exchange, every term in a sum, none if a sum has no terms there.
+        An exchange has one piece, a sum every term or no term.
         """
         sources = self.sources(member)
-        ends = sorted({*self.wanted[member], *(end for each in sources for end in (each.start, each.stop))})
+        ends = sorted({*self.wanted[member], *(end for source in sources for end in (source.start, source.stop))})
         return [
             (
                 (start, stop),
-                [_cut(each, (start, stop)) for each in sources if each.start <= start and stop <= each.stop],
+                [_cut(source, (start, stop)) for source in sources if source.start <= start and stop <= source.stop],
             )
             for start, stop in pairwise(ends)
         ]
 
     def border(self, member: int) -> tuple[int, int]:
-        """Places of a member's window in front of the dimension and behind it."""
+        """Return the numbers of places of a member's window in front of the dimension and behind."""
         start, stop = self.ranges[member]
         before = max(min(0, stop) - start, 0)
         return before, max(stop - max(self.length, start), 0)
@@ -175,13 +175,13 @@ def window(dim: int, ranges: Ranges, length: int, border: str = "zeros") -> Shar
 
 def tiled(ranges: Sequence[Range], length: int) -> bool:
     """Return whether ranges partition a dimension."""
-    ends = [0, *(end for each in ranges for end in each), length]
+    ends = [0, *(end for span in ranges for end in span), length]
     return all(a == b for a, b in zip(ends[::2], ends[1::2])) and all(start <= stop for start, stop in ranges)
 
 
-def _inside(one: Range, other: Range) -> Range:
-    start = max(one[0], other[0])
-    return start, max(min(one[1], other[1]), start)
+def _inside(one: Range, bounds: Range) -> Range:
+    start = max(one[0], bounds[0])
+    return start, max(min(one[1], bounds[1]), start)
 
 
 def _cut(piece: HaloPiece, to: Range) -> HaloPiece:
@@ -190,11 +190,11 @@ def _cut(piece: HaloPiece, to: Range) -> HaloPiece:
 
 
 def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """Ranges in order, those that meet as one."""
-    found: list[Range] = []
-    for start, stop in sorted(each for each in ranges if each[0] < each[1]):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(stop, found[-1][1]))
+    """Return ranges in order; adjoining ranges are merged."""
+    joined: list[Range] = []
+    for start, stop in sorted(span for span in ranges if span[0] < span[1]):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
         else:
-            found.append((start, stop))
-    return tuple(found)
+            joined.append((start, stop))
+    return tuple(joined)

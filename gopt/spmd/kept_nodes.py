@@ -1,9 +1,9 @@
-"""Checks that passes keep what forward and backward compute, and the calls along axes that split the computation.
+"""Checks that passes keep what forward and backward compute, and the calls along axes splitting the computation.
 
-Placements along an axis that splits the computation are checked where the step is split
-(``gopt.tensor_parallel.check``), in logical types; behind it, rules see values of one rank. What later passes keep of
-that step stays right. They may replace gradients, states, and the casts of those. Any other value that a node of the
-step reads must be the one that it read before, made by the node that made it before, or by a call that packs that node.
+Placements along an axis splitting the computation are checked where the step is split (``gopt.tensor_parallel.check``),
+in logical types; behind it, rules see values of a rank. Whatever later passes keep of the split step stays right.
+Passes may replace gradients, states, and casts of both. All other operands of the step's nodes must stay the same
+values, made by the same nodes or by a call packing the node.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ PACKED = ("AllReduce", "Reduce", "Broadcast")
 
 
 def check_kept_nodes(program: SpmdProgram) -> None:
-    """Raise InvariantError for the first node that changes what the step computes."""
-    kept = _KeptNodes(program)
+    """Raise InvariantError for the first node changing what the step computes."""
+    checker = _KeptNodes(program)
     for node in program.graph.nodes:
-        kept.check_phase(node)
+        checker.check_phase(node)
         if node.source is not None:
-            kept.check_node(node, node.source)
+            checker.check_node(node, node.source)
         else:
-            kept.check_added(node)
+            checker.check_added(node)
 
 
 class _KeptNodes:
-    """One sweep over a program. ``renamed``: a value that a pass renamed or averaged -> its name in the step."""
+    """A sweep over a program. ``renamed``: a value a pass renamed or averaged -> its name in the step."""
 
     def __init__(self, program: SpmdProgram) -> None:
         training, synchronised = program.training, program.synchronised
@@ -42,7 +42,7 @@ class _KeptNodes:
         self._step: dict[str, Node] = {}
         """The producers of the step, once they are asked for: most programs read nothing else for an inner value."""
         self._points = frozenset(synchronised.points)
-        self._corrected = frozenset((each.output, each.constant) for each in synchronised.corrected)
+        self._corrected = frozenset((constant.output, constant.constant) for constant in synchronised.corrected)
         self._replaced = {state.tensor for state in training.states} | set(training.gradients.values())
         self._replaced.update(training.gradients)  # trainers pull parameters, and have none as a state
         """Values for which nodes may read others: passes reduce, gather or cast them."""
@@ -67,7 +67,7 @@ class _KeptNodes:
                 self._makers.update((name, node) for name in node.outputs if name in added)
 
     def check_phase(self, node: Node) -> None:
-        """Check that forward and backward read nothing that the update makes, such as the mean of a gradient."""
+        """Check that forward and backward read nothing the update makes, such as the mean of a gradient."""
         if node.phase is Phase.UPDATE:
             self._updated.update(node.outputs)
         elif node.phase is not None and not self._updated.isdisjoint(node.reads):
@@ -77,10 +77,10 @@ class _KeptNodes:
             )
 
     def check_node(self, node: Node, source: Node) -> None:
-        """Check a node of the step: its operator, its attributes, and what it reads."""
-        same = node.encoded is source.encoded and (node.encoded is not None or node.attributes == source.attributes)
+        """Check operator, attributes and operands of a node of the step."""
+        equal = node.encoded is source.encoded and (node.encoded is not None or node.attributes == source.attributes)
         alike = len(node.inputs) == len(source.inputs) and len(node.outputs) == len(source.outputs)
-        if not same or not alike or node.op_type != source.op_type or node.domain != source.domain:
+        if not equal or not alike or node.op_type != source.op_type or node.domain != source.domain:
             raise InvariantError(f"{node.op_type} {node.label!r} is not the {source.op_type} of the step any more")
         if node.inputs != source.inputs:
             for old, new in zip(source.inputs, node.inputs):
@@ -97,79 +97,79 @@ class _KeptNodes:
             )
 
     def _replaces(self, new: str, old: str) -> bool:
-        """Return whether a node may read one value for another: one that a pass made for what passes replace, or the
-        operand of an Identity for its result."""
+        """Return whether a node may read one value for another: a replacement made by a pass, or the operand of an
+        Identity for the result."""
         if old in self._replaced:
             return new not in self._types or new in self._replaced
         if not self._step:
             self._step = self._graph.producers()
-        made = self._step.get(old)
+        maker = self._step.get(old)
         if new not in self._types:
-            return made is not None and made.phase is Phase.UPDATE and made.domain != COMM
-        while made is not None and made.is_a("Identity") and made.inputs[0] != new:
-            made = self._step.get(made.inputs[0])
-        return made is not None and made.is_a("Identity")
+            return maker is not None and maker.phase is Phase.UPDATE and maker.domain != COMM
+        while maker is not None and maker.is_a("Identity") and maker.inputs[0] != new:
+            maker = self._step.get(maker.inputs[0])
+        return maker is not None and maker.is_a("Identity")
 
     def check_added(self, node: Node) -> None:
-        """Check a node of a pass: what it makes for a node of the step, and to whom it sends."""
+        """Check a node of a pass: the results for nodes of the step, and the receivers."""
         if node.domain == COMM:
             self._check_call(node)
         for name in node.outputs:
-            made = self._makers.get(name)
-            if made is None or not self._keeps(made):
+            maker = self._makers.get(name)
+            if maker is None or not self._keeps(maker):
                 continue
-            if node.domain == COMM and made.domain == COMM:
-                self._check_packed(node, name, made)
-            elif name in self._statistics and made.domain != COMM:
+            if node.domain == COMM and maker.domain == COMM:
+                self._check_packed(node, name, maker)
+            elif name in self._statistics and maker.domain != COMM:
                 continue  # reduced over ranks, or made of what is: verify compares it
-            elif made.domain == COMM and not made.added and made.op_type not in PACKED:
+            elif maker.domain == COMM and not maker.added and maker.op_type not in PACKED:
                 continue  # the source's own, which gathers or scatters in a bucket: slices of the bucket make it
             elif not (node.is_a("Identity") and self._is_again(node.inputs[0], name)):
                 raise InvariantError(
                     f"{node.op_type} {node.label!r} makes {name!r}",
-                    f"in the step {made.op_type} {made.label!r} makes it",
+                    f"in the step {maker.op_type} {maker.label!r} makes it",
                 )
 
-    def _keeps(self, made: Node) -> bool:
-        """Return whether passes must keep a node of the step: all but the update, of which they keep calls, and casts
-        and shapes of what they gather."""
-        gathered = made.is_a("Cast", "Shape", "Size") and made.inputs[0] in self._replaced
-        return made.domain == COMM or not (gathered or made.phase is Phase.UPDATE)
+    def _keeps(self, maker: Node) -> bool:
+        """Return whether passes must keep a node of the step: all nodes but those of the update; calls of the update
+        are kept, too, and casts and shapes of gathered values."""
+        gathered = maker.is_a("Cast", "Shape", "Size") and maker.inputs[0] in self._replaced
+        return maker.domain == COMM or not (gathered or maker.phase is Phase.UPDATE)
 
     def _is(self, name: str, value: str) -> bool:
         """Return whether a name stands for a value of the step."""
         return name == value or self.renamed.get(name) == value
 
     def _is_again(self, name: str, value: str) -> bool:
-        """Return whether a name stands for a value of the step, or for it once more of what ranks reduce."""
+        """Return whether a name stands for a value of the step, or for the same value computed from reduced values."""
         return self.renamed.get(name) == value or (value in self._statistics and self._repeated.get(name) == value)
 
     @cached_property
     def _repeated(self) -> dict[str, str]:
-        """A value that a pass made -> the value of the step that it is once more, of what ranks reduce.
+        """Return value made by a pass -> the same value of the step, computed from reduced values.
 
-        The new value of a statistic is made of its reduced parts as it was of a rank's own."""
-        own = {(signature(node), *node.inputs): node for node in self._graph.nodes}
-        sums = {each.input for each in self._program.accumulators}
-        found: dict[str, str] = {}
+        The new value of a statistic is made of reduced parts in the same way as of a rank's own parts."""
+        repeats = {(signature(node), *node.inputs): node for node in self._graph.nodes}
+        sums = {accumulator.input for accumulator in self._program.accumulators}
+        renamed: dict[str, str] = {}
         for node in self._program.graph.nodes:
             if node.source is not None:
-                found.update((new, old) for old, new in zip(node.source.outputs, node.outputs) if new != old)
+                renamed.update((new, old) for old, new in zip(node.source.outputs, node.outputs) if new != old)
                 continue
-            read = [found.get(name, name) for name in node.inputs]
+            read = [renamed.get(name, name) for name in node.inputs]
             if node.domain == COMM and not _axes(node) & self._split:
-                found.update((new, old) for old, new in zip(read, node.outputs) if old not in self._replaced)
+                renamed.update((new, old) for old, new in zip(read, node.outputs) if old not in self._replaced)
             elif node.is_a("Add") and node.inputs[-1] in sums:  # the old value, moved by earlier micro-steps
-                found[node.outputs[0]] = read[0]
-            elif (signature(node), *read) in own:
-                found.update(zip(node.outputs, own[signature(node), *read].outputs))
-        return found
+                renamed[node.outputs[0]] = read[0]
+            elif (signature(node), *read) in repeats:
+                renamed.update(zip(node.outputs, repeats[signature(node), *read].outputs))
+        return renamed
 
     # --- calls ----------------------------------------------------------------------------------------------------
 
     def _check_call(self, node: Node) -> None:
-        """Check a call that is none of the step's: it sends along an axis that splits the computation only what a call
-        of the step sends along it. What ranks reduce of a synchronised value or of a statistic stands for it."""
+        """Check an added call: along an axis splitting the computation, only values sent by calls of the step may be
+        sent. Reduced parts of a synchronised value or of a statistic stand for the value."""
         for old, new in zip(node.inputs, node.outputs):
             if (name := self.renamed.get(old)) in self._points or name in self._statistics:
                 self.renamed[new] = self.renamed[old]
@@ -182,21 +182,21 @@ class _KeptNodes:
                     "no call of the step does: a reduction of gradients is over ranks that see different data",
                 )
 
-    def _check_packed(self, node: Node, name: str, made: Node) -> None:
-        """Check that a call sends, for one of its results, what the call of the step sends, and to the same ranks."""
-        if not made.added and (made.op_type != node.op_type or made.op_type not in PACKED):
+    def _check_packed(self, node: Node, name: str, maker: Node) -> None:
+        """Check a result of a packed call: the sent value and the ranks must be those of the step's call."""
+        if not maker.added and (maker.op_type != node.op_type or maker.op_type not in PACKED):
             return  # the source's own, such as a Reduce and a Broadcast that are one AllReduce
-        read, sent = node.inputs[node.outputs.index(name)], made.inputs[made.outputs.index(name)]
+        read, sent = node.inputs[node.outputs.index(name)], maker.inputs[maker.outputs.index(name)]
         if name in self._statistics and self.renamed.get(self._carried.get(read, read)) == name:
             return  # the mean over ranks, or one rank's, of what the step's call makes
-        group, above = _axes(made), self._calls.get(sent)
-        while not self._is(read, sent) and above is not None and _is_sum(above) and _is_sum(made):
+        group, above = _axes(maker), self._calls.get(sent)
+        while not self._is(read, sent) and above is not None and _is_sum(above) and _is_sum(maker):
             sent = above.inputs[above.outputs.index(sent)]  # a sum over one axis and then over another: one over both
             group, above = group | _axes(above), self._calls.get(sent)
-        if not self._is(read, sent) or group != _axes(node) or _kind(made) != _kind(node):
+        if not self._is(read, sent) or group != _axes(node) or _kind(maker) != _kind(node):
             raise InvariantError(
                 f"{node.op_type} {node.label!r} makes {name!r} of {read!r} over {node.attributes['group']}",
-                f"the step makes it of {sent!r} by {made.op_type} over {made.attributes['group']}",
+                f"the step makes it of {sent!r} by {maker.op_type} over {maker.attributes['group']}",
             )
 
 
@@ -205,12 +205,12 @@ def _axes(call: Node) -> frozenset[str]:
 
 
 def _kind(call: Node) -> tuple[object, ...]:
-    """Return what calls must have alike beside their groups to be one."""
+    """Return the properties, besides groups, in which calls must agree to be packed."""
     if call.op_type not in PACKED:
         return call.op_type, call.attributes
     return call.op_type, call.attributes.get("reduce", "sum"), call.attributes.get("root")
 
 
 def _is_sum(call: Node) -> bool:
-    """Return whether a call is a sum that gopt inserted: two of them may become one over the axes of both."""
+    """Return whether a call is a sum gopt inserted: two sums may become a sum over the axes of both."""
     return call.added and _kind(call)[:2] == ("AllReduce", "sum")

@@ -51,7 +51,7 @@ def lay(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
 
 
 def local_slice(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
-    """Whole tensors, equal on all members -> each member's part of them as a bucket."""
+    """Whole tensors, equal on all members -> each member's part of the tensors as a bucket."""
     for operand in operands:
         if not isinstance(operand.placement, Replicated):
             raise Mismatch(operand, "a whole value that is equal on all members, to cut it")
@@ -59,22 +59,22 @@ def local_slice(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
 
 
 def shard_slice(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
-    """A part of a bucket -> a part of that."""
-    given, place = operands[0].placement, use.place
+    """A part of a bucket -> a smaller part."""
+    placement, shard = operands[0].placement, use.place
     inside = (
-        isinstance(given, FlatShard)
-        and isinstance(place, FlatShard)
-        and given.cuts == place.cuts
-        and given.start <= place.start
-        and place.stop <= given.stop
+        isinstance(placement, FlatShard)
+        and isinstance(shard, FlatShard)
+        and placement.cuts == shard.cuts
+        and placement.start <= shard.start
+        and shard.stop <= placement.stop
     )
     if not inside:
-        raise Mismatch(operands[0], f"a shard that holds {place}")
-    return place
+        raise Mismatch(operands[0], f"a shard that holds {shard}")
+    return shard
 
 
 def local_concat(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
-    """Neighbouring parts of a bucket, or whole tensors of members in their order -> one part of a bucket."""
+    """Neighbouring parts of a bucket, or whole tensors of members in order -> a part of a bucket."""
     flats = [operand.placement for operand in operands if isinstance(operand.placement, FlatShard)]
     if len(flats) == len(operands):
         for (before, after), operand in zip(pairwise(flats), operands[1:]):
@@ -96,19 +96,19 @@ def local_concat(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
 def select(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
     """Value of some members -> a term on all members; ``reduce`` gives the reduction."""
     operand, op = operands[0], str(use.attributes["reduce"])
-    given = operand.placement
+    placement = operand.placement
     if op not in _IDENTITY:
         raise Mismatch(operand, f"another reduction: {op} has no neutral element")
-    if isinstance(given, Partial):
-        if given.op != op:
+    if isinstance(placement, Partial):
+        if placement.op != op:
             raise Mismatch(operand, f"terms of a reduction by {op}")
-    elif holder(given) is None:
+    elif holder(placement) is None:
         raise Mismatch(operand, "terms, or a value on one member")
     return Partial(op)
 
 
 def dim_slice(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
-    """A value that is equal on all members -> each member's part of a dimension."""
+    """A value equal on all members -> each member's part of a dimension."""
     for operand in operands:
         if not isinstance(operand.placement, Replicated):
             raise Mismatch(operand, "a whole value that is equal on all members, to cut it")
@@ -116,7 +116,7 @@ def dim_slice(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
 
 
 def member_choice(use: LayoutUse, operands: Sequence[Operand]) -> Placement:
-    """A choice along a dimension of which each member has a part, or a window of it -> what it has there: its own."""
+    """A choice along a sharded dimension, or along windows -> each member's own choice."""
     for operand in operands:
         if not isinstance(operand.placement, (Replicated, PerMember)):
             raise Mismatch(operand, "a value that is equal on all members, or each member's own part")

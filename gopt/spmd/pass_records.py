@@ -1,4 +1,4 @@
-"""Records of what passes did: each pass returns one, the pipeline collects them; how they are written in short."""
+"""Records of pass runs, collected by the pipeline, and short texts of the records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """Result of a pass: what it removed of the source, and the pass's own facts."""
+    """Result of a pass: the removed parts of the source, and the pass's own facts."""
 
     removed: Sequence[Removal] = field(default=(), repr=False)
     facts: Any = field(default_factory=dict, repr=False)
@@ -31,7 +31,7 @@ class PassResult:
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """A pass as it ran: its options as resolved, and its figures."""
+    """A pass run: the options as resolved, and the figures."""
 
     name: str
     """The pass has this name."""
@@ -46,7 +46,7 @@ class PassRecord:
 
 @dataclass(frozen=True, slots=True)
 class PassRun:
-    """A pass that ran: its facts for the report, and the nodes that it removed."""
+    """A pass that ran: its facts for the report, and the nodes it removed."""
 
     record: PassRecord
     result: PassResult
@@ -60,14 +60,14 @@ def rank_ranges(ranks: list[int]) -> str:
     start = 0
     for index in range(1, len(ranks) + 1):
         if index == len(ranks) or ranks[index] != ranks[index - 1] + 1:
-            first, last = ranks[start], ranks[index - 1]
-            parts.append(str(first) if first == last else f"{first}-{last}")
+            start_rank, last = ranks[start], ranks[index - 1]
+            parts.append(str(start_rank) if start_rank == last else f"{start_rank}-{last}")
             start = index
     return ",".join(parts)
 
 
 def group_ranks(rows: Sequence[tuple[int, T]]) -> list[tuple[list[int], T]]:
-    """Ranks with a value each -> the ranks that have the same value, in the order of the first rank."""
+    """Return groups of ranks with equal values, in the order of the first rank."""
     groups: dict[T, list[int]] = {}
     for rank, value in rows:
         groups.setdefault(value, []).append(rank)
@@ -75,7 +75,7 @@ def group_ranks(rows: Sequence[tuple[int, T]]) -> list[tuple[list[int], T]]:
 
 
 def balance(values: Sequence[int]) -> float:
-    """The largest over the mean, of which there are as many as ranks; 1 where all are alike, or nothing."""
+    """Return the maximum over the mean; 1 for equal or zero values."""
     total = sum(values)
     return round(max(values) * len(values) / total, 6) if total else 1.0
 

@@ -1,4 +1,4 @@
-"""The rank-independent step: one graph with placements, and what every rank holds of each state."""
+"""The rank-independent step: a graph with placements, and each rank's part of every state."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BucketSlice:
-    """Elements of a source tensor inside a bucket: where they start in the bucket, how many they are, and the first of
-    them in the tensor."""
+    """Elements of a source tensor inside a bucket: offset in the bucket, number, and offset in the tensor."""
 
     tensor: str
     offset: int
@@ -36,8 +35,8 @@ class BucketSlice:
 class ShardedState:
     """A state as the ranks hold it.
 
-    Sharded flat: each rank's elements of the bucket that the ``slices`` make, as one 1-D tensor. Otherwise the tensor
-    ``slices[0]``, where the sharding says.
+    Sharded flat: each rank's elements of the bucket the ``slices`` make, as one 1-D tensor. Otherwise the tensor
+    ``slices[0]``, placed by the sharding.
     """
 
     input: str
@@ -51,16 +50,16 @@ class ShardedState:
 
     @property
     def sharded(self) -> bool:
-        """Whether ranks hold different parts of it, or some do not hold it."""
-        return any(isinstance(place, (FlatShard, OnMember)) for _, place in self.sharding.by_axis)
+        """Return whether the state differs between ranks, or is missing on some."""
+        return any(isinstance(placement, (FlatShard, OnMember)) for _, placement in self.sharding.by_axis)
 
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """A sum of gradients that a rank carries through the micro-steps of an update: zero before the first of them.
+    """A sum of gradients a rank carries through the micro-steps of an update: zero at the start.
 
-    ``input`` -> ``output`` in both phases: ``added`` is its value after a micro-step, ``output`` itself the zeros that
-    the update leaves. ``type`` is that of the whole sum.
+    ``input`` -> ``output`` in both phases: ``added`` is the value after a micro-step, ``output`` the zeros left by the
+    update. ``type``: of the whole sum.
     """
 
     input: str
@@ -74,11 +73,11 @@ class Accumulator:
     """It sums what is equal on all ranks, such as weights that are reduced in each micro-step."""
 
     def present(self, coordinates: Mapping[str, int]) -> bool:
-        """Return whether a rank has it. Every rank has its part of a bucket, which may be empty."""
+        """Return whether a rank has the sum. Every rank has a part of a bucket, perhaps an empty part."""
         return self.sharding.flat is not None or self.sharding.covers(coordinates)
 
     def local_type(self, coordinates: Mapping[str, int]) -> TensorType:
-        """Its type on a rank."""
+        """The type on a rank."""
         return TensorType(self.type.dtype, self.sharding.local_shape(self.type.dims, coordinates))
 
 
@@ -90,12 +89,11 @@ class PlacementExplainer(Protocol):
 
 @dataclass(slots=True)
 class SpmdProgram:
-    """The program that passes rewrite: the roles of the source, one graph for all ranks, and the mesh.
+    """The program passes rewrite: the roles of the source, one graph for all ranks, and the mesh.
 
     ``states`` are in the order of the source's states; ``layout`` lists the sequences in which values are stored.
     ``micro_steps`` forwards and backwards make one update; when there are several, ``accumulators`` carry the
-    gradients, and ``loop_carried`` names what a micro-step makes of a state that it changes (a statistic): input ->
-    value.
+    gradients, and ``loop_carried``: statistic -> the value after a micro-step.
     """
 
     training: TrainingGraph
@@ -149,44 +147,46 @@ class SpmdProgram:
 
     @property
     def variants(self) -> tuple[SpmdProgram, ...]:
-        """The programs of all ranks: one for each class of ranks whose parts have equal sizes."""
+        """The programs of all ranks: a program for each class of ranks with parts of equal sizes."""
         return (self, *self.others)
 
     def of(self, rank: int) -> SpmdProgram:
-        """The variant that a rank runs."""
+        """The variant a rank runs."""
         return self.at(self.mesh.coordinates(rank))
 
     def at(self, coordinates: Mapping[str, int]) -> SpmdProgram:
-        """The variant that the rank at some coordinates runs."""
-        return next(each for each in self.variants if each._has(coordinates))
+        """The variant the rank at some coordinates runs."""
+        return next(variant for variant in self.variants if variant._has(coordinates))
 
     def _has(self, at: Mapping[str, int]) -> bool:
-        return not self.places or any(all(at[axis] == own for axis, own in each.items()) for each in self.places)
+        return not self.places or any(
+            all(at[axis] == at_axis for axis, at_axis in coordinates.items()) for coordinates in self.places
+        )
 
     @property
     def weighed(self) -> Mapping[str, TensorType]:
-        """Types by which passes weigh values that they put together: those of the first variant, so that all variants
-        decide alike."""
+        """Return the types for weighing values in passes: those of the first variant, so that all variants decide
+        alike."""
         return (self.first or self).graph.types
 
     def once(self, question: Hashable, find: Callable[[], T]) -> T:
         """Return the cached result of ``find`` for ``question``, which must concern the nodes and states only.
 
-        It is found again once either list was replaced: a pass that changes some assigns another. The returned object
-        is shared: callers must not change it.
+        It is found again once either list was replaced: a pass changing some assigns another. The returned object is
+        shared: callers must not change it.
         """
         lists = (self.graph.nodes, self.states)
-        if len(self._found_for) != 2 or any(known is not now for known, now in zip(self._found_for, lists)):
+        if len(self._found_for) != 2 or any(before is not now for before, now in zip(self._found_for, lists)):
             self._found, self._found_for = {}, lists
         if question not in self._found:
             self._found[question] = find()
-        found: T = self._found[question]
-        return found
+        answer: T = self._found[question]
+        return answer
 
     @property
     def applied(self) -> list[str]:
         """The names of the passes that ran."""
-        return [each.record.name for each in self.passes]
+        return [run.record.name for run in self.passes]
 
     @classmethod
     def start(cls, training: TrainingGraph, mesh: Mesh, micro_steps: int = 1) -> SpmdProgram:
@@ -206,26 +206,26 @@ class SpmdProgram:
         ])  # fmt: skip
 
     def fork(self) -> SpmdProgram:
-        """The program as it stands, once more with its variants, for passes that are tried on it.
+        """The program as it stands, once more with the variants, for passes tried on it.
 
-        It shares what no pass changes, and has graphs and lists of its own.
+        The fork has new graphs and lists, and shares the rest.
         """
-        made = self._alone()
-        made.others = [each._alone() for each in self.others]
-        for other in made.others:
-            other.first = made
-        return made
+        program = self._alone()
+        program.others = [variant._alone() for variant in self.others]
+        for sibling in program.others:
+            sibling.first = program
+        return program
 
     def _alone(self) -> SpmdProgram:
-        made = copy(self)
-        made.graph = self.graph.twin()
-        made.states, made.layout, made.passes = list(self.states), list(self.layout), list(self.passes)
-        made.accumulators, made.explanations = list(self.accumulators), list(self.explanations)
-        made.loop_carried, made.sharded = dict(self.loop_carried), dict(self.sharded)
-        return made
+        program = copy(self)
+        program.graph = self.graph.twin()
+        program.states, program.layout, program.passes = list(self.states), list(self.layout), list(self.passes)
+        program.accumulators, program.explanations = list(self.accumulators), list(self.explanations)
+        program.loop_carried, program.sharded = dict(self.loop_carried), dict(self.sharded)
+        return program
 
     def split_along(self, gradient: str) -> tuple[str, ...]:
-        """The axes along which members have other parts of a gradient."""
+        """Return the axes along which members have different parts of a gradient."""
         if not self.parts:
             return ()
         shardings = {self.parts.get(name) for name in self.training.weights_of(gradient)}
@@ -235,20 +235,20 @@ class SpmdProgram:
         return sharding.sharding_axes if sharding is not None else ()
 
     def box(self, tensor: str, coordinates: Mapping[str, int]) -> Box | None:
-        """The part of a state of the source that a rank has where dimensions of it are sharded; None: all of it."""
+        """Return a rank's part of a state with sharded dimensions; None: the whole state."""
         sharding = self.parts.get(tensor)
         if sharding is None:
             return None
         return box_of(sharding, self.source.graph.types[tensor].dims, coordinates)
 
     def fed_boxes(self, coordinates: Mapping[str, int]) -> dict[str, Box]:
-        """The parts of the batch's inputs that are fed to a rank, for inputs that ranks are fed parts of."""
+        """Return the parts of batch inputs fed to a rank, for inputs fed in parts."""
         types = self.source.graph.types
         boxes = {name: box_of(sharding, types[name].dims, coordinates) for name, sharding in self.fed.items()}
         return {name: box for name, box in boxes.items() if box is not None}
 
     def set_states(self, states: list[ShardedState]) -> None:
-        """Take ``states`` as what the ranks hold, and let the graph's inputs and outputs follow."""
+        """Set ``states`` as the ranks' states, and update the graph's inputs and outputs."""
         source, types = self.training.graph, self.graph.types
         inputs = {state.tensor for state in self.training.states}
         outputs = {state.updated for state in self.training.states}
@@ -258,39 +258,39 @@ class SpmdProgram:
         for state in states:
             self.graph.inputs[state.input] = types[state.input]
             self.graph.outputs[state.output] = types[state.output]
-        for held in self.accumulators:
-            self.graph.inputs[held.input] = types[held.input]
-            self.graph.outputs[held.output] = types[held.output]
+        for accumulator in self.accumulators:
+            self.graph.inputs[accumulator.input] = types[accumulator.input]
+            self.graph.outputs[accumulator.output] = types[accumulator.output]
         self.graph.initializers = {name: tensor for name, tensor in source.initializers.items() if name not in inputs}
 
     def results(self) -> set[str]:
-        """Every value that leaves the step, or goes from one of its phases into the next."""
+        """Return every value leaving the step or a phase."""
         names = {*self.training.shown, *self.loop_carried.values()}
         names.update(state.output for state in self.states)
-        return names.union(*((held.output, held.added) for held in self.accumulators))
+        return names.union(*((accumulator.output, accumulator.added) for accumulator in self.accumulators))
 
     def phase_results(self) -> tuple[dict[str, str], dict[str, str]]:
-        """The results of a micro-step and those of the update: output -> the value that it is."""
-        summed = {held.input for held in self.accumulators}
+        """Return the results of a micro-step and of the update: output -> value."""
+        summed = {accumulator.input for accumulator in self.accumulators}
         for node in self.graph.nodes:
             if not summed.isdisjoint(node.reads):
                 summed.update(node.outputs)
         shown = self.training.shown
-        micro = {held.output: held.added for held in self.accumulators}
-        update = {held.output: held.output for held in self.accumulators}
+        micro = {accumulator.output: accumulator.added for accumulator in self.accumulators}
+        update = {accumulator.output: accumulator.output for accumulator in self.accumulators}
         statistics = {state.tensor for state in self.training.states if state.kind is StateKind.STATISTIC}
         for state in self.states:
             if state.input in self.loop_carried:
                 micro[state.output] = self.loop_carried[state.input]
             moves = state.input in statistics and state.input not in self.loop_carried  # in each micro-step
-            alone = moves and state.output not in summed
-            (micro if alone else update)[state.output] = state.output
+            single = moves and state.output not in summed
+            (micro if single else update)[state.output] = state.output
         micro.update({name: name for name in shown if name not in summed})
         update.update({name: name for name in shown if name in summed})
         return micro, update
 
     def live_nodes(self) -> set[int]:
-        """The nodes on which a result of the step depends, and all calls, by id. One sweep."""
+        """Return the ids of all calls and of the nodes behind a result of the step. A sweep."""
         needed, live = self.results(), set()
         for node in reversed(self.graph.nodes):
             if node.domain == COMM or not needed.isdisjoint(node.outputs):

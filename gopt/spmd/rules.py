@@ -1,8 +1,8 @@
-"""Propagates placements through nodes, along one axis: one rule per operator family.
+"""Propagates placements through nodes, along an axis: one rule per operator family.
 
-A rule sees one axis of the mesh at a time. It gives the placement of all results, or raises Mismatch for the first
-operand that the operator cannot take so. An operator without a rule of its own takes operands that are equal on all
-members, or the members' own, and passes that on. To support a placement in another family is to add a row.
+A rule sees one axis of the mesh at a time. A rule returns the placement of all results, or raises Mismatch for the
+first operand in a wrong placement. Operators without a rule take operands equal on all members or the members' own, and
+results have the same placement. To support a placement in another family, add a row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gopt.records.placements import (
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An operand of a node: its placement along the axis, and the properties of its type that rules need."""
+    """An operand of a node: its placement along the axis, and the properties of the type rules need."""
 
     name: str
     placement: Placement
@@ -44,7 +44,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One node as a rule sees it. ``single``: all its results have one element; ``dtype``: that of the first."""
+    """A node in view of a rule. ``single``: all results are scalars; ``dtype``: of the first result."""
 
     op_type: str
     operands: tuple[Operand, ...]
@@ -56,7 +56,7 @@ class Use:
 
 
 class Mismatch(Exception):
-    """An operand that an operator cannot take: which, and what it takes."""
+    """An operand in a wrong placement, and the expected placement."""
 
     def __init__(self, operand: Operand, expected: str) -> None:
         super().__init__(operand, expected)
@@ -67,52 +67,52 @@ Rule = Callable[[Use], Placement]
 
 
 def result(use: Use) -> Placement:
-    """The placement of a node's results along one axis; raises Mismatch."""
+    """The part of a node's results along an axis; raises Mismatch."""
     if isinstance(use.place, OnMember):
         return on_member(use, use.place.member)
     placements = [operand.placement for operand in use.operands]
     sole = holder(use.place)
-    if sole is not None and all(holder(each) == sole or isinstance(each, Replicated) for each in placements):
+    if sole is not None and all(holder(part) == sole or isinstance(part, Replicated) for part in placements):
         return _alone(use, sole)
     _check_presence(use)
-    if any(isinstance(each, Partial) for each in placements):
+    if any(isinstance(part, Partial) for part in placements):
         return partial(use)
-    if any(isinstance(each, FlagCount) for each in placements):
+    if any(isinstance(part, FlagCount) for part in placements):
         return flag_count(use)
-    if use.standard and use.op_type in FULL_REDUCTIONS and any(isinstance(each, FlatShard) for each in placements):
+    if use.standard and use.op_type in FULL_REDUCTIONS and any(isinstance(part, FlatShard) for part in placements):
         return reduction(use)
     rule = RULES.get(use.op_type, whole) if use.standard else whole
     return rule(use)
 
 
 def _check_presence(use: Use) -> None:
-    """Refuse shards and terms that other members have than those that run the node: some would be lost."""
-    there = use.place if isinstance(use.place, FlatShard) else None
+    """Refuse shards and terms other members have than those that run the node: terms would be lost."""
+    shard = use.place if isinstance(use.place, FlatShard) else None
     for operand in use.operands:
-        given = operand.placement
-        if isinstance(given, Partial) and given.on != there:
+        placement = operand.placement
+        if isinstance(placement, Partial) and placement.on != shard:
             raise Mismatch(operand, f"terms on the members that run it, {use.place}")
-        if isinstance(given, FlatShard) and there not in (None, given):
-            raise Mismatch(operand, f"{there}, on which it runs")
+        if isinstance(placement, FlatShard) and shard not in (None, placement):
+            raise Mismatch(operand, f"{shard}, on which it runs")
 
 
 # --- families ---------------------------------------------------------------------------------------------------------
 
 
 def whole(use: Use) -> Placement:
-    """Any operator: it runs on what each member has, which must be all of it."""
-    found: Placement = REPLICATED
+    """Any operator runs on whole operands alone."""
+    placement: Placement = REPLICATED
     for operand in use.operands:
         if isinstance(operand.placement, PerMember):
-            found = PER_MEMBER
+            placement = PER_MEMBER
         elif not isinstance(operand.placement, Replicated):
             raise Mismatch(operand, "operands that are equal on all members, or each member's own")
-    return found
+    return placement
 
 
 def elementwise(use: Use) -> Placement:
-    """Elementwise operators: equal shards, with one-element values that are equal on all members."""
-    flat = next((each.placement for each in use.operands if isinstance(each.placement, FlatShard)), None)
+    """Elementwise operators: equal shards, with scalars equal on all members."""
+    flat = next((operand.placement for operand in use.operands if isinstance(operand.placement, FlatShard)), None)
     if flat is None:
         return whole(use)
     for operand in use.operands:
@@ -124,9 +124,9 @@ def elementwise(use: Use) -> Placement:
 def reduction(use: Use) -> Placement:
     """A full reduction of a shard: each member's term of the reduction of the whole."""
     operand, *axes = use.operands
-    for other in axes:
-        if not isinstance(other.placement, Replicated):
-            raise Mismatch(other, "axes that are equal on all members")
+    for axis in axes:
+        if not isinstance(axis.placement, Replicated):
+            raise Mismatch(axis, "axes that are equal on all members")
     flat = operand.placement
     assert isinstance(flat, FlatShard)
     if not use.single:
@@ -144,25 +144,25 @@ def reduction(use: Use) -> Placement:
 
 
 def partial(use: Use) -> Placement:
-    """Terms of a value still to be reduced: only operators that the reduction passes through."""
+    """Terms of a value still to be reduced: only operators the reduction passes through."""
     terms = [operand for operand in use.operands if isinstance(operand.placement, Partial)]
     placement = terms[0].placement
     assert isinstance(placement, Partial)
     for operand in terms:
         if operand.placement != placement:
             raise Mismatch(operand, f"{placement}, as the others are")
-    others = [operand for operand in use.operands if not isinstance(operand.placement, Partial)]
-    for operand in others:
+    operands = [operand for operand in use.operands if not isinstance(operand.placement, Partial)]
+    for operand in operands:
         if not isinstance(operand.placement, Replicated):
             raise Mismatch(operand, f"a value equal on all members beside {placement}")
-    made = _through(use, placement, terms, others) if use.standard else None
-    if made is None:
+    passed = _through(use, placement, terms, operands) if use.standard else None
+    if passed is None:
         raise Mismatch(terms[0], f"the value itself: {use.op_type} of terms is not a term of its result")
-    return made
+    return passed
 
 
-def _through(use: Use, placement: Partial, terms: Sequence[Operand], others: Sequence[Operand]) -> Partial | None:
-    """Return the placement of a result of partial operands; None if operator and reduction do not commute."""
+def _through(use: Use, placement: Partial, terms: Sequence[Operand], operands: Sequence[Operand]) -> Partial | None:
+    """Return the placement of a result of partial operands; None for an operator not commuting with the reduction."""
     op, on, kind = placement.op, placement.on, use.op_type
     if kind in SPREADS and use.operands[0] in terms:
         return placement
@@ -171,9 +171,9 @@ def _through(use: Use, placement: Partial, terms: Sequence[Operand], others: Seq
     if kind == "Not" and op in ("any", "all"):
         return Partial("all" if op == "any" else "any", on)
     if kind in COMBINERS.get(op, ()):
-        return placement if not others or op not in ("sum", "mean", "count") else None
+        return placement if not operands or op not in ("sum", "mean", "count") else None
     if op in ("sum", "mean"):
-        if kind == "Neg" or (kind == "Concat" and not others):
+        if kind == "Neg" or (kind == "Concat" and not operands):
             return placement
         if kind == "Mul" and len(terms) == 1:
             return placement
@@ -196,21 +196,21 @@ def _cast(placement: Partial, old: str, new: str) -> Partial | None:
 
 
 def flag_count(use: Use) -> Placement:
-    """The number of members that set a flag: it is compared with zero, which gives the flag, or moved."""
-    count, *others = sorted(use.operands, key=lambda operand: not isinstance(operand.placement, FlagCount))
-    first = use.operands[0] is count
-    if use.standard and len(others) == 1 and others[0].zero:
-        if use.op_type == "Equal" or use.op_type == ("Greater" if first else "Less"):
+    """The number of members that set a flag: comparing the number with zero gives the flag again; it may be moved."""
+    count, *operands = sorted(use.operands, key=lambda operand: not isinstance(operand.placement, FlagCount))
+    leads = use.operands[0] is count
+    if use.standard and len(operands) == 1 and operands[0].zero:
+        if use.op_type == "Equal" or use.op_type == ("Greater" if leads else "Less"):
             return REPLICATED
     elif use.standard and use.op_type == "Cast" and use.dtype == "bool":
         return REPLICATED
-    elif use.standard and use.op_type in SPREADS and first:
+    elif use.standard and use.op_type in SPREADS and leads:
         return FLAG_COUNT
     raise Mismatch(count, "the flag itself, which is whether the number is greater than zero")
 
 
 def on_member(use: Use, member: int) -> Placement:
-    """A node that one member runs, on what that member has."""
+    """A node run by one member, on the values of the member."""
     for operand in use.operands:
         if not isinstance(operand.placement, Replicated) and holder(operand.placement) != member:
             raise Mismatch(operand, f"what member {member} has, or a value equal on all members")
@@ -225,11 +225,11 @@ def _alone(use: Use, member: int) -> Placement:
     for operand in rest:
         if isinstance(operand.placement, FlatShard):
             raise Mismatch(operand, f"{use.place}, element by element")
-    return use.place if len(rest) < len(use.operands) and all(each.single for each in rest) else OnMember(member)
+    return use.place if len(rest) < len(use.operands) and all(operand.single for operand in rest) else OnMember(member)
 
 
 FULL_REDUCTIONS = {
-    name: "" if each.pieces == "l2" else each.pieces for name, each in OPERATORS.items() if each.pieces is not None
+    name: "" if op.pieces == "l2" else op.pieces for name, op in OPERATORS.items() if op.pieces is not None
 }
 """Operator -> how its results over shards are reduced to that of the whole; empty: they are not."""
 RULES: dict[str, Rule] = dict.fromkeys(ELEMENTWISE, elementwise)

@@ -1,4 +1,4 @@
-"""The sharding of every value of a program: a table that the verifier fills, and how states and inputs begin."""
+"""The sharding of every value of a program: a table filled by the verifier, and the placements of states and inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHARDS = (Shard, FlatShard)
 
 @dataclass(slots=True)
 class Shardings:
-    """The sharding of every value that is not replicated along all axes. ``axes``: those with several members."""
+    """The sharding of every value not replicated along all axes. ``axes``: axes with several members."""
 
     program: SpmdProgram
     axes: tuple[str, ...] = field(init=False)
@@ -55,12 +55,12 @@ class Shardings:
     def sharding(self, name: str) -> Sharding:
         """The sharding of a value, by the names of axes."""
         by_axis = zip(self.axes, self.known.get(name, ()))
-        return Sharding(tuple((axis, each) for axis, each in by_axis if not isinstance(each, Replicated)))
+        return Sharding(tuple((axis, part) for axis, part in by_axis if not isinstance(part, Replicated)))
 
     def parts(self) -> dict[str, Sharding]:
-        """Every value of which ranks hold parts of a bucket. Shards of a dimension are not listed: their types in the
-        graph are those of one rank."""
-        found: dict[str, Sharding] = {}
+        """Return the shardings of parts of buckets. Shards of a dimension are left out: the graph has their local
+        types."""
+        parts: dict[str, Sharding] = {}
         flat: dict[int, Sharding | None] = {}
         """By the id of placements, which many values share: their sharding, None where no part of a bucket is held."""
         for name, placements in self.known.items():
@@ -69,11 +69,11 @@ class Shardings:
                 flat[id(placements)] = self.sharding(name) if cut else None
             sharding = flat[id(placements)]
             if sharding is not None:
-                found[name] = sharding
-        return found
+                parts[name] = sharding
+        return parts
 
     def state(self, state: ShardedState) -> Placements:
-        """Return the placements that a state must have, before the step and after it."""
+        """Return the placements a state must have, before and after the step."""
         if state.local:
             return self.own
         placed = self.placed(self.equal, state.sharding)
@@ -81,28 +81,28 @@ class Shardings:
         if apart is None:
             return placed
         axes = apart.sharding_axes
-        return tuple(PER_MEMBER if axis in axes else place for axis, place in zip(self.axes, placed))
+        return tuple(PER_MEMBER if axis in axes else placement for axis, placement in zip(self.axes, placed))
 
-    def accumulator(self, held: Accumulator) -> Placements:
+    def accumulator(self, sums: Accumulator) -> Placements:
         """Return the placements of an accumulator: rank-local sums, or shards of sums over the sharding group."""
-        if held.reduced:
+        if sums.reduced:
             return self.equal
-        placed = self.placed(self.own, held.sharding)
-        return tuple(PER_MEMBER if axis in held.own_along else place for axis, place in zip(self.axes, placed))
+        placed = self.placed(self.own, sums.sharding)
+        return tuple(PER_MEMBER if axis in sums.own_along else placement for axis, placement in zip(self.axes, placed))
 
     def batch(self, name: str) -> Placements:
-        """Return the placements of a batch input: rank-local, also along axes that receive parts of it."""
+        """Return the placements of a batch input: rank-local, also along axes with parts of the input."""
         fed = self.program.fed.get(name)
         axes = fed.sharding_axes if fed is not None else ()
-        return tuple(PER_MEMBER if axis in axes else own for axis, own in zip(self.axes, self.own))
+        return tuple(PER_MEMBER if axis in axes else placement for axis, placement in zip(self.axes, self.own))
 
     def operands(self, names: Sequence[str], axis: int) -> tuple[Operand, ...]:
-        """Return the operands of a node as a rule takes them: the placement of each along an axis."""
+        """Return the operands of a node for a rule, with placements along an axis."""
         types = self.program.graph.types
         return tuple(_operand(name, self.of(name)[axis], types.get(name)) for name in names if name)
 
     def set(self, name: str, axis: int, placement: Placement) -> None:
-        """Note the placement of a value along one axis."""
+        """Note the placement of a value along an axis."""
         row = list(self.of(name))
         row[axis] = placement
         self.note(name, tuple(row))
@@ -113,7 +113,7 @@ class Shardings:
             self.known[name] = sharding
 
     def give(self, node: Node, sharding: Placements) -> None:
-        """Note one sharding for all results of a node."""
+        """Note a sharding for all results of a node."""
         if sharding is not self.equal and sharding != self.equal:
             sharding = self.own if sharding == self.own else sharding
             for name in node.outputs:
@@ -121,17 +121,17 @@ class Shardings:
                     self.known[name] = sharding
 
     def placed(self, placements: Placements, sharding: Sharding) -> Placements:
-        """Return ``placements``, replaced along the axes for which ``sharding`` gives others."""
+        """Return ``placements``, overridden by ``sharding``."""
         if sharding is FULLY_REPLICATED:
             return placements
-        said = dict(sharding.by_axis)
-        return tuple([said.get(axis, placement) for axis, placement in zip(self.axes, placements)])
+        placements_of = dict(sharding.by_axis)
+        return tuple([placements_of.get(axis, placement) for axis, placement in zip(self.axes, placements)])
 
     def place(self, sharding: Sharding, axis: int) -> Place:
-        """Return the members that run a node along an axis."""
-        place = sharding.on(self.axes[axis]) if sharding is not FULLY_REPLICATED else REPLICATED
-        assert isinstance(place, (Replicated, OnMember, FlatShard))
-        return place
+        """Return the members running a node along an axis."""
+        placement = sharding.on(self.axes[axis]) if sharding is not FULLY_REPLICATED else REPLICATED
+        assert isinstance(placement, (Replicated, OnMember, FlatShard))
+        return placement
 
 
 def _operand(name: str, placement: Placement, type: TensorType | None) -> Operand:

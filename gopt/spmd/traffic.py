@@ -1,4 +1,4 @@
-"""The calls of a step: their kind, their bytes, what they overlap with, and the memory of gathers."""
+"""The calls of a step: kinds, bytes, overlap, and the memory of gathers."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ class CallContent(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """A call at its position in the order.
+    """A call at the position in the order.
 
     Positions count the graph's nodes in order; ``len(nodes)`` is the end of the step.
 
-    ``ready``: position of the last source node or call that its inputs depend on; -1: available from the start.
-    ``first``: the first node that computes with a result; calls that forward it do not count. ``last``: the last
-    reader.
+    ``ready``: position of the last source node or call behind the inputs; -1: available from the start. ``first``: the
+    first node computing with a result; forwarding calls do not count. ``last``: the last reader.
     """
 
     node: Node
@@ -58,7 +57,7 @@ class CollectiveCall:
     """The part of a call of gradients that is statistics or scalars, which a fused call may carry as well."""
 
     def sent_as(self, kind: CallContent) -> float:
-        """Bytes sent of one kind."""
+        """Return the bytes sent of a kind."""
         share = 1 - self.beside if kind is self.carries else self.beside if kind is CallContent.OTHER else 0.0
         return self.sent * share
 
@@ -78,36 +77,36 @@ class Overlap:
 def find_calls(program: SpmdProgram, parts: Mapping[str, Sharding] | None = None) -> list[CollectiveCall]:
     """Every call of the step's graph in order. Two sweeps; linear.
 
-    ``parts``: values of which ranks hold parts, where they are known.
+    ``parts``: the known values held in parts.
     """
     nodes = program.graph.nodes
     ready = ready_at(nodes)
-    first, last = uses_of_results(nodes)
+    starts_at, last = uses_of_results(nodes)
     work = [0, *accumulate(int(heavy(node)) for node in nodes)]
-    end, known = len(nodes), _Kinds(program)
+    end, kinds = len(nodes), _Kinds(program)
     if parts is None:
         parts = program.sharded or parts_so_far(program)
-    found = []
-    for place, node in enumerate(nodes):
+    calls = []
+    for index, node in enumerate(nodes):
         if node.domain != COMM:
             continue
-        starts = min((first.get(name, end) for name in node.outputs), default=end)
-        ends = max((last.get(name, place) for name in node.outputs), default=place)
+        starts = min((starts_at.get(name, end) for name in node.outputs), default=end)
+        ends = max((last.get(name, index) for name in node.outputs), default=index)
         payload = _payload(program, node, parts)
-        found.append(
+        calls.append(
             CollectiveCall(
-                node, known.of(node), place, ready[place], starts,
+                node, kinds.of(node), index, ready[index], starts,
                 ends,
-                payload, _sent(program, node, payload), work[starts] > work[place + 1],
-                known.of(node) is CallContent.PARAMETERS and ready[place] < 0 and starts <= ends,
-                known.beside(node),
+                payload, _sent(program, node, payload), work[starts] > work[index + 1],
+                kinds.of(node) is CallContent.PARAMETERS and ready[index] < 0 and starts <= ends,
+                kinds.beside(node),
             )
         )  # fmt: skip
-    return found
+    return calls
 
 
 def calls_of(program: SpmdProgram) -> list[CollectiveCall]:
-    """Every call of the step's graph in order; they are found once for one list of nodes."""
+    """Return every call of the step's graph in order, cached for the list of nodes."""
     return program.once("calls", lambda: find_calls(program))
 
 
@@ -116,13 +115,13 @@ def measure(calls: Sequence[CollectiveCall]) -> Overlap:
     shares = {}
     for kind in CallContent:
         sent = [(call.sent_as(kind), call.hidden) for call in calls]
-        if sum(each for each, _ in sent):
+        if sum(amount for amount, _ in sent):
             shares[kind.value] = _share(sent)
     return Overlap(_share([(call.sent, call.hidden) for call in calls]), shares, peak_gathered(calls))
 
 
 def peak_gathered(calls: Sequence[CollectiveCall]) -> int:
-    """Largest sum of the results of gathers before use, each from its issue to its last reader, in bytes."""
+    """Largest sum of the results of gathers before use, each from issue to last reader, in bytes."""
     events = []
     for call in calls:
         if call.before_use:
@@ -135,45 +134,46 @@ def peak_gathered(calls: Sequence[CollectiveCall]) -> int:
 
 
 def ready_at(nodes: Sequence[Node]) -> dict[int, int]:
-    """Return, for the position of each call, that of the last immovable node that it waits for.
+    """Return, for the position of each call, that of the last immovable node it waits for.
 
     Source nodes and calls are immovable; nodes that passes add between them (casts, joins) move along.
     """
-    made: dict[str, int] = {}
+    made_at: dict[str, int] = {}
     result = {}
-    for place, node in enumerate(nodes):
-        at, call = place, node.domain == COMM
+    for index, node in enumerate(nodes):
+        at, call = index, node.domain == COMM
         if call or node.made_by:
-            waits = max([made.get(name, -1) for name in node.reads], default=-1)
+            waits = max([made_at.get(name, -1) for name in node.reads], default=-1)
             if call:
-                result[place] = waits
+                result[index] = waits
             else:
                 at = waits
         for name in node.outputs:
-            made[name] = at
+            made_at[name] = at
     return result
 
 
 def uses_of_results(nodes: Sequence[Node]) -> tuple[dict[str, int], dict[str, int]]:
-    """Result of a call -> the first node that computes with it, seen through calls; result -> its last reader."""
+    """Return result of a call -> the first node computing with the result, seen through calls; result -> the last
+    reader."""
     results = {name for node in nodes if node.domain == COMM for name in node.outputs}
-    first: dict[str, int] = {}
+    starts_at: dict[str, int] = {}
     last: dict[str, int] = {}
     end = len(nodes)
-    for place in range(end - 1, -1, -1):
-        node = nodes[place]
+    for index in range(end - 1, -1, -1):
+        node = nodes[index]
         if results.isdisjoint(node.reads):
             continue
         # A call that reads another's result waits on the link, not on the processor.
-        at = min((first.get(name, end) for name in node.outputs), default=end) if node.domain == COMM else place
+        at = min((starts_at.get(name, end) for name in node.outputs), default=end) if node.domain == COMM else index
         for name in results.intersection(node.reads):
-            first[name] = min(at, first.get(name, end))
-            last.setdefault(name, place)
-    return first, last
+            starts_at[name] = min(at, starts_at.get(name, end))
+            last.setdefault(name, index)
+    return starts_at, last
 
 
 class _Kinds:
-    """Tells what a call carries, by data flow."""
+    """Determines the content of a call by data flow."""
 
     def __init__(self, program: SpmdProgram) -> None:
         self.types = program.graph.types
@@ -182,19 +182,19 @@ class _Kinds:
 
     def of(self, node: Node) -> CallContent:
         if node.op_type in GATHERS:
-            own = node.made_by == "statistics" or all(name in self.statistics for name in node.outputs)
-            return CallContent.OTHER if own else CallContent.PARAMETERS
+            statistic = node.made_by == "statistics" or all(name in self.statistics for name in node.outputs)
+            return CallContent.OTHER if statistic else CallContent.PARAMETERS
         if any(name in self.gradients for name in node.inputs):
             return CallContent.GRADIENTS
         return CallContent.OTHER if all(map(self._small, node.outputs)) else CallContent.GRADIENTS
 
     def beside(self, node: Node) -> float:
-        """Return the fraction, by bytes, of a gradient call that is not gradients."""
+        """Return the fraction, by bytes, of a gradient call without gradients."""
         small = [self._small(name) for name in node.outputs]
         if self.of(node) is not CallContent.GRADIENTS or len(node.inputs) != len(small) or not any(small):
             return 0.0
         sizes = [self.types[name].nbytes for name in node.outputs]
-        return sum(size for size, each in zip(sizes, small) if each) / max(sum(sizes), 1)
+        return sum(size for size, is_small in zip(sizes, small) if is_small) / max(sum(sizes), 1)
 
     def _small(self, name: str) -> bool:
         return name in self.statistics or self._one(name)
@@ -204,7 +204,7 @@ class _Kinds:
 
 
 def _payload(program: SpmdProgram, node: Node, parts: Mapping[str, Sharding]) -> float:
-    """Bytes of the tensors a call moves: of values that ranks have in ``parts``, the mean over the ranks."""
+    """Bytes of the tensors moved by a call; of values in ``parts``, the mean over the ranks."""
     types = program.graph.types
     if "shapes" in node.attributes:
         dtype = types[node.outputs[0]].dtype
@@ -223,5 +223,5 @@ def _sent(program: SpmdProgram, node: Node, payload: float) -> float:
 
 
 def _share(sent: Sequence[tuple[float, bool]]) -> float:
-    total = sum(each for each, _ in sent)
-    return round(sum(each for each, hidden in sent if hidden) / total, 6) if total else 0.0
+    total = sum(amount for amount, _ in sent)
+    return round(sum(amount for amount, hidden in sent if hidden) / total, 6) if total else 0.0

@@ -1,1 +1,1 @@
-"""A step from file to folder: ``source`` is loaded, ``sharded`` or ``split`` is what is made of it and written."""
+"""A step from file to folder: ``source`` loads a step, ``sharded`` or ``split`` derives and writes folders."""

@@ -1,4 +1,4 @@
-"""The options of ``gopt shard`` as one record, and the pipeline that they select."""
+"""The options of ``gopt shard`` as one record, and the resulting pipeline."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ class ShardOptions:
 
     @property
     def named_statistics(self) -> dict[str, str]:
-        """The states that ``statistics`` names, and how ranks combine them."""
+        """The states named by ``statistics``, and the rule of each."""
         return parse_statistics(self.statistics or "")[1]
 
     @property
     def asked_stage(self) -> object:
-        """The stage that was asked for; None where no option names one."""
+        """The requested stage; None without an option for the stage."""
         return self.stage if self.stage is not None else self.passes.get("shard", {}).get("stage")
 
     def passes_to_run(self) -> Pipeline:
-        """The pipeline of these options. Raises OptionError for an option that is given twice, or has no pass."""
+        """The pipeline of these options. Raises OptionError for an option given twice, or without a pass."""
         if isinstance(self.pipeline, Pipeline):
             if self.passes or self._pass_options():
                 raise OptionError("a built pipeline has its options already", "give them where it is built")
@@ -88,29 +88,31 @@ class ShardOptions:
         for owner in options:
             find(owner)
         for owner, option, value in self._pass_options():
-            if option in options.get(owner, {}) or any(name == owner and option in own for name, own in items or ()):
+            if option in options.get(owner, {}) or any(
+                name == owner and option in passed for name, passed in items or ()
+            ):
                 raise OptionError(f"option {option} of pass {owner} is given twice", "give it once")
             options.setdefault(owner, {})[option] = value
         self._cap_fused(options)
         return build_pipeline(items, options, verify_each=self.verify_each, after_each=self.after_each)
 
     def _pass_options(self) -> list[tuple[str, str, Any]]:
-        """Pass, option and value of each field that is given."""
+        """Pass, option and value of each given field."""
         word = {"statistics": parse_statistics(self.statistics or "")[0]}
-        given = ((name, word[name] if name in word else getattr(self, name)) for name in PASS_OPTIONS)
-        return [(*PASS_OPTIONS[name], value) for name, value in given if value is not None]
+        values = ((name, word[name] if name in word else getattr(self, name)) for name in PASS_OPTIONS)
+        return [(*PASS_OPTIONS[name], value) for name, value in values if value is not None]
 
     def _cap_fused(self, options: dict[str, dict[str, Any]]) -> None:
-        """``bucket_mb`` caps fused calls as well, unless they have a cap of their own."""
+        """``bucket_mb`` caps fused calls as well, unless they have a separate cap."""
         items = self.pipeline
         assert not isinstance(items, Pipeline)
-        fused = items is None or any(name == "fuse-collectives" and "cap-mb" not in own for name, own in items)
+        fused = items is None or any(name == "fuse-collectives" and "cap-mb" not in passed for name, passed in items)
         if self.bucket_mb is not None and fused:
             options.setdefault("fuse-collectives", {}).setdefault("cap-mb", self.bucket_mb)
 
 
 def _check_passes(passes: Any, pipeline: Any) -> None:
-    """Raise OptionError for what is not a table of passes, or no list of them."""
+    """Raise OptionError for a value that is no table or list of passes."""
     if not _is_table(passes) or not all(map(_is_table, passes.values())):
         raise OptionError(f"option passes cannot be {passes!r}", 'write it as {"shard": {"style": "broadcast"}}')
     if pipeline is None or isinstance(pipeline, Pipeline):
@@ -120,7 +122,7 @@ def _check_passes(passes: Any, pipeline: Any) -> None:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Return whether it is a pass with its options."""
+    """Return whether an item is a pass with options."""
     return isinstance(entry, Sequence) and len(entry) == 2 and isinstance(entry[0], str) and _is_table(entry[1])
 
 
@@ -129,7 +131,7 @@ def _is_table(table: Any) -> bool:
 
 
 def _check_ranks(ranks: Any) -> None:
-    """Raise OptionError for what is not a list of ranks, and for one of none."""
+    """Raise OptionError for a value that is no list of ranks, or an empty list."""
     if ranks is None:
         return
     try:

@@ -127,8 +127,8 @@ class Sharded(HtmlTable):
             ranks.write_ranks(files, self.program, stored, self.common, self.ranks, advance=advance)
             startup = self.source.rank_startup
             if startup is not None:
-                types, own = self.program.source.graph.types, self._startup_files(startup)
-                startup_graphs.write_startup(files, startup, types, stored, own)
+                types, start_files = self.program.source.graph.types, self._startup_files(startup)
+                startup_graphs.write_startup(files, startup, types, stored, start_files)
             source = serialize.source_model(self.program, stored, roles, annotate=annotate)
             with files.create(serialize.SOURCE_FILE) as file:
                 file.writelines(source)
@@ -162,13 +162,13 @@ def shard(
     """
     from gopt.artifact.report_builder import begin_source_figures, find_removed
 
-    asked = changed(options, ShardOptions, changes)
-    source, mesh = with_statistics(as_source(source), asked.named_statistics), Mesh.of(mesh)
+    settings = changed(options, ShardOptions, changes)
+    source, mesh = with_statistics(as_source(source), settings.named_statistics), Mesh.of(mesh)
     training = on_mesh(source, mesh)
-    pipeline = asked.passes_to_run()
-    program = SpmdProgram.start(training, mesh, asked.accumulate)
+    pipeline = settings.passes_to_run()
+    program = SpmdProgram.start(training, mesh, settings.accumulate)
     check_passes(program, [stage.spec.name for stage in pipeline.stages])
-    wanted = range(mesh.ranks) if asked.only_ranks is None else sorted({*asked.only_ranks})
+    wanted = range(mesh.ranks) if settings.only_ranks is None else sorted({*settings.only_ranks})
     for rank in wanted:
         if not 0 <= rank < mesh.ranks:
             raise OptionError(
@@ -177,7 +177,7 @@ def shard(
             )
     begin_source_figures(program.source)
     pipeline.run(program, advance)
-    if mesh.data_group is not None or asked.accumulate > 1:
+    if mesh.data_group is not None or settings.accumulate > 1:
         refuse_unlike(program.source, source.roles, program.loss_reduction)
     lowered = lower(program, wanted, advance, lambda: find_removed(program, wanted))
     return Sharded(source, program, lowered.ranks, lowered.common, lowered.checks, lowered.beside)

@@ -134,7 +134,7 @@ def find_roles(
     group_types: Mapping[str, str] | None = None,
     axes: Mapping[str, str] | None = None,
 ) -> tuple[TrainingGraph, RoleMap]:
-    """The step of a graph as it was loaded, which is changed, and the map of roles in effect; ``name`` is its file.
+    """The step of a loaded graph, which is changed, and the map of roles in effect; ``name``: the file.
 
     The rest is as in ``load``.
     """
@@ -146,14 +146,14 @@ def find_roles(
 
 
 def with_schema_roles(graph: Graph, roles: RoleMap) -> RoleMap:
-    """The user's map, and what the schemas of opaque operators say; data flow settles the rest."""
-    taken = {*roles.states, *roles.states.values()}
-    schema = {old: new for old, new in schema_roles.pairs(graph).items() if not {old, new} & taken}
+    """The user's map, and the schemas of opaque operators; data flow settles the rest."""
+    states = {*roles.states, *roles.states.values()}
+    schema = {old: new for old, new in schema_roles.pairs(graph).items() if not {old, new} & states}
     return replace(roles, states={**schema, **roles.states})
 
 
 def read_roles(graph: Graph, roles: RoleMap) -> TrainingGraph:
-    """Roles of an expanded graph: the user's map, then the schemas of its opaque operators, then the data flow."""
+    """Roles of an expanded graph: the user's map, then the schemas of opaque operators, then the data flow."""
     return _recovered(graph, with_schema_roles(graph, roles))
 
 
@@ -166,15 +166,15 @@ def _recovered(graph: Graph, roles: RoleMap) -> TrainingGraph:
 
 def _supply(training: TrainingGraph, path: Path) -> None:
     graph = training.graph
-    known = training.state_of()
-    given = load_state(path)
-    for name in given:
-        if name not in known:
+    states = training.state_of()
+    state = load_state(path)
+    for name in state:
+        if name not in states:
             raise InputError(
                 f"{path}: {name!r} is not a state of the model",
                 "gopt inspect lists the states; leave other tensors out of the file",
             )
-    for name, tensor in given.items():
+    for name, tensor in state.items():
         if tensor.type != graph.types[name]:
             raise InputError(
                 f"{path}: {name!r} is {tensor.type}, the model says {graph.types[name]}",

@@ -1,4 +1,4 @@
-"""The roles of a step as metadata of its model: after sharding they cannot be recovered."""
+"""The roles of a step as metadata of the model: after sharding they cannot be recovered."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gopt.ir.graph import ROLES, Graph
 
 def roles_text(training: TrainingGraph) -> str:
     """The roles as metadata of the kept source: after sharding they cannot be recovered."""
-    kept = [state.tensor for state in training.states if state.kind is StateKind.STATISTIC]
-    named = [name for name in kept if name not in training.counted]  # what counts samples is found again
+    statistics = [state.tensor for state in training.states if state.kind is StateKind.STATISTIC]
+    named = [name for name in statistics if name not in training.counted]  # what counts samples is found again
     return RolesRecord(
         loss=training.loss,
         more_losses=training.losses[1:],
@@ -32,7 +32,7 @@ def roles_text(training: TrainingGraph) -> str:
 
 
 def stored_roles(graph: Graph, name: str | os.PathLike[str]) -> RoleMap:
-    """The roles in the metadata of a kept source; ``name`` is its file. Raises InputError."""
+    """The roles in the metadata of a kept source; ``name``: the file. Raises InputError."""
     text = graph.metadata.get(ROLES)
     if text is None:
         raise InputError(f"{name} has no roles in its metadata", "use the source.onnx that gopt shard wrote")
@@ -59,10 +59,9 @@ def load_stored_source(graph: Graph, roles: RoleMap, name: str | os.PathLike[str
 
 
 def with_stored_roles(graph: Graph, roles: RoleMap, name: str) -> RoleMap:
-    """The user's map over the one that ``gopt export`` and ``gopt derive`` leave in a model's metadata.
+    """The user's map over the map left in a model's metadata by ``gopt export`` and ``gopt derive``.
 
-    The graph loses that entry: passes rename what it names. Raises InputError for an entry that does not fit.
-    """
+    The graph loses the entry: passes rename the values in it. Raises InputError for an entry that does not fit."""
     if ROLES not in graph.metadata:
         return roles
     stored = stored_roles(graph, name)

@@ -1,8 +1,7 @@
 """The operating system: files that appear whole or not at all, signals, child processes, memory.
 
-An atomic write is a draft with a random name beside the target, which replaces the target in one step.
+An atomic write is a draft with a random name beside the target, then a replacement of the target in one step.
 
-``files`` creates new files and syncs them, ``rename`` moves them into place, ``staging_names`` names staged files,
-``lock`` distinguishes live staged files from those that a dead process left, ``staging`` combines these, ``paths``
-resolves targets, ``signals`` defers interrupts during steps that belong together.
-"""
+``files`` creates and syncs new files, ``rename`` moves them into place, ``staging_names`` names staged files, ``lock``
+distinguishes live staged files from those of a dead process, ``staging`` combines these, ``paths`` resolves targets,
+``signals`` defers interrupts during steps that belong together."""

@@ -1,8 +1,7 @@
-"""Work beside the rest: ``begin`` starts it in a forked process, ``result`` waits for what it returns or raises.
+"""Work beside the rest: ``begin`` starts work in a forked process, ``result`` waits for the returned value or error.
 
-A child computes from the memory that it shares with its parent, and returns. It writes no file and prints nothing: the
-parent alone writes, so that what ``gopt.system`` promises rests on one process. It dies with its parent.
-"""
+A child computes from memory shared with the parent, and returns. The child writes no file and prints nothing: the
+parent alone writes, so that the promises of ``gopt.system`` rest on one process. The child dies with the parent."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _SIZE = struct.Struct("=Q")
 
 @dataclass(slots=True)
 class _ProcessPool:
-    """How many children there may be at once, and for graphs of how many nodes; and what waits for one."""
+    """The most children at once, and the least graph in nodes; and the waiting tasks."""
 
     most: int
     least_nodes: int
@@ -43,7 +42,7 @@ class _ProcessPool:
     waiting: list[Sequence[Task[Any]]] = field(default_factory=list)
 
     def start_waiting(self) -> None:
-        """Begin with what waits, as far as the pool allows; while other threads run, with nothing."""
+        """Begin waiting tasks, as far as the pool allows; none while other threads run."""
         if not (self.own_process or threading.active_count() == 1):
             return  # a child has no threads but its own, and would wait for ever for a lock that another held
         while self.waiting and sum(not child.ended() for child in self.children) < self.most:
@@ -60,7 +59,7 @@ _pool: ContextVar[_ProcessPool | None] = ContextVar("_pool", default=None)
 
 
 def usable_cores() -> int:
-    """The cores that this process may use."""
+    """The cores for this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -68,15 +67,14 @@ def usable_cores() -> int:
 
 @contextmanager
 def processes(jobs: int | None, *, own_process: bool = False) -> Iterator[None]:
-    """Let ``begin`` fork in this block, so that at most ``jobs`` processes work at once, this one included.
+    """Let ``begin`` fork in this block, so that at most ``jobs`` processes work at once, with this process.
 
     SIGTERM and SIGHUP raise StoppedError in the block. ``own_process``: this process is gopt's alone, and its threads
-    hold no lock that the work takes; elsewhere nothing is forked while other threads run.
+    hold no lock needed by the work; elsewhere nothing is forked while other threads run.
 
-    None: as many children as there are usable cores, where there are several, and only for graphs of at least
-    ``LEAST_NODES`` nodes: one may end as the next begins. At the end, children whose results were not read are killed.
-    Outside of such a block nothing is forked.
-    """
+    None: as many children as usable cores, if several, and only for graphs of at least ``LEAST_NODES`` nodes: one may
+    end as the next begins. At the end, children with unread results are killed. Outside of such a block nothing is
+    forked."""
     if jobs is not None and (not is_whole(jobs) or jobs < 1):
         raise OptionError(f"jobs={jobs!r}", "give the number of processes that may work at once, at least 1")
     cores = usable_cores()
@@ -94,7 +92,7 @@ def processes(jobs: int | None, *, own_process: bool = False) -> Iterator[None]:
 
 
 class Task(Generic[T]):
-    """Work that was begun, or that runs when its result is first asked for."""
+    """Work already begun, or run at the first request of the result."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self.work = work
@@ -107,15 +105,15 @@ class Task(Generic[T]):
 
     @property
     def begun(self) -> bool:
-        """Whether a process works on it."""
+        """Whether a process works on the task."""
         return self._child is not None
 
-    def hand_over(self, child: _Child, place: int) -> None:
-        """Let a child work on it."""
-        self._child, self._place, self.open = child, place, False
+    def hand_over(self, child: _Child, position: int) -> None:
+        """Let a child work on the task."""
+        self._child, self._place, self.open = child, position, False
 
     def result(self) -> T:
-        """Return the work's result; raises the work's error, and RunError where its process was killed."""
+        """Return the work's result; raises the work's error, and RunError for a killed process."""
         if not self._found:
             self.open = False
             child, self._child = self._child, None
@@ -126,23 +124,20 @@ class Task(Generic[T]):
 
 
 def _released() -> Any:
-    """In place of work that is done, and of all that it held."""
+    """In place of finished work, and of its references."""
     raise AssertionError
 
 
 def begin(work: Callable[[], T], nodes: int) -> Task[T]:
-    """Begin work on a graph of ``nodes`` nodes in a process of its own, where ``processes`` allows one, or as
-    soon as it has.
+    """Begin work on a graph of ``nodes`` nodes in a separate process, now or as soon as ``processes`` allows.
 
-    ``work`` returns what can be pickled, changes nothing that is read afterwards, and writes no file. Where the system
-    gives no process or no file in memory, and where the result is asked for earlier, it runs here, with the same
-    result.
-    """
+    ``work`` returns a pickled value, changes nothing read afterwards, and writes no file. Without a process or a file
+    in memory, and for an earlier request of the result, the work runs here, with the same result."""
     return begin_all([work], nodes)[0]
 
 
 def begin_all(works: Iterable[Callable[[], T]], nodes: int) -> list[Task[T]]:
-    """The same for several works, one after the other in one process: each result can be had once it is there."""
+    """The same for several works, one after the other in one process: each result is available once computed."""
     tasks = [Task(work) for work in works]
     pool = _pool.get()
     if pool is not None and pool.most and nodes >= pool.least_nodes:
@@ -152,7 +147,7 @@ def begin_all(works: Iterable[Callable[[], T]], nodes: int) -> list[Task[T]]:
 
 
 def proceed() -> None:
-    """Begin with work that waits, where a child has ended meanwhile."""
+    """Begin waiting work, where a child has ended meanwhile."""
     pool = _pool.get()
     if pool is not None and pool.waiting:
         pool.start_waiting()
@@ -160,7 +155,7 @@ def proceed() -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Begin nothing in this block, in which a child would share a lock of this process: what waits runs here."""
+    """Begin nothing in this block, in which a child would share a lock of this process: waiting work runs here."""
     pool = _pool.get()
     if pool is None:
         yield
@@ -173,11 +168,11 @@ def held() -> Iterator[None]:
 
 
 class _Child:
-    """A forked process. Its answers go into a file in memory, so that it need not wait for its parent; behind each, it
-    tells the answer's size."""
+    """A forked process. Answers go into a file in memory, so that the child need not wait for the parent; behind each,
+    the child tells the answer's size."""
 
-    def __init__(self, number: int, answers: int, told: int, works: int) -> None:
-        self._number, self._answers, self._told = number, answers, told
+    def __init__(self, number: int, answers: int, sizes: int, works: int) -> None:
+        self._number, self._answers, self._told = number, answers, sizes
         self._sizes: list[int] = []
         self._wanted = works
         """Answers that were not read."""
@@ -187,7 +182,7 @@ class _Child:
 
     @classmethod
     def fork(cls, works: Sequence[Callable[[], Any]]) -> _Child | None:
-        """A child that works; None where the system has none to give (limits, or no ``fork`` and ``memfd_create``)."""
+        """A working child; None without a process (limits, or no ``fork`` and ``memfd_create``)."""
         if not hasattr(os, "fork") or not hasattr(os, "memfd_create"):
             return None
         parent = os.getpid()
@@ -195,8 +190,8 @@ class _Child:
             try:
                 answers = os.memfd_create("gopt", os.MFD_CLOEXEC)
                 opened.callback(os.close, answers)
-                told, tell = os.pipe()
-                opened.callback(os.close, told)
+                sizes, tell = os.pipe()
+                opened.callback(os.close, sizes)
                 opened.callback(os.close, tell)
                 # One that is sent to the child at once stays pending until it has the system's handlers: ours would
                 # lose it.
@@ -219,23 +214,23 @@ class _Child:
                     os._exit(code)
             opened.pop_all()
         os.close(tell)
-        return cls(number, answers, told, len(works))
+        return cls(number, answers, sizes, len(works))
 
     def ended(self) -> bool:
-        """Return whether it computes no more."""
+        """Return whether the child computes no more."""
         if self._status is None:
             self._wait(os.WNOHANG)
         return self._status is not None
 
-    def result(self, place: int) -> Any:
+    def result(self, position: int) -> Any:
         """Return the result of the work at a place; raises the work's error, or RunError. Called once for each."""
-        while len(self._sizes) <= place:
+        while len(self._sizes) <= position:
             size = os.read(self._told, _SIZE.size)
             if not size:
                 raise self._death()
             self._sizes += _SIZE.unpack(size)
-        start = sum(self._sizes[:place])
-        done, result = pickle.loads(_read(self._answers, start, self._sizes[place]))
+        start = sum(self._sizes[:position])
+        done, result = pickle.loads(_read(self._answers, start, self._sizes[position]))
         self._wanted -= 1
         if not self._wanted:
             self._wait()
@@ -245,7 +240,7 @@ class _Child:
         return result
 
     def _death(self) -> RunError:
-        """It ended without an answer."""
+        """The child ended without an answer."""
         if self._status is None:
             self._wait()
         self._close()
@@ -264,7 +259,7 @@ class _Child:
         os.close(self._told)
 
     def drop(self) -> None:
-        """End it where it still computes."""
+        """End the child if still computing."""
         if self.dropped:
             return
         if not self.ended():
@@ -274,7 +269,7 @@ class _Child:
         self._close()
 
     def _wait(self, flags: int = 0) -> None:
-        """Take its status where it has ended; 0 where SIGCHLD is ignored, and the system has thrown it away."""
+        """Take the status of an ended child; 0 if SIGCHLD is ignored, and the system has dropped the status."""
         try:
             number, status = os.waitpid(self._number, flags)
         except ChildProcessError:
@@ -283,7 +278,7 @@ class _Child:
 
 
 def _reset_child(parent: int) -> None:
-    """Drop what a child must not share with its parent: handlers, further children, walks over all objects."""
+    """Drop a child's shares of the parent: handlers, further children, walks over all objects."""
     for number in INTERRUPT + STOPS:
         signal.signal(number, signal.SIG_DFL)
     gc.disable()  # a collection would touch, and so copy, every page
@@ -292,8 +287,8 @@ def _reset_child(parent: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the system kill this process as soon as its parent dies, whose number is ``parent``; ends where it is dead
-    already."""
+    """Let the system kill this process as soon as the parent, number ``parent``, dies; ends at once if the parent is
+    dead."""
     _sent_when_the_parent_dies(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -301,7 +296,7 @@ def die_with_parent(parent: int) -> None:
 
 @contextmanager
 def dying_with_parent() -> Iterator[None]:
-    """Let the system kill this process if its parent dies meanwhile: for work in which no thread of Python runs."""
+    """Let the system kill this process if the parent dies meanwhile: for work without a running Python thread."""
     die_with_parent(os.getppid())
     try:
         yield
@@ -317,7 +312,7 @@ def _sent_when_the_parent_dies(number: int) -> None:
 
 
 def _answer(work: Callable[[], Any]) -> tuple[bool, Any]:
-    """Return whether the work is done, and its result or error."""
+    """Return whether the work is done, and the result or error."""
     try:
         return True, work()
     except Exception as error:
@@ -330,17 +325,17 @@ def _answer(work: Callable[[], Any]) -> tuple[bool, Any]:
 
 
 def _answer_all(works: Iterable[Callable[[], Any]], answers: int, tell: int) -> None:
-    """Put the answers into a file one after the other, and tell the size of each."""
-    with os.fdopen(answers, "wb") as file, os.fdopen(tell, "wb", buffering=0) as told:
+    """Put the answers into a file in order, and tell the size of each."""
+    with os.fdopen(answers, "wb") as file, os.fdopen(tell, "wb", buffering=0) as sizes:
         for work in works:
             answer = pickle.dumps(_answer(work), pickle.HIGHEST_PROTOCOL)
             file.write(answer)
             file.flush()
-            told.write(_SIZE.pack(len(answer)))
+            sizes.write(_SIZE.pack(len(answer)))
 
 
 def _read(file: int, start: int, size: int) -> bytes:
-    """Bytes of a file at whose end another process writes."""
+    """Bytes of a file that another process extends."""
     parts = []
     while size:
         parts.append(os.pread(file, size, start))

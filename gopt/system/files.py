@@ -25,7 +25,7 @@ _NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class _Raw(io.RawIOBase):
-    """An open file, written by ``os.write``: every write of gopt passes functions of ``os`` that a test can replace."""
+    """An open file, written by ``os.write``: every write of gopt passes functions of ``os`` replaceable in tests."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -44,17 +44,16 @@ class _Raw(io.RawIOBase):
 
 @contextmanager
 def writer(number: int) -> Iterator[BinaryIO]:
-    """An open file to write, through a buffer; it is closed at the end. Raises OSError."""
+    """An open file to write, through a buffer; closed at the end. Raises OSError."""
     with io.BufferedWriter(_Raw(number), BUFFER) as file:
         yield cast("BinaryIO", file)
 
 
 @contextmanager
 def create(path: Path) -> Iterator[BinaryIO]:
-    """A new file to write, with the mode that the umask leaves.
+    """A new file to write, with the mode left by the umask.
 
-    Raises FileExistsError rather than write over a file or through a link, OSError where it cannot be written.
-    """
+    Raises FileExistsError rather than write over a file or through a link, OSError for an unwritable file."""
     with writer(os.open(path, NEW, 0o666)) as file:
         yield file
 
@@ -78,24 +77,23 @@ def sync(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync all files of a folder, and their names, to disk; raises OSError.
+    """Sync all files of a folder, and the names, to disk; raises OSError.
 
-    At the end rather than file by file: the first sync lets the system write all of them.
-    """
+    At the end rather than file by file: the first sync lets the system write all files."""
     for path in sorted(folder.iterdir()):
         sync(path)
     sync(folder)
 
 
 def make_folders(path: Path) -> None:
-    """Create a folder and its missing parents; raises OSError, NotADirectoryError where a parent is a file."""
+    """Create a folder and missing parents; raises OSError, NotADirectoryError for a parent that is a file."""
     missing = list(takewhile(lambda item: not item.exists(), (path, *path.parents)))
     nearest = missing[-1].parent if missing else path
     if not nearest.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, f"{show(os.fspath(nearest))} is a file, not a folder", str(path))
     path.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        sync(made.parent)
+    for folder in missing:
+        sync(folder.parent)
 
 
 def is_regular_file(path: Path) -> bool:
@@ -106,7 +104,7 @@ def is_regular_file(path: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, as much of it as possible; a link is removed, not its target."""
+    """Remove a file or a folder, as much as possible; a link is removed, not the target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         if path.exists():  # rmtree opens each folder twice: where descriptors are short, it removes nothing
@@ -117,7 +115,7 @@ def remove(path: Path) -> None:
 
 
 def _remove_files(folder: Path) -> None:
-    """Remove the files of a folder, with one descriptor, and the folder if it had no others."""
+    """Remove the files of a folder, with one descriptor, and the folder if left empty."""
     with suppress(OSError):
         for name in os.listdir(folder):
             with suppress(OSError):

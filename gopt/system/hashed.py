@@ -1,4 +1,4 @@
-"""The SHA-256 and the size of what is written, taken while it is written, so that nothing is read a second time."""
+"""The SHA-256 and the size of written data, taken during the write, so that nothing is read a second time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BESIDE = 1 << 20
 
 
 class HashedFile:
-    """An open file to write that counts and hashes its bytes."""
+    """An open file to write, with counted and hashed bytes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._seen = file, hashlib.sha256()
@@ -25,11 +25,11 @@ class HashedFile:
 
     @property
     def sha256(self) -> str:
-        """The digest of all that was written so far, in hexadecimal."""
+        """The digest of all bytes written so far, in hexadecimal."""
         return self._seen.hexdigest()
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write it, and hash it; returns its bytes. Raises OSError."""
+        """Write and hash a buffer; returns the number of bytes. Raises OSError."""
         self.nbytes += len(data)
         if len(data) < BESIDE:
             self._seen.update(data)
@@ -43,19 +43,19 @@ class HashedFile:
             hashed.result()
 
     def writelines(self, pieces: Iterable[bytes | memoryview]) -> None:
-        """Write all of them; raises OSError."""
+        """Write all buffers; raises OSError."""
         for piece in pieces:
             self.write(piece)
 
     def close(self) -> None:
-        """End the thread that hashes; the file itself stays open."""
+        """End the hashing thread; the file itself stays open."""
         if self._beside is not None:
             self._beside.shutdown()
 
 
 @contextmanager
 def hashed(file: BinaryIO) -> Iterator[HashedFile]:
-    """Hash what is written to an open file in the block."""
+    """Hash the writes to an open file in the block."""
     result = HashedFile(file)
     try:
         yield result
@@ -65,6 +65,6 @@ def hashed(file: BinaryIO) -> Iterator[HashedFile]:
 
 @contextmanager
 def create_hashed(path: Path) -> Iterator[HashedFile]:
-    """A new file to write, which is hashed; raises as ``create``."""
+    """A new file to write, with a hash; raises as ``create``."""
     with create(path) as file, hashed(file) as result:
         yield result

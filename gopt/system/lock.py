@@ -1,4 +1,4 @@
-"""Locks that end with their process: ``flock`` on an open file or folder."""
+"""Locks that end with the process: ``flock`` on an open file or folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LockState(Enum):
 
 
 def try_lock(number: int, how: int = fcntl.LOCK_EX) -> LockState:
-    """Try to lock an open file without waiting; closing it, or the end of the process, releases the lock."""
+    """Try to lock an open file without waiting; closing the file, or the end of the process, releases the lock."""
     try:
         fcntl.flock(number, how | fcntl.LOCK_NB)
     except OSError as error:
@@ -30,19 +30,18 @@ def try_lock(number: int, how: int = fcntl.LOCK_EX) -> LockState:
 
 
 def lock_existing(path: Path) -> tuple[int, LockState] | None:
-    """Open and lock a file or folder without following links; None where it does not exist.
+    """Open and lock a file or folder without following links; None for a missing path.
 
-    Raises OSError. The caller closes the descriptor, which releases the lock.
-    """
+    Raises OSError. The caller closes the descriptor and so releases the lock."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
-    taken = try_lock(number)
+    lock = try_lock(number)
     if not is_at(number, path):  # moved or removed before it was locked
         os.close(number)
         return None
-    return number, taken
+    return number, lock
 
 
 def is_locked(path: Path) -> bool:
@@ -58,7 +57,7 @@ def is_locked(path: Path) -> bool:
 
 
 def lock_file(path: Path) -> int | None:
-    """Lock a file, which is created where it is missing and is kept; None when another process has the lock.
+    """Lock a file, created if missing and kept; None when another process has the lock.
 
     Raises OSError, also for a link and anything but a file. Closing the descriptor, as callers must, releases the lock.
     """
@@ -73,7 +72,7 @@ def lock_file(path: Path) -> int | None:
 
 
 def is_at(number: int, path: Path) -> bool:
-    """Return whether an open file is the one at a path."""
+    """Return whether an open file is still at a path."""
     try:
         return os.path.samestat(os.fstat(number), os.lstat(path))
     except FileNotFoundError:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 
 def real_path(path: str | os.PathLike[str]) -> Path:
-    """The path that gopt reads and writes: the real parent folder, and the name.
+    """The path for reads and writes: the real parent folder, and the name.
 
-    The name itself is not followed: a link stays one. Raises OSError where the system could not even look there: a
-    name that is too long, a folder before ``..`` that is missing, a folder to run in that is gone.
-    """
+    The name itself is not followed: a link stays a link. Raises OSError for paths beyond the system: a name that is too
+    long, a missing folder before ``..``, a vanished current folder."""
     parts = Path(path).parts
     fixed = len(parts) - parts[::-1].index("..") if ".." in parts else 0
     head = os.path.realpath(os.path.join(*parts[:fixed]), strict=True) if fixed else ""

@@ -1,4 +1,4 @@
-"""How a verb tells its progress: the phase, and a count where there is one."""
+"""The progress of a verb: the phase, and a count if known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class ProgressCallback(Protocol):
-    """Called with a phase, and with ``done`` of ``total`` where the phase can be counted (0 of 0: it cannot)."""
+    """Called with a phase, and with ``done`` of ``total`` in a counted phase (0 of 0: uncounted)."""
 
     def __call__(self, phase: str, done: int = 0, total: int = 0, /) -> None: ...
 

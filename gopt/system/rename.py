@@ -1,5 +1,5 @@
-"""Atomic renames: exchange two names, or take a free name. Elsewhere than on Linux, and on file
-systems that know neither, ``exchange`` raises Unsupported."""
+"""Atomic renames: exchange two names, or take a free name. Elsewhere than on Linux, and on file systems without these,
+``exchange`` raises Unsupported."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Unsupported(OSError):
     """This file system has no such atomic rename."""
 
 
-def exchange(one: Path, other: Path) -> None:
-    """Exchange the names of two files or folders atomically; raises OSError, of which Unsupported is one."""
-    _rename(one, other, _EXCHANGE)
+def exchange(one: Path, path: Path) -> None:
+    """Exchange the names of two files or folders atomically; raises OSError, for instance Unsupported."""
+    _rename(one, path, _EXCHANGE)
 
 
 def rename_noreplace(staged: Path, target: Path) -> None:
@@ -35,18 +35,18 @@ def rename_noreplace(staged: Path, target: Path) -> None:
         os.rename(staged, target)
 
 
-def _rename(one: Path, other: Path, flag: int) -> None:
+def _rename(one: Path, path: Path, flag: int) -> None:
     call = renameat2()
-    number = errno.ENOSYS if call is None else call(os.fsencode(one), os.fsencode(other), flag)
+    number = errno.ENOSYS if call is None else call(os.fsencode(one), os.fsencode(path), flag)
     if number in _UNKNOWN:
         raise Unsupported(number, os.strerror(number), str(one))
     if number:
-        raise OSError(number, os.strerror(number), str(one), None, str(other))
+        raise OSError(number, os.strerror(number), str(one), None, str(path))
 
 
 @cache
 def renameat2() -> Any:
-    """Return the C library's call as a function that returns an error number; None if it is missing."""
+    """Return the C library's call as a function that returns an error number, or None."""
     import ctypes
 
     try:
@@ -55,7 +55,7 @@ def renameat2() -> Any:
         return None
     call.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
 
-    def rename(one: bytes, other: bytes, flag: int) -> int:
-        return ctypes.get_errno() if call(_HERE, one, _HERE, other, flag) else 0
+    def rename(one: bytes, twin: bytes, flag: int) -> int:
+        return ctypes.get_errno() if call(_HERE, one, _HERE, twin, flag) else 0
 
     return rename

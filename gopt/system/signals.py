@@ -1,4 +1,4 @@
-"""Interrupts: deferred while steps that belong together run, and turned into errors so that drafts are removed."""
+"""Interrupts: deferred during steps that belong together, and turned into errors so that drafts are removed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Handler = Callable[[int, FrameType | None], object]
 def handle_signals(
     handler: Handler, numbers: Sequence[signal.Signals], wanted: Callable[[object], bool]
 ) -> Iterator[None]:
-    """Replace the handlers of those signals whose current handler is ``wanted``; only the main thread can set one."""
+    """Replace the handlers of those signals whose current handler is ``wanted``; only the main thread can set a
+    handler."""
     mine = threading.current_thread() is threading.main_thread()
     before = {number: old for number in numbers if mine and wanted(old := signal.getsignal(number))}
     with ExitStack() as restored:  # each, also where a signal comes meanwhile and its handler raises
@@ -33,7 +34,7 @@ def handle_signals(
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Defer signals that would raise inside the block, such as Ctrl-C, to its end."""
+    """Defer signals that would raise inside the block, such as Ctrl-C, to the end of the block."""
     came: list[int] = []
     try:
         with handle_signals(lambda number, _: came.append(number), INTERRUPT + STOPS, callable):
@@ -45,11 +46,10 @@ def defer_signals() -> Iterator[None]:
 
 @contextmanager
 def raise_on_signals() -> Iterator[Callable[[], None]]:
-    """Signals that would end the process raise StoppedError; ignored ones, as under nohup, stay ignored.
+    """Signals that would end the process raise StoppedError; ignored signals, as under nohup, stay ignored.
 
-    One that came where Python drops what is raised, as in a destructor, is raised at the end of the block, and by the
-    function that is yielded: long work calls it between its parts.
-    """
+    A signal inside a destructor, where Python drops errors, is raised at the end of the block, and by the yielded
+    function: long work calls this function between its parts."""
     came: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -67,11 +67,10 @@ def raise_on_signals() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def wakened_by_signals() -> Iterator[int]:
-    """A descriptor that is readable as soon as any signal has come, to this thread or another one.
+    """A descriptor that is readable as soon as any signal has come, to this thread or another.
 
     A wait that begins just behind the last look for signals, or in a thread that the system did not choose, is not
-    interrupted by them: who waits for something together with this descriptor misses none.
-    """
+    interrupted by signals: a wait for something together with this descriptor misses no signal."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     mine = threading.current_thread() is threading.main_thread()

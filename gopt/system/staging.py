@@ -1,4 +1,4 @@
-"""A draft beside its target that takes its place in one step, and what becomes of drafts that a dead process left."""
+"""A draft beside the target that takes the target's place in one step, and the fate of a dead process's drafts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DisplacedTargetError(OSError):
 
 @dataclass(slots=True)
 class Staged:
-    """A draft that will become ``target``: a folder or a file, locked while this process works on it."""
+    """A draft of ``target``: a folder or a file, locked while this process works on it."""
 
     path: Path
     target: Path
@@ -40,16 +40,15 @@ class Staged:
             yield file
 
     def commit_over(self) -> None:
-        """As ``commit``, a file in the place of another file or link, or of none."""
+        """As ``commit``, a file in the place of another file or link, or of nothing."""
         self.commit((lambda _: None) if os.path.lexists(self.target) else None)
 
     def commit(self, check: Callable[[Path], None] | None = None) -> None:
-        """Replace the target and remove the old one; without ``check`` the target must not exist.
+        """Replace the target and remove the old target; without ``check`` the target must not exist.
 
-        ``check`` gets the path of the old target once it is moved aside, and raises to restore it. After any error, and
-        if the process dies at any time, the old or the new target exists as a whole; on file systems that cannot
-        exchange names, it may be beside the target under a name that ``sweep`` knows. Raises FileExistsError, OSError.
-        """
+        ``check`` gets the path of the old target once moved aside, and raises to restore it. After any error, and if
+        the process dies at any time, the old or the new target exists as a whole; on file systems that cannot exchange
+        names, perhaps beside the target under a name known to ``sweep``. Raises FileExistsError, OSError."""
         if self.path.is_dir():
             sync_folder(self.path)
         else:
@@ -89,8 +88,8 @@ class Staged:
         self._mine = True
 
     def _step_aside(self, check: Callable[[Path], None]) -> None:
-        """Without an exchange: the old target is moved aside, and stays intact until the new one is in place."""
-        held = lock_existing(self.target)
+        """Without an exchange: the old target is moved aside, and stays intact until the new target is in place."""
+        lock = lock_existing(self.target)
         aside = staging_names.fresh_name(self.target, staging_names.OLD)
 
         def see() -> None:
@@ -103,8 +102,8 @@ class Staged:
             _or_undo(see, lambda: self._back(aside))
             remove(aside)
         finally:
-            if held is not None:
-                os.close(held[0])
+            if lock is not None:
+                os.close(lock[0])
 
     def _back(self, aside: Path) -> None:
         try:
@@ -113,7 +112,7 @@ class Staged:
             raise DisplacedTargetError(error.errno, error.strerror, str(aside)) from error
 
     def close(self) -> None:
-        """Remove the draft unless it was committed, and release the lock."""
+        """Remove the draft unless committed, and release the lock."""
         with defer_signals():
             if self._mine and os.path.lexists(self.path):
                 remove(self.path)
@@ -133,10 +132,9 @@ def _or_undo(work: Callable[[], None], undo: Callable[[], None]) -> None:
 
 @contextmanager
 def staged_folder(target: Path) -> Iterator[Staged]:
-    """An empty folder that can be committed as the target; otherwise it is removed at the end. Raises OSError.
+    """An empty folder to commit as the target; otherwise removed at the end. Raises OSError.
 
-    The target's own drafts that dead processes left are removed before; one that is needed is put back.
-    """
+    The target's drafts of dead processes are removed before; a needed draft is put back."""
     yield from _drafted(target, lambda path: os.mkdir(path, 0o777))
 
 
@@ -173,7 +171,8 @@ def _drafted(target: Path, make: Callable[[Path], None]) -> Iterator[Staged]:
 
 
 def _name_target(error: OSError, staged: Staged | None, target: Path) -> None:
-    """Let an error name the target, or the file in it, instead of the draft, or of nothing: a write has no path."""
+    """Let an error name the target, or a file in the target, instead of the draft, or of nothing: a write has no
+    path."""
     draft = str(target if staged is None else staged.path)
     if error.filename is None:
         error.filename = str(target)
@@ -182,21 +181,21 @@ def _name_target(error: OSError, staged: Staged | None, target: Path) -> None:
 
 
 def create_staged(target: Path, make: Callable[[Path], None]) -> Staged:
-    """Create a draft under a fresh name and lock it; raises OSError. The caller closes it."""
+    """Create and lock a draft under a fresh name; raises OSError. The caller closes the draft."""
     for _ in range(_TRIES):
         path = staging_names.fresh_name(target)
         try:
             make(path)
-            held = lock_existing(path)
+            lock = lock_existing(path)
         except FileExistsError:
             raise  # of another process
         except BaseException:  # also where it was made, and could not be closed
             remove(path)
             raise
-        if held is None:
+        if lock is None:
             continue  # swept away before it was locked
-        number, taken = held
-        if taken is not LockState.BUSY:
+        number, state = lock
+        if state is not LockState.BUSY:
             return Staged(path, target, number)
         os.close(number)  # it is being swept away
     raise OSError(f"every new name beside {target} was taken away")
@@ -209,19 +208,19 @@ def sweep(folder: Path, target: Path | None = None) -> None:
         result = staging_names.find_staged(folder, target)
     for item in result:
         with suppress(OSError), defer_signals():
-            held = lock_existing(item.path)
-            if held is None:
+            lock = lock_existing(item.path)
+            if lock is None:
                 continue
-            number, taken = held
+            number, state = lock
             try:
-                if taken is LockState.MINE and os.fstat(number).st_uid == os.geteuid():
+                if state is LockState.MINE and os.fstat(number).st_uid == os.geteuid():
                     _settle(item)
             finally:
                 os.close(number)
 
 
-def _settle(found: staging_names.StagedEntry) -> None:
-    if found.kind == staging_names.OLD and not os.path.lexists(found.target):
-        rename_noreplace(found.path, found.target)
+def _settle(entry: staging_names.StagedEntry) -> None:
+    if entry.kind == staging_names.OLD and not os.path.lexists(entry.target):
+        rename_noreplace(entry.path, entry.target)
     else:
-        remove(found.path)
+        remove(entry.path)

@@ -1,8 +1,7 @@
 """Names of drafts: recognisable as gopt's own, and not predictable.
 
-``.step.ranks.gopt-4f0c19….new`` is what is being written to be ``step.ranks``, and then what was there before;
-``.old`` is what was there before where two names cannot be exchanged: it alone may be needed.
-"""
+``.step.ranks.gopt-4f0c19….new`` is the draft of ``step.ranks``, and then the old target; ``.old`` is the old target
+where two names cannot be exchanged: it alone may be needed."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def find_staged(folder: Path, target: Path | None = None) -> list[StagedEntry]:
 
 
 def displaced_copies(target: Path) -> list[Path]:
-    """Return the paths of old targets that a process moved aside before it died."""
+    """Return the paths of old targets moved aside by a process before it died."""
     with suppress(OSError):
         return [item.path for item in find_staged(target.parent, target) if item.kind == OLD]
     return []

@@ -22,9 +22,9 @@ from gopt.tensor_parallel.tokens import Tokens
 
 @dataclass(frozen=True, slots=True)
 class AxisSplit:
-    """How one axis splits a step. ``choices``: the parameters that it shards; ``states``: placements of the sharded
-    states; ``fed``: batch inputs of which each rank is fed its own part; ``cut``: batch inputs that each rank is fed
-    whole, and of which it reads a part."""
+    """How one axis splits a step. ``choices``: the parameters it shards; ``states``: placements of the sharded states;
+    ``fed``: batch inputs of which each rank is fed its own part; ``cut``: batch inputs each rank is fed whole, and of
+    which it reads a part."""
 
     axis: str
     members: int
@@ -60,7 +60,7 @@ def split_axes(
     """Return the split along each axis, in the order of ``ORDER``; ``note`` gets one line for each product that stays
     whole.
 
-    Raises OptionError for a pattern that fits nothing, UnsupportedError for an axis along which nothing can be split.
+    Raises OptionError for a pattern fitting nothing, UnsupportedError for an axis along which nothing can be split.
     """
     axes = splitting_axes(mesh, training)
     for pattern in (*request.parameters, *request.inputs):
@@ -70,12 +70,12 @@ def split_axes(
                 "add the axis to --mesh, or leave the pattern out",
             )
     planner = _Planner(training, mesh, axes, request, note)
-    found: list[AxisSplit] = []
+    splits: list[AxisSplit] = []
     for axis in axes:
-        made = _inside(planner.split(axis), found)
-        _shared_out(made)
-        found.append(replace(made, cost=Cost.parse(request.link, mesh, axis)))
-    return found
+        split = _inside(planner.split(axis), splits)
+        _shared_out(split)
+        splits.append(replace(split, cost=Cost.parse(request.link, mesh, axis)))
+    return splits
 
 
 def _shared_out(split: AxisSplit) -> None:
@@ -137,8 +137,8 @@ class _Planner:
         return streams or Tokens.of(self.training, members, sizes, runs=outside)
 
     def _experts(self, axis: str, members: int) -> AxisSplit:
-        found = experts(self.training, members, self.request.sizes) if self.request.auto else {}
-        choices = self._asked(axis, members, found)
+        automatic = experts(self.training, members, self.request.sizes) if self.request.auto else {}
+        choices = self._asked(axis, members, automatic)
         if not choices:
             raise UnsupportedError(
                 f"no weights of experts are found to split along {axis}: no product has a dimension that it shares "
@@ -175,17 +175,17 @@ class _Planner:
     def _outside(self, axis: str) -> int:
         """Return the number of parts into which outer axes shard the tokens before this axis does."""
         sizes = dict(self.mesh.axes)
-        ahead = [each for each in self.axes if each in TOKENS]
+        ahead = [token_axis for token_axis in self.axes if token_axis in TOKENS]
         ahead.sort(key=list(sizes).index)
-        return prod(sizes[each] for each in (ahead[: ahead.index(axis)] if axis in ahead else ahead))
+        return prod(sizes[axis_name] for axis_name in (ahead[: ahead.index(axis)] if axis in ahead else ahead))
 
     def _fed(self, tokens: Tokens) -> dict[str, Shard]:
         shards = {name: tokens.batch(self.training.graph.types[name]) for name in self.training.batch}
         return {name: shard for name, shard in shards.items() if shard is not None}
 
-    def _asked(self, axis: str, members: int, found: Mapping[str, Choice]) -> dict[str, Choice]:
-        patterns = tuple(each for each in self.request.parameters if each.axis == axis)
-        return apply(self.training, members, self.request.sizes, patterns, found)
+    def _asked(self, axis: str, members: int, automatic: Mapping[str, Choice]) -> dict[str, Choice]:
+        patterns = tuple(parameter for parameter in self.request.parameters if parameter.axis == axis)
+        return apply(self.training, members, self.request.sizes, patterns, automatic)
 
     def _states(self, choices: Mapping[str, Choice]) -> dict[str, Shard]:
         """Return the placements of sharded parameters, and of their states of the same shape."""
@@ -201,7 +201,7 @@ class _Planner:
 
 
 def images(training: TrainingGraph, axis: str, members: int, rule: Sizes) -> dict[str, Shard]:
-    """Return the batch inputs that have an image's height and width, sharded along one of them: h or w.
+    """Return the batch inputs with an image's height and width, sharded along one of them: h or w.
 
     The image is the first input of samples, channels and places. Other inputs qualify by the same last dimensions.
     """
@@ -218,20 +218,20 @@ def images(training: TrainingGraph, axis: str, members: int, rule: Sizes) -> dic
 
 
 def _inside(split: AxisSplit, before: Sequence[AxisSplit]) -> AxisSplit:
-    """Return the split with its parts nested inside those of the axes that split before it.
+    """Return the split with the parts nested inside those of the axes splitting before it.
 
     Raises OptionError where a dimension does not divide evenly.
     """
     states, fed = dict(split.states), dict(split.fed)
-    for other in before:
-        for name in states.keys() & other.states.keys():
-            states[name] = _part_of(name, states[name], other.states[name], split.axis, other.axis)
-        for name in fed.keys() & other.fed.keys():
-            fed[name] = _part_of(name, fed[name], other.fed[name], split.axis, other.axis)
+    for outer in before:
+        for name in states.keys() & outer.states.keys():
+            states[name] = _part_of(name, states[name], outer.states[name], split.axis, outer.axis)
+        for name in fed.keys() & outer.fed.keys():
+            fed[name] = _part_of(name, fed[name], outer.fed[name], split.axis, outer.axis)
     return replace(split, states=states, fed=fed)
 
 
-def _part_of(name: str, inner: Shard, outer: Shard, axis: str, other: str) -> Shard:
+def _part_of(name: str, inner: Shard, outer: Shard, axis: str, outer_axis: str) -> Shard:
     """Return a shard along ``axis`` whose parts lie inside the parts along ``other``."""
     if inner.fits(outer):
         return inner
@@ -239,7 +239,7 @@ def _part_of(name: str, inner: Shard, outer: Shard, axis: str, other: str) -> Sh
     if len(set(outer.sizes)) > 1 or inner.length % (runs * members):
         raise OptionError(
             f"tensor-parallel: dimension {inner.dim} of {name!r} cannot be divided evenly over {len(outer.sizes)} "
-            f"ranks along {other} and {members} along {axis}",
+            f"ranks along {outer_axis} and {members} along {axis}",
             "split another dimension along one of them",
         )
     return Shard(inner.dim, (inner.length // (runs * members),) * members, runs)

@@ -22,14 +22,14 @@ PASS = "tensor-parallel"
 
 
 def inner(name: str, role: str) -> str:
-    """The name of a value that is made on the way to ``name``; no name of the source begins so."""
+    """The name of a value made on the way to ``name``; no name of the source begins so."""
     return f"{name}.{role}" if name.startswith("gopt.") else f"gopt.{PASS}.{name}.{role}"
 
 
 @dataclass(slots=True)
 class ExpansionBuilder:
     """The nodes of a graph in order. Types are logical. ``axis``: the mesh axis; ``phase``: the phase of added nodes;
-    ``placements``: of values that are not replicated along the axis."""
+    ``placements``: of values not replicated along the axis."""
 
     graph: Graph
     axis: str
@@ -77,15 +77,15 @@ class ExpansionBuilder:
         """Add a reduction over some dimensions. The operator set decides whether they are an operand or an
         attribute."""
         type = self.graph.types[value]
-        kept = [1 if dim in axes else size for dim, size in enumerate(type.dims) if keepdims or dim not in axes]
-        made = TensorType(type.dtype, tuple(kept))
+        shape = [1 if dim in axes else size for dim, size in enumerate(type.dims) if keepdims or dim not in axes]
+        result = TensorType(type.dtype, tuple(shape))
         if takes_axes(op_type, opset_of(self.graph.header)):
             inputs = [value, self.ints(axes)] if axes else [value]
-            return self.add(op_type, inputs, output, made, keepdims=keepdims)
-        return self.add(op_type, [value], output, made, axes=list(axes), keepdims=keepdims)
+            return self.add(op_type, inputs, output, result, keepdims=keepdims)
+        return self.add(op_type, [value], output, result, axes=list(axes), keepdims=keepdims)
 
     def convert(self, value: str, before: Placement, after: Placement, name: str) -> str:
-        """Add the mapping that brings a value to another placement; ``name``: of the result."""
+        """Add the mapping bringing a value to another placement; ``name``: of the result."""
         self._mapped(value, before, after, name)
         if not isinstance(after, Replicated):
             self.placements[name] = after
@@ -108,11 +108,11 @@ class ExpansionBuilder:
         return self.convert(whole, Replicated(), after, name)
 
     def _exchange(self, value: str, before: Shard, after: Shard, name: str) -> str:
-        """Move a shard from one dimension to another (all-to-all). Several runs become dimensions of their own
+        """Move a shard from a dimension to another (all-to-all). Several runs become dimensions of their own
         meanwhile."""
         type = self.graph.types[value]
         apart = [part for dim, size in enumerate(type.dims) for part in _runs_apart(dim, size, before, after)]
-        old, new = (each.dim + (each.runs > 1) for each in (before, after))
+        old, new = (shard.dim + (shard.runs > 1) for shard in (before, after))
         old += before.dim > after.dim and after.runs > 1
         new += after.dim > before.dim and before.runs > 1
         sizes = {
@@ -130,8 +130,8 @@ class ExpansionBuilder:
         return self.add("Reshape", [moved, self.ints(type.dims)], name, type)
 
     def _halo(self, value: str, halo: Halo, after: Placement, name: str) -> str:
-        """Add a halo exchange or a halo sum: one call gathers the strips that other members need, and a node joins or
-        adds them."""
+        """Add a halo exchange or a halo sum: one call gathers the strips other members need, and a node joins or adds
+        them."""
         assert isinstance(after, (Shard, Window))
         type = self.graph.types[value]
         fields: dict[str, Any] = {"group": self.axis, "axis": after.dim, **halo.attributes}
@@ -139,10 +139,10 @@ class ExpansionBuilder:
         if any(halo.strip_sizes):
             shape = (*type.dims[: after.dim], sum(halo.strip_sizes), *type.dims[after.dim + 1 :])
             apart = TensorType(type.dtype, shape)
-            own = self.add("HaloStrips", [value], inner(name, "strips"), apart, domain=SPMD, **fields)
-            self.placements[own] = Shard(after.dim, halo.strip_sizes)
+            strips = self.add("HaloStrips", [value], inner(name, "strips"), apart, domain=SPMD, **fields)
+            self.placements[strips] = Shard(after.dim, halo.strip_sizes)
             call = {"axis": after.dim, "sizes": list(halo.strip_sizes), "group": self.axis}
-            inputs.append(self.add("AllGather", [own], inner(name, "joined"), apart, domain=COMM, **call))
+            inputs.append(self.add("AllGather", [strips], inner(name, "joined"), apart, domain=COMM, **call))
         if halo.kind == "sum":
             return self.add("HaloSum", inputs, name, type, domain=SPMD, **fields)
         border = after.border if isinstance(after, Window) else "zeros"
@@ -180,5 +180,5 @@ class ExpansionBuilder:
 
 def _runs_apart(dim: int, size: int, *shards: Shard) -> tuple[int, ...]:
     """Return a dimension as (runs, elements of a run) where a shard has several runs; else as one dimension."""
-    runs = next((each.runs for each in shards if each.dim == dim), 1)
+    runs = next((shard.runs for shard in shards if shard.dim == dim), 1)
     return (runs, size // runs) if runs > 1 else (size,)

@@ -1,9 +1,9 @@
 """Checks every node of a split step against the rules, from the placements of its states alone.
 
 The check is independent of ``propagate``: it does not know what was chosen or why, and takes each mapping for what it
-does. It names the first node that takes an operand in a placement that its rule does not allow. So these are errors
-before anything is written: a missing reduction, one that is done twice or over another axis, a norm that counts a
-replicated tensor once per member, a mean of unequal parts, and a part that is cut by other sizes than it is joined by.
+does. It names the first node taking an operand in a placement its rule does not allow. So these are errors before
+anything is written: a missing reduction, one that is done twice or over another axis, a norm that counts a replicated
+tensor once per member, a mean of unequal parts, and a part cut by other sizes than it is joined by.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from gopt.tensor_parallel.window_nodes import counted_as, placed, taken
 def check(
     training: TrainingGraph, graph: Graph, axis: str, seeds: Mapping[str, Placement], axes: Collection[str] = ()
 ) -> MutableMapping[str, Placement]:
-    """Return the placement of every value that is not replicated along ``axis``. ``graph``: with logical types;
-    ``seeds``: placements of the sharded states and batch inputs; ``axes``: all axes that split the computation.
+    """Return the placement of every value not replicated along ``axis``. ``graph``: with logical types; ``seeds``:
+    placements of the sharded states and batch inputs; ``axes``: all axes splitting the computation.
 
     Raises InvariantError for the first node that breaks a rule, and for a result that is not placed like the state it
     replaces.
@@ -49,9 +49,9 @@ def check(
             ) from None
     wanted = result_placements(training, seeds)
     for name, placement in wanted.items():
-        found = checker.of(name)
-        if found != placement:
-            raise InvariantError(f"{name!r} is {found} along {axis}", f"it must be {placement}")
+        actual = checker.of(name)
+        if actual != placement:
+            raise InvariantError(f"{name!r} is {actual} along {axis}", f"it must be {placement}")
     return checker.known
 
 
@@ -60,22 +60,22 @@ def check_together(placements: Mapping[str, Mapping[str, Placement]]) -> None:
 
     ``placements``: by axis, then by value.
     """
-    for (axis, one), (other, two) in combinations(placements.items(), 2):
+    for (axis, one), (outer, two) in combinations(placements.items(), 2):
         for name in one.keys() & two.keys():
             a, b = one[name], two[name]
             if isinstance(a, PARTS) and isinstance(b, PARTS) and not together(a, b):
-                raise InvariantError(f"{name!r} is {a} along {axis}, and {b} along {other}", "such parts do not fit")
+                raise InvariantError(f"{name!r} is {a} along {axis}, and {b} along {outer}", "such parts do not fit")
 
 
-def together(one: Part, other: Part) -> bool:
+def together(one: Part, second: Part) -> bool:
     """Return whether two axes can hold a value in these placements: a dimension with windows is split by no other
     axis."""
-    return one.fits(other) if isinstance(one, Shard) and isinstance(other, Shard) else one.dim != other.dim
+    return one.fits(second) if isinstance(one, Shard) and isinstance(second, Shard) else one.dim != second.dim
 
 
 @dataclass(slots=True)
 class Checker:
-    """Infers placements along one axis, node by node. ``axes``: all axes that split the computation; ``known``:
+    """Infers placements along an axis, node by node. ``axes``: all axes splitting the computation; ``known``:
     placements of values that are not replicated."""
 
     graph: Graph
@@ -121,11 +121,11 @@ class Checker:
                 if operand.placement != operands[0].placement:
                     raise Mismatch(operand, f"{operands[0].placement}, as the other")
             return [beside(node, operands[0])]
-        if all(isinstance(each.placement, Replicated) for each in operands) and not self._captures(node):
+        if all(isinstance(operand.placement, Replicated) for operand in operands) and not self._captures(node):
             return [REPLICATED] * count
         if node.is_in(SIZES):
             return [REPLICATED] * count
-        if any(isinstance(each.placement, Partial) for each in operands):
+        if any(isinstance(operand.placement, Partial) for operand in operands):
             return [self._terms(node, operands)] * count
         return self._split(node, operands)
 
@@ -143,14 +143,14 @@ class Checker:
                 return REPLICATED
             return Shard(int(attributes["axis"]), tuple(attributes["sizes"]))
         if node.op_type == "AllGather":
-            here = Shard(int(attributes["axis"]), tuple(attributes["sizes"]))
-            if placement != here:
-                raise Mismatch(operand, f"a value {here}, as it is joined")
+            shard = Shard(int(attributes["axis"]), tuple(attributes["sizes"]))
+            if placement != shard:
+                raise Mismatch(operand, f"a value {shard}, as it is joined")
             return REPLICATED
         if node.op_type == "AllToAll":
-            here = Shard(int(attributes["concat_axis"]), tuple(attributes["concat_sizes"]))
-            if placement != here:
-                raise Mismatch(operand, f"a value {here}, as it is joined")
+            shard = Shard(int(attributes["concat_axis"]), tuple(attributes["concat_sizes"]))
+            if placement != shard:
+                raise Mismatch(operand, f"a value {shard}, as it is joined")
             return Shard(int(attributes["split_axis"]), tuple(attributes["split_sizes"]))
         raise Mismatch(operand, "another call: no mapping is made of it")
 
@@ -171,20 +171,20 @@ class Checker:
         return placed(node)
 
     def _scattered(self, node: Node, operands: Sequence[Operand]) -> Placement:
-        """Return partial sums for the windows that a pool read: updates scattered into zeros at the pool's indices."""
+        """Return partial sums for the windows a pool read: updates scattered into zeros at the pool's indices."""
         plain = Node("ScatterElements", node.inputs, node.outputs, attributes={"axis": 2, "reduction": "add"})
-        pools = {name: made for name, made in self.made.items() if made.op_type == "MemberMaxPool"}
-        found = scattered(plain, self.graph, self.constants, self.made.get, pools, self.known)
+        pools = {name: node for name, node in self.made.items() if node.op_type == "MemberMaxPool"}
+        expected = scattered(plain, self.graph, self.constants, self.made.get, pools, self.known)
         if not self.index.constants.zero(node.inputs[0]):
             raise Mismatch(operands[0], "zeros")
-        made, shape = node.outputs[0], self.graph.types[node.outputs[0]].dims
-        same = found is not None and found.node(plain, self.axis, made).attributes == node.attributes
-        if found is None or not same or found.shape != shape:
+        output, shape = node.outputs[0], self.graph.types[node.outputs[0]].dims
+        equal = expected is not None and expected.node(plain, self.axis, output).attributes == node.attributes
+        if expected is None or not equal or expected.shape != shape:
             raise Mismatch(operands[1], "places that a pool took of the windows that it names")
-        return found.terms
+        return expected.terms
 
     def _strips(self, name: str) -> tuple[str, Hashable] | None:
-        """Return the source value of concatenated strips, and their halo record; None for other values."""
+        """Return the source value of concatenated strips, and the halo record; None for other values."""
         call = self.made.get(name)
         strips = self.made.get(call.inputs[0]) if call is not None and call.op_type == "AllGather" else None
         return (strips.inputs[0], _record(strips)) if strips is not None and strips.op_type == "HaloStrips" else None
@@ -195,26 +195,26 @@ class Checker:
         return partial(Use(node.op_type, tuple(data), dtype=dtype, standard=node.domain in ("", "ai.onnx")))
 
     def _split(self, node: Node, operands: Sequence[Operand]) -> Sequence[Placement]:
-        """Return the results' placements under the strategy that matches the operands' placements."""
+        """Return the results' placements under the strategy matching the operands' placements."""
         placements = tuple(self.of(name) if name else REPLICATED for name in node.inputs)
-        first = next((each for each in operands if isinstance(each.placement, PARTS)), None)
-        if first is None or self._captures(node):
+        sharded = next((operand for operand in operands if isinstance(operand.placement, PARTS)), None)
+        if sharded is None or self._captures(node):
             raise Mismatch(operands[0], "values that are equal on all members")
         described = described_as(node, self.graph, self.constants)
         masked = node.domain == SPMD and node.attributes.get("group") == self.axis
         if described is None:
-            raise Mismatch(first, "values that are equal on all members")
+            raise Mismatch(sharded, "values that are equal on all members")
         options = [
-            each for place, placement in enumerate(placements) if isinstance(placement, (Shard, Window))
-            for each in strategies(described, Slot(place), placement) if each.masked == masked
+            strategy for index, placement in enumerate(placements) if isinstance(placement, (Shard, Window))
+            for strategy in strategies(described, Slot(index), placement) if strategy.masked == masked
         ]  # fmt: skip
         for option in options:
             if option.operands == placements:
                 if masked and node.op_type == "MemberMaxPool" and not counted_as(node, option.operands[0]):
-                    raise Mismatch(first, "the window whose places it counts")
+                    raise Mismatch(sharded, "the window whose places it counts")
                 return option.results
-        expected = " or ".join(str(option.operands[node.inputs.index(first.name)]) for option in options[:2])
-        wrong = first
+        expected = " or ".join(str(option.operands[node.inputs.index(sharded.name)]) for option in options[:2])
+        wrong = sharded
         if options:
             for operand, wanted in zip(operands, options[0].operands):
                 if operand.placement != wanted:

@@ -4,7 +4,7 @@ A product with a weight is a candidate for rows. The search follows the dimensio
 activations, gates, attention heads and fused weights, until it ends in columns of other weights. No value on the way
 may be needed whole elsewhere. The residual stream fails this test, because norms read it whole. Experts come first:
 batched products with one matrix for each expert, if their results are summed over the experts later. The classes of the
-loss, and tables with more rows than the step reads, are split by rows of their table.
+loss, and tables with more rows than the step reads, are split by rows of the table.
 """
 
 from __future__ import annotations
@@ -79,59 +79,59 @@ class _Chooser:
     def run_experts(self, *, summed: bool) -> dict[str, Choice]:
         """Split experts; ``summed``: only those whose results are summed over the experts later."""
         for node in self.forward.nodes:
-            for weight, other in self.forward.weighed(node) if node.is_a("MatMul", "Einsum") else ():
-                self._expert(node, weight, other, summed=summed)
+            for weight, operand in self.forward.weighed(node) if node.is_a("MatMul", "Einsum") else ():
+                self._expert(node, weight, operand, summed=summed)
         return self.found
 
-    def _expert(self, node: Node, weight: int, other: int, *, summed: bool) -> None:
-        """Split a weight along a dimension that both operands and the result of a product share."""
+    def _expert(self, node: Node, weight: int, operand: int, *, summed: bool) -> None:
+        """Split a weight along a dimension both operands and the result of a product share."""
         forward = self.forward
         for dim, length in enumerate(self._dims(node.inputs[weight])):
             shard = Shard(dim, part_sizes(length, self.members, self.sizes))
             way = next(iter(forward.strategies(node, Slot(weight), shard)), None)
-            if length < self.members or way is None or not isinstance(way.operands[other], Shard):
+            if length < self.members or way is None or not isinstance(way.operands[operand], Shard):
                 continue
-            own, made = forward.weights(node.inputs[weight], shard), way.results[0]
-            if not isinstance(made, Shard):
+            weights, result = forward.weights(node.inputs[weight], shard), way.results[0]
+            if not isinstance(result, Shard):
                 continue
-            rest = forward.summed(node.outputs[0], made) if summed else []
-            if own is not None and rest is not None:
-                self._take(dict.fromkeys([*own, *rest], "expert"))
+            rest = forward.summed(node.outputs[0], result) if summed else []
+            if weights is not None and rest is not None:
+                self._take(dict.fromkeys([*weights, *rest], "expert"))
                 return
 
     # --- pairs --------------------------------------------------------------------------------------------------------
 
     def _pair(self, node: Node) -> None:
         """Split a pair if the sum of this product, its row-parallel end, leads back to columns."""
-        for _, other in self.forward.weighed(node):
-            for dim, length in enumerate(self._dims(node.inputs[other])):
-                self._row(node, other, dim, length)
+        for _, operand in self.forward.weighed(node):
+            for dim, length in enumerate(self._dims(node.inputs[operand])):
+                self._row(node, operand, dim, length)
 
-    def _row(self, node: Node, place: int, dim: int, length: int) -> None:
+    def _row(self, node: Node, index: int, dim: int, length: int) -> None:
         """Try ever larger units that stay together: single elements, heads, groups of heads."""
         unit, before = 1, 0
         while length // unit >= self.members:
-            wider = self._paired(node, place, dim, length, unit)
+            wider = self._paired(node, index, dim, length, unit)
             if wider <= unit:
                 return
             unit, before = wider, unit
-        if before and not self._paired(node, place, dim, length, before, repeated=True):
+        if before and not self._paired(node, index, dim, length, before, repeated=True):
             return  # groups are fewer than members: their keys stay whole
         if before and length // unit > 1:
             heads = f"{length // unit} heads of {unit}"
             self.note(f"a product over {heads} stays whole: they are fewer than {self.members} members")
 
-    def _paired(self, node: Node, place: int, dim: int, length: int, unit: int, *, repeated: bool = False) -> int:
+    def _paired(self, node: Node, index: int, dim: int, length: int, unit: int, *, repeated: bool = False) -> int:
         """Split a pair into parts that are multiples of ``unit``. Return 0 if it was split or cannot be, else the unit
-        that it needs instead. ``repeated``: values that are repeated for several heads may stay whole."""
+        it needs instead. ``repeated``: values repeated for several heads may stay whole."""
         shard = Shard(dim, part_sizes(length, self.members, self.sizes, unit))
-        way = next((each for each in self.forward.strategies(node, Slot(place), shard) if sums(each)), None)
+        way = next((strategy for strategy in self.forward.strategies(node, Slot(index), shard) if sums(strategy)), None)
         if way is None:
             return 0
         trace = _Trace(self.forward, length, repeated)
-        if not trace.through(node.inputs[place], shard) or not trace.columns:
+        if not trace.through(node.inputs[index], shard) or not trace.columns:
             return trace.unit
-        rows = self.forward.weights(node.inputs[1 - place], way.operands[1 - place])
+        rows = self.forward.weights(node.inputs[1 - index], way.operands[1 - index])
         if rows is not None:
             self._take({**dict.fromkeys(rows, "row"), **dict.fromkeys(trace.found.items(), "column")})
         return 0
@@ -143,7 +143,7 @@ class _Chooser:
             placements.setdefault(name, set()).add(shard)
             if name in self.found:
                 placements[name].add(self.found[name].placement)
-        if all(len(each) == 1 for each in placements.values()):
+        if all(len(shards) == 1 for shards in placements.values()):
             self.found.update({name: Choice(shard, why) for (name, shard), why in wanted.items()})
 
     # --- classes and tables -----------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class _Trace:
         forward = self.forward
         if name in forward.of_weights:
             items = forward.weights(name, shard)
-            if items is None or any(self.found.get(each, part) != part for each, part in items):
+            if items is None or any(self.found.get(operand_name, part) != part for operand_name, part in items):
                 return None
             self.found.update(items)
             return []
@@ -219,7 +219,7 @@ class _Trace:
         if not forward.free(name, shard):
             return None
         options = forward.strategies(node, Slot(node.outputs.index(name), True), shard)
-        options = [each for each in options if not each.masked and not sums(each)]
+        options = [option for option in options if not option.masked and not sums(option)]
         if not options:
             if self.repeated and self._repeats(node):
                 return []
@@ -228,20 +228,20 @@ class _Trace:
         if node.is_a(*COLUMN_PRODUCTS) and self._column(node, options[0]):
             self.columns += 1
         return [
-            (operand, place) for operand, place in zip(node.inputs, options[0].operands)
-            if operand and isinstance(place, Shard)
+            (operand, placement) for operand, placement in zip(node.inputs, options[0].operands)
+            if operand and isinstance(placement, Shard)
         ]  # fmt: skip
 
     def _column(self, node: Node, strategy: Strategy) -> bool:
         """Return whether only weights bring the split into a product."""
-        parts = [name for name, place in zip(node.inputs[:2], strategy.operands) if isinstance(place, Shard)]
+        parts = [name for name, placement in zip(node.inputs[:2], strategy.operands) if isinstance(placement, Shard)]
         return bool(parts) and all(name in self.forward.of_weights for name in parts)
 
     def _repeats(self, node: Node) -> bool:
         """Return whether a node merges a dimension with one that repeats its elements: keys shared by several
         queries."""
-        made = self.forward.producers.get(node.inputs[0])
-        return node.is_a("Reshape") and made is not None and made.is_a("Expand")
+        producer = self.forward.producers.get(node.inputs[0])
+        return node.is_a("Reshape") and producer is not None and producer.is_a("Expand")
 
     def _note_unit(self, node: Node, shard: Shard) -> None:
         """Note the unit of a reshape that merges dimensions: parts must be multiples of the inner ones."""
@@ -249,8 +249,8 @@ class _Trace:
         before = described.operands[0] if node.is_a("Reshape", "Flatten") else None
         if before is None or not before.static:
             return
-        made = described.made()
-        outer, length, inner = prod(made[: shard.dim]) * shard.runs, sum(shard.sizes), prod(made[shard.dim + 1 :])
+        shape = described.made()
+        outer, length, inner = prod(shape[: shard.dim]) * shard.runs, sum(shard.sizes), prod(shape[shard.dim + 1 :])
         for dim, size in enumerate(before.dims):
             step = prod(before.dims[dim + 1 :])
             if size > 1 and prod(before.dims[:dim]) == outer and inner < step < length * inner and step % inner == 0:

@@ -20,8 +20,8 @@ from gopt.tensor_parallel.window_nodes import Windows
 
 
 class ConvertedValues:
-    """The values of one sweep. ``out``: gets placements, and what is converted; ``weights``: states, and values
-    computed from them alone; ``gradients``: those that later passes reduce; ``regather``: each phase gathers anew."""
+    """The values of a sweep. ``out``: gets placements, and what is converted; ``weights``: states, and values computed
+    from them alone; ``gradients``: those that later passes reduce; ``regather``: each phase gathers anew."""
 
     def __init__(
         self, build: ExpansionBuilder, out: Propagated, choose: StrategyChooser, constants: Constants, windows: Windows,
@@ -50,26 +50,26 @@ class ConvertedValues:
                 return self._by_key[key]
             role = {Replicated: "whole", Shard: "part", Window: "window"}[type(placement)]
             count = len(self.out.converted.get(name, ()))
-            made = self.named(name, f"{role}{count or ''}")
+            output = self.named(name, f"{role}{count or ''}")
             self.count(before, placement)
-            self.build.convert(name, before, placement, made)
-            self.note(made, placement)
-            self.out.origins[made] = PlacementOrigin("the mapping", name)
-            self.out.converted.setdefault(name, []).append(made)
+            self.build.convert(name, before, placement, output)
+            self.note(output, placement)
+            self.out.origins[output] = PlacementOrigin("the mapping", name)
+            self.out.converted.setdefault(name, []).append(output)
             if name in self.weights:
-                self.weights.add(made)
-            self._by_key[key] = made
+                self.weights.add(output)
+            self._by_key[key] = output
         return self._by_key[key]
 
     def _key(self, name: str, placement: Placement) -> tuple[str, Placement, Phase | None]:
         return name, placement, self.build.phase if self.regather or self._reads_reduced(name) else None
 
     def _reads_reduced(self, name: str) -> bool:
-        """Return whether a value is a gradient that the update reads: later passes reduce it for these readers."""
+        """Return whether a value is a gradient the update reads: later passes reduce it for these readers."""
         return self.build.phase is Phase.UPDATE and name in self.gradients
 
     def _behind(self, move: Node, placement: Placement) -> Placement | None:
-        """Return the placement of a move's operand that gives this placement of its result, if the operand is available
+        """Return the placement of a move's operand that gives this placement of the result, if the operand is available
         so or is whole."""
         if isinstance(placement, Replicated):
             return REPLICATED
@@ -78,34 +78,34 @@ class ConvertedValues:
             return replace(placement, dim=perm[placement.dim]) if move.is_a("Transpose") else None
         assert isinstance(placement, Shard)
         value, further = move.inputs[0], self.moves.get(move.inputs[0])
-        for each in strategies(use_of(move, self.graph, self.constants), Slot(0, True), placement):
-            known = self._key(value, each.operands[0]) in self._by_key
-            if not self.choose.fit(move, each):
+        for strategy in strategies(use_of(move, self.graph, self.constants), Slot(0, True), placement):
+            is_made = self._key(value, strategy.operands[0]) in self._by_key
+            if not self.choose.fit(move, strategy):
                 continue
-            if known or (further is not None and self._behind(further, each.operands[0]) is not None):
-                return each.operands[0]
+            if is_made or (further is not None and self._behind(further, strategy.operands[0]) is not None):
+                return strategy.operands[0]
         return None
 
     def _moved(self, name: str, move: Node, operand: Placement, placement: Placement) -> str:
         """Return a value in another placement by moving its converted operand: the operand is converted once for all
         views."""
         node = clone(move)
-        others = self.out.converted.setdefault(name, [])
-        made = self.named(name, "whole" if isinstance(placement, Replicated) else "moved")
-        made = f"{made}{len(others) or ''}" if made in self.graph.types else made
-        others.append(made)
+        conversions = self.out.converted.setdefault(name, [])
+        output = self.named(name, "whole" if isinstance(placement, Replicated) else "moved")
+        output = f"{output}{len(conversions) or ''}" if output in self.graph.types else output
+        conversions.append(output)
         node.source, node.made_by, node.encoded, node._attributes = None, PASS, None, dict(move.attributes)
         node.inputs = [self.converted(move.inputs[0], operand), *move.inputs[1:]]
-        node.outputs, node.name, node.phase = [made], "", self.build.phase
-        self.graph.types[made] = self.graph.types[name]
+        node.outputs, node.name, node.phase = [output], "", self.build.phase
+        self.graph.types[output] = self.graph.types[name]
         self.build.nodes.append(node)
-        self.note(made, placement)
+        self.note(output, placement)
         if name in self.weights:
-            self.weights.add(made)
-        return made
+            self.weights.add(output)
+        return output
 
     def count(self, before: Placement, after: Placement) -> None:
-        """Count a mapping by its kind. Raises UnsupportedError where no mapping leads from one placement to another."""
+        """Count a mapping by the kind. Raises UnsupportedError where no mapping leads from one placement to another."""
         mapping = Conversion(before, after).mapping
         if mapping is None:
             raise UnsupportedError(

@@ -1,7 +1,7 @@
-"""Costs of mappings: the bytes that a member sends, or seconds on links as ``gopt plan`` counts them.
+"""Costs of mappings: the bytes a member sends, or seconds on links as ``gopt plan`` counts them.
 
-A value that the forward or the backward waits for pays for a call of its own. Values that only the update reads, and
-scalars, share packed calls: they pay for their bytes only.
+A value the forward or the backward waits for pays for a call of its own. Values that only the update reads, and
+scalars, share packed calls: they pay for the bytes only.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Packed:
 
     @classmethod
     def of(cls, graph: Graph) -> Packed:
-        """Return the packing of a step that is not split yet. One sweep."""
+        """Return the packing of a step that is not split yet. A sweep."""
         awaited: set[str] = set()
         for node in reversed(graph.nodes):
             hands_on = node.is_in(_HANDED_ON) and awaited.isdisjoint(node.outputs)

@@ -1,4 +1,4 @@
-"""Rewrites operators that act along a sharded dimension as operators that can be split there.
+"""Rewrites operators acting along a sharded dimension as operators that can be split there.
 
 An operator is rewritten only where its operand is sharded so. The formulas are those of the ONNX operators; softmax
 first subtracts the largest value of all members. Half precision is computed in float32, as runtimes do inside the
@@ -31,37 +31,37 @@ Expansion = Callable[[ExpansionBuilder, Node, OperatorUse], None]
 
 def expansion(node: Node, operator: OperatorUse, placements: Sequence[Placement]) -> Expansion | None:
     """Return the rewrite of a node whose operands have these placements; None where the node stays."""
-    first = placements[0] if placements else None
-    if not isinstance(first, Shard) or node.domain not in ("", "ai.onnx"):
+    shard = placements[0] if placements else None
+    if not isinstance(shard, Shard) or node.domain not in ("", "ai.onnx"):
         return None
     if node.op_type in SMOOTH_MAXIMA:
-        return softmax if first.dim in softmax_axes(operator) else None
+        return softmax if shard.dim in softmax_axes(operator) else None
     if node.op_type in CLASS_LOSSES:
-        return loss if first.dim == 1 else None
+        return loss if shard.dim == 1 else None
     if node.op_type in _BIASED and operator.has(2):
-        terms = first.dim == _contracted(operator) or (node.op_type == "ConvTranspose" and first.dim >= 2)
+        terms = shard.dim == _contracted(operator) or (node.op_type == "ConvTranspose" and shard.dim >= 2)
         return _BIASED[node.op_type] if terms else None
-    places = _places(operator, first)
-    if places is not None:
-        return places
+    expand = _places(operator, shard)
+    if expand is not None:
+        return expand
     axes = axes_of(operator) if node.op_type in _REDUCED else None
-    if axes is None or first.dim not in axes:
+    if axes is None or shard.dim not in axes:
         return None
-    if node.op_type == "ReduceMean" and len(set(first.sizes)) == 1:
+    if node.op_type == "ReduceMean" and len(set(shard.sizes)) == 1:
         return None
     return _REDUCED[node.op_type]
 
 
 def _places(operator: OperatorUse, shard: Shard) -> Expansion | None:
     """Return the rewrite of an operator over spatial places that are split."""
-    kind, places = operator.op_type, shard.dim >= 2
-    if kind in ("GlobalAveragePool", "GlobalMaxPool") and places:
+    kind, spatial = operator.op_type, shard.dim >= 2
+    if kind in ("GlobalAveragePool", "GlobalMaxPool") and spatial:
         return global_pool
-    if kind in PART_NORMS and places:
+    if kind in PART_NORMS and spatial:
         return group_normalization
     if kind == "BatchNormalization" and shard.dim != 1 and is_training(operator):
         return batch_normalization
-    return mean_pool if kind == "AveragePool" and places and padded_mean(operator, shard.dim) else None
+    return mean_pool if kind == "AveragePool" and spatial and padded_mean(operator, shard.dim) else None
 
 
 def _contracted(operator: OperatorUse) -> int | None:
@@ -72,14 +72,14 @@ def _contracted(operator: OperatorUse) -> int | None:
 
 
 def softmax(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
-    """Write exp(x - max) / sum(exp(x - max)), or its logarithm."""
+    """Write exp(x - max) / sum(exp(x - max)), or the logarithm."""
     out, type = node.outputs[0], operator.results[0]
     assert isinstance(type, TensorType)
     root = f"gopt.tensor-parallel.{out}"
     value = _wide(build, node.inputs[0], root)
     logs = node.op_type == "LogSoftmax"
-    made = normalised(build, value, softmax_axes(operator), root, logs=logs, out=_inner(build, out, type, root))
-    _narrow(build, made, out, type)
+    normal = normalised(build, value, softmax_axes(operator), root, logs=logs, out=_inner(build, out, type, root))
+    _narrow(build, normal, out, type)
 
 
 def biased(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:

@@ -21,8 +21,8 @@ class PlacementOrigin:
 
 @dataclass(slots=True)
 class Explanation:
-    """The placements along one axis, and their reasons. ``reasons``: why parameters are split; ``converted``: value ->
-    the results of its mappings."""
+    """The placements along an axis, and the reasons. ``reasons``: why parameters are split; ``converted``: value -> the
+    results of the mappings."""
 
     axis: str
     graph: Graph
@@ -37,15 +37,15 @@ class Explanation:
         if value not in self.graph.types:
             hint = did_you_mean(value, self.graph.types) or "gopt inspect MODEL --text lists the values"
             raise OptionError(f"the step has no value {value!r}", hint)
-        found = [self._line(value)]
+        lines = [self._line(value)]
         for name in self.converted.get(value, ()):
-            found.append(f"  readers get {name}: {self._placed(name)}")
-        seen = {value}
-        while (origin := self.origins.get(value)) is not None and origin.operand and origin.operand not in seen:
+            lines.append(f"  readers get {name}: {self._placed(name)}")
+        names = {value}
+        while (origin := self.origins.get(value)) is not None and origin.operand and origin.operand not in names:
             value = origin.operand
-            seen.add(value)
-            found.append(f"by {origin.node}, from {self._line(value)}")
-        return found
+            names.add(value)
+            lines.append(f"by {origin.node}, from {self._line(value)}")
+        return lines
 
     def _line(self, value: str) -> str:
         why = f" ({self.reasons[value]})" if value in self.reasons else ""

@@ -75,21 +75,21 @@ class Forward:
         weights."""
         pairs = ((0, 1), (1, 0)) if node.is_a(*COLUMN_PRODUCTS) and len(node.inputs) > 1 else ()
         return [
-            (weight, other) for weight, other in pairs
-            if node.inputs[weight] in self.of_weights and node.inputs[other] not in self.of_weights
+            (weight, operand) for weight, operand in pairs
+            if node.inputs[weight] in self.of_weights and node.inputs[operand] not in self.of_weights
         ]  # fmt: skip
 
-    def weights(self, name: str, placement: Placement) -> list[tuple[str, Shard]] | None:
+    def weights(self, name: str, part: Placement) -> list[tuple[str, Shard]] | None:
         """Return the parameters, with placements, from which a value is computed; None where one cannot be split so."""
-        if not isinstance(placement, Shard):
+        if not isinstance(part, Shard):
             return []
         if name in self.parameters:
-            return [(name, placement)]
+            return [(name, part)]
         node = self.producers.get(name)
         if node is None:
             return []
-        for each in strategies(self.operator(node), Slot(node.outputs.index(name), True), placement):
-            parts = [self.weights(operand, place) for operand, place in zip(node.inputs, each.operands) if operand]
+        for way in strategies(self.operator(node), Slot(node.outputs.index(name), True), part):
+            parts = [self.weights(operand, part) for operand, part in zip(node.inputs, way.operands) if operand]
             if all(part is not None for part in parts):
                 return [item for part in parts if part for item in part]
         return None
@@ -98,38 +98,38 @@ class Forward:
 
     def free(self, name: str, shard: Shard) -> bool:
         """Return whether a value can stay sharded: everything computed from it can use parts, up to products with
-        weights that sum over them. The residual stream cannot, because norms need it whole."""
+        weights summing over them. The residual stream cannot, because norms need it whole."""
         todo = [(name, shard)]
         while todo:
             key = todo[-1]
             ahead = self._ahead(*key) if key not in self._free else []
-            known = [self._free.get(each) for each in ahead or ()]
-            if ahead is not None and None in known and False not in known:
-                todo += [each for each in ahead if each not in self._free]
+            verdicts = [self._free.get(pair) for pair in ahead or ()]
+            if ahead is not None and None in verdicts and False not in verdicts:
+                todo += [pair for pair in ahead if pair not in self._free]
                 continue
-            self._free.setdefault(key, ahead is not None and False not in known)
+            self._free.setdefault(key, ahead is not None and False not in verdicts)
             todo.pop()
         return self._free[name, shard]
 
     def _ahead(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
         """Return what readers compute from the parts of a value; None if one needs the whole value."""
-        found: list[tuple[str, Shard]] = []
+        pairs: list[tuple[str, Shard]] = []
         for node in self.users.get(name, ()):
             options = self.strategies(node, Slot(node.inputs.index(name)), shard)
             if any(map(sums, options)) and self.weighed(node):
                 continue
-            option = next((each for each in options if not sums(each)), None)
+            option = next((option for option in options if not sums(option)), None)
             if option is None and node.is_a(*LOSSES):
                 continue  # it is written for classes in parts
             if option is None:
                 return None
-            found += _sharded(node, option)
-        return found
+            pairs += _sharded(node, option)
+        return pairs
 
     def summed(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
-        """Return the weights used between a value and the sums over its sharded dimension; None where the value is
+        """Return the weights used between a value and the sums over the sharded dimension; None where the value is
         needed whole or is not summed."""
-        found, seen, ahead = [], {name}, [(name, shard)]
+        wanted, names, ahead = [], {name}, [(name, shard)]
         while ahead:
             value, part = ahead.pop()
             readers = self.users.get(value, ())
@@ -137,17 +137,17 @@ class Forward:
                 option = next(iter(self.strategies(node, Slot(node.inputs.index(value)), part)), None)
                 if option is None or option.masked:
                     return None
-                for operand, place in zip(node.inputs, option.operands):
-                    items = self.weights(operand, place) if operand in self.of_weights else []
+                for operand, placement in zip(node.inputs, option.operands):
+                    items = self.weights(operand, placement) if operand in self.of_weights else []
                     if items is None:
                         return None
-                    found += items
-                made = [each for each in _sharded(node, option) if each[0] not in seen]
-                ahead += made
-                seen.update(out for out, _ in made)
+                    wanted += items
+                reached = [pair for pair in _sharded(node, option) if pair[0] not in names]
+                ahead += reached
+                names.update(out for out, _ in reached)
             if not readers:
                 return None
-        return found
+        return wanted
 
 
 def bare_strategies(described: OperatorUse, slot: Slot, shard: Shard) -> list[Strategy]:
@@ -155,16 +155,16 @@ def bare_strategies(described: OperatorUse, slot: Slot, shard: Shard) -> list[St
     the sum."""
     if described.op_type in ("Gemm", "Conv") and len(described.operands) > 2:
         bare = replace(described, operands=described.operands[:2])
-        found = [each for each in strategies(bare, slot, shard) if sums(each)]
-        if found:
-            return found
+        summing = [strategy for strategy in strategies(bare, slot, shard) if sums(strategy)]
+        if summing:
+            return summing
     return strategies(described, slot, shard)
 
 
 def sums(strategy: Strategy) -> bool:
     """Return whether a result is a partial sum."""
-    return any(isinstance(each, Partial) for each in strategy.results)
+    return any(isinstance(result, Partial) for result in strategy.results)
 
 
 def _sharded(node: Node, strategy: Strategy) -> list[tuple[str, Shard]]:
-    return [(name, each) for name, each in zip(node.outputs, strategy.results) if isinstance(each, Shard)]
+    return [(name, result) for name, result in zip(node.outputs, strategy.results) if isinstance(result, Shard)]

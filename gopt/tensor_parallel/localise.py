@@ -1,5 +1,5 @@
-"""Turns a graph with logical shapes into the graph that a member runs: local types, and local values in the constants
-that name shapes."""
+"""Turns a graph with logical shapes into the graph a member runs: local types, and local values in the constants naming
+shapes."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ class _Local:
         value = np.array(dims if node.op_type == "Shape" else int(np.prod(dims)), np.int64)
         if node.op_type == "Shape":
             value = value[slice(node.attributes.get("start"), node.attributes.get("end"))]
-        made = Node("Constant", [], node.outputs, attributes={"value": onnx.numpy_helper.from_array(value)})
-        node.op_type, node.inputs, node.encoded, node._attributes = "Constant", [], None, made.attributes
+        constant = Node("Constant", [], node.outputs, attributes={"value": onnx.numpy_helper.from_array(value)})
+        node.op_type, node.inputs, node.encoded, node._attributes = "Constant", [], None, constant.attributes
 
     def _mapping(self, node: Node) -> None:
-        """Set the local lengths of a dimension that another axis shards as well."""
+        """Set the local lengths of a dimension another axis shards as well."""
         for sizes, dim, value in _LENGTHS.get(node.op_type, ()):
             if sizes in node.attributes and node.attributes.get(dim) is not None:
                 name, at = (node.inputs if value == "X" else node.outputs)[0], int(node.attributes[dim])
@@ -94,9 +94,9 @@ class _Local:
                 if local != whole:
                     self._attribute(node, sizes, [size * local // whole for size in node.attributes[sizes]])
 
-    def shaped(self, node: Node, place: int) -> None:
+    def shaped(self, node: Node, index: int) -> None:
         """Set the local shape of the result."""
-        self._read(node, place, self.build.ints(self.graph.types[node.outputs[0]].dims))
+        self._read(node, index, self.build.ints(self.graph.types[node.outputs[0]].dims))
 
     def split(self, node: Node) -> None:
         """Set the local lengths of the pieces."""
@@ -111,38 +111,38 @@ class _Local:
             node._attributes = {key: value for key, value in node.attributes.items() if key != "num_outputs"}
             node.encoded = None
 
-    def count(self, node: Node, key: str, place: int, dim: int) -> None:
-        """Set the local number of groups or heads that a dimension of an operand holds."""
+    def count(self, node: Node, key: str, index: int, dim: int) -> None:
+        """Set the local number of groups or heads a dimension of an operand holds."""
         if node.attributes.get(key, 1) > 1:
-            whole, local = (types[node.inputs[place]].dims for types in (self.logical, self.graph.types))
+            whole, local = (types[node.inputs[index]].dims for types in (self.logical, self.graph.types))
             if len(whole) > dim and whole[dim] != local[dim]:
                 self._attribute(node, key, int(node.attributes[key]) * local[dim] // whole[dim])
 
     def slide(self, node: Node) -> None:
         """Remove the padding of a dimension with windows, which hold their neighbours' elements already. Set the local
         kernel."""
-        places = len(self.logical[node.inputs[0]].dims) - 2
+        rank = len(self.logical[node.inputs[0]].dims) - 2
         split = self._split_places(node)
         if not split:
             return
-        given = dict(node.attributes)
-        found = [self._pads(node, dim) for dim in range(2, places + 2)]
-        found = [(0, 0) if dim in split else each for dim, each in enumerate(found, 2)]
-        given |= {"pads": [before for before, _ in found] + [behind for _, behind in found], "auto_pad": "NOTSET"}
-        if "output_padding" in given:
-            given["output_padding"] = [
-                0 if dim in split else each for dim, each in enumerate(given["output_padding"], 2)
+        attrs = dict(node.attributes)
+        padding = [self._pads(node, dim) for dim in range(2, rank + 2)]
+        padding = [(0, 0) if dim in split else pair for dim, pair in enumerate(padding, 2)]
+        attrs |= {"pads": [before for before, _ in padding] + [behind for _, behind in padding], "auto_pad": "NOTSET"}
+        if "output_padding" in attrs:
+            attrs["output_padding"] = [
+                0 if dim in split else pad for dim, pad in enumerate(attrs["output_padding"], 2)
             ]  # fmt: skip
-        if "kernel_shape" in given and node.is_in(CONVOLUTIONS):
-            given["kernel_shape"] = list(self.graph.types[node.inputs[1]].dims[2:])
-        node._attributes, node.encoded = given, None
+        if "kernel_shape" in attrs and node.is_in(CONVOLUTIONS):
+            attrs["kernel_shape"] = list(self.graph.types[node.inputs[1]].dims[2:])
+        node._attributes, node.encoded = attrs, None
 
     def slice(self, node: Node) -> None:
         """Take all of a window: it begins where the member's part of the result does."""
         rows = slices(self._described(node))
-        split = self._split_places(node, first=0)
-        for _, place in self.shardings[node.inputs[0]].by_axis if node.inputs[0] in self.shardings else ():
-            split -= {place.dim} if isinstance(place, Shard) and place.runs > 1 else set()
+        split = self._split_places(node, start=0)
+        for _, placement in self.shardings[node.inputs[0]].by_axis if node.inputs[0] in self.shardings else ():
+            split -= {placement.dim} if isinstance(placement, Shard) and placement.runs > 1 else set()
         if rows is None or not split.intersection(rows):
             return
         before, after = (self.graph.types[name].dims for name in (node.inputs[0], node.outputs[0]))
@@ -157,21 +157,21 @@ class _Local:
 
     def pad(self, node: Node) -> None:
         """Add no padding to a window: it holds what is added already."""
-        added, split = paddings(self._described(node)), self._split_places(node, first=0)
+        added, split = paddings(self._described(node)), self._split_places(node, start=0)
         if added is None or not any(added[dim] != (0, 0) for dim in split):
             return
-        added = [(0, 0) if dim in split else each for dim, each in enumerate(added)]
+        added = [(0, 0) if dim in split else pair for dim, pair in enumerate(added)]
         pads = [before for before, _ in added] + [behind for _, behind in added]
         if "pads" in node.attributes:
             self._attribute(node, "pads", pads)
         else:
             node.inputs = [node.inputs[0], self.build.ints(pads), *node.inputs[2:3]]
 
-    def _split_places(self, node: Node, first: int = 2) -> set[int]:
-        """Return the dimensions, from ``first`` on, that are sharded or have windows."""
-        known = [self.shardings[name] for name in (node.inputs[0], node.outputs[0]) if name in self.shardings]
+    def _split_places(self, node: Node, start: int = 2) -> set[int]:
+        """Return the dimensions, from ``start`` on, that are sharded or have windows."""
+        shardings = [self.shardings[name] for name in (node.inputs[0], node.outputs[0]) if name in self.shardings]
         return {
-            place.dim for each in known for _, place in each.by_axis if isinstance(place, PARTS) and place.dim >= first
+            part.dim for row in shardings for _, part in row.by_axis if isinstance(part, PARTS) and part.dim >= start
         }  # fmt: skip
 
     def _pads(self, node: Node, dim: int) -> tuple[int, int]:
@@ -180,8 +180,8 @@ class _Local:
         weights = self.logical[node.inputs[1]].dims if node.is_in(CONVOLUTIONS) else ()
         kernel = weights[dim] if weights else node.attributes["kernel_shape"][dim - 2]
         extent = (kernel - 1) * (dilations[dim - 2] if dilations else 1) + 1
-        length, made = (self.logical[name].dims[dim] for name in (node.inputs[0], node.outputs[0]))
-        return pads(described, dim, strides[dim - 2] if strides else 1, extent, length, made)
+        length, result = (self.logical[name].dims[dim] for name in (node.inputs[0], node.outputs[0]))
+        return pads(described, dim, strides[dim - 2] if strides else 1, extent, length, result)
 
     def resize(self, node: Node) -> None:
         """Set the local lengths, where the node names lengths."""
@@ -194,18 +194,18 @@ class _Local:
         """Set the local bounds of a slice."""
         described = self._described(node)
         local, logical = (types[node.outputs[0]].dims for types in (self.graph.types, self.logical))
-        taken = {dim: run for dim, run in run_taken(described).items() if local[dim] != logical[dim]}
-        if not taken:
+        runs = {dim: run for dim, run in run_taken(described).items() if local[dim] != logical[dim]}
+        if not runs:
             return
-        starts, ends, axes = (described.constant(place) for place in (1, 2, 3))
+        starts, ends, axes = (described.constant(operand) for operand in (1, 2, 3))
         assert starts is not None and ends is not None
-        places = [starts.reshape(-1).tolist(), ends.reshape(-1).tolist()]
-        for place, axis in enumerate(range(len(starts)) if axes is None else axes.reshape(-1).tolist()):
+        bounds = [starts.reshape(-1).tolist(), ends.reshape(-1).tolist()]
+        for index, axis in enumerate(range(len(starts)) if axes is None else axes.reshape(-1).tolist()):
             dim = axis % len(local)
-            if dim in taken:
-                places[0][place] = taken[dim] * local[dim]
-                places[1][place] = places[0][place] + local[dim]
-        self._read(node, 1, *map(self.build.ints, places))
+            if dim in runs:
+                bounds[0][index] = runs[dim] * local[dim]
+                bounds[1][index] = bounds[0][index] + local[dim]
+        self._read(node, 1, *map(self.build.ints, bounds))
 
     def scattered(self, node: Node) -> None:
         """Set the local bounds of a slice that is written."""
@@ -247,9 +247,9 @@ class _Local:
         elif "axes" in node.attributes:
             self._attribute(node, "axes", axes)
 
-    def _read(self, node: Node, place: int, *names: str) -> None:
+    def _read(self, node: Node, index: int, *names: str) -> None:
         """Let a node read other operands from a place on."""
-        node.inputs = [*node.inputs[:place], *names, *node.inputs[place + len(names) :]]
+        node.inputs = [*node.inputs[:index], *names, *node.inputs[index + len(names) :]]
 
     def _attribute(self, node: Node, key: str, value: Sequence[int] | int) -> None:
         node._attributes = {**node.attributes, key: value if isinstance(value, int) else list(value)}

@@ -17,7 +17,7 @@ from gopt.tensor_parallel.builder import ExpansionBuilder
 
 
 def normalised(build: ExpansionBuilder, value: str, axes: Sequence[int], root: str, *, logs: bool, out: str) -> str:
-    """Write softmax over some dimensions, or its logarithm; return ``out``."""
+    """Write softmax over some dimensions, or the logarithm; return ``out``."""
     type = build.graph.types[value]
     largest = build.reduction("ReduceMax", value, axes, f"{root}.max")
     moved = build.add("Sub", [value, largest], f"{root}.moved", type)
@@ -51,12 +51,12 @@ class _Loss:
         if ignored:  # no number of theirs may matter, infinity neither
             none = build.number(0, build.graph.types[losses].dtype)
             losses = self._add("Where", [ignored, none, losses], "counted", build.graph.types[losses])
-        made = self._reduced(losses, weights)
+        reduced = self._reduced(losses, weights)
         type = build.graph.types[out]
-        if build.graph.types[made].dtype == type.dtype:
-            build.add("Identity", [made], out, type)
+        if build.graph.types[reduced].dtype == type.dtype:
+            build.add("Identity", [reduced], out, type)
         else:
-            build.add("Cast", [made], out, type, to=dtype_code(type.dtype))
+            build.add("Cast", [reduced], out, type, to=dtype_code(type.dtype))
 
     def _add(self, op_type: str, inputs: Sequence[str], role: str, type: TensorType, **attributes: Any) -> str:
         return self.build.add(op_type, inputs, f"{self.root}.{role}", type, **attributes)
@@ -72,14 +72,14 @@ class _Loss:
         value = self._wide(self.node.inputs[0], "wide")
         if self.node.op_type == "NegativeLogLikelihoodLoss":
             return value
-        asked = self.node.outputs[1] if len(self.node.outputs) > 1 else ""
+        output = self.node.outputs[1] if len(self.node.outputs) > 1 else ""
         type = self.build.graph.types[self.node.inputs[0]]
         narrow = type.dtype in LOW_PRECISION
-        out = asked if asked and not narrow else f"{self.root}.logs"
-        made = normalised(self.build, value, [1], self.root, logs=True, out=out)
-        if asked and narrow:
-            self.build.add("Cast", [made], asked, type, to=dtype_code(type.dtype))
-        return made
+        out = output if output and not narrow else f"{self.root}.logs"
+        logs = normalised(self.build, value, [1], self.root, logs=True, out=out)
+        if output and narrow:
+            self.build.add("Cast", [logs], output, type, to=dtype_code(type.dtype))
+        return logs
 
     def _labels(self) -> tuple[str, str]:
         """Return labels with class 0 for ignored ones, and a mask of the ignored ones; '' where none is ignored."""
@@ -89,8 +89,8 @@ class _Loss:
             return labels, ""
         number = self.build.number(int(self.node.attributes["ignore_index"]), type.dtype)
         ignored = self._add("Equal", [labels, number], "ignored", TensorType("bool", type.shape))
-        first = self.build.number(0, type.dtype)
-        return self._add("Where", [ignored, first, labels], "labels", type), ignored
+        zero = self.build.number(0, type.dtype)
+        return self._add("Where", [ignored, zero, labels], "labels", type), ignored
 
     def _picked(self, logs: str, labels: str) -> str:
         """Return -log p of each label."""
@@ -104,13 +104,13 @@ class _Loss:
 
     def _weights(self, labels: str, type: TensorType, ignored: str) -> str:
         """Return the weight of each label, 0 for an ignored one; '' where each counts once."""
-        given = self.node.inputs[2] if len(self.node.inputs) > 2 else ""
-        if not given and not ignored:
+        factor = self.node.inputs[2] if len(self.node.inputs) > 2 else ""
+        if not factor and not ignored:
             return ""
         zero, one = (self.build.number(value, type.dtype) for value in (0, 1))
         weights = one
-        if given:
-            wide = self._wide(given, "class_weights")
+        if factor:
+            wide = self._wide(factor, "class_weights")
             weights = self._add("Gather", [wide, labels], "weights", type, axis=0)
         return self._add("Where", [ignored, zero, weights], "counts", type) if ignored else weights
 

@@ -27,9 +27,9 @@ _SUMS = ("sum", "mean")
 
 
 def is_mapping(node: Node, axes: Collection[str]) -> bool:
-    """Return whether a node is a mapping along one of the axes that split the computation."""
-    known = node.op_type in (*_MOVES, "AllReduce", "ReduceScatter") and node.domain in (COMM, SPMD)
-    return known and node.attributes.get("group") in axes and (len(node.inputs) == 1 or node.op_type in HALO)
+    """Return whether a node is a mapping along one of the axes splitting the computation."""
+    maps = node.op_type in (*_MOVES, "AllReduce", "ReduceScatter") and node.domain in (COMM, SPMD)
+    return maps and node.attributes.get("group") in axes and (len(node.inputs) == 1 or node.op_type in HALO)
 
 
 def beside(node: Node, operand: Operand) -> Placement:

@@ -2,8 +2,8 @@
 
 Whether a gradient is a partial sum along an axis follows from the step alone, so a mark changes no value. A mark that
 agrees with the step changes nothing. One that names an axis along which the gradient is equal on all members adds a
-mean over it: the value stays, and members whose bits have drifted apart agree again. A mark is refused that leaves out
-an axis along which the gradient is a partial sum, or that names one along which members hold different parts of it.
+mean over it: the value stays, and members whose bits have drifted apart agree again. A mark is refused leaving out an
+axis along which the gradient is a partial sum, or that names one along which members hold different parts of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _THROUGH = MOVES | {"Cast"}
 
 def parse_marks(text: str) -> tuple[Pattern, ...]:
     """``*.norm.weight:tp+cp;head:none``; raises OptionError on anything else."""
-    found = []
+    patterns = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
         glob, colon, group = part.rpartition(":")
         if not colon or not glob or not all(axis.isidentifier() for axis in group.split("+")):
@@ -35,8 +35,8 @@ def parse_marks(text: str) -> tuple[Pattern, ...]:
                 f"tensor-parallel: cannot read {part!r} as a mark of gradients",
                 "write PATTERN:AXES with axes of the mesh that split the computation, such as tp or tp+cp, or none",
             )
-        found.append(Pattern(glob, group))
-    return tuple(found)
+        patterns.append(Pattern(glob, group))
+    return tuple(patterns)
 
 
 @dataclass(slots=True)
@@ -50,20 +50,20 @@ class Marks:
 
     @classmethod
     def read(cls, training: TrainingGraph, mesh: Mesh, axes: Sequence[str], patterns: tuple[Pattern, ...]) -> Marks:
-        """Read marks; ``axes``: those that split the computation. Raises OptionError for a mark that fits no parameter,
+        """Read marks; ``axes``: those that split the computation. Raises OptionError for a mark fitting no parameter,
         for an unknown axis, and for parameters with a common gradient that have different marks."""
-        found = cls()
+        marks = cls()
         parameters = [state.tensor for state in training.parameters if state.tensor in training.gradients]
-        groups = {each: _axes(each, mesh, axes) for each in patterns}
+        groups = {pattern: _axes(pattern, mesh, axes) for pattern in patterns}
         for name, pattern in matches(parameters, patterns, "parameter"):
             value = training.gradients[name]
-            if found.axes.setdefault(value, groups[pattern]) != groups[pattern]:
+            if marks.axes.setdefault(value, groups[pattern]) != groups[pattern]:
                 raise OptionError(
-                    f"tensor-parallel: {found.of[value]!r} and {name!r} have one gradient, and are not marked alike",
+                    f"tensor-parallel: {marks.of[value]!r} and {name!r} have one gradient, and are not marked alike",
                     "give both the same mark",
                 )
-            found.of.setdefault(value, name)
-        return found
+            marks.of.setdefault(value, name)
+        return marks
 
     def settle(self, graph: Graph, axis: str, placements: Mapping[str, Placement]) -> int:
         """Check the marks against a step that is split along an axis, and add the means that they ask for.
@@ -98,11 +98,11 @@ class Marks:
                 f"{what} is marked as shared over {axis}, but the step computes it equal on all members of {axis}: its "
                 f"mean is taken over {axis}, which changes no value; a sum would multiply it"
             )
-            made = _mean(graph, value, axis, producers[value])
-            added[id(producers[value])] = made
-            producers[value] = made
+            mean = _mean(graph, value, axis, producers[value])
+            added[id(producers[value])] = mean
+            producers[value] = mean
         if added:
-            graph.nodes = [each for node in graph.nodes for each in (node, added.get(id(node))) if each is not None]
+            graph.nodes = [new for node in graph.nodes for new in (node, added.get(id(node))) if new is not None]
         return len(added)
 
 
@@ -140,10 +140,10 @@ def _summed(value: str, axis: str, producers: Mapping[str, Node]) -> bool:
 
 
 def _mean(graph: Graph, value: str, axis: str, producer: Node) -> Node:
-    """Replace a value by its mean over an axis."""
-    own = f"gopt.{PASS}.{value}.{axis}.own"
-    graph.types[own] = graph.types[value]
-    producer.outputs = [own if name == value else name for name in producer.outputs]
-    made = Node("AllReduce", [own], [value], domain=COMM, attributes={"group": axis, "reduce": "mean"}, made_by=PASS)
-    made.phase = producer.phase
-    return made
+    """Replace a value by the mean over an axis."""
+    local = f"gopt.{PASS}.{value}.{axis}.own"
+    graph.types[local] = graph.types[value]
+    producer.outputs = [local if name == value else name for name in producer.outputs]
+    mean = Node("AllReduce", [local], [value], domain=COMM, attributes={"group": axis, "reduce": "mean"}, made_by=PASS)
+    mean.phase = producer.phase
+    return mean

@@ -1,4 +1,4 @@
-"""The axes of a mesh that split the computation of a step."""
+"""The axes of a mesh splitting the computation of a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ORDER = (TENSOR, EXPERT, *TOKENS, *SPACE)
 
 
 def splitting_axes(mesh: Mesh, training: TrainingGraph) -> list[str]:
-    """Return the axes of a mesh that split the computation. Left out: axes that the user declared as replicas, and axes
+    """Return the axes of a mesh splitting the computation. Left out: axes that the user declared as replicas, and axes
     that have collectives in the source."""
     groups = {str(node.attributes["group"]) for node in training.calls}
     called = {axis for group in groups for axis in mesh.live(group)}

@@ -24,7 +24,7 @@ class OtherAxes:
 
     @property
     def axes(self) -> frozenset[str]:
-        return frozenset(each.axis for each in self.checkers)
+        return frozenset(checker.axis for checker in self.checkers)
 
     def of(self, name: str) -> tuple[Placement, ...]:
         """Return the placements of a value along these axes."""
@@ -35,8 +35,8 @@ class OtherAxes:
         if not self.checkers:
             return True
         return all(
-            together(each, other) for name, each in placed if name and isinstance(each, PARTS)
-            for other in self.of(name) if isinstance(other, PARTS)
+            together(part, peer) for name, part in placed if name and isinstance(part, PARTS)
+            for peer in self.of(name) if isinstance(peer, PARTS)
         )  # fmt: skip
 
     def adds(self, node: Node, placement: Placement) -> bool:
@@ -50,14 +50,14 @@ class OtherAxes:
     def allow(self, nodes: Sequence[Node]) -> bool:
         """Return whether these axes can split the nodes."""
         for checker in self.checkers:
-            known, checker.known = checker.known, ChainMap({}, checker.known)
+            placements, checker.known = checker.known, ChainMap({}, checker.known)
             try:
                 for node in nodes:
                     checker.visit(node)
             except Mismatch:
                 return False
             finally:
-                checker.known = known
+                checker.known = placements
         return True
 
     def follow(self, nodes: Sequence[Node]) -> None:

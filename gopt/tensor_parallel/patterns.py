@@ -41,35 +41,35 @@ class Pattern:
     @classmethod
     def parse(cls, text: str, words: Sequence[str] = WORDS) -> tuple[Pattern, ...]:
         """Parse ``up*:column;down*:row@tp``; raises OptionError on anything else."""
-        found = []
+        patterns = []
         for part in filter(None, (part.strip() for part in text.split(";"))):
-            glob, colon, said = part.rpartition(":")
-            word, at, axis = said.partition("@")
+            glob, colon, words_after = part.rpartition(":")
+            word, at, axis = words_after.partition("@")
             if not colon or (word not in words and _DIM.fullmatch(word) is None) or (at and not axis):
                 raise OptionError(
                     f"tensor-parallel: cannot read {part!r} as a placement of some values",
                     f"write PATTERN:WORD, with {', '.join(words)}, or dimN for dimension N (dimN/R in R equal runs, "
                     "dimN=24+40 in such parts); PATTERN:WORD@AXIS along another axis than tp",
                 )
-            found.append(cls(glob, word, axis or "tp"))
-        return tuple(found)
+            patterns.append(cls(glob, word, axis or "tp"))
+        return tuple(patterns)
 
 
 def apply(
     training: TrainingGraph, members: int, rule: Sizes, patterns: tuple[Pattern, ...], auto: Mapping[str, Choice]
 ) -> dict[str, Choice]:
-    """Return the choices, overridden by the user's patterns; the first pattern that matches counts.
+    """Return the choices, overridden by the user's patterns; the first pattern matching counts.
 
-    Raises OptionError for a pattern that matches no parameter, and for one by which a parameter cannot be split.
+    Raises OptionError for a pattern matching no parameter, and for one by which a parameter cannot be split.
     """
-    found = dict(auto)
+    choices = dict(auto)
     products = _Products(training)
     for name, pattern in matches([state.tensor for state in training.parameters], patterns, "parameter"):
         if pattern.word == "replicate":
-            found.pop(name, None)
+            choices.pop(name, None)
         elif name not in auto or auto[name].why != pattern.word:  # the recognised pattern has heads and runs
-            found[name] = Choice(_placement(products, members, rule, name, pattern), f"asked for as {pattern.word}")
-    return found
+            choices[name] = Choice(_placement(products, members, rule, name, pattern), f"asked for as {pattern.word}")
+    return choices
 
 
 def fed_by(
@@ -84,33 +84,34 @@ def fed_by(
 
     Raises OptionError as ``apply`` does.
     """
-    found = dict(auto)
-    for name, pattern in matches(training.batch, tuple(each for each in patterns if each.axis == axis), "batch input"):
+    shards = dict(auto)
+    along = tuple(pattern for pattern in patterns if pattern.axis == axis)
+    for name, pattern in matches(training.batch, along, "batch input"):
         if pattern.word == "whole":
-            found.pop(name, None)
+            shards.pop(name, None)
         else:
-            found[name] = _by_dimension(training, members, rule, name, pattern)
-    return found
+            shards[name] = _by_dimension(training, members, rule, name, pattern)
+    return shards
 
 
 def matches(names: Sequence[str], patterns: tuple[Pattern, ...], what: str) -> list[tuple[str, Pattern]]:
-    """Return names with the first pattern that matches; raises OptionError for a pattern that matches none."""
-    for each in patterns:
-        if not any(fnmatchcase(name, each.glob) for name in names):
-            hint = did_you_mean(each.glob, names) or f"see each {what} with gopt inspect"
-            raise OptionError(f"tensor-parallel: {each} matches no {what}", hint)
-    first = {name: next((each for each in patterns if fnmatchcase(name, each.glob)), None) for name in names}
-    return [(name, each) for name, each in first.items() if each is not None]
+    """Return names with the first pattern that matches; raises OptionError for a pattern matching none."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern.glob) for name in names):
+            hint = did_you_mean(pattern.glob, names) or f"see each {what} with gopt inspect"
+            raise OptionError(f"tensor-parallel: {pattern} matches no {what}", hint)
+    chosen = {name: next((pattern for pattern in patterns if fnmatchcase(name, pattern.glob)), None) for name in names}
+    return [(name, match) for name, match in chosen.items() if match is not None]
 
 
 def _by_dimension(
     training: TrainingGraph, members: int, rule: Sizes, name: str, pattern: Pattern, dim: int | None = None
 ) -> Shard:
-    """Return the placement that a pattern names by its dimension, or by ``dim``."""
-    type, runs, given = training.graph.types[name], 1, ""
+    """Return the placement a pattern names by the dimension, or by ``dim``."""
+    type, runs, sizes_text = training.graph.types[name], 1, ""
     exact = _DIM.fullmatch(pattern.word)
     if exact is not None:
-        dim, runs, given = int(exact[1]), int(exact[2] or 1), exact[3] or ""
+        dim, runs, sizes_text = int(exact[1]), int(exact[2] or 1), exact[3] or ""
     assert dim is not None
     if not type.static or dim >= len(type.dims) or runs < 1 or type.dims[dim] % runs:
         raise OptionError(
@@ -118,7 +119,7 @@ def _by_dimension(
             "name a dimension that the parameter has",
         )
     length = type.dims[dim] // runs
-    sizes = tuple(map(int, given.split("+"))) if given else part_sizes(length, members, rule)
+    sizes = tuple(map(int, sizes_text.split("+"))) if sizes_text else part_sizes(length, members, rule)
     if len(sizes) != members or sum(sizes) != length:
         raise OptionError(
             f"tensor-parallel: {pattern} does not fit {name!r}, which is {type}: {members} parts make {length} "
@@ -132,8 +133,8 @@ def _placement(products: _Products, members: int, rule: Sizes, name: str, patter
     type = products.training.graph.types[name]
     dim = None
     if pattern.word in WORDS:
-        first = pattern.word in ("vocab", "expert") or len(type.dims) == 1
-        dim = 0 if first else products.dimension(name, pattern)
+        leading = pattern.word in ("vocab", "expert") or len(type.dims) == 1
+        dim = 0 if leading else products.dimension(name, pattern)
     return _by_dimension(products.training, members, rule, name, pattern, dim)
 
 
@@ -149,24 +150,24 @@ class _Products:
     def __post_init__(self) -> None:
         self.constants = Constants(self.training.graph)
         self.readers = {}
-        for place, node in enumerate(self.training.graph.nodes):
+        for index, node in enumerate(self.training.graph.nodes):
             for name in node.inputs if node.phase is Phase.FORWARD else ():
-                self.readers.setdefault(name, []).append(place)
+                self.readers.setdefault(name, []).append(index)
 
     def dimension(self, name: str, pattern: Pattern) -> int:
-        """Return the dimension of a weight that is the columns, or the rows, in the first product that reads it or a
-        view of it; raises OptionError where none does."""
+        """Return the dimension of a weight that is the columns, or the rows, in the first product reading it or a view
+        of it; raises OptionError where none does."""
         nodes = self.training.graph.nodes
         views = {name: {dim: Shard(dim, (size,)) for dim, size in enumerate(self.training.graph.types[name].dims)}}
         ahead = list(self.readers.get(name, ()))
         heapify(ahead)
         while ahead:
             node = nodes[heappop(ahead)]
-            place = next(place for place, each in enumerate(node.inputs) if each in views)
+            at = next(index for index, name in enumerate(node.inputs) if name in views)
             described = use_of(node, self.training.graph, self.constants)
             moved: dict[int, Shard] = {}
-            for dim, shard in views[node.inputs[place]].items():
-                result = next((each.results[0] for each in bare_strategies(described, Slot(place), shard)), None)
+            for dim, shard in views[node.inputs[at]].items():
+                result = next((strategy.results[0] for strategy in bare_strategies(described, Slot(at), shard)), None)
                 if result is not None and node.is_a(*COLUMN_PRODUCTS):
                     if isinstance(result, Partial) == (pattern.word == "row"):
                         return dim

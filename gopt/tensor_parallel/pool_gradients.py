@@ -1,8 +1,8 @@
 """The gradient of a max pool, as exporters write it: updates scattered into zeros at the pool's indices.
 
 Indices count through one plane of the pool's operand: the pool's own index minus that of the plane's first element,
-which a pool of size one gives. A member that holds part of the pool's result took those elements from its window. So
-its updates fall into that window and are terms of a halo sum: no member needs another's updates.
+which a pool of size one gives. A member holding part of the pool's result took those elements from its window. So its
+updates fall into that window and are terms of a halo sum: no member needs another's updates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Maker = Callable[[str], Node | None]
 
 @dataclass(frozen=True, slots=True)
 class PoolPlaces:
-    """Indices into a plane of a pool's operand, and the pool that makes them."""
+    """Indices into a plane of a pool's operand, and the pool making them."""
 
     pool: Node
     made: str
@@ -32,21 +32,21 @@ class PoolPlaces:
 
 @dataclass(frozen=True, slots=True)
 class Scattered:
-    """A scatter whose result is a partial sum on each member, for the window that its indices point into."""
+    """A scatter whose result is a partial sum on each member, for the window its indices point into."""
 
     terms: WindowTerms
     shape: tuple[int, ...]
     """Shape of the pool's operand, which the scatter makes in place of flat planes."""
 
     def node(self, node: Node, axis: str, output: str) -> Node:
-        """Return the operator that a member runs: it scatters into zeros of its window."""
+        """Return the operator a member runs: it scatters into zeros of the window."""
         attributes = {
-            "group": axis, "axis": self.terms.dim, "ranges": [end for each in self.terms.ranges for end in each],
+            "group": axis, "axis": self.terms.dim, "ranges": [end for span in self.terms.ranges for end in span],
             "length": self.terms.length,
         }  # fmt: skip
-        made = Node("WindowScatter", node.inputs, [output], domain=SPMD, attributes=attributes)
-        made.made_by, made.phase, made.source, made.name = node.made_by, node.phase, node.source, node.name
-        return made
+        scatter = Node("WindowScatter", node.inputs, [output], domain=SPMD, attributes=attributes)
+        scatter.made_by, scatter.phase, scatter.source, scatter.name = node.made_by, node.phase, node.source, node.name
+        return scatter
 
 
 def scattered(
@@ -55,26 +55,26 @@ def scattered(
 ) -> Scattered | None:  # fmt: skip
     """Return how members scatter their updates; None where the window of the indices is unknown.
 
-    ``maker``: returns the node that makes a value; ``pools``: indices that the members of a split pool made -> that
-    pool; ``placements``: the known ones. Whether the data are zeros is not checked here.
+    ``maker``: returns the node making a value; ``pools``: indices that the members of a split pool made -> that pool;
+    ``placements``: the known ones. Whether the data are zeros is not checked here.
     """
     if not node.is_a("ScatterElements") or node.attributes.get("reduction", "none") != "add":
         return None
-    places = in_plane(node.inputs[1], graph, constants, maker)
-    pool = pools.get(places.made) if places is not None else None
-    if places is None or pool is None:
+    planes = in_plane(node.inputs[1], graph, constants, maker)
+    pool = pools.get(planes.made) if planes is not None else None
+    if planes is None or pool is None:
         return None
-    read, made = (graph.types[name].dims for name in (pool.inputs[0], places.made))
+    read, pooled = (graph.types[name].dims for name in (pool.inputs[0], planes.made))
     data, at = (graph.types[name].dims for name in node.inputs[:2])
-    known = [placements.get(name) for name in (places.made, *node.inputs[1:3])]
-    took = known[0]
+    operand_rows = [placements.get(name) for name in (planes.made, *node.inputs[1:3])]
+    took = operand_rows[0]
     axis = int(node.attributes.get("axis", 0)) % len(data)
-    flat = (*read[:2], prod(read[2:])), (*made[:2], prod(made[2:]))
+    flat = (*read[:2], prod(read[2:])), (*pooled[:2], prod(pooled[2:]))
     if axis != 2 or (data, at) != flat or not isinstance(took, Shard) or took.dim < 2 or took.runs > 1:
         return None
     dim = took.dim
-    wanted = Shard(2, tuple(size * prod(made[dim + 1 :]) for size in took.sizes), prod(made[2:dim]))
-    if known[1:] != [wanted, wanted] or pool.attributes["axis"] != dim:
+    wanted = Shard(2, tuple(size * prod(pooled[dim + 1 :]) for size in took.sizes), prod(pooled[2:dim]))
+    if operand_rows[1:] != [wanted, wanted] or pool.attributes["axis"] != dim:
         return None
     ends, length = pool.attributes["ranges"], read[dim]
     ranges: Ranges = tuple(
@@ -91,16 +91,16 @@ def in_plane(name: str, graph: Graph, constants: Constants, maker: Maker) -> Poo
         node = _maker(node.inputs[0], maker)
     if node is None or not node.is_a("Sub"):
         return None
-    took, base = (_logical(each, maker) for each in node.inputs)
-    pool, first = maker(took), maker(base)
-    if pool is None or not _counts(pool, took) or first is None or not first.is_a("Slice"):
+    took, base = (_logical(operand, maker) for operand in node.inputs)
+    pool, cut = maker(took), maker(base)
+    if pool is None or not _counts(pool, took) or cut is None or not cut.is_a("Slice"):
         return None
-    counted = _logical(first.inputs[0], maker)
+    counted = _logical(cut.inputs[0], maker)
     single = maker(counted)
     shape = graph.types[pool.inputs[0]].dims
     if single is None or not _counts(single, counted) or graph.types[single.inputs[0]].dims != shape:
         return None
-    return PoolPlaces(pool, took) if _single(single) and _firsts(first, graph, constants, len(shape)) else None
+    return PoolPlaces(pool, took) if _single(single) and _firsts(cut, graph, constants, len(shape)) else None
 
 
 def _counts(node: Node, name: str) -> bool:
@@ -111,10 +111,10 @@ def _counts(node: Node, name: str) -> bool:
 
 
 def _single(pool: Node) -> bool:
-    """Return whether a pool has windows of one element."""
-    given = pool.attributes
-    alone = all(size == 1 for key in ("kernel_shape", "strides") for size in given.get(key, ()))
-    return alone and not any(given.get("pads", ()))
+    """Return whether a pool has windows of size 1."""
+    attributes = pool.attributes
+    unit = all(size == 1 for key in ("kernel_shape", "strides") for size in attributes.get(key, ()))
+    return unit and not any(attributes.get("pads", ()))
 
 
 def _firsts(node: Node, graph: Graph, constants: Constants, rank: int) -> bool:

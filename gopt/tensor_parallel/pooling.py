@@ -36,33 +36,33 @@ def batch_normalization(build: ExpansionBuilder, node: Node, operator: OperatorU
     row = TensorType(wide.dtype, shape)
 
     def of_channel(name: str, role: str) -> str:
-        made = _cast(build, name, wide.dtype, f"{root}.{role}.wide")
-        return build.add("Reshape", [made, build.ints(shape)], f"{root}.{role}", row)
+        wide_name = _cast(build, name, wide.dtype, f"{root}.{role}.wide")
+        return build.add("Reshape", [wide_name, build.ints(shape)], f"{root}.{role}", row)
 
     mean = build.reduction("ReduceMean", value, axes, f"{root}.mean")
     moved = build.add("Sub", [value, mean], f"{root}.moved", wide)
     squares = build.add("Mul", [moved, moved], f"{root}.squares", wide)
     variance = build.reduction("ReduceMean", squares, axes, f"{root}.variance")
     _normalised(build, node, moved, variance, of_channel)
-    for role, made, place in (("mean", mean, 1), ("variance", variance, 2)):
-        if place < len(node.outputs) and node.outputs[place]:
-            _running(build, node, made, place, f"{root}.running_{role}")
+    for role, statistic, index in (("mean", mean, 1), ("variance", variance, 2)):
+        if index < len(node.outputs) and node.outputs[index]:
+            _running(build, node, statistic, index, f"{root}.running_{role}")
 
 
-def _running(build: ExpansionBuilder, node: Node, made: str, place: int, root: str) -> None:
+def _running(build: ExpansionBuilder, node: Node, statistic: str, index: int, root: str) -> None:
     """Write a running statistic: momentum * old + (1 - momentum) * new."""
-    old, out = node.inputs[place + 2], node.outputs[place]
+    old, out = node.inputs[index + 2], node.outputs[index]
     type, momentum = build.graph.types[out], float(node.attributes.get("momentum", 0.9))
-    kind = build.graph.types[made].dtype
+    kind = build.graph.types[statistic].dtype
     flat = TensorType(kind, type.shape)
-    new = build.add("Reshape", [made, build.ints(type.dims)], f"{root}.flat", flat)
-    kept = _cast(build, old, kind, f"{root}.wide")
-    kept = build.add("Mul", [kept, build.number(momentum, kind)], f"{root}.kept", flat)
+    new = build.add("Reshape", [statistic, build.ints(type.dims)], f"{root}.flat", flat)
+    carried = _cast(build, old, kind, f"{root}.wide")
+    carried = build.add("Mul", [carried, build.number(momentum, kind)], f"{root}.kept", flat)
     new = build.add("Mul", [new, build.number(1 - momentum, kind)], f"{root}.new", flat)
     if kind == type.dtype:
-        build.add("Add", [kept, new], out, type)
+        build.add("Add", [carried, new], out, type)
         return
-    added = build.add("Add", [kept, new], f"{root}.added", flat)
+    added = build.add("Add", [carried, new], f"{root}.added", flat)
     build.add("Cast", [added], out, type, to=dtype_code(type.dtype))
 
 
@@ -72,33 +72,33 @@ def group_normalization(build: ExpansionBuilder, node: Node, operator: OperatorU
     out = node.outputs[0]
     root, type = f"gopt.tensor-parallel.{out}", build.graph.types[out]
     value = _cast(build, node.inputs[0], "float32" if type.dtype in LOW_PRECISION else type.dtype, f"{root}.wide")
-    wide, (samples, channels, *places) = build.graph.types[value], type.dims
+    wide, (samples, channels, *sizes) = build.graph.types[value], type.dims
     groups = int(node.attributes.get("num_groups", channels))
-    shape = (samples, channels, *[1] * len(places))
+    shape = (samples, channels, *[1] * len(sizes))
 
     def mean(of: str, role: str) -> str:
         """Return a statistic of each group, repeated for each of its channels."""
-        made = build.reduction("ReduceMean", of, range(2, len(type.dims)), f"{root}.{role}.places")
+        level = build.reduction("ReduceMean", of, range(2, len(type.dims)), f"{root}.{role}.places")
         if groups == channels:
-            return made
+            return level
         apart = (samples, groups, channels // groups)
-        made = build.add("Reshape", [made, build.ints(apart)], f"{root}.{role}.apart", TensorType(wide.dtype, apart))
-        made = build.reduction("ReduceMean", made, [2], f"{root}.{role}.group")
-        made = build.add("Expand", [made, build.ints(apart)], f"{root}.{role}.all", TensorType(wide.dtype, apart))
-        return build.add("Reshape", [made, build.ints(shape)], f"{root}.{role}", TensorType(wide.dtype, shape))
+        level = build.add("Reshape", [level, build.ints(apart)], f"{root}.{role}.apart", TensorType(wide.dtype, apart))
+        level = build.reduction("ReduceMean", level, [2], f"{root}.{role}.group")
+        level = build.add("Expand", [level, build.ints(apart)], f"{root}.{role}.all", TensorType(wide.dtype, apart))
+        return build.add("Reshape", [level, build.ints(shape)], f"{root}.{role}", TensorType(wide.dtype, shape))
 
     def of_channel(name: str, role: str) -> str:
         """Return scale or offset for each channel: before operator set 21 it has one element for each group."""
-        made, kind = _cast(build, name, wide.dtype, f"{root}.{role}.wide"), wide.dtype
+        output, kind = _cast(build, name, wide.dtype, f"{root}.{role}.wide"), wide.dtype
         count = build.graph.types[name].dims[0]
         if count != channels:
             apart = (count, channels // count)
-            made = build.add(
-                "Reshape", [made, build.ints((count, 1))], f"{root}.{role}.one", TensorType(kind, (count, 1))
+            output = build.add(
+                "Reshape", [output, build.ints((count, 1))], f"{root}.{role}.one", TensorType(kind, (count, 1))
             )
-            made = build.add("Expand", [made, build.ints(apart)], f"{root}.{role}.all", TensorType(kind, apart))
-        row = (channels, *[1] * len(places))
-        return build.add("Reshape", [made, build.ints(row)], f"{root}.{role}", TensorType(kind, row))
+            output = build.add("Expand", [output, build.ints(apart)], f"{root}.{role}.all", TensorType(kind, apart))
+        row = (channels, *[1] * len(sizes))
+        return build.add("Reshape", [output, build.ints(row)], f"{root}.{role}", TensorType(kind, row))
 
     moved = build.add("Sub", [value, mean(value, "mean")], f"{root}.moved", wide)
     variance = mean(build.add("Mul", [moved, moved], f"{root}.squares", wide), "variance")
@@ -111,7 +111,7 @@ def _normalised(
     """Write moved / sqrt(variance + epsilon) * scale + offset; ``of_channel`` reshapes scale and offset."""
     out = node.outputs[0]
     root = f"gopt.tensor-parallel.{out}"
-    type, wide, row = (build.graph.types[each] for each in (out, moved, variance))
+    type, wide, row = (build.graph.types[name] for name in (out, moved, variance))
     epsilon = build.number(float(node.attributes.get("epsilon", 1e-5)), wide.dtype)
     added = build.add("Add", [variance, epsilon], f"{root}.added", row)
     deviation = build.add("Sqrt", [added], f"{root}.deviation", row)
@@ -138,8 +138,8 @@ def mean_pool(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> Non
     counts = mean_counts(operator)
     assert counts is not None
     factor = f"{root}.factor"
-    made = Tensor(TensorType(type.dtype, counts.shape), array=counts.astype(numpy_dtype(type.dtype)))
-    build.graph.initializers[factor], build.graph.types[factor] = made, made.type
+    counted = Tensor(TensorType(type.dtype, counts.shape), array=counts.astype(numpy_dtype(type.dtype)))
+    build.graph.initializers[factor], build.graph.types[factor] = counted, counted.type
     attributes = {**node.attributes, "count_include_pad": 1}
     mean = build.add("AveragePool", node.inputs, f"{root}.padded", type, **attributes)
     build.add("Mul", [mean, factor], out, type)
@@ -147,22 +147,22 @@ def mean_pool(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> Non
 
 def mean_counts(operator: OperatorUse) -> np.ndarray | None:
     """Return the correction factor of a mean that counts zeros, for each place of the result; None where windows reach
-    beyond the padding that the operator names."""
+    beyond the padding the operator names."""
     dims = range(2, operator.rank(0))
     slides = [sliding(operator, dim) for dim in dims]
-    made = np.ones((1, 1), np.float64)
+    factors = np.ones((1, 1), np.float64)
     for slide in slides:
         if slide is None or slide.read(0, slide.made)[1] > slide.length + slide.behind:
             return None
         with np.errstate(divide="ignore"):  # a window beside the operand alone has a mean of nothing
-            made = made[..., None] * (slide.kernel / _counted(slide))
-    return made
+            factors = factors[..., None] * (slide.kernel / _counted(slide))
+    return factors
 
 
 def _counted(slide: Sliding) -> np.ndarray:
-    places = np.arange(slide.made)[:, None] * slide.stride - slide.pad + np.arange(slide.kernel) * slide.dilation
-    found: np.ndarray = ((places >= 0) & (places < slide.length)).sum(1)
-    return found
+    positions = np.arange(slide.made)[:, None] * slide.stride - slide.pad + np.arange(slide.kernel) * slide.dilation
+    counts: np.ndarray = ((positions >= 0) & (positions < slide.length)).sum(1)
+    return counts
 
 
 def is_training(operator: OperatorUse) -> bool:

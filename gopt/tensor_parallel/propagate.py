@@ -1,7 +1,7 @@
-"""Propagates placements along one axis from the states through forward, backward and update, and adds mappings where
+"""Propagates placements along an axis from the states through forward, backward and update, and adds mappings where
 they do not agree.
 
-One sweep in node order. Each node takes the cheapest of its strategies: the cost of bringing its operands there and of
+A sweep in node order. Each node takes the cheapest of its strategies: the cost of bringing its operands there and of
 completing partial sums (``cost``). Gradients need no rule of their own: the backward consists of operators like any
 others, so each mapping's dual comes out of the sweep. Partial sums are completed where they are made, unless their only
 reader passes them on.
@@ -43,19 +43,19 @@ _PASSED = MOVES | SUMS | {"Neg"}
 
 def propagate(
     training: TrainingGraph, graph: Graph, axis: str, members: int, seeds: Mapping[str, Placement],
-    tokens: Tokens | None = None, others: OtherAxes | None = None, cut: Mapping[str, Shard] | None = None,
+    tokens: Tokens | None = None, axes: OtherAxes | None = None, cut: Mapping[str, Shard] | None = None,
     cost: Cost | None = None, *, regather: bool = False,
 ) -> Propagated:  # fmt: skip
-    """Split a step along an axis, from the placements of its states and batch inputs. ``graph``: with logical types,
+    """Split a step along an axis, from the placements of the states and batch inputs. ``graph``: with logical types,
     changed in place; ``others``: the axes along which it is split already.
 
     With ``tokens``, terms may be scattered over them in place of being summed on all members (sequence parallelism).
-    ``cut``: batch inputs that members have whole and read a part of. ``cost``: what mappings cost; by default, bytes.
+    ``cut``: batch inputs members have whole and read a part of. ``cost``: what mappings cost; by default, bytes.
     ``regather``: each phase gathers what it reads, so that a gathered value does not live from forward to backward.
     Raises UnsupportedError where a new state cannot be brought to the placement of the old one.
     """
     weighed = cost or Cost(members)
-    sweep = _Sweep(training, graph, axis, members, dict(seeds), tokens, others or OtherAxes(graph), weighed, regather)
+    sweep = _Sweep(training, graph, axis, members, dict(seeds), tokens, axes or OtherAxes(graph), weighed, regather)
     return sweep.run(cut or {})
 
 
@@ -105,15 +105,15 @@ class _Sweep:
         self.others.follow(self.build.nodes)
         for node in list(self.graph.nodes):
             self.build.phase = node.phase
-            first = len(self.build.nodes)
-            made = clone(node)
-            made.source = node.source or (None if node.made_by == PASS else node)
-            made.inputs = [parts.get(name, name) for name in made.inputs]
-            self._visit(made)
+            start = len(self.build.nodes)
+            copy = clone(node)
+            copy.source = node.source or (None if node.made_by == PASS else node)
+            copy.inputs = [parts.get(name, name) for name in copy.inputs]
+            self._visit(copy)
             for name in node.outputs:
                 if name in self.wanted:
-                    self._settle(name, self.wanted[name], self.build.nodes[first:])
-            self.others.follow(self.build.nodes[first:])
+                    self._settle(name, self.wanted[name], self.build.nodes[start:])
+            self.others.follow(self.build.nodes[start:])
         advance_phases(self.build.nodes)
         self.graph.nodes = self.build.nodes
         return self.out
@@ -130,69 +130,69 @@ class _Sweep:
                 f"{name!r} is {before} along {self.axis}, and must be {placement}",
                 "keep the value whole: give its parameters the placement replicate",
             )
-        own = self.values.named(name, "own")
-        self.graph.types[own] = self.graph.types[name]
+        local = self.values.named(name, "own")
+        self.graph.types[local] = self.graph.types[name]
         for node in nodes:
-            node.outputs = [own if each == name else each for each in node.outputs]
-        self.placements[own] = before
+            node.outputs = [local if output == name else output for output in node.outputs]
+        self.placements[local] = before
         self.values.count(before, placement)
-        self.build.convert(own, before, placement, name)
+        self.build.convert(local, before, placement, name)
         self.placements.pop(name, None)
         self.values.note(name, placement)
 
     def _visit(self, node: Node) -> None:
-        """Place one node, or the nodes of its rewrite."""
-        known = [self.placements.get(name, REPLICATED) if name else REPLICATED for name in node.inputs]
+        """Place one node, or the nodes of the rewrite."""
+        before = [self.placements.get(name, REPLICATED) if name else REPLICATED for name in node.inputs]
         captured = next((name for name in node.captures if name in self.placements), None)
         if captured is not None:
             raise UnsupportedError(
                 f"the body of {node.op_type} {node.label!r} reads {captured!r}, which is sharded along {self.axis}",
                 "keep it whole: give its parameters the placement replicate",
             )
-        equal = all(isinstance(each, Replicated) for each in known)
+        equal = all(isinstance(part, Replicated) for part in before)
         if (equal and not self.choose.aimed(node)) or node.is_in(SIZES):
             self._append(node, [REPLICATED] * len(node.outputs))
             return
-        if self._expand(node, known):
+        if self._expand(node, before):
             return
         if self._scattered(node):
             return
-        if self._passes_terms(node, known):
-            self._append(node, [next(each for each in known if isinstance(each, Partial))] * len(node.outputs))
+        if self._passes_terms(node, before):
+            self._append(node, [next(part for part in before if isinstance(part, Partial))] * len(node.outputs))
             return
-        best = self.choose.cheapest(node, known)
-        sharded = any(isinstance(each, Shard) for each in known)
-        if sharded and all(isinstance(each, Replicated) for each in best.operands):
+        best = self.choose.cheapest(node, before)
+        sharded = any(isinstance(part, Shard) for part in before)
+        if sharded and all(isinstance(operand, Replicated) for operand in best.operands):
             self.out.whole[node.label] = sum(self.choose.nbytes(name) for name in node.outputs if name)
         node.inputs = [
-            self.values.converted(name, place) if name else "" for name, place in zip(node.inputs, best.operands)
+            self.values.converted(name, operand) if name else "" for name, operand in zip(node.inputs, best.operands)
         ]
         if best.masked:
             self._mask(node, best)
         self._append(node, best.results)
-        for name, placement in zip(node.outputs, best.results):
-            if isinstance(placement, WindowTerms):
-                self._settle(name, self.windows.part(placement), [node])
+        for name, part in zip(node.outputs, best.results):
+            if isinstance(part, WindowTerms):
+                self._settle(name, self.windows.part(part), [node])
 
     def _scattered(self, node: Node) -> bool:
         """Place a scatter of pool gradients, if the node is one: members scatter into their windows and sum those."""
-        found = self.windows.scattered(node, self.placements)
-        if found is None:
+        expected = self.windows.scattered(node, self.placements)
+        if expected is None:
             return False
-        flat, places = node.outputs[0], self.values.named(node.outputs[0], "places")
-        self.graph.types[places] = replace(self.graph.types[flat], shape=found.shape)
-        made = found.node(node, self.axis, places)
-        self._append(made, [found.terms])
-        self._settle(places, self.windows.part(found.terms), [made])
-        back = Node("Reshape", [places, self.build.ints(self.graph.types[flat].dims)], [flat], made_by=PASS)
+        flat, positions = node.outputs[0], self.values.named(node.outputs[0], "places")
+        self.graph.types[positions] = replace(self.graph.types[flat], shape=expected.shape)
+        scatter = expected.node(node, self.axis, positions)
+        self._append(scatter, [expected.terms])
+        self._settle(positions, self.windows.part(expected.terms), [scatter])
+        back = Node("Reshape", [positions, self.build.ints(self.graph.types[flat].dims)], [flat], made_by=PASS)
         back.phase = node.phase
         self._visit(back)
         return True
 
-    def _expand(self, node: Node, known: Sequence[Placement]) -> bool:
+    def _expand(self, node: Node, before: Sequence[Placement]) -> bool:
         """Place the nodes of a node's rewrite; return False where there is none or other axes cannot split it."""
         described = use_of(node, self.graph, self.constants)
-        expand = expansion(node, described, known)
+        expand = expansion(node, described, before)
         if expand is None:
             return False
         inner = ExpansionBuilder(self.graph, self.axis, {}, phase=node.phase)
@@ -200,25 +200,25 @@ class _Sweep:
         expand(inner, node, described)
         if not self.others.allow(inner.nodes):
             return False
-        for each in inner.nodes:
-            self.readers.update(set(each.reads))
-        for each in inner.nodes:
-            self._visit(each)
+        for added in inner.nodes:
+            self.readers.update(set(added.reads))
+        for added in inner.nodes:
+            self._visit(added)
         return True
 
-    def _passes_terms(self, node: Node, known: Sequence[Placement]) -> bool:
-        """Return whether a node passes partial sums on: all its operands are partial sums that no other node reads."""
+    def _passes_terms(self, node: Node, before: Sequence[Placement]) -> bool:
+        """Return whether a node passes partial sums on: all its operands are partial sums no other node reads."""
         if is_mapping(node, self.others.axes):
-            sole = isinstance(known[0], Partial) and self.readers[node.inputs[0]] == 1
-            return sole and self.others.adds(node, known[0])
+            sole = isinstance(before[0], Partial) and self.readers[node.inputs[0]] == 1
+            return sole and self.others.adds(node, before[0])
         if not node.is_a(*_PASSED):
             return False
-        data = list(zip(node.inputs, known))[: 1 if node.is_in(RESHAPES) else None]
-        if not all(isinstance(each, Partial) and self.readers[name] == 1 for name, each in data):
+        data = list(zip(node.inputs, before))[: 1 if node.is_in(RESHAPES) else None]
+        if not all(isinstance(placement, Partial) and self.readers[name] == 1 for name, placement in data):
             return False
-        operands = tuple(Operand(name, each, False, self.graph.types[name].dtype) for name, each in data)
+        operands = tuple(Operand(name, placement, False, self.graph.types[name].dtype) for name, placement in data)
         try:
-            return partial(Use(node.op_type, operands, dtype=self.graph.type_of(node.outputs[0]).dtype)) == known[0]
+            return partial(Use(node.op_type, operands, dtype=self.graph.type_of(node.outputs[0]).dtype)) == before[0]
         except Mismatch:
             return False
 
@@ -227,7 +227,7 @@ class _Sweep:
         if node.is_a("MaxPool"):
             self.windows.pool(node, strategy, self.axis)
             return
-        shard = next(each for each in strategy.operands if isinstance(each, Shard))
+        shard = next(operand for operand in strategy.operands if isinstance(operand, Shard))
         attributes = {key: value for key, value in node.attributes.items() if key in ("axis", "reduction")}
         masked = Node(
             MASKED[node.op_type], node.inputs, node.outputs, domain=SPMD, made_by=node.made_by,

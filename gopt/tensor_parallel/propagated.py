@@ -1,4 +1,4 @@
-"""The result of propagation along one axis."""
+"""The result of propagation along an axis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gopt.tensor_parallel.explain import PlacementOrigin
 
 @dataclass(slots=True)
 class Propagated:
-    """A graph with a placement for every value along one axis. Types are logical; mappings are nodes."""
+    """A graph with a placement for every value along an axis. Types are logical; mappings are nodes."""
 
     graph: Graph
     placements: dict[str, Placement]

@@ -20,15 +20,15 @@ def part_sizes(length: int, members: int, rule: Sizes, unit: int = 1) -> tuple[i
     """Return the elements of each member: multiples of ``unit``, but for the last member that has any."""
     count, rest = divmod(length, unit)
     sizes = [size * unit for size in _units(count, members, rule)]
-    sizes[max((place for place, size in enumerate(sizes) if size), default=0)] += rest
+    sizes[max((index for index, size in enumerate(sizes) if size), default=0)] += rest
     return tuple(sizes)
 
 
 def _units(count: int, members: int, rule: Sizes) -> list[int]:
     floor, more = divmod(count, members)
     if rule is Sizes.BALANCED:
-        return [floor + (place < more) for place in range(members)]
+        return [floor + (index < more) for index in range(members)]
     if rule is Sizes.FLOOR_LAST:
         return [floor] * (members - 1) + [floor + more]
     most = -(-count // members)
-    return [max(min(most, count - most * place), 0) for place in range(members)]
+    return [max(min(most, count - most * index), 0) for index in range(members)]

@@ -1,6 +1,6 @@
-"""Reads sharding specs of a file (ONNX IR 11) as placements of parameters along one axis.
+"""Reads sharding specs of a file (ONNX IR 11) as placements of parameters along an axis.
 
-A spec on a parameter, on a state of its shape, on its new value or on a view of it says how the parameter is split.
+A spec on a parameter, on a state of the shape, on the new value or on a view of it says how the parameter is split.
 Specs on other values are ignored: placements of activations follow from those of weights.
 """
 
@@ -40,58 +40,58 @@ def with_specs(
     """Return ``choices``, overridden by the file's specs; parameters that a pattern matches stay.
 
     ``configuration``: the device configuration whose specs count; '': the one that fits the mesh; ``none``: no specs.
-    Raises InputError for specs that contradict one another, UnsupportedError for splits that gopt does not have,
-    OptionError where the model has no such configuration, or several that fit.
+    Raises InputError for specs that contradict one another, UnsupportedError for splits gopt does not have, OptionError
+    where the model has no such configuration, or several that fit.
     """
-    found = dict(choices)
+    merged = dict(choices)
     chosen = _chosen(read_configurations(training.graph), mesh, axis, configuration, note)
     if chosen is None:
-        return found
+        return merged
     reader = _Reader(training, mesh, axis, rule, chosen)
     for name, placement in reader.placements().items():
-        if any(each.axis == axis and fnmatchcase(name, each.glob) for each in patterns):
+        if any(pattern.axis == axis and fnmatchcase(name, pattern.glob) for pattern in patterns):
             continue
         if isinstance(placement, Shard):
-            found[name] = Choice(placement, WHY)
+            merged[name] = Choice(placement, WHY)
         else:
-            found.pop(name, None)
+            merged.pop(name, None)
     if reader.unused:
         note(f"sharding specs of {len(reader.unused)} values that follow from no parameter alone are not used")
     if chosen.stages:
         note("pipeline stages of the file are not used")
-    return found
+    return merged
 
 
 def _chosen(
-    known: Sequence[Configuration], mesh: Mesh, axis: str, wanted: str, note: Callable[[str], None]
+    configurations: Sequence[Configuration], mesh: Mesh, axis: str, wanted: str, note: Callable[[str], None]
 ) -> Configuration | None:
     """Return the configuration whose specs count; None where there is none."""
     if wanted == NONE:
         return None
-    if wanted and wanted not in {each.name for each in known}:
-        names = ", ".join(show(each.name) for each in known) or "none"
+    if wanted and wanted not in {config.name for config in configurations}:
+        names = ", ".join(show(config.name) for config in configurations) or "none"
         raise OptionError(f"the model has no device configuration {wanted!r}", f"it has {names}")
-    said = [each for each in known if each.specs and wanted in ("", each.name)]
-    own = [each for each in said if each.name.startswith(OWN) and not wanted]
-    said = [each for each in said if each not in own]
+    named = [config for config in configurations if config.specs and wanted in ("", config.name)]
+    written = [config for config in named if config.name.startswith(OWN) and not wanted]
+    named = [config for config in named if config not in written]
     counts = (mesh.size(axis), mesh.ranks)
-    fit = [each for each in said if each.devices in counts]
+    fit = [config for config in named if config.devices in counts]
     if len(fit) > 1:
-        names = ", ".join(show(each.name) for each in fit)
+        names = ", ".join(show(config.name) for config in fit)
         raise OptionError(
             f"several device configurations of the model fit the mesh {mesh}: {names}",
             f"say which: -O tensor-parallel.configuration={fit[0].name}",
         )
-    if said and not fit:
+    if named and not fit:
         raise UnsupportedError(
-            f"the device configuration {show(said[0].name)} of the model has {said[0].devices} devices, and the mesh "
+            f"the device configuration {show(named[0].name)} of the model has {named[0].devices} devices, and the mesh "
             f"{mesh} has {counts[0]} ranks along {axis}, {counts[1]} in all",
             _HINT,
         )
-    if not said:
-        fit = [each for each in own if each.name == f"{OWN}{mesh}"]
-        if own and not fit:
-            note(f"{own[-1].name} is of another mesh: its sharding specs are not used")
+    if not named:
+        fit = [config for config in written if config.name == f"{OWN}{mesh}"]
+        if written and not fit:
+            note(f"{written[-1].name} is of another mesh: its sharding specs are not used")
     return fit[0] if fit else None
 
 
@@ -121,21 +121,21 @@ class _Reader:
 
     def placements(self) -> dict[str, Placement]:
         """Return parameter -> placement."""
-        found: dict[str, tuple[Placement, TensorSpec]] = {}
+        agreed: dict[str, tuple[Placement, TensorSpec]] = {}
         for spec in self.chosen.specs:
             views = self._views(spec.tensor)
             if views is None:
                 self.unused.add(spec.tensor)
                 continue
             root, placement = self._followed(spec, views)
-            before, first = found.setdefault(root, (placement, spec))
+            before, first = agreed.setdefault(root, (placement, spec))
             if before != placement:
                 raise InputError(
                     f"the sharding specs of {show(root)} contradict one another: {before} by node {show(first.node)}, "
                     f"{placement} by node {show(spec.node)}",
                     _HINT,
                 )
-        return {root: placement for root, (placement, _) in found.items()}
+        return {root: placement for root, (placement, _) in agreed.items()}
 
     def _views(self, name: str) -> list[Node] | None:
         """Return the nodes between a value and the parameter of which it is a view; None for other values."""
@@ -149,13 +149,13 @@ class _Reader:
         return nodes
 
     def _followed(self, spec: TensorSpec, views: Sequence[Node]) -> tuple[str, Placement]:
-        """Return the parameter of which a value is a view, and its placement."""
+        """Return the parameter of which a value is a view, and the placement."""
         placement = self._placement(spec)
         name = spec.tensor
         for node in views:
             if isinstance(placement, Shard):
                 described = use_of(node, self.training.graph, self.constants)
-                options = [each.operands[0] for each in strategies(described, Slot(0, True), placement)]
+                options = [strategy.operands[0] for strategy in strategies(described, Slot(0, True), placement)]
                 if not options:
                     raise UnsupportedError(
                         f"{self._where(spec)} cannot be brought to what it is a view of, through {node.op_type} "
@@ -192,8 +192,8 @@ class _Reader:
             )  # fmt: skip
         self._check_devices(spec, members)
         length = self._length(spec, split[0].axis, factors)
-        place = counts.index(members)
-        runs, unit = (prod(size or 1 for size, _ in part) for part in (factors[:place], factors[place + 1 :]))
+        index = counts.index(members)
+        runs, unit = (prod(size or 1 for size, _ in part) for part in (factors[:index], factors[index + 1 :]))
         return Shard(split[0].axis, part_sizes(length // runs, members, self.rule, unit), runs)
 
     def _length(self, spec: TensorSpec, axis: int, factors: Sequence[tuple[int | None, int]]) -> int:
@@ -205,9 +205,9 @@ class _Reader:
         if len(factors) == 1 and factors[0][0] is None:
             return length
         if any(size is None for size, _ in factors) or prod(size or 0 for size, _ in factors) != length:
-            said = " x ".join("?" if size is None else str(size) for size, _ in factors)
+            factors_text = " x ".join("?" if size is None else str(size) for size, _ in factors)
             raise InputError(
-                f"{self._where(spec)} says {said} of axis {axis}, which has {length} elements",
+                f"{self._where(spec)} says {factors_text} of axis {axis}, which has {length} elements",
                 "correct the spec, or remove it from the file",
             )
         return length
@@ -222,9 +222,9 @@ class _Reader:
                 wanted[self.mesh.coordinates(rank)[self.axis]].add(rank)
         if len(spec.groups) != members:
             raise self._refused(spec, f"names {len(spec.groups)} devices or groups for {members} shards")
-        for place, (group, held) in enumerate(zip(wanted, map(set, spec.groups))):
-            if held != group:
+        for index, (group, ranks) in enumerate(zip(wanted, map(set, spec.groups))):
+            if ranks != group:
                 raise self._refused(
-                    spec, f"has part {place} on devices {sorted(held)}, and on the mesh {self.mesh} ranks "
+                    spec, f"has part {index} on devices {sorted(ranks)}, and on the mesh {self.mesh} ranks "
                     f"{sorted(group)} have it"
                 )  # fmt: skip

@@ -39,20 +39,20 @@ def split_step(
     checkers: list[Checker] = []
     along = []
     for split in splits:
-        others = OtherAxes(graph, tuple(checkers))
-        made = propagate(
-            training, graph, split.axis, split.members, split.seeds, split.tokens, others, split.cut, split.cost,
+        axes_so_far = OtherAxes(graph, tuple(checkers))
+        propagated = propagate(
+            training, graph, split.axis, split.members, split.seeds, split.tokens, axes_so_far, split.cut, split.cost,
             regather=regather,
         )  # fmt: skip
-        if marks is not None and (count := marks.settle(graph, split.axis, made.placements)):
-            made.conversions["mean as marked"] = count
-        along.append(replace(made, graph=replace(graph, types=dict(graph.types))))
-        checkers.append(Checker(graph, split.axis, axes, dict(made.placements)))
-    placements = {each.axis: check(training, graph, each.axis, each.seeds, axes) for each in splits}
+        if marks is not None and (count := marks.settle(graph, split.axis, propagated.placements)):
+            propagated.conversions["mean as marked"] = count
+        along.append(replace(propagated, graph=replace(graph, types=dict(graph.types))))
+        checkers.append(Checker(graph, split.axis, axes, dict(propagated.placements)))
+    placements = {split.axis: check(training, graph, split.axis, split.seeds, axes) for split in splits}
     check_together(placements)
     shards: dict[str, list[tuple[str, Placement]]] = {}
     for axis, placed in placements.items():
         for name, placement in placed.items():
             if isinstance(placement, PARTS):
                 shards.setdefault(name, []).append((axis, placement))
-    return TensorParallelStep(graph, {name: Sharding(tuple(each)) for name, each in shards.items()}, along)
+    return TensorParallelStep(graph, {name: Sharding(tuple(parts)) for name, parts in shards.items()}, along)

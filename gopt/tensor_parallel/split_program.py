@@ -1,4 +1,4 @@
-"""Splits the step of a program along axes of its mesh: a graph for each class of ranks whose parts have equal sizes."""
+"""Splits the step of a program along axes of the mesh: a graph for each class of ranks whose parts have equal sizes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def split_program(
     *,
     regather: bool,
 ) -> PassResult:
-    """Split the step along every axis that splits it, in place. ``marks``: the axes of gradients; ``of_source``: facts
-    of the source for the report; ``regather``: see the options of the pass.
+    """Split the step along every axis splitting it, in place. ``marks``: the axes of gradients; ``of_source``: facts of
+    the source for the report; ``regather``: see the options of the pass.
 
     Raises what ``split_axes`` and ``split_step`` raise.
     """
@@ -40,42 +40,42 @@ def split_program(
     splits = split_axes(training, mesh, request, notes.append)
     axes = [split.axis for split in splits]
     read = Marks.read(training, mesh, axes, marks)
-    made = split_step(training, splits, read, regather=regather)
+    step = split_step(training, splits, read, regather=regather)
     program.warnings += read.warnings
-    for split, result in zip(splits, made.along):
+    for split, result in zip(splits, step.along):
         reasons = {name: choice.why for name, choice in split.choices.items()}
         reasons |= dict.fromkeys(split.fed, "ranks are fed parts")
         program.explanations.append(
             Explanation(split.axis, result.graph, result.placements, reasons, result.origins, result.converted)
         )
-    program.parts = {name: made.shardings[name] for split in splits for name in split.states}
-    program.fed = {name: made.shardings[name] for split in splits for name in split.fed}
+    program.parts = {name: step.shardings[name] for split in splits for name in split.states}
+    program.fed = {name: step.shardings[name] for split in splits for name in split.fed}
     program.split = {split.axis: request.sizes.value for split in splits}
     members = {split.axis: split.members for split in splits}
-    _make_variants(program, made.graph, made.shardings, classes(made.shardings.values(), members))
-    kept = {id(node.source) for node in made.graph.nodes}
-    gone = [node for node in training.graph.nodes if id(node) not in kept]
+    _make_variants(program, step.graph, step.shardings, classes(step.shardings.values(), members))
+    ids = {id(node.source) for node in step.graph.nodes}
+    gone = [node for node in training.graph.nodes if id(node) not in ids]
     removed = [Removal(gone, "written as operators that are split")] if gone else []
-    return PassResult(removed=removed, facts=_facts(program, splits, made.along) | of_source, note=_joined(notes))
+    return PassResult(removed=removed, facts=_facts(program, splits, step.along) | of_source, note=_joined(notes))
 
 
-def _facts(program: SpmdProgram, splits: Sequence[AxisSplit], made: Sequence[Propagated]) -> dict[str, Any]:
+def _facts(program: SpmdProgram, splits: Sequence[AxisSplit], results: Sequence[Propagated]) -> dict[str, Any]:
     """Return the facts for the report; those of an axis other than tp are under its name."""
     parameters: dict[str, str] = {}
     mappings: Counter[str] = Counter()
     whole: dict[str, int] = {}
-    for split, result in zip(splits, made):
+    for split, result in zip(splits, results):
         along = "" if split.axis == "tp" else f" along {split.axis}"
         for name, choice in split.choices.items():
-            said = f"{choice.why}: {split.states[name]}{along}"
-            parameters[name] = f"{parameters[name]}; {said}" if name in parameters else said
+            reason = f"{choice.why}: {split.states[name]}{along}"
+            parameters[name] = f"{parameters[name]}; {reason}" if name in parameters else reason
         mappings.update({f"{kind}{along}": count for kind, count in result.conversions.items()})
         whole |= result.whole
     facts: dict[str, Any] = {
         "parameters": parameters, "mappings": dict(sorted(mappings.items())), "computed_whole": whole,
     }  # fmt: skip
     if program.others:
-        facts["classes"] = [[dict(place) for place in variant.places] for variant in program.variants]
+        facts["classes"] = [[dict(coordinates) for coordinates in variant.places] for variant in program.variants]
     return facts
 
 
@@ -90,7 +90,7 @@ def _make_variants(
     shardings: Mapping[str, Sharding],
     ranks: Sequence[tuple[dict[str, int], ...]],
 ) -> None:
-    """Give every class of ranks the step in its own types, each as a program that later passes work on."""
+    """Give every class of ranks the step in its own types, each as a program later passes work on."""
     graphs = [graph, *(graph.copy() for _ in ranks[1:])]
     source = program.source
     random = set(map(id, source.random))
@@ -99,10 +99,10 @@ def _make_variants(
                     fed=program.fed, split=program.split, first=program)
         for _ in ranks[1:]
     ]  # fmt: skip
-    for variant, graph, places in zip(program.variants, graphs, ranks):
-        localise(graph, shardings, places[0])
+    for variant, graph, places_of in zip(program.variants, graphs, ranks):
+        localise(graph, shardings, places_of[0])
         drawn = [node for node in graph.nodes if id(origin(node)) in random]
         variant.training = replace(source, graph=graph, random=drawn)
         variant.graph = graph.copy()
-        variant.places = places if program.others else ()
+        variant.places = places_of if program.others else ()
         variant.hold_whole()

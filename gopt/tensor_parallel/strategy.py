@@ -1,4 +1,4 @@
-"""Chooses how a node is split along an axis: the cheapest of the strategies that its links allow."""
+"""Chooses how a node is split along an axis: the cheapest of the strategies its links allow."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ class StrategyChooser:
     def __post_init__(self) -> None:
         self.packed = Packed.of(self.graph) if self.cost.link is not None else None
 
-    def cheapest(self, node: Node, known: Sequence[Placement]) -> Strategy:
+    def cheapest(self, node: Node, placements: Sequence[Placement]) -> Strategy:
         """Return the cheapest strategy among those that the operands' placements allow, those that required results
         allow, and, where none of these is free, those with activations sharded by tokens. A product is always split,
         whatever it sends: its work is what the members share."""
-        whole = Strategy((REPLICATED,) * len(known), (REPLICATED,) * len(node.outputs))
-        options = self._options(node, [(Slot(place), each) for place, each in enumerate(known)])
+        whole = Strategy((REPLICATED,) * len(placements), (REPLICATED,) * len(node.outputs))
+        options = self._options(node, [(Slot(index), placement) for index, placement in enumerate(placements)])
         options += self._options(node, self._aims(node))
-        best, least = self._least(node, known, options)
+        best, least = self._least(node, placements, options)
         if least > FREE and self.tokens is not None:
             may = [
-                (Slot(place), each) for place, (name, placement) in enumerate(zip(node.inputs, known))
-                for each in self.tokens.shards(self.graph.type_of(name), placement, self.others.of(name))
+                (Slot(index), shard) for index, (name, placement) in enumerate(zip(node.inputs, placements))
+                for shard in self.tokens.shards(self.graph.type_of(name), placement, self.others.of(name))
             ]  # fmt: skip
-            best, least = self._least(node, known, [*options, *self._options(node, may)])
-        if best is not None and (node.is_a(*COLUMN_PRODUCTS) or least <= self._weigh(node, known, whole)):
+            best, least = self._least(node, placements, [*options, *self._options(node, may)])
+        if best is not None and (node.is_a(*COLUMN_PRODUCTS) or least <= self._weigh(node, placements, whole)):
             return best
         return whole
 
@@ -68,49 +68,49 @@ class StrategyChooser:
         return bool(self._aims(node))
 
     def _aims(self, node: Node) -> list[tuple[Slot, Placement]]:
-        found = [(Slot(place, True), self.wanted.get(name)) for place, name in enumerate(node.outputs)]
-        return [(slot, each) for slot, each in found if isinstance(each, Shard)]
+        aims = [(Slot(index, True), self.wanted.get(name)) for index, name in enumerate(node.outputs)]
+        return [(slot, placement) for slot, placement in aims if isinstance(placement, Shard)]
 
     def _options(self, node: Node, placed: Sequence[tuple[Slot, Placement]]) -> list[Strategy]:
-        """Return the strategies with one of these placements that other axes allow."""
-        shards = [(slot, each) for slot, each in placed if isinstance(each, Shard)]
-        found: dict[Strategy, None] = {}
+        """Return the strategies with one of these placements other axes allow."""
+        shards = [(slot, placement) for slot, placement in placed if isinstance(placement, Shard)]
+        unique: dict[Strategy, None] = {}
         if is_mapping(node, self.others.axes):
             count = len(node.inputs)
-            found = dict.fromkeys(
-                Strategy((each,) * count, (each,)) for _, each in shards if self.others.adds(node, each)
+            unique = dict.fromkeys(
+                Strategy((shard,) * count, (shard,)) for _, shard in shards if self.others.adds(node, shard)
             )
         elif shards:
             described = described_as(node, self.graph, self.constants)
             if described is not None:
                 for slot, shard in shards:
-                    found.update(dict.fromkeys(strategies(described, slot, shard)))
-        return [each for each in found if not (each.masked and node.domain == SPMD) and self.fit(node, each)]
+                    unique.update(dict.fromkeys(strategies(described, slot, shard)))
+        return [way for way in unique if not (way.masked and node.domain == SPMD) and self.fit(node, way)]
 
     def fit(self, node: Node, strategy: Strategy) -> bool:
         """Return whether the parts of all values nest with those of other axes, and a reshape can tell its dimensions
         apart."""
         reshapes = node.is_a(*RESHAPES)
-        for each in (*strategy.operands, *strategy.results):
-            if isinstance(each, Shard) and each.alone and (reshapes or each.runs > 1):
+        for operand in (*strategy.operands, *strategy.results):
+            if isinstance(operand, Shard) and operand.alone and (reshapes or operand.runs > 1):
                 return False
         return self.others.fit(zip((*node.inputs, *node.outputs), (*strategy.operands, *strategy.results)))
 
     def _least(
-        self, node: Node, known: Sequence[Placement], options: Sequence[Strategy]
+        self, node: Node, placements: Sequence[Placement], options: Sequence[Strategy]
     ) -> tuple[Strategy | None, Weight]:  # fmt: skip
-        """Return the cheapest option and its cost; the first of several."""
+        """Return the cheapest option and the cost; the first of several."""
         best, least = None, (float("inf"), 0)
         for option in options:
-            cost = self._weigh(node, known, option)
+            cost = self._weigh(node, placements, option)
             if cost < least:
                 best, least = option, cost
         return best, least
 
-    def _weigh(self, node: Node, known: Sequence[Placement], option: Strategy) -> Weight:
-        """Return the cost of a strategy: of bringing operands and results to their placements, and of completing
-        partial sums."""
-        costs = [self._moved(node, name, a, b) for name, a, b in zip(node.inputs, known, option.operands) if name]
+    def _weigh(self, node: Node, placements: Sequence[Placement], option: Strategy) -> Weight:
+        """Return the cost of a strategy: of bringing operands and results to the placements, and of completing partial
+        sums."""
+        costs = [self._moved(node, name, a, b) for name, a, b in zip(node.inputs, placements, option.operands) if name]
         for name, placement in zip(node.outputs, option.results):
             aim = self.wanted.get(name)
             if isinstance(placement, WindowTerms):

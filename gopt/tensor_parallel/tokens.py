@@ -19,7 +19,7 @@ class Tokens:
     ``runs``, the parts of another axis.
 
     ``fed``: the batch itself is sharded, and so is every value by default. ``heads``: products of two such values are
-    sharded by heads. ``more``: sequences of other lengths that values may have.
+    sharded by heads. ``more``: sequences of other lengths values may have.
     """
 
     samples: int
@@ -54,15 +54,15 @@ class Tokens:
     def streams(cls, forward: Forward, members: int, rule: Sizes) -> Tokens | None:
         """Return the tokens that products with weights read: of the streams of an encoder and a decoder, or an image's
         patches; None where they are too few everywhere."""
-        found: dict[tuple[int, int], None] = {}
+        unique: dict[tuple[int, int], None] = {}
         for node in forward.nodes:
-            for weight, other in forward.weighed(node) if node.is_in(PRODUCTS) else ():
-                dims = forward.unflattened(node.inputs[other])
+            for weight, operand in forward.weighed(node) if node.is_in(PRODUCTS) else ():
+                dims = forward.unflattened(node.inputs[operand])
                 one = len(forward.unflattened(node.inputs[weight])) == 2  # not a matrix for each expert
                 if one and len(dims) == 3 and dims[1] >= members:
-                    found[dims[0], dims[1]] = None
-        made = [cls(*each, part_sizes(each[1], members, rule)) for each in found]
-        return replace(made[0], more=tuple(made[1:])) if made else None
+                    unique[dims[0], dims[1]] = None
+        streams = [cls(*pair, part_sizes(pair[1], members, rule)) for pair in unique]
+        return replace(streams[0], more=tuple(streams[1:])) if streams else None
 
     def batch(self, type: TensorType) -> Shard | None:
         """Return the shard of a batch input; None if it has no such dimension."""
@@ -76,7 +76,7 @@ class Tokens:
 
     def shard(self, type: TensorType) -> Shard | None:
         """Return the shard of a value by tokens; None if it has no dimension of tokens."""
-        return next((shard for each in (self, *self.more) if (shard := each._own(type)) is not None), None)
+        return next((shard for stream in (self, *self.more) if (shard := stream._own(type)) is not None), None)
 
     def _own(self, type: TensorType) -> Shard | None:
         if not type.static or len(type.dims) < 2 or type.elements <= self.samples * self.length:
@@ -89,10 +89,10 @@ class Tokens:
             return Shard(0, self.sizes, self.samples * self.runs)
         return None
 
-    def shards(self, type: TensorType, before: Placement, others: Sequence[Placement]) -> list[Shard]:
+    def shards(self, type: TensorType, before: Placement, placements: Sequence[Placement]) -> list[Shard]:
         """Return placements by tokens or heads for a value that would be gathered or summed otherwise.
 
-        Partial sums: by tokens; where the batch itself is sharded, any dimension of their length counts. A shard: by
+        Partial sums: by tokens; where the batch itself is sharded, any dimension of the length counts. A shard: by
         tokens, or by heads in front of the last two dimensions. ``others``: placements along other axes, whose parts
         are divided further.
         """
@@ -101,7 +101,7 @@ class Tokens:
         if not self.fed or not isinstance(before, Shard):
             return []
         shard = self.shard(type)
-        return [*([shard] if shard is not None else ()), *(self._by_heads(type, others) if self.heads else ())]
+        return [*([shard] if shard is not None else ()), *(self._by_heads(type, placements) if self.heads else ())]
 
     def _by_tokens(self, type: TensorType) -> list[Shard]:
         shard = self.shard(type)
@@ -112,15 +112,15 @@ class Tokens:
         length = self._shape[-1]
         return [Shard(dim, self.sizes, self.runs) for dim, size in enumerate(type.dims) if size == length]
 
-    def _by_heads(self, type: TensorType, others: Sequence[Placement]) -> list[Shard]:
-        found: list[Shard] = []
+    def _by_heads(self, type: TensorType, placements: Sequence[Placement]) -> list[Shard]:
+        shards: list[Shard] = []
         if not type.static or len(type.dims) < 3:
-            return found
+            return shards
         members = len(self.sizes)
         for dim, size in enumerate(type.dims[:-2]):
             runs = self.samples if dim == 0 and len(type.dims) == 3 else 1
-            inside = [each.runs * len(each.sizes) for each in others if isinstance(each, Shard) and each.dim == dim]
+            inside = [part.runs * len(part.sizes) for part in placements if isinstance(part, Shard) and part.dim == dim]
             runs = max([runs, *inside])
             if (dim or runs > 1) and size >= runs * members and size % (runs * members) == 0:
-                found.append(Shard(dim, (size // runs // members,) * members, runs))
-        return found
+                shards.append(Shard(dim, (size // runs // members,) * members, runs))
+        return shards

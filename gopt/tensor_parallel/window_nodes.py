@@ -1,4 +1,4 @@
-"""Windows in a step: operators of ``gopt.spmd`` that make or read them, and their placements."""
+"""Windows in a step: operators of ``gopt.spmd`` making or read them, and the placements."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Windows:
 
     def part(self, terms: WindowTerms) -> Shard:
         """Return the parts to which partial sums are reduced."""
-        known = self.shared.get((terms.dim, terms.length))
-        return Shard(terms.dim, known or shared_like(terms.sizes, terms.length))
+        sizes = self.shared.get((terms.dim, terms.length))
+        return Shard(terms.dim, sizes or shared_like(terms.sizes, terms.length))
 
     def pool(self, node: Node, strategy: Strategy, axis: str) -> None:
         """Let a MaxPool index the whole operand."""
@@ -55,32 +55,32 @@ def pool_member(node: Node, strategy: Strategy, axis: str, dims: Sequence[int]) 
     """Let a MaxPool index the whole operand, of which a member holds a window."""
     read = strategy.operands[0]
     assert isinstance(read, (Shard, Window))
-    own = {"group": axis, "axis": read.dim, "ranges": _ends(read), "length": dims[read.dim]}
-    attributes = {**node.attributes, **own}
+    reading = {"group": axis, "axis": read.dim, "ranges": _ends(read), "length": dims[read.dim]}
+    attributes = {**node.attributes, **reading}
     node.op_type, node.domain, node.encoded, node._attributes = "MemberMaxPool", SPMD, None, attributes
 
 
 def counted_as(node: Node, read: Placement) -> bool:
-    """Return whether such a pool indexes through the window that it reads."""
-    given = node.attributes
-    if not isinstance(read, (Shard, Window)) or given["axis"] != read.dim or list(given["ranges"]) != _ends(read):
+    """Return whether such a pool indexes through the window it reads."""
+    attrs = node.attributes
+    if not isinstance(read, (Shard, Window)) or attrs["axis"] != read.dim or list(attrs["ranges"]) != _ends(read):
         return False
-    return bool(given["length"] == read.length)
+    return bool(attrs["length"] == read.length)
 
 
 def _ends(read: Shard | Window) -> list[int]:
     parts = read.ranges if isinstance(read, Window) else tuple(map(read.part, range(len(read.sizes))))
-    return [end for each in parts for end in each]
+    return [end for part in parts for end in part]
 
 
 def taken(node: Node) -> tuple[Placement, ...]:
-    """Return the placements that the operands of a window node of ``gopt.spmd`` must have."""
+    """Return the placements the operands of a window node of ``gopt.spmd`` must have."""
     halo, dim = Halo.of(node.attributes), int(node.attributes["axis"])
     before: dict[str, Placement] = {
         "exchange": Shard(dim, halo.sizes), "cut": REPLICATED, "sum": WindowTerms(dim, halo.ranges, halo.length),
     }  # fmt: skip
-    first = before[halo.kind]
-    return (first, REPLICATED)[: len(node.inputs)]
+    operand = before[halo.kind]
+    return (operand, REPLICATED)[: len(node.inputs)]
 
 
 def placed(node: Node) -> Placement:

@@ -13,12 +13,12 @@ ROWS = 40
 
 
 class HtmlTable:
-    """Gives a result ``_repr_html_``: its ``repr`` above a table of ``html_rows``, by default of ``to_json``."""
+    """Gives a result ``_repr_html_``: the ``repr`` above a table of ``html_rows``, by default of ``to_json``."""
 
     __slots__ = ()
 
     def html_rows(self) -> Iterable[tuple[str, object]]:
-        """Pairs of a label and what to show beside it."""
+        """Pairs of a label and the value beside it."""
         record: Mapping[str, Any] = self.to_json()  # type: ignore[attr-defined]
         return ((name.replace("_", " "), value) for name, value in record.items() if name != "format")
 
@@ -27,17 +27,17 @@ class HtmlTable:
 
 
 def html_table(title: str, rows: Iterable[tuple[str, object]]) -> str:
-    """One table; every text in it is escaped, and control characters are made visible."""
+    """One table; every text inside is escaped, and control characters are made visible."""
     pairs = list(rows)
-    left = len(pairs) - ROWS
+    rest = len(pairs) - ROWS
     lines = [f"<tr><th>{_text(label)}</th><td>{_text(brief(value))}</td></tr>" for label, value in pairs[:ROWS]]
-    if left > 0:
-        lines.append(f"<tr><th>…</th><td>{left} more</td></tr>")
+    if rest > 0:
+        lines.append(f"<tr><th>…</th><td>{rest} more</td></tr>")
     return f"<table><caption>{_text(title)}</caption><tbody>{''.join(lines)}</tbody></table>"
 
 
 def brief(value: object) -> str:
-    """A value as a cell shows it: a collection by its number of items unless it is short."""
+    """A value in a cell: a collection by the number of items unless short."""
     if isinstance(value, Mapping):
         simple = len(value) <= 4 and all(isinstance(item, str | int | float) for item in value.values())
         return ", ".join(f"{name} {item}" for name, item in value.items()) if simple else _count(len(value))

@@ -1,4 +1,4 @@
-"""Text from files as it may be shown: no control characters, no endless lines. The one place that knows how."""
+"""Text from files for display: no control characters, no endless lines. The only place with this rule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gopt.limits import LINE, NAME
 
 
 def show(value: object) -> str:
-    """A name or value from a file as it may stand in a message: quoted, on one line, and not endless."""
+    """A name or value from a file for a message: quoted, on one line, and not endless."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length()} bits"  # Python refuses to write out the longest
     text = repr(value[: 4 * NAME] if isinstance(value, str | bytes | list | tuple) else value)
@@ -16,12 +16,12 @@ def show(value: object) -> str:
 
 
 def show_path(path: str) -> str:
-    """A path as it may stand in a message: as it is, or as ``show`` has it where it would not stay on its line."""
+    """A path for a message: unchanged, or as in ``show`` if the path would not stay on its line."""
     return path if path.isprintable() else show(path)
 
 
 def clean(text: str) -> str:
-    """Text for a terminal: whatever would move its cursor, colour it or turn its direction is written as an escape.
+    """Text for a terminal: characters that would move the cursor, colour the text or turn the direction are escaped.
     Line breaks stay."""
     if text.isprintable():
         return text
@@ -29,12 +29,12 @@ def clean(text: str) -> str:
 
 
 def clean_line(text: str) -> str:
-    """As ``clean``, and line breaks are escapes too: a name of several lines stays within its own."""
+    """As ``clean``, with escaped line breaks too: a name of several lines stays on one line."""
     return clean(text).replace("\n", _escape("\n"))
 
 
 def line(text: str) -> str:
-    """Text as one line of an error or a note: clean, and of at most ``limits.LINE`` bytes."""
+    """Text as one line of an error or a note: clean, and at most ``limits.LINE`` bytes."""
     joined = clean(" ".join(text.split()))
     data = joined.encode("utf-8", "backslashreplace")
     if len(data) <= LINE - len(_GAP):
@@ -50,9 +50,9 @@ def _escape(character: str) -> str:
     return repr(character)[1:-1]
 
 
-def and_more(left: int) -> str:
-    """The end of a list that is cut short: `` and 3 more``; nothing where nothing is left."""
-    return f" and {left} more" if left > 0 else ""
+def and_more(count: int) -> str:
+    """The end of a list that is cut short: `` and 3 more``; empty for 0."""
+    return f" and {count} more" if count > 0 else ""
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:

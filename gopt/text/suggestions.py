@@ -1,4 +1,4 @@
-"""The nearest known name or file, for errors about one that does not exist."""
+"""The nearest known name or file, for errors about a missing one."""
 
 from __future__ import annotations
 
@@ -14,38 +14,37 @@ LISTED = 3
 """Files that a hint lists."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is nearest to ``name``; None where none is near."""
+def nearest(name: str, choices: Iterable[str]) -> str | None:
+    """The known name nearest to ``name``, or None."""
     from difflib import get_close_matches
 
-    return next(iter(get_close_matches(name, list(islice(known, MOST)), 1)), None)
+    return next(iter(get_close_matches(name, list(islice(choices, MOST)), 1)), None)
 
 
-def nearest_first(name: str, known: Iterable[str]) -> list[str]:
-    """All known names, that which is nearest to ``name`` first."""
+def nearest_first(name: str, choices: Iterable[str]) -> list[str]:
+    """All known names, nearest to ``name`` first."""
     from difflib import SequenceMatcher
 
     matcher = SequenceMatcher(b=name)
 
-    def similarity(other: str) -> float:
-        matcher.set_seq1(other)
+    def similarity(choice: str) -> float:
+        matcher.set_seq1(choice)
         return matcher.ratio()
 
-    return sorted(islice(known, MOST), key=similarity, reverse=True)
+    return sorted(islice(choices, MOST), key=similarity, reverse=True)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """``did you mean 'loss'?``; None where no known name is near."""
-    close = nearest(name, known)
+def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
+    """``did you mean 'loss'?``; None without a near name."""
+    close = nearest(name, choices)
     return f"did you mean {show(close)}?" if close is not None else None
 
 
 def near_file(path: str | os.PathLike[str], *, folders: bool = False) -> tuple[str, ...]:
-    """The hint, if there is one, for a path that does not exist.
+    """The hint, if any, for a path that does not exist.
 
-    It names the first missing folder of the path, else the file with the nearest name, else the nearest of the files
-    with its suffix. ``folders``: only folders are named.
-    """
+    The hint names the first missing folder of the path, else the file with the nearest name, else the nearest of the
+    files with the suffix. ``folders``: only folders are named."""
     folder, name = os.path.split(os.fsdecode(path).rstrip(os.sep))
     try:
         names = _names(folder)
@@ -62,16 +61,16 @@ def near_file(path: str | os.PathLike[str], *, folders: bool = False) -> tuple[s
         return (f"did you mean {show(os.path.join(folder, nearest(name, alike) or alike[0]))}?",)
     if folders:
         return ()
-    others = [name for name in names if name.endswith(suffix) and not name.startswith(".")]
-    if others:
-        nearest_paths = [os.path.join(folder, item) for item in nearest_first(name, others)[:LISTED]]
+    files = [name for name in names if name.endswith(suffix) and not name.startswith(".")]
+    if files:
+        nearest_paths = [os.path.join(folder, item) for item in nearest_first(name, files)[:LISTED]]
         return (f"there are {', '.join(map(show, nearest_paths))}",)
     where = f"folder {show(folder)}" if folder else "the current folder"
     return (f"{where} has no {show(suffix)} file" if suffix else f"{where} is empty",)
 
 
 def files_with_suffix(folder: str, suffix: str) -> list[str]:
-    """The paths of a folder's files with a suffix, in order; none where the folder cannot be read."""
+    """The paths of a folder's files with a suffix, in order; empty for an unreadable folder."""
     try:
         return [os.path.join(folder, name) for name in _names(folder) if name.endswith(suffix)]
     except (OSError, ValueError):

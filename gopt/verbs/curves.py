@@ -14,28 +14,28 @@ from gopt.runtime.training.job import Progress
 
 
 def check_writer() -> None:
-    """Raise OptionError where the package that writes curves is not installed."""
+    """Raise OptionError where the package writing curves is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         raise OptionError("--tensorboard needs the package tensorboard", "pip install 'gopt[tensorboard]'")
 
 
 def scalars(progress: Progress) -> dict[str, float]:
     """The values of a step's curves, by tag."""
-    found = {"train/loss": progress.loss}
-    found |= {f"train/{name}": value for name, value in progress.means.items()}
-    found |= {f"hyper/{name}": value for name, value in progress.hyper.items()}
-    found["speed/samples_per_second"] = progress.samples_per_second
+    figures = {"train/loss": progress.loss}
+    figures |= {f"train/{name}": value for name, value in progress.means.items()}
+    figures |= {f"hyper/{name}": value for name, value in progress.hyper.items()}
+    figures["speed/samples_per_second"] = progress.samples_per_second
     if progress.tokens:
-        found["speed/tokens_per_second"] = progress.tokens_per_second
+        figures["speed/tokens_per_second"] = progress.tokens_per_second
     if progress.evaluation is not None:
-        found |= {f"eval/{name}": value for name, value in progress.evaluation.values.items()}
-    return found
+        figures |= {f"eval/{name}": value for name, value in progress.evaluation.values.items()}
+    return figures
 
 
 @contextmanager
 def curves(folder: str | os.PathLike[str] | None) -> Iterator[Callable[[Progress], None]]:
-    """A function that adds a step to the curves in a folder; None: to none. A run that is resumed replaces what the
-    folder has of its steps and later ones. Raises RunError where nothing can be written."""
+    """A function adding a step to the curves in a folder; None: to none. A run that is resumed replaces what the folder
+    has of the steps and later ones. Raises RunError where nothing can be written."""
     if folder is None:
         yield lambda progress: None
         return

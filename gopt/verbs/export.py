@@ -39,7 +39,7 @@ def export(
 
 @contextlib.contextmanager
 def needs_torch(what: str) -> Iterator[None]:
-    """The context of an import that needs PyTorch: raises OptionError where that is missing."""
+    """The context of an import needing PyTorch: raises OptionError where that is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -94,9 +94,9 @@ def reshard(
         owner = home = TemporaryFolder()
         what = home.write(what)
     with on_disk(what) as path:
-        made = merging.reshard(path, Mesh.of(mesh), options=options, accumulate=accumulate, note=note)
-    keep_alive(made, owner)
-    return made
+        sharded = merging.reshard(path, Mesh.of(mesh), options=options, accumulate=accumulate, note=note)
+    keep_alive(sharded, owner)
+    return sharded
 
 
 @checked
@@ -123,5 +123,5 @@ def diff(a: Folder, b: Folder, *, rtol: float = 0.0, atol: float = 0.0) -> Diff:
     >>> gopt.diff(gopt.shard("fixtures/mlp_sgd.onnx", 2), gopt.shard("fixtures/mlp_sgd.onnx", 3)).equal
     False
     """
-    with on_disk(a) as first, on_disk(b) as second:
-        return compare(first, second, Tolerance(rtol, atol))
+    with on_disk(a) as old, on_disk(b) as second:
+        return compare(old, second, Tolerance(rtol, atol))

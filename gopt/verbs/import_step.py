@@ -20,9 +20,9 @@ from gopt.text.notebook import HtmlTable
 
 @dataclass(frozen=True, slots=True)
 class Imported(HtmlTable):
-    """A step that ``import_step`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: the inputs
-    that a run feeds; ``missing``: states without a value; ``uninitialized``: values that the source computes first, of
-    which the step has the stored ones."""
+    """A step ``import_step`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: the inputs a run
+    feeds; ``missing``: states without a value; ``uninitialized``: values that the source computes first, of which the
+    step has the stored ones."""
 
     model: str
     data: str
@@ -55,24 +55,24 @@ def import_step(source: str | os.PathLike[str], output: str | os.PathLike[str], 
     >>> gopt.import_step("fixtures/ort/mlp_adamw", "step.onnx", force=True).parameters
     6
     """
-    place, target = Path(source), resolve_output(output)
-    file = read_step(place)
+    path, target = Path(source), resolve_output(output)
+    file = read_step(path)
     if file is None:
         raise InputError(
-            f"{place} holds no training artifacts", "they are a training graph, an optimizer graph and a checkpoint"
+            f"{path} holds no training artifacts", "they are a training graph, an optimizer graph and a checkpoint"
         )
     if file.plain:
         raise OptionError(
-            f"{place} is a plain graph already", "give a folder of training artifacts, or a model with training_info"
+            f"{path} is a plain graph already", "give a folder of training artifacts, or a model with training_info"
         )
     check_model(target, shown=Path(output), force=force)
     graph = file.graph
-    training, _ = api.find_roles(graph.twin(), place.name)  # refuses what is not a step
+    training, _ = api.find_roles(graph.twin(), path.name)  # refuses what is not a step
     data = save_model(target, graph, Path(output), force=force)
     states = {state.tensor for state in training.states}
     return Imported(
         str(Path(output)), data, len(graph.nodes), len(training.parameters), len(states),
-        sum(each.nbytes for each in graph.initializers.values()),
+        sum(tensor.nbytes for tensor in graph.initializers.values()),
         tuple(name for name in graph.inputs if name not in states),
         tuple(name for name in graph.inputs if name in states - graph.initializers.keys()),
         () if file.startup is None else tuple(file.startup.outputs),

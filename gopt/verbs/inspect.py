@@ -64,9 +64,9 @@ def _inspect(
         return inspect_model(source, advance)
 
 
-def _with_step(found: OrtArtifactsInspection, path: str | os.PathLike[str], roles: RoleMap) -> OrtArtifactsInspection:
-    """The parts of a folder, and the training step that they make, or why they make none."""
+def _with_step(result: OrtArtifactsInspection, path: str | os.PathLike[str], roles: RoleMap) -> OrtArtifactsInspection:
+    """The parts of a folder, and the training step they make, or why they make none."""
     try:
-        return replace(found, step=inspect_model(api.load(path, roles=roles)))
+        return replace(result, step=inspect_model(api.load(path, roles=roles)))
     except (InputError, UnsupportedError) as refusal:
-        return replace(found, refusal=refusal.message, next="; ".join(refusal.hints))
+        return replace(result, refusal=refusal.message, next="; ".join(refusal.hints))

@@ -16,7 +16,7 @@ from gopt.api import Sharded, Split
 
 @runtime_checkable
 class HasPath(Protocol):
-    """An object that lies on disk, such as a ``Run``."""
+    """An object lying on disk, such as a ``Run``."""
 
     @property
     def path(self) -> Path: ...
@@ -27,31 +27,31 @@ Folder: TypeAlias = str | os.PathLike[str] | Sharded | Split | HasPath
 
 
 @contextmanager
-def on_disk(given: Folder) -> Iterator[Path]:
+def on_disk(folder: Folder) -> Iterator[Path]:
     """The path of what is given."""
-    if isinstance(given, str | os.PathLike):
-        yield Path(given)
-    elif isinstance(given, Sharded | Split):
+    if isinstance(folder, str | os.PathLike):
+        yield Path(folder)
+    elif isinstance(folder, Sharded | Split):
         home = TemporaryFolder()
         try:
-            yield home.write(given)
+            yield home.write(folder)
         finally:
             home.remove()
     else:
-        yield given.path
+        yield folder.path
 
 
 class TemporaryFolder:
-    """A folder that is removed with the last reference to this object, at the latest when Python ends."""
+    """A folder removed with the last reference to this object, at the latest when Python ends."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="gopt-"))
         self.remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
-    def write(self, given: Sharded | Split) -> Path:
+    def write(self, result: Sharded | Split) -> Path:
         """Write an output folder inside; returns where."""
         target = self.path / "ranks"
-        given.write(target)
+        result.write(target)
         return target
 
 

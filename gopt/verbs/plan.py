@@ -35,13 +35,11 @@ class Plan(HtmlTable):
         return f"<Plan for {over}: {len(self.choices)} choices>"
 
     def html_rows(self) -> Iterable[tuple[str, object]]:
-        return [(f"{each.choice.mesh}, {each.choice.settings}", each.why) for each in self.choices]
+        return [(f"{choice.choice.mesh}, {choice.choice.settings}", choice.why) for choice in self.choices]
 
     def to_json(self) -> dict[str, Any]:
         """The record as ``gopt plan --json`` prints it."""
-        rows = [
-            {"mesh": str(each.choice.mesh), "batches": each.choice.batches, **each.to_json()} for each in self.choices
-        ]
+        rows = [{"mesh": str(row.choice.mesh), "batches": row.choice.batches, **row.to_json()} for row in self.choices]
         head = {"ranks": self.ranks} if self.mesh is None else {"mesh": str(self.mesh)}
         more = {"memory": self.memory, "link": self.link, "remarks": dict(self.remarks), "choices": rows}
         return {"format": "gopt-plan/1", **head, **more}
@@ -66,24 +64,24 @@ def plan(
     >>> gopt.plan("fixtures/mlp_sgd.onnx", "shard=2", bucket_mb=1).choices[0].choice.mesh.ranks
     2
     """
-    alone = not isinstance(mesh, int)
+    fixed = not isinstance(mesh, int)
     if isinstance(mesh, int) and mesh < 1:
         raise OptionError(f"the number of ranks cannot be {mesh}", "give at least 1")
     grid = Mesh.of(mesh)
     limit = parse_bytes(memory) if isinstance(memory, str) else memory
     if limit is not None and limit < 0:
         raise OptionError(f"memory cannot be {limit} bytes", "give what a rank may hold, such as 80GB")
-    if link is not None and alone:
+    if link is not None and fixed:
         Topology.parse(link, grid)
     with gc_paused():
         advance("reading")
         step = source() if callable(source) else api.as_source(source)
         weighed = weigh(
-            lambda each: api.on_mesh(step, each),
-            [grid] if alone else meshes_of(grid.ranks, link),
+            lambda mesh: api.on_mesh(step, mesh),
+            [grid] if fixed else meshes_of(grid.ranks, link),
             caps=None if bucket_mb is None else [bucket_mb],
             link=link,
             advance=advance,
         )
     ranked = tuple(rank_choices(weighed.found, limit))
-    return Plan(grid.ranks, grid if alone else None, limit, link, ranked, weighed.remarks)
+    return Plan(grid.ranks, grid if fixed else None, limit, link, ranked, weighed.remarks)

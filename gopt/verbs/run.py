@@ -33,7 +33,7 @@ from gopt.verbs.training import RunHooks, train_endpoints, train_ranks
 class Run(HtmlTable):
     """The result of a run. ``steps``: one record a step; ``path``: the checkpoint of the last one, which ``merge``,
     ``reshard`` and ``diff`` take. Of a run without ``checkpoint`` it is there as long as this object is. ``draws``: the
-    seed of random numbers that the data did not give; None where the step draws none."""
+    seed of random numbers the data did not give; None where the step draws none."""
 
     ranks: int
     steps: tuple[Progress, ...]
@@ -49,32 +49,34 @@ class Run(HtmlTable):
     @property
     def evaluations(self) -> dict[int, Evaluation]:
         """Step -> the evaluation behind it (``eval``)."""
-        return {each.step: each.evaluation for each in self.steps if each.evaluation is not None}
+        return {step.step: step.evaluation for step in self.steps if step.evaluation is not None}
 
     @property
     def best(self) -> Path | None:
         """The best checkpoint by ``keep_best``, None where none was kept."""
-        found = self.path.parent / BEST_DIR
-        return found if found.is_dir() else None
+        path = self.path.parent / BEST_DIR
+        return path if path.is_dir() else None
 
     @property
     def losses(self) -> list[float]:
         """The loss of each step, the mean over ranks."""
-        return [each.loss for each in self.steps]
+        return [step.loss for step in self.steps]
 
     def to_json(self) -> dict[str, Any]:
         return {"ranks": self.ranks, "checkpoint": str(self.path), "draws": self.draws,
-                "steps": [each.to_json() for each in self.steps]}  # fmt: skip
+                "steps": [step.to_json() for step in self.steps]}  # fmt: skip
 
     @property
     def states(self) -> dict[str, Array]:
         """State of the source -> its whole value behind the last step, read from the checkpoint."""
-        held = read_folder(self.path)
-        tensors = held.graph.initializers
-        return {each.tensor: tensors[each.tensor].numpy() for each in held.manifest.states if each.tensor in tensors}
+        folder = read_folder(self.path)
+        tensors = folder.graph.initializers
+        return {
+            state.tensor: tensors[state.tensor].numpy() for state in folder.manifest.states if state.tensor in tensors
+        }
 
     def html_rows(self) -> Iterable[tuple[str, object]]:
-        return [(f"step {each.step}", f"loss {each.loss:.6g}") for each in self.steps[-10:]]
+        return [(f"step {step.step}", f"loss {step.loss:.6g}") for step in self.steps[-10:]]
 
 
 @checked
@@ -104,40 +106,40 @@ def run(
     """
     if steps < 1:
         raise OptionError(f"steps={steps}", "give at least 1")
-    asked = changed(options, RunOptions, changes)
-    if asked.checkpoint is not None and isinstance(folder, Sharded | Split):
+    settings = changed(options, RunOptions, changes)
+    if settings.checkpoint is not None and isinstance(folder, Sharded | Split):
         raise OptionError("a checkpoint belongs to an output folder", "write the ranks first: .write(FOLDER)")
     scratch = TemporaryFolder()
     ranks = scratch.write(folder) if isinstance(folder, Sharded | Split) else Path(folder)
-    root = scratch.path / "checkpoints" if asked.checkpoint is None else Path(asked.checkpoint)
-    if isinstance(asked.eval_data, Mapping):
-        asked = replace(asked, eval_data=str(_data(asked.eval_data, scratch.path, "held_out")))
-    job = replace(asked, checkpoint=root).job(ranks, _data(data, scratch.path), steps)
-    told: list[Progress] = []
+    root = scratch.path / "checkpoints" if settings.checkpoint is None else Path(settings.checkpoint)
+    if isinstance(settings.eval_data, Mapping):
+        settings = replace(settings, eval_data=str(_data(settings.eval_data, scratch.path, "held_out")))
+    job = replace(settings, checkpoint=root).job(ranks, _data(data, scratch.path), steps)
+    steps_run: list[Progress] = []
 
     seed = seed_of(job, manifest_check.read_manifest(ranks)[0])
-    with curves(asked.tensorboard) as draw:
+    with curves(settings.tensorboard) as draw:
 
         def tell(progress: Progress) -> None:
-            told.append(progress)
+            steps_run.append(progress)
             draw(progress)
             on_step(progress)
 
-        count, last = _train(job, asked, RunHooks(tell))
-    return Run(count, tuple(told), ranks, root / step_dir(last), seed, scratch)
+        count, last = _train(job, settings, RunHooks(tell))
+    return Run(count, tuple(steps_run), ranks, root / step_dir(last), seed, scratch)
 
 
-def _train(job: Job, asked: RunOptions, hooks: RunHooks) -> tuple[int, int]:
+def _train(job: Job, options: RunOptions, hooks: RunHooks) -> tuple[int, int]:
     """How many ranks there were, and the last step."""
     split = manifest_check.read_manifest(job.folder)[0].parameter_server is not None
-    asked.check(split=split)
+    options.check(split=split)
     if split:
-        server_job = asked.server_job(job, _ignore, _ignore)
-        return server_job.endpoints, train_endpoints(server_job, asked.deadline, hooks)[0]
+        server_job = options.server_job(job, _ignore, _ignore)
+        return server_job.endpoints, train_endpoints(server_job, options.deadline, hooks)[0]
     _, mesh = read_manifest(job.folder)
     if isinstance(job.data, BatchStream):
         job = replace(job, data=replace(job.data, readers=mesh.ranks // mesh.data_ranks))
-    return mesh.ranks, train_ranks(job, mesh, asked.deadline, hooks)[0]
+    return mesh.ranks, train_ranks(job, mesh, options.deadline, hooks)[0]
 
 
 def _ignore(_: object) -> None:

@@ -39,23 +39,22 @@ def check_samples(name: str, data: object) -> None:
 class RunOptions:
     """How a run trains.
 
-    ``settings``: hyper-parameter -> a number or a schedule (``cosine:1e-3:0:1000``). ``state``: values where the
-    folder has none. ``shuffle``: seed of a new order of samples in every pass. ``last``: what becomes of samples at
-    the end of a pass that fill no step: the next pass fills it up (``carry``, the default), they are left out
-    (``drop``), or the pass's first samples fill it (``pad``). ``batch_size``: samples of each rank's batch, where the
-    step leaves their number open and ``data`` is on disk. ``draws``: seed of the random numbers that the data does not
-    give. A resumed run keeps these four. ``checkpoint``: a folder on disk; one is written at the end and ``every``
-    so many steps, ``keep`` of them stay, and ``resume`` continues from the newest.
-    ``startup``: False starts from stored values where the folder has start-up graphs. ``sync_init``: axes
-    along which start values are those of the first rank, ``all`` or such as ``dp+tp``. ``tuning``: False runs
-    without tiling and generated kernels, with the same bits. ``audit``: compare what ranks hold in common every so
-    many steps, and before each checkpoint; 0 is never. ``trace``: the file for what every rank did when.
-    ``deadline``: seconds that a rank waits for the others at a call.
+    ``settings``: hyper-parameter -> a number or a schedule (``cosine:1e-3:0:1000``). ``state``: values where the folder
+    has none. ``shuffle``: seed of a new order of samples in every pass. ``last``: what becomes of samples at the end of
+    a pass filling no step: the next pass fills it up (``carry``, the default), they are left out (``drop``), or the
+    pass's first samples fill it (``pad``). ``batch_size``: samples of each rank's batch, where the step leaves their
+    number open and ``data`` is on disk. ``draws``: seed of the random numbers the data does not give. A resumed run
+    keeps these four. ``checkpoint``: a folder on disk; one is written at the end and ``every`` so many steps, ``keep``
+    of them stay, and ``resume`` continues from the newest. ``startup``: False starts from stored values where the
+    folder has start-up graphs. ``sync_init``: axes along which start values are those of the first rank, ``all`` or
+    such as ``dp+tp``. ``tuning``: False runs without tiling and generated kernels, with the same bits. ``audit``:
+    compare what ranks hold in common every so many steps, and before each checkpoint; 0 is never. ``trace``: the file
+    for what every rank did when. ``deadline``: seconds that a rank waits for the others at a call.
 
     ``eval``: a model of the forward (``gopt export --eval``) that is evaluated on ``eval_data``, in a form of ``data``
     that ends, at the end and every ``eval_every`` steps. ``keep_best``: a metric of it, as ``accuracy:max``; the best
-    checkpoint is kept as ``best``. ``patience``: end after so many evaluations without a better one. ``tensorboard``:
-    a folder for curves. ``peak_flops``: operations a second of one rank's device, by which a run says what it uses.
+    checkpoint is kept as ``best``. ``patience``: end after so many evaluations without a better one. ``tensorboard``: a
+    folder for curves. ``peak_flops``: operations a second of a rank's device, by which a run says what it uses.
 
     Of a split alone: ``trainers``, how many take part; ``roles``, which process is what; ``on_trainer_loss`` in rounds,
     ``abort`` or ``continue``; ``nan``, what servers do about gradients that are not finite: ``pass``, ``abort`` or
@@ -145,7 +144,7 @@ class RunOptions:
     def job(self, folder: Path, data: str | BatchStream, steps: int) -> Job:
         """The job of ``steps`` steps on the samples of ``data``."""
         return Job(
-            folder=folder, data=data, steps=steps, settings={name: str(each) for name, each in self.settings.items()},
+            folder=folder, data=data, steps=steps, settings={name: str(value) for name, value in self.settings.items()},
             state=None if self.state is None else os.fspath(self.state), shuffle=self.shuffle,
             draws=self.draws, last=None if self.last is None else Last(self.last),
             batch_size=self.batch_size,
@@ -214,7 +213,7 @@ class RunOptions:
     def server_job(
         self, job: Job, tell: Callable[[str], None], summarise: Callable[[Sequence[ServerSummary]], None]
     ) -> ServerJob:
-        """The job with its trainers and servers. ``tell`` gets a line for each fault; ``summarise`` what each server
+        """The job with the trainers and servers. ``tell`` gets a line for each fault; ``summarise`` what each server
         did, at the end. Raises InputError and OptionError."""
         from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, StopFault
         from gopt.runtime.parameter_server.job import ServerJob
@@ -224,10 +223,10 @@ class RunOptions:
             OnNan(self.nan), None if self.stop is None else StopFault(self.stop), self.on_trainer_loss == "continue",
             self.staleness, tell, summarise,
         )  # fmt: skip
-        found = ServerJob.read(job, self.trainers, self.roles)
-        faults.check(found.plan)
-        check_recordable(job, found.plan)
-        return replace(found, faults=faults)
+        server_job = ServerJob.read(job, self.trainers, self.roles)
+        faults.check(server_job.plan)
+        check_recordable(job, server_job.plan)
+        return replace(server_job, faults=faults)
 
 
 class RunKeywords(TypedDict, total=False):

@@ -57,12 +57,12 @@ def shard(
     >>> gopt.shard("fixtures/mlp_adamw.onnx", "dp=2,shard=2", stage=1)
     <Sharded mlp_adamw.onnx on dp=2,shard=2: 4 ranks, 7 checks passed>
     """
-    asked, mesh, choice = changed(options, ShardOptions, changes), Mesh.of(mesh), None
+    settings, mesh, choice = changed(options, ShardOptions, changes), Mesh.of(mesh), None
     source = as_source(source)
     if auto is not None:
-        asked, choice = _chosen(source, mesh, asked, auto, advance)
+        settings, choice = _chosen(source, mesh, settings, auto, advance)
     unsure = confirm_duals(source, mesh)
-    sharded = shard_step(source, mesh, asked, advance=advance)
+    sharded = shard_step(source, mesh, settings, advance=advance)
     sharded.program.warnings += unsure
     sharded.choice = choice
     return sharded
@@ -78,18 +78,18 @@ def confirm_duals(source: Source, mesh: Mesh) -> list[str]:
 
 
 def _chosen(
-    source: Source, mesh: Mesh, asked: ShardOptions, auto: Auto, advance: ProgressCallback
+    source: Source, mesh: Mesh, settings: ShardOptions, auto: Auto, advance: ProgressCallback
 ) -> tuple[ShardOptions, ChoiceEntry]:
     """The options with those of the best choice, and what the report says of it."""
     from gopt.offline.plan import choices
     from gopt.offline.plan_ranking import best
 
     for name in CHOSEN:
-        if getattr(asked, name) is not None:
+        if getattr(settings, name) is not None:
             raise OptionError(f"auto chooses {name}", f"leave out {name}, or auto")
     limit = None if auto.memory is None else parse_bytes(auto.memory)
     topology = None if auto.link is None else Topology.parse(auto.link, mesh)
-    found = list(choices(on_mesh(source, mesh), mesh, topology=topology, advance=advance))
-    first = best(found, limit)
-    entry = first.entry(len(found), limit, auto.link)
-    return replace(asked, **asdict(first.choice.settings)), entry
+    options_weighed = list(choices(on_mesh(source, mesh), mesh, topology=topology, advance=advance))
+    choice = best(options_weighed, limit)
+    entry = choice.entry(len(options_weighed), limit, auto.link)
+    return replace(settings, **asdict(choice.choice.settings)), entry

@@ -18,8 +18,8 @@ from gopt.runtime.training.train import Trainer
 @dataclass(frozen=True, slots=True)
 class RunHooks:
     """Callbacks of a run. ``on_step``: with each step; ``on_start``: with the first step and a note on the data, once
-    all checks have passed; ``stop_signal`` returns the signal that asks for the end, or 0; ``on_end``: of a split
-    without rounds, with the ends of all roles."""
+    all checks have passed; ``stop_signal`` returns the signal asking for the end, or 0; ``on_end``: of a split without
+    rounds, with the ends of all roles."""
 
     on_step: Callable[[Progress], None]
     on_start: Callable[[int, str], None] = lambda step, note: None
@@ -32,7 +32,7 @@ class RunHooks:
 
 
 def _first_step(job: Job) -> int:
-    """The step that a run starts at."""
+    """The step a run starts at."""
     if not job.resume or job.checkpoint is None:
         return 0
     return max(complete_steps(job.checkpoint), default=0)
@@ -46,8 +46,8 @@ def train_ranks(job: Job, mesh: Mesh, deadline: float, hooks: RunHooks) -> tuple
         trainer.run(hooks.on_step, lambda: hooks.on_start(trainer.step, trainer.note))
         return trainer.step, trainer.stopped
 
-    found: tuple[int, int] = run_threads(mesh, deadline, live)[0]
-    return found
+    endpoints: tuple[int, int] = run_threads(mesh, deadline, live)[0]
+    return endpoints
 
 
 def train_endpoints(server_job: ServerJob, deadline: float, hooks: RunHooks) -> tuple[int, int]:

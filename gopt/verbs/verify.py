@@ -1,4 +1,4 @@
-"""``gopt.verify``: the proof that ranks compute what their source does."""
+"""``gopt.verify``: the proof ranks compute what their source does."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def verify(
     >>> gopt.verify(gopt.shard("fixtures/mlp_sgd.onnx", 2), steps=1).equal
     True
     """
-    asked = changed(options, VerifyOptions, changes)
-    if asked.replay is not None:
-        _check_alone(asked, model)
+    chosen = changed(options, VerifyOptions, changes)
+    if chosen.replay is not None:
+        _check_alone(chosen, model)
         with on_disk(folder) as path:
-            return replay(path, asked.replay, asked.data, asked.deadline, advance)
-    if asked.data is not None:
-        check_data(asked.data)  # before the folder is read, which takes long
+            return replay(path, chosen.replay, chosen.data, chosen.deadline, advance)
+    if chosen.data is not None:
+        check_data(chosen.data)  # before the folder is read, which takes long
     with on_disk(folder) as path:
-        return Verifier(path, model, asked.deadline, advance).run(asked, advance=advance)
+        return Verifier(path, model, chosen.deadline, advance).run(chosen, advance=advance)
 
 
-def _check_alone(asked: VerifyOptions, model: object) -> None:
+def _check_alone(chosen: VerifyOptions, model: object) -> None:
     """Refuse options beside ``replay`` that mean nothing there: the record says what the run was."""
-    usual = VerifyOptions(deadline=asked.deadline, data=asked.data, replay=asked.replay)
-    names = [each.name for each in fields(VerifyOptions) if getattr(asked, each.name) != getattr(usual, each.name)]
+    usual = VerifyOptions(deadline=chosen.deadline, data=chosen.data, replay=chosen.replay)
+    names = [field.name for field in fields(VerifyOptions) if getattr(chosen, field.name) != getattr(usual, field.name)]
     if names or model is not None:
         raise OptionError(
             f"{names[0] if names else 'a model'} cannot be combined with a replay: the record says what the run was",

@@ -1,4 +1,4 @@
-"""All ranks of an output folder, run together: one step of every phase, and what came out of it."""
+"""All ranks of an output folder, run together: one step of every phase, and the results."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ Tamper = Callable[[int, Values], None]
 class RankResults:
     """Results of a step of all ranks.
 
-    ``outputs``: by rank. ``losses``: micro-step, rank, name, value. ``gradients``: the local ones by micro-step and
-    data rank, as the ranks sent them, where they are visible.
-    """
+    ``outputs``: by rank. ``losses``: micro-step, rank, name, value. ``gradients``: the local gradients by micro-step
+    and data rank, as sent by the ranks, where visible."""
 
     outputs: list[Values]
     losses: list[tuple[int, int, str, np.ndarray]]
@@ -51,41 +50,42 @@ class AllRanks:
     """Gradient -> what each rank has of it, where dimensions are sharded."""
 
     def held(self, states: Values) -> list[Values]:
-        """Return the part of these states that each rank holds."""
-        return [each.feeds(states) for each in self.ranks]
+        """Return each rank's part of these states."""
+        return [rank.feeds(states) for rank in self.ranks]
 
     def joined(self, key: str, values: Sequence[Values]) -> Values:
-        """Whole tensors of what the ranks hold, in their shapes."""
+        """Whole tensors of the ranks' parts, in shape."""
         return joined(self.ranks, key, values, self.types)
 
-    def apart(self, held: Sequence[Values]) -> list[Values]:
-        """For each batch, what its ranks hold of states that others hold otherwise."""
-        found = [Values() for _ in range(max(self.which) + 1)]
-        for which, rank, values in zip(self.which, self.ranks, held):
+    def apart(self, states: Sequence[Values]) -> list[Values]:
+        """For each batch, the ranks' states that differ from other ranks."""
+        separate = [Values() for _ in range(max(self.which) + 1)]
+        for which, rank, values in zip(self.which, self.ranks, states):
             for state in rank.states:
                 if state.local and state.input in values:
                     name = state.pieces[0].tensor
-                    found[which][name] = np.asarray(values[state.input]).reshape(self.types[name].dims)
-        return found
+                    separate[which][name] = np.asarray(values[state.input]).reshape(self.types[name].dims)
+        return separate
 
     def step(
-        self, reference: ReferenceProgram, variant: Variant, held: Sequence[Values], settings: Values, batches: Batches,
-        tamper: Tamper | None,
+        self, reference: ReferenceProgram, variant: Variant, states: Sequence[Values], settings: Values,
+        batches: Batches, tamper: Tamper | None,
     ) -> RankResults:  # fmt: skip
-        """One step: every phase as often as it is due. ``held`` follows."""
-        made = RankResults([Values() for _ in self.ranks], [], [[Values() for _ in turn] for turn in batches])
+        """One step: every phase as often as due. ``states`` gets the new values."""
+        results = RankResults([Values() for _ in self.ranks], [], [[Values() for _ in turn] for turn in batches])
         last = max(self.which)
         marked = {r for r in range(len(self.ranks)) if self.which[r] == last and self._has_first(r, reference.marked)}
         for phase, times in self.phases.items():
             members = [r for r, rank in enumerate(self.ranks) if phase in rank.programs]
             programs = [self.ranks[r].programs[phase] for r in members]
             for turn in range(times):
-                given = [
-                    {**held[r], **settings, **self.ranks[r].record.feeds(batches[turn][self.which[r]])} for r in members
+                rank_feeds = [
+                    {**states[r], **settings, **self.ranks[r].record.feeds(batches[turn][self.which[r]])}
+                    for r in members
                 ]
                 feeds = [
                     {name: value for name, value in values.items() if name in program.graph.inputs}
-                    for program, values in zip(programs, given)
+                    for program, values in zip(programs, rank_feeds)
                 ]
                 if tamper is not None:
                     for r, feed in zip(members, feeds):
@@ -99,15 +99,15 @@ class AllRanks:
                     for r, program in zip(members, programs)
                 ]  # fmt: skip
                 for r, output in zip(members, self.transport(varied, feeds, self.mesh)):
-                    self.ranks[r].carry(held[r], output)
-                    made.outputs[r].update(output)
+                    self.ranks[r].carry(states[r], output)
+                    results.outputs[r].update(output)
                     for loss in reference.training.losses:
                         if loss in output:
-                            made.losses.append((turn, r, loss, np.asarray(output[loss], np.float64)))
-                    seen = made.gradients[turn][self.which[r]]
+                            results.losses.append((turn, r, loss, np.asarray(output[loss], np.float64)))
+                    gradients = results.gradients[turn][self.which[r]]
                     for name, value in reference.varied(variant, output, r in marked).items():
-                        self._note(seen, name, value, r)
-        return made
+                        self._note(gradients, name, value, r)
+        return results
 
     def _box(self, name: str, rank: int) -> Box | None:
         return self.boxes[name][rank] if name in self.boxes else None
@@ -116,19 +116,19 @@ class AllRanks:
         """Return whether a rank has the first element of a gradient."""
         return all(dimension[0] == 0 for dimension in self._box(gradient, rank) or ())
 
-    def _note(self, seen: Values, name: str, value: np.ndarray, rank: int) -> None:
-        """Take a gradient of a rank, or its part of it."""
+    def _note(self, values: Values, name: str, value: np.ndarray, rank: int) -> None:
+        """Take a gradient of a rank, or the rank's part."""
         box = self._box(name, rank)
         if box is None:
-            seen.setdefault(name, value)
+            values.setdefault(name, value)
             return
-        if name not in seen:
-            seen[name] = np.zeros(self.types[name].dims, value.dtype)
-        put(seen[name], box, value.reshape(-1), 0)
+        if name not in values:
+            values[name] = np.zeros(self.types[name].dims, value.dtype)
+        put(values[name], box, value.reshape(-1), 0)
 
 
 def gradient_boxes(manifest: Manifest, gradients: Mapping[str, str]) -> dict[str, list[Box | None]]:
-    """Return gradient -> the box of it that each rank has, for parameters whose dimensions are sharded.
+    """Return gradient -> each rank's box, for parameters with sharded dimensions.
 
     A gradient of parameters with different shardings is whole on every rank.
     """
@@ -150,19 +150,19 @@ def gradient_boxes(manifest: Manifest, gradients: Mapping[str, str]) -> dict[str
     weights: dict[str, list[str]] = {}
     for name, gradient in gradients.items():
         weights.setdefault(gradient, []).append(name)
-    found: dict[str, list[Box | None]] = {}
+    boxes_of: dict[str, list[Box | None]] = {}
     for gradient, names in weights.items():
         alike = [boxes.get(name, {}) for name in names]
-        if alike[0] and all(each == alike[0] for each in alike):
-            found[gradient] = [alike[0].get(place(entry.rank)) for entry in manifest.ranks]
-    return found
+        if alike[0] and all(box == alike[0] for box in alike):
+            boxes_of[gradient] = [alike[0].get(place(entry.rank)) for entry in manifest.ranks]
+    return boxes_of
 
 
 def data_ranks(mesh: Mesh) -> list[int]:
-    """For every rank, which batch it sees: ranks that differ along data axes alone see different ones."""
-    seen: dict[tuple[int, ...], int] = {}
+    """For every rank, the index of its batch: ranks that differ along data axes alone have different batches."""
+    batches: dict[tuple[int, ...], int] = {}
     data = mesh.data_axes
     return [
-        seen.setdefault(tuple(v for k, v in mesh.coordinates(rank).items() if k in data), len(seen))
+        batches.setdefault(tuple(v for k, v in mesh.coordinates(rank).items() if k in data), len(batches))
         for rank in range(mesh.ranks)
     ]

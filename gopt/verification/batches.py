@@ -1,4 +1,4 @@
-"""The batches of a verification: drawn from its seed, or the user's own."""
+"""The batches of a verification: drawn from the seed, or of the user."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class SampledBatches:
     def batch(self, number: int, part: int) -> Values:
         generator = np.random.default_rng([self.seed, 2, number, part])
         names = [name for name in self.training.batch if name not in self.random_inputs.fed]
-        made = sampling.draw_inputs(self.training, names, generator, self.ranges)
-        return made | self.random_inputs.draw(self.seed, number, part)
+        inputs = sampling.draw_inputs(self.training, names, generator, self.ranges)
+        return inputs | self.random_inputs.draw(self.seed, number, part)
 
     @property
     def ignores(self) -> bool:
-        """Whether some labels that are drawn are ones to ignore."""
-        return any(each.ignored is not None for each in self.ranges.values())
+        """Whether some drawn labels are labels to ignore."""
+        return any(interval.ignored is not None for interval in self.ranges.values())
 
     def plain(self) -> SampledBatches:
         """The same without labels to ignore."""
@@ -51,7 +51,7 @@ class SampledBatches:
 
 @dataclass(slots=True)
 class UserBatches:
-    """The user's own batches, as ``gopt run`` deals them out to ``parts`` data ranks; each is asked for once."""
+    """The user's batches, as dealt out by ``gopt run`` to ``parts`` data ranks; each is requested once."""
 
     training: TrainingGraph
     random_inputs: RandomInputs
@@ -59,7 +59,7 @@ class UserBatches:
     parts: int
     text: str
     _sources: list[BatchSource] = field(default_factory=list)
-    _held: dict[tuple[int, int], Values] = field(default_factory=dict)
+    _drawn: dict[tuple[int, int], Values] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises InputError, OptionError where the data cannot be read or does not fit."""
@@ -76,7 +76,7 @@ class UserBatches:
         self._sources = [open_data(self.text, types, drawn=drawn) for _ in range(self.parts)]
 
     def batch(self, number: int, part: int) -> Values:
-        for each in range(number + 1):  # a function yields them in order
-            if (each, part) not in self._held:
-                self._held[each, part] = self._sources[part].batch(MicroStep(each, part, self.parts))
-        return self._held[number, part] | self.random_inputs.draw(self.seed, number, part)
+        for index in range(number + 1):  # a function yields them in order
+            if (index, part) not in self._drawn:
+                self._drawn[index, part] = self._sources[part].batch(MicroStep(index, part, self.parts))
+        return self._drawn[number, part] | self.random_inputs.draw(self.seed, number, part)

@@ -16,7 +16,7 @@ Values = dict[str, np.ndarray]
 
 
 def tolerance_of(graph: Graph) -> float:
-    """Contract section 7: by the narrowest floating type that takes part."""
+    """Contract section 7: by the narrowest participating floating type."""
     dtypes = {type.dtype for type in graph.types.values()}
     return 5e-2 if "bfloat16" in dtypes else 2e-2 if "float16" in dtypes else 1e-4
 
@@ -24,8 +24,7 @@ def tolerance_of(graph: Graph) -> float:
 def distance(value: np.ndarray, wanted: np.ndarray) -> float:
     """‖value − wanted‖ in float64; infinite where kinds of number, shapes, integers or infinities differ.
 
-    A number that is none agrees with nothing, not even with another one.
-    """
+    NaN agrees with nothing, not even with NaN."""
     if value.shape != wanted.shape or value.dtype != wanted.dtype:
         return float("inf")
     if not floating(wanted):
@@ -40,13 +39,13 @@ def distance(value: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.linalg.norm(mine[finite] - theirs[finite]))
 
 
-def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+def same_bits(one: np.ndarray, twin: np.ndarray) -> bool:
     """Return whether two flat arrays hold the same bits in the same type."""
-    if one.dtype != other.dtype or one.size != other.size or not one.size:
+    if one.dtype != twin.dtype or one.size != twin.size or not one.size:
         return False
-    if not (one.flags.c_contiguous and other.flags.c_contiguous):
+    if not (one.flags.c_contiguous and twin.flags.c_contiguous):
         return False
-    return bool(np.array_equal(one.view(np.uint8), other.view(np.uint8)))
+    return bool(np.array_equal(one.view(np.uint8), twin.view(np.uint8)))
 
 
 def allowance(wanted: np.ndarray, start: np.ndarray, tolerance: float) -> float:
@@ -67,11 +66,11 @@ def length(value: np.ndarray) -> float:
 
 
 def distance_of(*values: np.ndarray) -> float:
-    """The same of the difference of two values of one size, or of one."""
+    """The same of the difference of two values of one size, or of one value."""
     square = 0.0
     with np.errstate(all="ignore"):
         for some in pieces(*values):
-            wide = [np.asarray(each, np.float64) for each in some]
+            wide = [np.asarray(value, np.float64) for value in some]
             apart = wide[0] - wide[1] if len(wide) > 1 else wide[0]
             square += float(apart.dot(apart))
     return math.sqrt(square) if square >= 0 else math.nan
@@ -82,16 +81,16 @@ def floating(array: np.ndarray) -> bool:
 
 
 def finite(array: np.ndarray) -> bool:
-    """Return whether all elements are numbers, and none is infinite."""
+    """Return whether all elements are finite numbers."""
     return not floating(array) or math.isfinite(length(array)) or bool(np.isfinite(np.asarray(array, np.float64)).all())
 
 
 def became_not_finite(new: np.ndarray, old: np.ndarray) -> bool:
-    """Return whether an element that was finite no longer is, or has become no number at all."""
+    """Return whether a finite element has become infinite or NaN, or any element NaN."""
     if finite(new):
         return False
-    made, was = np.asarray(new, np.float64), np.asarray(old, np.float64)
-    return bool((~np.isfinite(made) & np.isfinite(was)).any()) or bool(np.isnan(made).any())
+    after, before = np.asarray(new, np.float64), np.asarray(old, np.float64)
+    return bool((~np.isfinite(after) & np.isfinite(before)).any()) or bool(np.isnan(after).any())
 
 
 def ratio(error: float, allowed: float) -> float:
@@ -101,7 +100,7 @@ def ratio(error: float, allowed: float) -> float:
 
 @dataclass(slots=True)
 class StepComparisons:
-    """The comparisons of one step. Parts of a sharded state are judged together, as the state they make up.
+    """The comparisons of one step. Parts of a sharded state are judged together, as one state.
 
     ``floors``: tolerances of a value in addition to contract section 7.
     """
@@ -117,7 +116,7 @@ class StepComparisons:
         return allowance(wanted, start, self.tolerance) + self.floors.get(name, 0.0)
 
     def enter(self, rank: int, name: str, kind: str, error: float) -> None:
-        """An error that is counted in tolerances already."""
+        """An error already counted in tolerances."""
         self.entries.append(Difference(self.variant, self.step, rank, name, kind, error))
 
     def whole(self, rank: int, name: str, kind: str, value: np.ndarray, wanted: np.ndarray, start: np.ndarray) -> None:
@@ -132,7 +131,7 @@ class StepComparisons:
         self.parts.setdefault(name, []).append((error, rank, kind))
 
     def close(self, wanted: Values, start: Values) -> None:
-        """Judge what came in parts."""
+        """Judge values compared in parts."""
         for name, errors in self.parts.items():
             total = math.sqrt(sum(error * error for error, _, _ in errors))
             _, rank, kind = max(errors)
@@ -140,14 +139,14 @@ class StepComparisons:
         self.parts.clear()
 
     def failing(self) -> set[str]:
-        """Names of what is too far off."""
-        return {each.name for each in self.entries if each.fails}
+        """Names of values that are too far off."""
+        return {entry.name for entry in self.entries if entry.fails}
 
     def without(self, names: Iterable[str]) -> StepComparisons:
-        """The same, but for some values: another record judges them."""
+        """The same without some values: another record judges these."""
         left_out = set(names)
-        return replace(self, entries=[each for each in self.entries if each.name not in left_out])
+        return replace(self, entries=[entry for entry in self.entries if entry.name not in left_out])
 
     def write(self, result: Verification) -> None:
-        for each in self.entries:
-            result.note(each)
+        for entry in self.entries:
+            result.note(entry)

@@ -1,4 +1,4 @@
-"""The result of a second engine on a step: which engine it was, and where it differs."""
+"""The result of a second engine on a step: the engine, and the differences."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class EngineDifference:
-    """``value``, of ``node``, differs by ``error`` of its size. ``rewritten``: alone it does not, but with the nodes in
-    front of it; so a rewrite of ONNX Runtime is wrong."""
+    """``value``, of ``node``, differs by ``error`` of the value's size. ``rewritten``: the node alone does not differ,
+    but with the nodes in front; so a rewrite of ONNX Runtime is wrong."""
 
     node: str
     value: str
@@ -24,8 +24,8 @@ class EngineDifference:
 
 @dataclass(frozen=True, slots=True)
 class EngineCheck:
-    """The comparison with a second engine. ``engine``: '' where none ran, and ``why``; ``values``: results that were
-    compared; ``unexplained``: those that differ although no node does alone."""
+    """The comparison with a second engine. ``engine``: '' if none ran, and ``why``; ``values``: compared results;
+    ``unexplained``: results that differ although no node does alone."""
 
     engine: str
     values: int = 0
@@ -34,7 +34,7 @@ class EngineCheck:
     unexplained: tuple[str, ...] = ()
 
     def doubts(self) -> Iterator[tuple[str, str]]:
-        """A name that is not confirmed because of it, and the reason."""
+        """A name left unconfirmed by the check, and the reason."""
         if self.difference is not None:
             yield self.difference.value, self.difference.reason()
         for name in self.unexplained:
@@ -42,10 +42,11 @@ class EngineCheck:
             yield name, f"{self.engine} computes it otherwise, by more than rounding{more}"
 
     def to_json(self) -> dict[str, Any]:
-        found = self.difference
+        difference = self.difference
         return {
             "engine": self.engine, "values": self.values, "why": self.why, "unexplained": list(self.unexplained),
-            "difference": None if found is None else {
-                "node": found.node, "value": found.value, "error": found.error, "rewritten": found.rewritten,
+            "difference": None if difference is None else {
+                "node": difference.node, "value": difference.value, "error": difference.error,
+                "rewritten": difference.rewritten,
             },
         }  # fmt: skip

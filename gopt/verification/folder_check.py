@@ -1,4 +1,4 @@
-"""Holds an output folder against its source: kinds and owners of states, start values."""
+"""Compares an output folder with the source: kinds and owners of states, start values."""
 
 from __future__ import annotations
 
@@ -22,37 +22,39 @@ _AGAIN = "shard the step again; --state FILE gives other values"
 
 def check_roles(manifest: Manifest, source: TrainingGraph, folder: Path) -> None:
     """Raise InputError where the manifest gives a state another new value, kind or parameter than the source does."""
-    own = {state.tensor: (state.updated, state.kind.value, state.of) for state in source.states}
-    missing = next(iter(own.keys() - {state.tensor for state in manifest.states}), None)
+    source_roles = {state.tensor: (state.updated, state.kind.value, state.of) for state in source.states}
+    missing = next(iter(source_roles.keys() - {state.tensor for state in manifest.states}), None)
     if missing is not None:
         raise InputError(
             f"{folder / MANIFEST_FILE}: states: {show(missing)} is a state of the source, and missing here",
             "it was edited: shard the step again",
         )
     for index, state in enumerate(manifest.states):
-        said = (state.updated, state.kind.value, state.of)
-        for word, here, there in zip(("updated", "kind", "of"), said, own.get(state.tensor, said)):
-            if here != there:
+        folder_roles = (state.updated, state.kind.value, state.of)
+        for word, folder_role, source_role in zip(
+            ("updated", "kind", "of"), folder_roles, source_roles.get(state.tensor, folder_roles)
+        ):
+            if folder_role != source_role:
                 raise InputError(
-                    f"{folder / MANIFEST_FILE}: states[{index}].{word}: {show(state.tensor)} has {show(here)} here, "
-                    f"{show(there)} in the source",
+                    f"{folder / MANIFEST_FILE}: states[{index}].{word}: {show(state.tensor)} has "
+                    f"{show(folder_role)} here, {show(source_role)} in the source",
                     "it was edited: shard the step again",
                 )
 
 
 def check_starts(ranks: Sequence[RankPrograms], stored: Mapping[str, Array], folder: Path) -> None:
-    """Raise InputError where ranks start a state from another value than one another.
+    """Raise InputError where ranks start a state from different values.
 
     ``stored``: whole start values, put together from the files of ranks.
     """
     for rank in ranks:
-        if (other := _other_start(rank, stored)) is not None:
+        if (different := _other_start(rank, stored)) is not None:
             path = folder / next(iter(rank.record.files.values()))
-            raise InputError(f"{path}: {show(other)} starts from another value than on other ranks", _AGAIN)
+            raise InputError(f"{path}: {show(different)} starts from another value than on other ranks", _AGAIN)
 
 
 def _other_start(rank: RankPrograms, whole: Mapping[str, Array]) -> str | None:
-    """The first state of which a rank has not the value that is put together from all ranks; None where all agree."""
+    """The first state of a rank that differs from the value joined from all ranks, or None."""
     for state in rank.states:
         if any(piece.tensor not in whole for piece in state.pieces):
             continue
@@ -60,27 +62,27 @@ def _other_start(rank: RankPrograms, whole: Mapping[str, Array]) -> str | None:
             if state.copy:
                 continue  # a trainer pulls it
             return state.input
-        own, place = rank.values[state.input].reshape(-1), 0
+        local, offset = rank.values[state.input].reshape(-1), 0
         for piece in state.pieces:
             with np.errstate(over="ignore"):
-                due = cut(piece, whole[piece.tensor]).astype(own.dtype, copy=False)
-            if not np.array_equal(_bytes(own[place : place + piece.elements]), _bytes(due)):
+                due = cut(piece, whole[piece.tensor]).astype(local.dtype, copy=False)
+            if not np.array_equal(_bytes(local[offset : offset + piece.elements]), _bytes(due)):
                 return piece.tensor
-            place += piece.elements
+            offset += piece.elements
     return None
 
 
 def other_start_values(stored: Mapping[str, Array], source: TrainingGraph) -> list[str]:
-    """Notes on states whose value in the ranks is not the one that the model holds: a trained state, or a wrong one."""
-    held = source.graph.initializers
-    other = [
+    """Notes on states with another value in the ranks than in the model: trained or wrong."""
+    tensors = source.graph.initializers
+    changed = [
         name for name, value in stored.items()
-        if name in held and not np.array_equal(_bytes(value), _bytes(held[name].numpy()))
+        if name in tensors and not np.array_equal(_bytes(value), _bytes(tensors[name].numpy()))
     ]  # fmt: skip
-    if not other:
+    if not changed:
         return []
     return [
-        f"{listed(other, NAMED)}: the ranks start from other values than the model. Both ran from those of the ranks"
+        f"{listed(changed, NAMED)}: the ranks start from other values than the model. Both ran from those of the ranks"
     ]
 
 

@@ -1,8 +1,7 @@
-"""Selects the gradients of a large model that are checked by finite differences: some of every kind, from the seed.
+"""Selects the gradients of a large model for the check by finite differences: some of every kind, from the seed.
 
-States and losses are never sampled. A gradient's kind is the equivalence class of its parameter's update, its shape and
-the operator that makes it, so that every class is seen, and in it every sort of layer.
-"""
+States and losses are never sampled. A gradient's kind is the equivalence class of the parameter's update, the shape and
+the operator of the gradient's node, so that every class is seen, and every sort of layer inside."""
 
 from __future__ import annotations
 
@@ -22,10 +21,9 @@ LIMIT = 256
 
 @dataclass(frozen=True, slots=True)
 class GradientSample:
-    """Parameters whose gradients are looked at, of ``total``; ``classes`` and ``kinds``: how many there are, all seen.
+    """Parameters with checked gradients, of ``total``; ``classes`` and ``kinds``: their numbers, all seen.
 
-    ``widened``: one of the sample was not confirmed, so that all others were looked at too.
-    """
+    ``widened``: a sampled gradient was not confirmed, so that all others were checked too."""
 
     parameters: tuple[str, ...]
     total: int
@@ -42,7 +40,7 @@ class GradientSample:
 
 
 def sample_gradients(training: TrainingGraph, seed: int, limit: int | None = None) -> GradientSample | None:
-    """A sample of ``limit`` gradients (LIMIT), at least one of each kind; None where there are no more than that."""
+    """A sample of ``limit`` gradients (LIMIT), at least one of each kind; None for no more gradients than the limit."""
     limit = LIMIT if limit is None else limit
     names = list(training.gradients)
     if len(names) <= limit:
@@ -58,20 +56,20 @@ def sample_gradients(training: TrainingGraph, seed: int, limit: int | None = Non
     chosen: set[str] = set()
     rest: list[str] = []
     for members in kinds.values():
-        order = [members[place] for place in generator.permutation(len(members))]
+        order = [members[index] for index in generator.permutation(len(members))]
         chosen.add(order[0])
         rest += order[1:]
     more = max(limit - len(chosen), 0)
-    chosen.update(rest[place] for place in generator.permutation(len(rest))[:more])
+    chosen.update(rest[index] for index in generator.permutation(len(rest))[:more])
     drawn = tuple(name for name in names if name in chosen)
     return GradientSample(drawn, len(names), len(set(classes.values())), len(kinds), seed)
 
 
 def _classes(training: TrainingGraph) -> dict[str, Hashable]:
-    """Parameter -> the equivalence class of its update; an update that is not split is a class of its own."""
+    """Parameter -> the equivalence class of the update; an unsplit update is a separate class."""
     try:
         subgraphs = find_updates(training, whole_accumulators=False).subgraphs
     except UnsupportedError:  # it was sharded once: by another way than splitting its updates
         subgraphs = {}
-    numbers = {name: each.equivalence_class for name, each in subgraphs.items()}
+    numbers = {name: subgraph.equivalence_class for name, subgraph in subgraphs.items()}
     return {name: numbers[name] if numbers.get(name, -1) >= 0 else name for name in training.gradients}

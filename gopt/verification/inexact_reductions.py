@@ -1,4 +1,4 @@
-"""How far the gradients that ranks combine are from those of one large batch, where their rule is not exact."""
+"""The distance between the gradients combined by ranks and those of one large batch, for rules that are not exact."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from gopt.verification.variants import PLAIN
 
 
 def inexact_reductions(reference: ReferenceProgram, states: Values, settings: Values, batches: Batches) -> list[str]:
-    """One line for the gradients of each kind that the ranks do not combine as one large batch would, with the size of
-    the difference on these batches."""
+    """One line for the gradients of each kind that ranks do not combine as one large batch would, with the size of the
+    difference on these batches."""
     training = reference.training
-    found = []
+    lines = []
     for exact, names, what in unfit_reductions(training, reference.reduction):
         if exact.value and reference.shared.points:
             continue  # counts are taken over all ranks
-        asked, other = (
-            each.means(each.local(PLAIN, states, settings, batches))
-            for each in (reference, reference.combined_by(exact))
+        combined, exact_means = (
+            variant.means(variant.local(PLAIN, states, settings, batches))
+            for variant in (reference, reference.combined_by(exact))
         )
         gradients = [training.gradients[name] for name in names]
-        found.append(
-            f"not the step of one large batch: {what}: {_apart(asked, other, gradients):.2g} off on these batches"
+        lines.append(
+            f"not the step of one large batch: {what}: {_apart(combined, exact_means, gradients):.2g} "
+            "off on these batches"
         )
-    return found
+    return lines
 
 
-def _apart(asked: Values, exact: Values, names: Sequence[str]) -> float:
+def _apart(combined: Values, exact: Values, names: Sequence[str]) -> float:
     """The relative distance of some gradients, taken together."""
-    wide = [(asked[name].astype(np.float64), exact[name].astype(np.float64)) for name in names]
+    wide = [(combined[name].astype(np.float64), exact[name].astype(np.float64)) for name in names]
     with np.errstate(all="ignore"):
-        length = float(np.sqrt(sum(float(np.square(right).sum()) for _, right in wide)))
-        return float(np.sqrt(sum(float(np.square(left - right).sum()) for left, right in wide))) / (length or 1.0)
+        length = float(np.sqrt(sum(float(np.square(wanted).sum()) for _, wanted in wide)))
+        return float(np.sqrt(sum(float(np.square(mine - right).sum()) for mine, right in wide))) / (length or 1.0)

@@ -1,8 +1,7 @@
-"""The source for the samples of several batches: what it is when the batches of all ranks are one.
+"""The source for the samples of several batches: the batches of all ranks as one.
 
-The marks of the samples say which dimension of each value holds them. Shapes and spread constants that a file wrote out
-for one batch grow with it; what is computed from shapes grows by itself.
-"""
+The marks of the samples tell the dimension of the samples in each value. Shapes and spread constants written out for
+one batch grow with the batch; values computed from shapes grow by themselves."""
 
 from __future__ import annotations
 
@@ -43,8 +42,8 @@ class NotComparableError(Exception):
 
 @dataclass(slots=True)
 class Dividers:
-    """Constants of one number that may divide by the number of samples: as they are ``written``, and for the
-    ``larger`` batch."""
+    """Constants of one number that may divide by the number of samples: as ``written``, and for the ``larger``
+    batch."""
 
     written: Values = field(default_factory=dict)
     larger: Values = field(default_factory=dict)
@@ -52,8 +51,8 @@ class Dividers:
 
 @dataclass(slots=True)
 class JoinedGraph:
-    """The graph of ``times`` batches; ``values``: its outputs. Raises NotComparableError for a step that has a fixed
-    number of samples in a way that gopt does not know."""
+    """The graph of ``times`` batches; ``values``: its outputs. Raises NotComparableError for a step with an unknown use
+    of a fixed number of samples."""
 
     training: TrainingGraph
     times: int
@@ -77,30 +76,30 @@ class JoinedGraph:
         part.nodes = [node for node in nodes if counted.keys().isdisjoint(node.outputs)]
         part.initializers |= {name: Tensor(part.types[name], array=value) for name, value in counted.items()}
         part.inputs = {name: self._larger_type(name, type) for name, type in part.inputs.items()}
-        known = {name: tensor.type for name, tensor in part.initializers.items()} | part.inputs | part.outputs
+        types = {name: tensor.type for name, tensor in part.initializers.items()} | part.inputs | part.outputs
         marked = (name for node in part.nodes for name in node.outputs if self.context.samples(name) is not None)
-        known |= {name: self._larger_type(name, part.types[name]) for name in marked if name in part.types}
-        self.graph = replace(part, types=known | self._repeated)
+        types |= {name: self._larger_type(name, part.types[name]) for name in marked if name in part.types}
+        self.graph = replace(part, types=types | self._repeated)
         infer_types(self.graph)
         for name, type in part.types.items():  # what follows no single sample has the type that it had
             if not self.graph.type_of(name).static and name not in self._repeated:
                 self.graph.types[name] = type
 
     def joined(self, batches: Iterable[Values]) -> Values:
-        """The inputs of the samples of all batches. Raises NotComparableError for one that holds no samples and is not
-        the same in all."""
+        """The inputs of the samples of all batches. Raises NotComparableError for an input without samples that differs
+        between batches."""
         batches = list(batches)
-        found = {}
-        for name, first in batches[0].items():
-            values = [each[name] for each in batches]
+        inputs = {}
+        for name, value in batches[0].items():
+            values = [batch[name] for batch in batches]
             mark = self.context.samples(name)
             if mark is not None:
-                found[name] = np.concatenate(values, mark.axis)
-            elif all(np.array_equal(first, each) for each in values):
-                found[name] = first
+                inputs[name] = np.concatenate(values, mark.axis)
+            elif all(np.array_equal(value, array) for array in values):
+                inputs[name] = value
             else:
                 raise NotComparableError(f"the input {name!r} has no dimension of samples")
-        return found
+        return inputs
 
     # --- what a file wrote out for one batch -------------------------------------------------------------------------
 
@@ -109,68 +108,68 @@ class JoinedGraph:
         if mark is None or type.shape is None:
             return type
         sizes = [
-            size * self.times if place == mark.axis and isinstance(size, int) else size
-            for place, size in enumerate(type.shape)
+            size * self.times if axis == mark.axis and isinstance(size, int) else size
+            for axis, size in enumerate(type.shape)
         ]
         return TensorType(type.dtype, tuple(sizes))
 
     def _grown(self, part: Graph, node: Node) -> Iterator[Node]:
-        """A node with operands that fit the larger batch, behind nodes that make these."""
+        """A node with operands of the larger batch, behind the nodes of these operands."""
         mark = self.context.samples(node.outputs[0]) if node.outputs else None
         try:
             if mark is not None:
                 self._reshape(part, node, mark)
-                for place in self._spread(node):
+                for index in self._spread(node):
                     axis = mark.axis - self.context.rank(node.outputs[0])
-                    yield from self._repeat(node, place, axis, mark)
-            for place, axis, mark in self._contracted(node):
-                yield from self._repeat(node, place, axis, mark)
+                    yield from self._repeat(node, index, axis, mark)
+            for index, axis, mark in self._contracted(node):
+                yield from self._repeat(node, index, axis, mark)
         except Untraceable as lost:
             raise NotComparableError(f"{node.op_type} {node.label!r}: {lost}") from lost
         yield node
 
     def _reshape(self, part: Graph, node: Node, mark: Mark) -> None:
-        """Let a target shape that is written out have more samples."""
-        place = operator(node.op_type).shape or 0
-        sizes = self.context.ints(node.inputs[place]) if 0 < place < len(node.inputs) else None
+        """Let a written-out target shape have more samples."""
+        index = operator(node.op_type).shape or 0
+        sizes = self.context.ints(node.inputs[index]) if 0 < index < len(node.inputs) else None
         if sizes is None:
             return
-        name, axis = node.inputs[place], mark.axis - (self.context.rank(node.outputs[0]) - len(sizes))
+        name, axis = node.inputs[index], mark.axis - (self.context.rank(node.outputs[0]) - len(sizes))
         larger = self._larger.value(name)
         grows = larger is None or larger.reshape(-1).tolist() != sizes
         if axis < 0 or grows or sizes[axis] != self.context.extent(mark) or (node.is_a("Expand") and sizes[axis] == 1):
             return
         sizes[axis] *= self.times
-        made = f"{node.outputs[0]}.sizes"
-        part.initializers[made] = Tensor(TensorType("int64", (len(sizes),)), array=np.array(sizes, np.int64))
-        _read_instead(node, place, made)
+        sizes_name = f"{node.outputs[0]}.sizes"
+        part.initializers[sizes_name] = Tensor(TensorType("int64", (len(sizes),)), array=np.array(sizes, np.int64))
+        _read_instead(node, index, sizes_name)
 
     def _spread(self, node: Node) -> Iterator[int]:
-        """Places of operands that have the dimensions of the result."""
+        """Places of operands with the dimensions of the result."""
         if elementwise(node) or node.is_a("Concat", "GatherElements", "ScatterElements"):
             yield from range(len(node.inputs))
         elif node.is_a("Gemm") and len(node.inputs) > 2:
             yield 2
 
     def _contracted(self, node: Node) -> Iterator[tuple[int, int, Mark]]:
-        """Places of operands that are contracted with the samples of the other one, with the dimension of each that is,
-        counted from the end."""
+        """Places of operands contracted with the samples of the other operand, with the contracted dimension, counted
+        from the end."""
         if not node.is_a("MatMul", "Gemm"):
             return
-        turned = [bool(node.attributes.get(each, 0)) for each in ("transA", "transB")]
+        turned = [bool(node.attributes.get(key, 0)) for key in ("transA", "transB")]
         axes = (-2 if turned[0] else -1, -1 if turned[1] else -2)
-        for place in (0, 1):
-            mark = self.context.samples(node.inputs[1 - place])
+        for index in (0, 1):
+            mark = self.context.samples(node.inputs[1 - index])
             if mark is not None:
-                other = self.context.rank(node.inputs[1 - place])
-                if mark.axis - other == max(axes[1 - place], -other):
-                    yield place, max(axes[place], -self.context.rank(node.inputs[place])), mark
+                rank = self.context.rank(node.inputs[1 - index])
+                if mark.axis - rank == max(axes[1 - index], -rank):
+                    yield index, max(axes[index], -self.context.rank(node.inputs[index])), mark
 
-    def _repeat(self, node: Node, place: int, axis: int, mark: Mark) -> Iterator[Node]:
+    def _repeat(self, node: Node, index: int, axis: int, mark: Mark) -> Iterator[Node]:
         """Repeat an operand that follows no single sample, and has a row for each; ``axis``: from the end."""
-        name = node.inputs[place]
-        own = self.context.marks.get(name)
-        if not name or (own is not None and own.kind not in REDUCED):
+        name = node.inputs[index]
+        present = self.context.marks.get(name)
+        if not name or (present is not None and present.kind not in REDUCED):
             return
         sizes = self.context.shape(name)
         axis += len(sizes)
@@ -179,42 +178,42 @@ class JoinedGraph:
             return
         if mark.outer != 1 or not self.context.alike(name, axis, mark):
             raise NotComparableError(f"{name!r}, which follows no batch, holds a value for each sample")
-        made = f"{node.outputs[0]}.operand{place}"
+        repeated = f"{node.outputs[0]}.operand{index}"
         larger = (extent * self.times if at == axis else size for at, size in enumerate(sizes))
-        self._repeated[made] = TensorType(self.context.index.graph.type_of(name).dtype, tuple(larger))
-        yield Node("Concat", [name] * self.times, [made], attributes={"axis": axis})
-        _read_instead(node, place, made)
+        self._repeated[repeated] = TensorType(self.context.index.graph.type_of(name).dtype, tuple(larger))
+        yield Node("Concat", [name] * self.times, [repeated], attributes={"axis": axis})
+        _read_instead(node, index, repeated)
 
     def _grows(self, name: str, axis: int, extent: int) -> bool:
         """Return whether a value grows by itself, since it is made of shapes."""
         value = self._larger.value(name)
         if value is not None:
             return value.ndim > axis and value.shape[axis] == extent * self.times
-        made = (self.context.index.producers.get(each) for each in ancestors(self.context.index, [name])[1])
-        return any(node is not None and node.is_in(SIZES) and node.inputs[0] in self.context.marks for node in made)
+        makers = (self.context.index.producers.get(value) for value in ancestors(self.context.index, [name])[1])
+        return any(node is not None and node.is_in(SIZES) and node.inputs[0] in self.context.marks for node in makers)
 
     # --- constants that may be numbers of samples ------------------------------------------------------------------
 
     def dividers(self, values: Iterable[str]) -> list[Dividers]:
-        """Constants behind some values that may divide by the number of samples; those of one number together."""
+        """Constants behind some values that may divide by the number of samples; constants of one number together."""
         index, sizes = self.context.index, self._sizes()
         cone, _ = ancestors(index, values)
-        found: dict[str, Dividers] = {}
+        by_number: dict[str, Dividers] = {}
         for node in index.graph.nodes:
             factors = id(node) in cone and not node.is_in(_NO_FACTORS) and not node.is_a("Clip", "Pow")
-            for place, name in enumerate(node.inputs if factors else ()):
+            for slot, name in enumerate(node.inputs if factors else ()):
                 value = index.constants.value(name) if name else None
                 number = _one_number(value) if value is not None else 1.0
                 neutral = number == 1 and not (node.is_a("Mul") and self.context.batch == 2)  # 2 over 2 samples is one
-                growth = 1.0 if neutral else self._growth(number, sizes, below=node.is_a("Div") and place == 1)
+                growth = 1.0 if neutral else self._growth(number, sizes, below=node.is_a("Div") and slot == 1)
                 if value is not None and growth != 1 and not self._grown_value(name):
-                    of_number = found.setdefault(f"{number:.6g}", Dividers())
+                    of_number = by_number.setdefault(f"{number:.6g}", Dividers())
                     of_number.larger[name] = np.asarray(np.asarray(value, np.float64) * growth).astype(value.dtype)
                     of_number.written[name] = value
-        return list(found.values())
+        return list(by_number.values())
 
     def unsettled(self, values: Iterable[str]) -> str:
-        """A constant behind some values that may be another function of the number of samples; '' where none is."""
+        """A constant behind some values that may be another function of the number of samples, or ''."""
         index = self.context.index
         counts = SampleCounts(self.context, self.training.states, frozenset(self.training.counted.values()))
         cone, _ = ancestors(index, values)
@@ -228,28 +227,30 @@ class JoinedGraph:
         return ""
 
     def asking(self, constants: Iterable[str]) -> Graph:
-        """The graph with constants as inputs, each of the name with ``.asked`` behind it."""
+        """The graph with constants as inputs, named with ``.asked`` behind the constant's name."""
         names = {name: f"{name}{ASKED}" for name in constants}
         graph = replace(self.graph, inputs=dict(self.graph.inputs), nodes=[clone(node) for node in self.graph.nodes])
         for node in graph.nodes:
             if not names.keys().isdisjoint(node.inputs):
                 node.inputs = [names.get(name, name) for name in node.inputs]
-        for name, made in names.items():
+        for name, input_name in names.items():
             value = self.context.index.constants.value(name)
             assert value is not None
-            graph.inputs[made] = graph.types[made] = TensorType(self.context.index.graph.types[name].dtype, value.shape)
+            graph.inputs[input_name] = graph.types[input_name] = TensorType(
+                self.context.index.graph.types[name].dtype, value.shape
+            )
         return graph
 
     def _grown_value(self, name: str) -> bool:
         """Return whether a constant is made of the shape of the batch."""
-        here, there = self.context.constant(name), self._larger.value(name)
+        small, large = self.context.constant(name), self._larger.value(name)
         return (
-            here is not None and there is not None and not np.array_equal(here.reshape(-1)[:1], there.reshape(-1)[:1])
+            small is not None and large is not None and not np.array_equal(small.reshape(-1)[:1], large.reshape(-1)[:1])
         )
 
     def _growth(self, number: float, sizes: set[int], *, below: bool) -> float:
-        """The factor of a constant in the larger batch: one that divides by the number of samples, or n / (n - 1) of an
-        unbiased variance; 1 for any other. ``below``: it is a divisor."""
+        """The factor of a constant in the larger batch: for a divisor by the number of samples, or n / (n - 1) of an
+        unbiased variance; 1 for any other. ``below``: the constant is a divisor."""
         batch, over = self.context.batch, number if below else 1 / number
         if (
             batch > 1
@@ -261,18 +262,18 @@ class JoinedGraph:
         return 1.0 if count is None else (count - 1) * self.times / (count * self.times - 1)
 
     def _sizes(self) -> set[int]:
-        """Products of dimensions of a value of samples, without that of the samples."""
+        """Products of a sampled value's dimensions, without the samples."""
         types = self.context.index.graph.types
-        found: set[tuple[int, ...]] = set()
+        families: set[tuple[int, ...]] = set()
         for name, mark in self.context.marks.items():
             if mark.kind is Relation.SAMPLES:
-                rest = (size for place, size in enumerate(types[name].shape or ()) if place != mark.axis)
-                found.add((mark.outer, mark.inner, *(size for size in rest if isinstance(size, int))))
-        return {size for sizes in found for size in products(sizes)}
+                rest = (size for axis, size in enumerate(types[name].shape or ()) if axis != mark.axis)
+                families.add((mark.outer, mark.inner, *(size for size in rest if isinstance(size, int))))
+        return {size for sizes in families for size in products(sizes)}
 
 
 def _one_number(value: np.ndarray) -> float:
-    """The size of the elements of a floating constant that are not zero, 1 where they differ."""
+    """The size of the nonzero elements of a floating constant, 1 if they differ."""
     if value.dtype.kind not in "fV":
         return 1.0
     flat = np.abs(value.reshape(-1).astype(np.float64))
@@ -280,5 +281,5 @@ def _one_number(value: np.ndarray) -> float:
     return float(moving[0]) if moving.size and bool((moving == moving[0]).all()) else 1.0
 
 
-def _read_instead(node: Node, place: int, name: str) -> None:
-    node.inputs = [name if at == place else each for at, each in enumerate(node.inputs)]
+def _read_instead(node: Node, index: int, name: str) -> None:
+    node.inputs = [name if at == index else operand for at, operand in enumerate(node.inputs)]

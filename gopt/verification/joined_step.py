@@ -1,8 +1,8 @@
-"""One step of the source on the batches of all ranks, joined, beside the step that the ranks make of them."""
+"""One step of the source on the joined batches of all ranks, beside the ranks' step on these batches."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isinf
 
@@ -31,22 +31,22 @@ WAYS = 24
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """The first step of the ranks' batches by the source, and how far rounding moves it. ``noise``: states that are
-    nothing else."""
+    """The source's first step of the ranks' batches, made on request, and the movement by rounding. ``noise``: states
+    of rounding alone."""
 
-    step: ReferenceStep
+    step: Callable[[], ReferenceStep]
     moved: Measurement
     noise: Collection[str]
 
 
 def check_large_batch(
-    reference: ReferenceProgram, made: MeasuredStep, states: Values, settings: Values, batches: Batches,
+    reference: ReferenceProgram, measured: MeasuredStep, states: Values, settings: Values, batches: Batches,
     tolerance: float, statistics: Iterable[StatisticReduction],
 ) -> LargeBatchCheck:  # fmt: skip
-    """Compare the step that ranks make of ``batches`` with the source's step of these joined; ``statistics``: how
-    ranks combine them."""
+    """Compare the ranks' step on ``batches`` with the source's step on the joined batches; ``statistics``: the ranks'
+    rules of combining."""
     try:
-        return _Joined(reference, made, states, settings, batches, tolerance, list(statistics)).check()
+        return _Joined(reference, measured, states, settings, batches, tolerance, list(statistics)).check()
     except NotComparableError as error:
         return _not(str(error))
     except RunError:
@@ -80,33 +80,35 @@ class _Joined:
             return _not(f"its values take {size} bytes; {limits.hint('LARGE_BATCH_BYTES', size)}")
         joined = JoinedGraph(training, len(every), list(updated.values()))
         feeds = {**self.states, **self.settings, **joined.joined(every)}
-        found = couplings_as_run(
+        couplings = couplings_as_run(
             self.reference.training, self.reference.reduction, self.reference.shared, self.statistics
         )
-        told = self._told_of(found)
-        apart, taken = self._nearest(joined, feeds, updated, {each.kind for each in found}, told)
-        if lost := next((each.name for each in apart if isinf(each.error)), None):
+        noted = self._told_of(couplings)
+        apart, constants = self._nearest(joined, feeds, updated, {coupling.kind for coupling in couplings}, noted)
+        if lost := next((state.name for state in apart if isinf(state.error)), None):
             raise NotComparableError(f"{lost!r} is not finite")
         if not apart:
-            return LargeBatchCheck(LargeBatch.EQUAL, len(updated), taken=taken)
-        apart = tuple(replace(each, noted=updated[each.name] in told) for each in apart)
-        open_ = [updated[each.name] for each in apart if not each.noted]
+            return LargeBatchCheck(LargeBatch.EQUAL, len(updated), taken=constants)
+        apart = tuple(replace(state, noted=updated[state.name] in noted) for state in apart)
+        open_ = [updated[state.name] for state in apart if not state.noted]
         if open_ and joined.context.batch < 2:
             return _not("a batch of one sample does not tell a constant from their number")
-        if open_ and (own := joined.dividers(open_)):
-            return _not(f"the constant {next(iter(own[0].written))!r} may be a number of samples, or one over it")
+        if open_ and (dividers := joined.dividers(open_)):
+            return _not(f"the constant {next(iter(dividers[0].written))!r} may be a number of samples, or one over it")
         if open_ and (unsettled := joined.unsettled(open_)):
             return _not(f"{unsettled} may be a number of samples")
-        return LargeBatchCheck(LargeBatch.DIFFERENT, len(updated), apart=apart, notes=tuple(notes(found)), taken=taken)
+        return LargeBatchCheck(
+            LargeBatch.DIFFERENT, len(updated), apart=apart, notes=tuple(notes(couplings)), taken=constants
+        )
 
     def _meant(self, state: State) -> bool:
-        """Return whether ranks are meant to have a state of the large batch, and rounding is not all of it."""
-        apart = {each.tensor for each in self.statistics if each.rule in ("root", "local")}
+        """Return whether ranks should have a state of the large batch, and rounding is not all of it."""
+        apart = {statistic.tensor for statistic in self.statistics if statistic.rule in ("root", "local")}
         return state.tensor not in apart and state.tensor not in self.made.noise
 
-    def _told_of(self, found: Sequence[Coupling]) -> set[str]:
-        """The values that depend on what a note tells of; what is told of gradients is told of all of them."""
-        training, values = self.reference.training, {each.value for each in found}
+    def _told_of(self, couplings: Sequence[Coupling]) -> set[str]:
+        """The values behind a note's subject; a note on gradients covers all gradients."""
+        training, values = self.reference.training, {coupling.value for coupling in couplings}
         gradients = {*training.gradients.values()}
         if not values.isdisjoint(gradients | {*training.losses}):
             values |= gradients
@@ -114,55 +116,56 @@ class _Joined:
 
     def _nearest(
         self, joined: JoinedGraph, feeds: Values, updated: Mapping[str, str], kinds: Collection[CouplingKind],
-        told: set[str],
+        excused: set[str],
     ) -> tuple[tuple[StateDistance, ...], tuple[str, ...]]:  # fmt: skip
-        """The states that differ, with the constants that are taken for numbers of samples; of several ways to take
-        them, the one with fewest such states: of two, where notes tell of all of these. ``kinds``: of what a note
-        tells."""
-        asked = [] if CouplingKind.SUMMED in kinds else joined.dividers(updated.values())
-        program = Executor(joined.asking(name for each in asked for name in each.written), self.reference.cache)
+        """The states that differ, with the constants taken for numbers of samples; of several choices, the one with
+        fewest such states: of two, where notes cover all of these. ``kinds``: the subjects of notes."""
+        dividers = [] if CouplingKind.SUMMED in kinds else joined.dividers(updated.values())
+        program = Executor(
+            joined.asking(name for divider in dividers for name in divider.written), self.reference.cache
+        )
         tried: dict[frozenset[int], tuple[StateDistance, ...]] = {}
 
         def distances(way: frozenset[int]) -> tuple[int, float]:
-            """Of a way to take constants: those of the places in it for numbers of samples."""
-            constants = [each.larger if place in way else each.written for place, each in enumerate(asked)]
-            more = {f"{name}{ASKED}": value for each in constants for name, value in each.items()}
+            """The distances for a choice of constants: those at the chosen places count samples."""
+            constants = [divider.larger if index in way else divider.written for index, divider in enumerate(dividers)]
+            more = {f"{name}{ASKED}": value for constant in constants for name, value in constant.items()}
             tried[way] = self._apart(program, feeds | more, updated)
-            return len(tried[way]), sum(each.error for each in tried[way])
+            return len(tried[way]), sum(state.error for state in tried[way])
 
-        best = frozenset(range(len(asked)))
+        best = frozenset(range(len(dividers)))
         least = distances(best)
-        others = [] if CouplingKind.REDUCTION in kinds or not asked else [frozenset[int]()]
-        while others and tried[best] and len(tried) < WAYS:
-            way = others.pop(0)
-            found = distances(way)
-            if found < least:
-                best, least = way, found
-            noted = told.issuperset(updated[each.name] for each in tried[best])
-            if not others and not noted:  # those in which one constant of the best is taken otherwise
-                others = [near for each in range(len(asked)) if (near := best ^ {each}) not in tried]
-        return tried[best], tuple(name for place in sorted(best) for name in asked[place].written)
+        ways = [] if CouplingKind.REDUCTION in kinds or not dividers else [frozenset[int]()]
+        while ways and tried[best] and len(tried) < WAYS:
+            way = ways.pop(0)
+            total = distances(way)
+            if total < least:
+                best, least = way, total
+            noted = excused.issuperset(updated[state.name] for state in tried[best])
+            if not ways and not noted:  # those in which one constant of the best is taken otherwise
+                ways = [near for index in range(len(dividers)) if (near := best ^ {index}) not in tried]
+        return tried[best], tuple(name for index in sorted(best) for name in dividers[index].written)
 
     def _apart(self, program: Executor, feeds: Values, updated: Mapping[str, str]) -> tuple[StateDistance, ...]:
         """The states that differ by more than rounding, the furthest first."""
-        given = {name: feeds[name] for name in program.graph.inputs if name in feeds}
-        made = run_source(program, given, self.reference.call)
+        inputs = {name: feeds[name] for name in program.graph.inputs if name in feeds}
+        outputs = run_source(program, inputs, self.reference.call)
         kinds = {state.tensor: state.kind.value for state in self.reference.training.states}
-        found = []
+        distances = []
         for name, output in updated.items():
-            value, own, before = np.asarray(made[output]), self.made.step.states[name], self.states[name]
-            if value.shape != own.shape:
+            value, expected, before = np.asarray(outputs[output]), self.made.step().states[name], self.states[name]
+            if value.shape != expected.shape:
                 raise NotComparableError(f"{name!r} has another shape with more samples")
-            if not finite(own):
+            if not finite(expected):
                 raise NotComparableError(f"{name!r} is not finite")
-            off = distance(own, value) if finite(value) else inf
+            off = distance(expected, value) if finite(value) else inf
             room = allowance(value, before, max(self.tolerance, ROOM)) if floating(value) else 0.0
             if (
                 off > room and off > room + MULTIPLE * self.made.moved.measured().states[name]
             ):  # it is measured where it counts
                 moved = np.asarray(value, np.float64) - np.asarray(before, np.float64)
-                found.append(StateDistance(name, kinds[name], off if isinf(off) else off / (norm(moved) or 1.0)))
-        return tuple(sorted(found, key=lambda each: -each.error))
+                distances.append(StateDistance(name, kinds[name], off if isinf(off) else off / (norm(moved) or 1.0)))
+        return tuple(sorted(distances, key=lambda state: -state.error))
 
 
 def _not(why: str) -> LargeBatchCheck:

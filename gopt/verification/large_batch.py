@@ -1,4 +1,4 @@
-"""The comparison of a step of ranks with the step of one large batch: the batches of all ranks, joined."""
+"""The comparison of a step of ranks with the step of one large batch: the joined batches of all ranks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class LargeBatch(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class StateDistance:
-    """A state, and its distance from that of the large batch over the size of its change; ``noted``: a note of
-    ``shard`` tells of a value that it depends on."""
+    """A state, and the distance from the large batch's state over the size of the change; ``noted``: a note of
+    ``shard`` covers a value behind the state."""
 
     name: str
     kind: str
@@ -35,10 +35,9 @@ class StateDistance:
 class LargeBatchCheck:
     """A step of the source on the batches of all ranks and micro-steps, joined, beside the step of the ranks.
 
-    ``states``: how many were compared; ``apart``: those that differ by more than rounding, the furthest first;
-    ``why``: why nothing can be compared, or for which batches the step is equal. ``notes``: what ``shard`` told of such
-    differences. ``taken``: constants of the source that were taken for numbers of samples, or one over them.
-    """
+    ``states``: the number of compared states; ``apart``: states that differ by more than rounding, the furthest first;
+    ``why``: why nothing can be compared, or for which batches the step is equal. ``notes``: notes of ``shard`` on such
+    differences. ``taken``: constants of the source taken for numbers of samples, or one over them."""
 
     outcome: LargeBatch
     states: int = 0
@@ -49,26 +48,26 @@ class LargeBatchCheck:
 
     @property
     def unnoted(self) -> bool:
-        """Whether the ranks differ from one large batch, and nothing said so when they were made."""
-        return any(not each.noted for each in self.apart)
+        """Whether the ranks differ from one large batch, without a note at their making."""
+        return any(not state.noted for state in self.apart)
 
     def reason(self) -> str:
         """The difference, in one line."""
-        first = min(self.apart, key=lambda each: each.noted)
-        return f"NOT the step of one large batch: {first.kind} {first.name!r} is {first.error:.2g} of its change off"
+        worst = min(self.apart, key=lambda state: state.noted)
+        return f"NOT the step of one large batch: {worst.kind} {worst.name!r} is {worst.error:.2g} of its change off"
 
     def line(self) -> str:
         """The outcome, in one line."""
         if self.outcome is LargeBatch.NOT_COMPARABLE:
             return f"one large batch: not comparable: {self.why}"
         if self.outcome is LargeBatch.EQUAL:
-            taken = f" ({listed(self.taken)} taken for numbers of samples)" if self.taken else ""
-            return f"one large batch: equal, {self.states} states{f', {self.why}' if self.why else ''}{taken}"
+            assumed = f" ({listed(self.taken)} taken for numbers of samples)" if self.taken else ""
+            return f"one large batch: equal, {self.states} states{f', {self.why}' if self.why else ''}{assumed}"
         more = and_more(len(self.apart) - 1)
         return f"{self.reason()}{more}{', and no note said so' if self.unnoted else ', as noted'}"
 
     def to_json(self) -> dict[str, Any]:
         return {
             "outcome": self.outcome.value, "line": self.line(), "states": self.states, "why": self.why,
-            "apart": [each.to_json() for each in self.apart], "notes": list(self.notes), "taken": list(self.taken),
+            "apart": [state.to_json() for state in self.apart], "notes": list(self.notes), "taken": list(self.taken),
         }  # fmt: skip

@@ -1,7 +1,6 @@
-"""The local part of the source on all data ranks at once, where ranks reduce values on the way (statistics).
+"""The local part of the source on all data ranks at once, for values reduced by ranks on the way (statistics).
 
-Which values, the manifest says: it shares the list with the ranks, and nothing of how their graphs were rewritten.
-"""
+The manifest lists these values: the list is shared with the ranks, and nothing of their rewritten graphs."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ VERIFIER_CALL = "verify"
 
 
 def with_shared_means(graph: Graph, shared: SynchronisedValues) -> Graph:
-    """The graph with every shared value replaced by its mean over the group ``shard`` for all that reads it."""
-    points, constants = set(shared.points), {each.output: each for each in shared.corrected}
+    """The graph with every shared value replaced by its mean over the group ``shard`` for all readers."""
+    points, constants = set(shared.points), {correction.output: correction for correction in shared.corrected}
     lost = (points | constants.keys()) - {name for node in graph.nodes for name in node.outputs}
     if lost:
         raise InputError(
@@ -47,12 +46,12 @@ def with_shared_means(graph: Graph, shared: SynchronisedValues) -> Graph:
             value = onnx.numpy_helper.from_array(np.full(type.dims, fixed.value, numpy_dtype(type.dtype)))
             nodes.append(Node("Constant", [], [name], attributes={"value": value}))
             types[name] = type
-            node.inputs = [name if each == fixed.constant else each for each in node.inputs]
+            node.inputs = [name if operand == fixed.constant else operand for operand in node.inputs]
         nodes.append(node)
         for name in points.intersection(node.outputs):
-            given = {"group": "shard", "reduce": "mean"}
+            attributes = {"group": "shard", "reduce": "mean"}
             nodes.append(
-                Node("AllReduce", [name], [f"{name}.mean"], domain=COMM, attributes=given, made_by=VERIFIER_CALL)
+                Node("AllReduce", [name], [f"{name}.mean"], domain=COMM, attributes=attributes, made_by=VERIFIER_CALL)
             )
     return replace(graph, nodes=nodes, types=types)
 
@@ -60,13 +59,12 @@ def with_shared_means(graph: Graph, shared: SynchronisedValues) -> Graph:
 def with_reduced_statistics(
     graph: Graph, reductions: Iterable[StatisticReduction], updated: Mapping[str, str], ranks: int
 ) -> Graph:
-    """The graph whose new statistics are made of values that the group ``shard`` reduces; all else reads a rank's own.
+    """The graph with new statistics made of values reduced by the group ``shard``; all else reads a rank's own values.
 
-    ``updated``: statistic -> its new value, an output. ``ranks``: how many rows are gathered of.
-    """
+    ``updated``: statistic -> the new value, an output. ``ranks``: how many rows are gathered of."""
     producers, old = graph.producers(), list(graph.nodes)
     nodes, types = [clone(node) for node in old], dict(graph.types)
-    made: dict[str, str] = {}
+    local_names: dict[str, str] = {}
     for reduction in reductions if producers else ():
         for point in reduction.points:
             name = f"{point.value}.{point.reduce}"
@@ -89,17 +87,17 @@ def with_reduced_statistics(
             copy.captures = node.captures
             types |= {renamed[name]: graph.types[name] for name in node.outputs if name}
             nodes.append(copy)
-        made[new] = renamed[new]
-    own = {name: f"{name}.local" for name in made}
+        local_names[new] = renamed[new]
+    renames = {name: f"{name}.local" for name in local_names}
     for node in nodes:
-        node.inputs = [own.get(name, name) for name in node.inputs]
-        node.outputs = [own.get(name, name) for name in node.outputs]
-    nodes += [Node("Identity", [own.get(value, value)], [name]) for name, value in made.items()]
-    return replace(graph, nodes=nodes, types=types | {own[name]: types[name] for name in made})
+        node.inputs = [renames.get(name, name) for name in node.inputs]
+        node.outputs = [renames.get(name, name) for name in node.outputs]
+    nodes += [Node("Identity", [renames.get(value, value)], [name]) for name, value in local_names.items()]
+    return replace(graph, nodes=nodes, types=types | {renames[name]: types[name] for name in local_names})
 
 
 def _check(graph: Graph, value: str, axis: int) -> None:
-    """Raise InputError for a value, or a dimension of rows, that the source does not have."""
+    """Raise InputError for a value, or a dimension of rows, unknown to the source."""
     type = graph.types.get(value)
     if type is None or (axis and axis >= len(type.shape or ())):
         raise InputError(
@@ -109,17 +107,17 @@ def _check(graph: Graph, value: str, axis: int) -> None:
 
 
 def _met(types: dict[str, TensorType], point: StatisticPoint, name: str, ranks: int) -> list[Node]:
-    """The call that makes ``name`` of a value of every rank; places of a ring are known without one."""
+    """The call from a value of every rank to ``name``; places of a ring are known without a call."""
     type = types[point.value]
     if point.ring is not None:
         return _places(types, point, point.ring, name, ranks)
-    given: dict[str, Any] = {"group": "shard", "reduce": point.reduce}
+    attributes: dict[str, Any] = {"group": "shard", "reduce": point.reduce}
     types[name], op_type = type, "AllReduce"
     if point.reduce == "gather":
         sizes = [type.dims[point.axis]] * ranks
         types[name], op_type = _sized(type, point.axis, sum(sizes)), "AllGather"
-        given = {"group": "shard", "axis": point.axis, "sizes": sizes}
-    return [Node(op_type, [point.value], [name], domain=COMM, attributes=given, made_by=VERIFIER_CALL)]
+        attributes = {"group": "shard", "axis": point.axis, "sizes": sizes}
+    return [Node(op_type, [point.value], [name], domain=COMM, attributes=attributes, made_by=VERIFIER_CALL)]
 
 
 def _places(types: dict[str, TensorType], point: StatisticPoint, ring: Ring, name: str, ranks: int) -> list[Node]:
@@ -137,13 +135,13 @@ def _places(types: dict[str, TensorType], point: StatisticPoint, ring: Ring, nam
 
 
 def _joined(types: dict[str, TensorType], queue: RowQueue, rows: list[str], name: str) -> list[Node]:
-    """A queue of all rows, the old ones too, cut off at its oldest end."""
-    type, axis, size = types[queue.old], queue.axis, sum(types[each].dims[queue.axis] for each in (*rows, queue.old))
+    """A queue of all rows with the old rows, cut off at the oldest end."""
+    type, axis, size = types[queue.old], queue.axis, sum(types[row].dims[queue.axis] for row in (*rows, queue.old))
     long, room = f"{name}.long", type.dims[axis]
     types |= {name: type, long: _sized(type, axis, size)}
     start = 0 if queue.front else size - room
     ends = [f"{name}.start", f"{name}.stop", f"{name}.axis"]
-    nodes = [_constant(types, each, np.array([number])) for each, number in zip(ends, (start, start + room, axis))]
+    nodes = [_constant(types, end, np.array([number])) for end, number in zip(ends, (start, start + room, axis))]
     order = [*rows, queue.old] if queue.front else [queue.old, *rows]
     return [*nodes, Node("Concat", order, [long], attributes={"axis": axis}), Node("Slice", [long, *ends], [name])]
 
@@ -159,7 +157,7 @@ def _constant(types: dict[str, TensorType], name: str, value: np.ndarray) -> Nod
 
 @dataclass(frozen=True, slots=True)
 class _ReferenceRank:
-    """A rank of the reference: calls of the source are answered as for one rank, ours by all."""
+    """A rank of the reference: calls of the source are answered as for one rank, the verifier's by all."""
 
     program: Executor
     own: CollectiveCallback
@@ -171,7 +169,7 @@ class _ReferenceRank:
         return self.program.run(feeds, answer)
 
 
-def run_in_lockstep(program: Executor, feeds: Sequence[Values], own: CollectiveCallback) -> list[Values]:
-    """Run the program for every data rank with its own feeds; returns the results of each."""
+def run_in_lockstep(program: Executor, feeds: Sequence[Values], callback: CollectiveCallback) -> list[Values]:
+    """Run the program for every data rank with the rank's feeds; returns the results of each."""
     mesh = Mesh((("shard", len(feeds)),))
-    return run_ranks([_ReferenceRank(program, own) for _ in feeds], list(feeds), mesh)
+    return run_ranks([_ReferenceRank(program, callback) for _ in feeds], list(feeds), mesh)

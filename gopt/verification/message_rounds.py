@@ -1,7 +1,6 @@
 """One round of trainers and servers in memory, for ``verify``: every push is merged, every pull answered.
 
-It shares no code with the trainers and servers of ``gopt run`` but the merge of contributions.
-"""
+The round shares only the merge of contributions with the trainers and servers of ``gopt run``."""
 
 from __future__ import annotations
 
@@ -28,10 +27,9 @@ from gopt.verification.table_rounds import PushedRows, merge_pushes, read_rows
 
 
 def without_absent_operands(graph: Graph) -> Graph:
-    """A graph whose messages have no absent operand: a push that carries a weight is marked by an attribute.
+    """A graph of messages without absent operands: a weighted push is marked by an attribute.
 
-    Changes the graph, which was loaded to be run.
-    """
+    Changes the graph, which was loaded for a run."""
     for node in graph.nodes:
         if node.domain == COMM and node.op_type in ("Push", "PushRows"):
             node._attributes = {**node.attributes, "weighted": bool(node.inputs[1])}
@@ -42,8 +40,7 @@ def without_absent_operands(graph: Graph) -> Graph:
 class MessageRounds:
     """Runs the programs of all trainers, and of all servers behind them, each in a thread, for one round.
 
-    Raises UnsupportedError for a split without rounds: what its trainers get depends on the order of messages.
-    """
+    Raises UnsupportedError for a split without rounds: a trainer's values depend on the order of messages."""
 
     def __init__(self, manifest: Manifest, deadline: float | None) -> None:
         plan = manifest.parameter_server
@@ -58,9 +55,7 @@ class MessageRounds:
         self._deadline = deadline or DEADLINE
 
     def __call__(self, programs: Sequence[Any], feeds: Sequence[Values], mesh: Mesh) -> list[Values]:
-        """Run each program with its feeds and return the results; without servers, trainers run a micro-step. Without
-        servers among them, trainers run a micro-step.
-        """
+        """Run each program with feeds and return the results; without servers, trainers run a micro-step."""
         members = _Round(self._trainers, self._plan, feeds, self._deadline)
         results: list[Values] = [{} for _ in programs]
 
@@ -82,7 +77,7 @@ class MessageRounds:
 
 
 class _Round:
-    """The messages of a round. All that waits, waits for ``_changed``."""
+    """The messages of a round. All waits are on ``_changed``."""
 
     def __init__(self, trainers: int, plan: ServerPlanEntry, feeds: Sequence[Values], deadline: float) -> None:
         self.trainers, self.servers, self.buckets, self.feeds = trainers, plan.servers, plan.buckets, feeds
@@ -143,7 +138,7 @@ class _Round:
     def _push(self, trainer: int, node: Node, inputs: list[np.ndarray]) -> list[Any]:
         rest = inputs[2:] if node.attributes["weighted"] else inputs[1:]
         weight = float(inputs[1]) if node.attributes["weighted"] else 1.0
-        flat = np.concatenate([each.reshape(-1) for each in rest])
+        flat = np.concatenate([array.reshape(-1) for array in rest])
         key = int(node.attributes["server"]), int(node.attributes["bucket"])
         with self._changed:
             self._pushed.setdefault(key, {})[trainer] = Contribution(flat, weight)
@@ -156,25 +151,25 @@ class _Round:
         if after:
             with self._changed:
                 self._wait(lambda: server in self._made, f"the update of server {server}")
-            found = [self._made[server][key.outputs[0]] for key in keys]
+            values = [self._made[server][key.outputs[0]] for key in keys]
         else:
-            found = [self.feeds[self.trainers + server][key.inputs[0]] for key in keys]
+            values = [self.feeds[self.trainers + server][key.inputs[0]] for key in keys]
         dtype = numpy_dtype(node.attributes["dtype"])
         with np.errstate(over="ignore"):
-            flat = np.concatenate([np.asarray(each).reshape(-1).astype(dtype) for each in found])
+            flat = np.concatenate([np.asarray(value).reshape(-1).astype(dtype) for value in values])
         return unpack_views(flat, parse_shapes(node.attributes["shapes"]))
 
     def _aggregate(self, server: int, node: Node) -> list[Any]:
         key = server, int(node.attributes["bucket"])
         with self._changed:
             self._wait(lambda: len(self._pushed.get(key, {})) == self.trainers, f"bucket {key[1]} of server {server}")
-            found = self._pushed[key]
+            pushes = self._pushed[key]
         attributes = node.attributes
-        return merge(found, attributes["reduce"], attributes["dtype"], parse_shapes(attributes["shapes"]))
+        return merge(pushes, attributes["reduce"], attributes["dtype"], parse_shapes(attributes["shapes"]))
 
     def _push_rows(self, trainer: int, node: Node, inputs: list[np.ndarray]) -> list[Any]:
         weight = float(inputs[1]) if node.attributes["weighted"] else 1.0
-        ids, rows = (np.array(each) for each in inputs[-2:])
+        ids, rows = (np.array(array) for array in inputs[-2:])
         with self._changed:
             self._rows.setdefault(int(node.attributes["table"]), {})[trainer] = PushedRows(ids, rows, weight)
             self._changed.notify_all()
@@ -184,15 +179,15 @@ class _Round:
         table, attributes = int(node.attributes["table"]), node.attributes
         with self._changed:
             self._wait(lambda: len(self._rows.get(table, {})) == self.trainers, f"rows of table {table}")
-            found = self._rows[table]
-        return merge_pushes(self._tables[table], server, found, attributes["reduce"], attributes["dtype"])
+            pushes = self._rows[table]
+        return merge_pushes(self._tables[table], server, pushes, attributes["reduce"], attributes["dtype"])
 
     def _all_reduce(self, server: int, node: Node, inputs: list[np.ndarray]) -> list[Any]:
         with self._changed:
             index = self._calls[server] = self._calls.get(server, -1) + 1
             parts = self._parts.setdefault(index, {})
-            parts[server] = [np.array(each) for each in inputs]
+            parts[server] = [np.array(array) for array in inputs]
             self._changed.notify_all()
             self._wait(lambda: len(parts) == self.servers, f"call {index} of all servers")
-            given = [parts[number] for number in range(self.servers)]
-        return COLLECTIVES["AllReduce"].execute(node.attributes, given, array_dtype(inputs[0]))[server] or []
+            contributions = [parts[number] for number in range(self.servers)]
+        return COLLECTIVES["AllReduce"].execute(node.attributes, contributions, array_dtype(inputs[0]))[server] or []

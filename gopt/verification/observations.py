@@ -1,7 +1,6 @@
-"""Records what a verification observed: states that changed, gradients that differ between ranks, outcomes.
+"""Records the observations of a verification: states that changed, gradients that differ between ranks, outcomes.
 
-Two zeros that agree prove nothing, and a gradient that is equal on all ranks cannot reveal a missing reduction.
-"""
+Two equal zeros prove nothing, and a gradient that is equal on all ranks cannot reveal a missing reduction."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ from gopt.verification.sensitivity import apart, norm
 
 @dataclass(slots=True)
 class Observations:
-    """``tolerance``: gradients that are closer than this count as equal; ``parts``: how many see different data;
-    ``shared``: values that ranks have as their mean already: what follows the batch through them alone is equal."""
+    """``tolerance``: gradients closer than this count as equal; ``parts``: the number of ranks with different data;
+    ``shared``: values that ranks have as a mean already: values that follow the batch through these alone are equal."""
 
     training: TrainingGraph
     coverage: Coverage
@@ -54,12 +53,12 @@ class Observations:
                         self.apart.add(name)
 
     def doubt(self, result: Verification) -> None:
-        """Add a doubt for each expected event that was not observed; states that are noise need not change."""
-        own = self._own()
+        """Add a doubt for each expected event without an observation; states of noise need not change."""
+        followers = self._own()
         for parameter, gradient in self.training.gradients.items():
             if gradient not in self.alive:
                 result.doubt(parameter, f"its gradient {gradient} was zero in every step: zero against zero")
-            elif self.parts > 1 and gradient in own and gradient not in self.apart:
+            elif self.parts > 1 and gradient in followers and gradient not in self.apart:
                 result.doubt(
                     parameter, f"its gradient {gradient} was the same on every rank's batch: no reduction is seen"
                 )
@@ -83,7 +82,7 @@ class Observations:
         return [state.tensor for state in open_ if state.updated in follows]
 
     def _own(self) -> set[str]:
-        """Values that follow a rank's own batch, and not only what ranks share of all."""
+        """Values that follow a rank's own batch, and not only values shared by ranks."""
         tainted = set(self.training.batch)
         for node in self.training.graph.nodes:
             if not tainted.isdisjoint(node.reads):

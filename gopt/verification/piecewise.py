@@ -16,22 +16,22 @@ _POOL = 1 << 20
 
 
 def pieces(*arrays: np.ndarray) -> Iterator[list[np.ndarray]]:
-    """Flat pieces of arrays of one size, in turn; they are views of arrays that are contiguous."""
-    flat = [np.ravel(each) for each in arrays]
+    """Flat pieces of arrays of one size, in turn; views for contiguous arrays."""
+    flat = [np.ravel(array) for array in arrays]
     for start in range(0, flat[0].size, PIECE):
-        yield [each[start : start + PIECE] for each in flat]
+        yield [array[start : start + PIECE] for array in flat]
 
 
 def normal(generator: np.random.Generator, count: int, dtype: type[np.floating[Any]]) -> Iterator[np.ndarray]:
-    """That many normal numbers, in pieces as above. Where they are many, each piece comes from another place of a pool
-    of them: to draw takes ten times as long."""
+    """So many normal numbers, in pieces as above. For many numbers, each piece comes from another place of a pool:
+    drawing takes ten times as long."""
     pool = generator.standard_normal(min(count, _POOL), dtype)
     for start in range(0, count, PIECE):
         size = min(PIECE, count - start)
-        place = start if count <= _POOL else int(generator.integers(_POOL - size))
-        yield pool[place : place + size]
+        offset = start if count <= _POOL else int(generator.integers(_POOL - size))
+        yield pool[offset : offset + size]
 
 
-def dot(one: np.ndarray, other: np.ndarray) -> float:
+def dot(one: np.ndarray, twin: np.ndarray) -> float:
     """The sum of all products, in float64."""
-    return sum(float(np.dot(*(np.asarray(each, np.float64) for each in two))) for two in pieces(one, other))
+    return sum(float(np.dot(*(np.asarray(piece, np.float64) for piece in two))) for two in pieces(one, twin))

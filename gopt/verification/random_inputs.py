@@ -1,8 +1,7 @@
-"""Random nodes as fed inputs: what they would have drawn is drawn for them, once for the source and the ranks alike.
+"""Random nodes as fed inputs: their numbers are drawn once for the source and the ranks alike.
 
 A generator becomes an input. A dropout, a Bernoulli and a Multinomial become the same function of an input of uniform
-numbers. Whatever has a seed of its own draws the same on every rank; anything else draws per rank and micro-step.
-"""
+numbers. A node with a seed draws the same on every rank; any other draws per rank and micro-step."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ LEAST_OPSET = 13
 
 @dataclass(frozen=True, slots=True)
 class RandomInput:
-    """An input that replaces a random node. ``shared``: the node has a seed, so that every rank draws the same."""
+    """An input in place of a random node. ``shared``: the node has a seed, so that every rank draws the same."""
 
     type: TensorType
     draw: Draw
@@ -41,7 +40,7 @@ class RandomInput:
 
 @dataclass(frozen=True, slots=True)
 class RandomInputs:
-    """The inputs that replace random nodes, by name."""
+    """The inputs in place of random nodes, by name."""
 
     fed: Mapping[str, RandomInput] = field(default_factory=dict)
 
@@ -49,15 +48,15 @@ class RandomInputs:
         """Draw the inputs of a data rank in a micro-step, counted over all steps."""
         return {
             name: drawn(
-                each.draw, each.type,
-                np.random.default_rng([seed, 11, place, number, 0 if each.shared else part + 1]),
+                fed.draw, fed.type,
+                np.random.default_rng([seed, 11, index, number, 0 if fed.shared else part + 1]),
             )
-            for place, (name, each) in enumerate(self.fed.items())
+            for index, (name, fed) in enumerate(self.fed.items())
         }  # fmt: skip
 
 
 def find_random(graph: Graph) -> RandomInputs:
-    """The inputs that the random nodes of a source need; raises UnsupportedError for one that cannot be fed."""
+    """The inputs for the random nodes of a source; raises UnsupportedError for a node that cannot be fed."""
     fed: dict[str, RandomInput] = {}
     for node in graph.nodes:
         hidden = next(_inside(node), None)
@@ -91,24 +90,24 @@ def _name(node: Node) -> str:
 
 def _fed(node: Node, graph: Graph) -> RandomInput:
     types, attributes = graph.types, node.attributes
-    made = types.get(node.outputs[0]) or types.get(node.inputs[0] if node.inputs else "")
-    if made is None or not made.static:
+    declared = types.get(node.outputs[0]) or types.get(node.inputs[0] if node.inputs else "")
+    if declared is None or not declared.static:
         raise _refusal(node, "has a result of unknown shape")
     shared = "seed" in attributes
-    wide = TensorType("float32", made.dims)
+    wide = TensorType("float32", declared.dims)
     if node.is_a("RandomUniform", "RandomUniformLike"):
         low, high = float(attributes.get("low", 0.0)), float(attributes.get("high", 1.0))
-        return RandomInput(made, Draw(Distribution.UNIFORM, low=low, high=high), shared)
+        return RandomInput(declared, Draw(Distribution.UNIFORM, low=low, high=high), shared)
     if node.is_a("RandomNormal", "RandomNormalLike"):
         mean, deviation = float(attributes.get("mean", 0.0)), float(attributes.get("scale", 1.0))
-        return RandomInput(made, Draw(Distribution.NORMAL, mean=mean, std=deviation), shared)
+        return RandomInput(declared, Draw(Distribution.NORMAL, mean=mean, std=deviation), shared)
     if opset_of(graph.header) < LEAST_OPSET:
         raise _refusal(node, f"is of opset {opset_of(graph.header)}, and gopt feeds it from {LEAST_OPSET} on")
     return RandomInput(wide, Draw(Distribution.UNIFORM), shared)
 
 
 def feed_training(training: TrainingGraph, random_inputs: RandomInputs) -> TrainingGraph:
-    """The same step with what it draws as inputs of its batch."""
+    """The same step with its random numbers as inputs of the batch."""
     if not random_inputs.fed:
         return training
     writer = _Writer(training.graph.types)
@@ -122,7 +121,7 @@ def feed_training(training: TrainingGraph, random_inputs: RandomInputs) -> Train
 
 
 def feed_graph(graph: Graph, random_inputs: RandomInputs, types: Mapping[str, TensorType]) -> Graph:
-    """A rank's graph with what it draws as inputs; ``types`` are those of the source."""
+    """A rank's graph with its random numbers as inputs; ``types``: of the source."""
     writer = _Writer({**types, **graph.types})
     if not any(node.is_a(*RANDOM) and _name(node) in random_inputs.fed for node in graph.nodes):
         return graph
@@ -131,7 +130,7 @@ def feed_graph(graph: Graph, random_inputs: RandomInputs, types: Mapping[str, Te
 
 def _with_inputs(graph: Graph, nodes: list[Node], writer: _Writer, random_inputs: RandomInputs) -> Graph:
     used = {name for node in nodes for name in node.reads}
-    inputs = {name: each.type for name, each in random_inputs.fed.items() if name in used}
+    inputs = {name: fed.type for name, fed in random_inputs.fed.items() if name in used}
     return replace(
         graph, nodes=nodes, inputs={**graph.inputs, **inputs}, types={**graph.types, **inputs, **writer.made},
         initializers={**graph.initializers, **writer.constants},
@@ -139,7 +138,7 @@ def _with_inputs(graph: Graph, nodes: list[Node], writer: _Writer, random_inputs
 
 
 class _Writer:
-    """Emits the replacement of a random node; ``constants`` and ``made`` (types) collect what it needs."""
+    """Emits the replacement of a random node; ``constants`` and ``made`` (types) collect new names."""
 
     def __init__(self, types: Mapping[str, TensorType]) -> None:
         self.types = types
@@ -172,16 +171,16 @@ class _Writer:
         code = self._code(data)
         share = self._op("Cast", [self._op("Sub", [self._const("one", np.float32(1)), wide])], to=code)
         zero = self._op("Cast", [self._const("zero", np.float32(0))], to=code)
-        kept = self._op("Where", [mask, self._op("Div", [data, share]), zero])
+        scaled = self._op("Where", [mask, self._op("Div", [data, share]), zero])
         if node.outputs[0]:
-            whole = self._op("Where", [active, kept, data]) if active else self._op("Identity", [data])
+            whole = self._op("Where", [active, scaled, data]) if active else self._op("Identity", [data])
             self._op("Identity", [whole], node.outputs[0])
         if len(node.outputs) > 1 and node.outputs[1]:
-            seen = mask if active else self._op("Or", [mask, self._op("Not", [mask])])
-            self._op("Identity", [seen], node.outputs[1])
+            visible = mask if active else self._op("Or", [mask, self._op("Not", [mask])])
+            self._op("Identity", [visible], node.outputs[1])
 
     def _multinomial(self, node: Node) -> None:
-        """As many classes lie below a uniform number as have a smaller share of the probability before them."""
+        """As many classes lie below a uniform number as have a smaller cumulated share of the probability."""
         odds = self._op("Softmax", [self._op("Cast", [node.inputs[0]], to=1)], axis=-1)
         below = self._op("CumSum", [odds, self._const("axis", np.int64(1))])
         below = self._op("Unsqueeze", [below, self._const("rows", np.array([1]))])
@@ -202,7 +201,7 @@ class _Writer:
         return name
 
     def _op(self, op_type: str, inputs: list[str], output: str = "", **attributes: Any) -> str:
-        """Add a node. It has a message of its own, as a node that was read has."""
+        """Add a node. The node has a separate message, as a loaded node has."""
         output = output or f"{self._base}.{len(self._nodes)}"
         self._nodes.append(as_node(onnx.helper.make_node(op_type, inputs, [output], **attributes)))
         return output

@@ -1,4 +1,4 @@
-"""The ranks of an output folder, as ``verify`` runs them: programs by phase, and which piece of a state is where."""
+"""The ranks of an output folder in ``verify``: programs by phase, and the pieces of states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Held = dict[tuple[str, int, TensorType], np.ndarray]
 
 @dataclass(slots=True)
 class RankPrograms:
-    """One rank's programs by phase, which of its inputs hold which pieces, and its accumulators."""
+    """One rank's programs by phase, the pieces in its inputs, and its accumulators."""
 
     programs: dict[str, Executor]
     states: tuple[LocalState, ...]
@@ -38,18 +38,18 @@ class RankPrograms:
     record: RankEntry
 
     def type_of(self, input: str) -> TensorType:
-        """The type of a state as the rank's files have it."""
+        """The type of a state in the rank's files."""
         return next(p.graph.inputs[input] for p in self.programs.values() if input in p.graph.inputs)
 
-    def carry(self, held: Values, outputs: Values) -> None:
-        """Store the states and accumulators that a phase computed."""
+    def carry(self, values: Values, outputs: Values) -> None:
+        """Store the states and accumulators computed by a phase."""
         carried: tuple[LocalState | LocalAccumulator, ...] = (*self.states, *self.sums)
-        for each in carried:
-            if each.output in outputs:
-                held[each.input] = np.asarray(outputs[each.output])
+        for entry in carried:
+            if entry.output in outputs:
+                values[entry.input] = np.asarray(outputs[entry.output])
 
     def feeds(self, start: Values) -> Values:
-        """Return the rank's feeds for its states, cut from whole tensors, and zero accumulators."""
+        """Return the rank's feeds for states, cut from whole tensors, and zero accumulators."""
         feeds = {}
         for state in self.states:
             parts = [cut(piece, start[piece.tensor]) for piece in state.pieces]
@@ -57,21 +57,20 @@ class RankPrograms:
             type = self.type_of(state.input)
             with np.errstate(over="ignore"):
                 feeds[state.input] = value.astype(numpy_dtype(type.dtype), copy=False).reshape(type.dims)
-        for each in self.sums:
-            feeds[each.input] = np.zeros(each.shape, numpy_dtype(each.dtype))
+        for accumulator in self.sums:
+            feeds[accumulator.input] = np.zeros(accumulator.shape, numpy_dtype(accumulator.dtype))
         return feeds
 
 
 def read_rank(
     folder: Path, record: RankEntry, manifest: Manifest, phases: Iterable[str], probe: set[str],
     cache: SessionCache, random_inputs: RandomInputs, types: Mapping[str, TensorType],
-    held: Held,
+    arrays: Held,
 ) -> RankPrograms:  # fmt: skip
-    """A rank from its ``record`` in the manifest and its files; local gradients of ``probe`` can be reached.
+    """A rank from the manifest's ``record`` and its files; local gradients of ``probe`` can be reached.
 
-    ``randoms`` are fed to it, whose results have ``types`` in the source. Raises InputError where files are
-    missing or say something else. ``held``: what ranks share.
-    """
+    ``randoms`` are fed, with ``types`` of results in the source. Raises InputError where files are missing or say
+    something else. ``arrays``: shared by ranks."""
     states = manifest.states_of(record)
     graphs, stored = {}, {}
     last = list(phases)[-1]
@@ -82,7 +81,7 @@ def read_rank(
         if not path.is_file():
             raise InputError(f"rank {record.rank} has no file {path}", "write the folder again with gopt shard")
         graph = load(path, own=True)
-        stored.update({name: _value(t, held) for name, t in graph.initializers.items() if name in graph.inputs})
+        stored.update({name: _value(t, arrays) for name, t in graph.initializers.items() if name in graph.inputs})
         graphs[last if record.role == "server" else phase] = graph
     check_rank(manifest, record, graphs, folder)
     graphs = {phase: without_absent_operands(graph) for phase, graph in graphs.items()}
@@ -92,39 +91,38 @@ def read_rank(
     return RankPrograms(programs, states, record.accumulators, stored, record)
 
 
-def _value(tensor: Tensor, held: Held) -> np.ndarray:
+def _value(tensor: Tensor, arrays: Held) -> np.ndarray:
     if not tensor.path:
         return tensor.numpy()
-    place = tensor.path, tensor.offset, tensor.type
-    if place not in held:
-        held[place] = tensor.numpy()
-        held[place].flags.writeable = False
-    return held[place]
+    key = tensor.path, tensor.offset, tensor.type
+    if key not in arrays:
+        arrays[key] = tensor.numpy()
+        arrays[key].flags.writeable = False
+    return arrays[key]
 
 
 def joined(
     ranks: Sequence[RankPrograms], key: str, values: Sequence[Values], types: Mapping[str, TensorType]
 ) -> Values:
-    """Tensors put together from what every rank holds: ``values`` by rank, named as ``key`` of a state names them;
-    ``types`` are those of whole tensors.
+    """Tensors joined from every rank's parts: ``values`` by rank, under the ``key`` of a state; ``types``: of whole
+    tensors.
 
-    A tensor of which an element is missing is left out, and so are narrow copies.
-    """
+    A tensor with a missing element is left out, and so are narrow copies."""
     parts: dict[str, dict[tuple[Place, int], np.ndarray]] = {}
-    for rank, held in zip(ranks, values):
+    for rank, rank_values in zip(ranks, values):
         for state in rank.states:
             name = getattr(state, key)
-            if name not in held or state.copy:
+            if name not in rank_values or state.copy:
                 continue
-            flat, place = np.asarray(held[name]).reshape(-1), 0
+            flat, offset = np.asarray(rank_values[name]).reshape(-1), 0
             for piece in state.pieces:
                 key_of_part = (piece.place, piece.start)
-                parts.setdefault(piece.tensor, {})[key_of_part] = flat[place : place + piece.elements]
-                place += piece.elements
-    found: Values = {}
-    for name, own in parts.items():
-        if sum(part.size for part in own.values()) == types[name].elements:
-            found[name] = np.empty(types[name].dims, next(iter(own.values())).dtype)
-            for (within, start), part in own.items():
-                put(found[name], within, part, start)
-    return found
+                parts.setdefault(piece.tensor, {})[key_of_part] = flat[offset : offset + piece.elements]
+                offset += piece.elements
+    whole: Values = {}
+    for name, pieces_of in parts.items():
+        if sum(part.size for part in pieces_of.values()) == types[name].elements:
+            whole[name] = np.empty(types[name].dims, next(iter(pieces_of.values())).dtype)
+            for (within, start), part in pieces_of.items():
+                put(whole[name], within, part, start)
+    return whole

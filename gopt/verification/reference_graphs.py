@@ -1,4 +1,4 @@
-"""The reference that verify compares with: the source cut at its gradients, independent of every rewrite.
+"""The reference of verify: the source cut at its gradients, independent of every rewrite.
 
 ``local`` computes loss, gradients and statistics of one batch; ``update`` turns averaged gradients into new states.
 """
@@ -18,10 +18,10 @@ from gopt.ir.graph_index import GraphIndex, ancestors
 
 
 def local_graph(training: TrainingGraph, weight: str = "", more: Iterable[str] = ()) -> Graph:
-    """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch, its ``weight``
+    """Everything up to the gradients: outputs loss, gradients and new statistics of one rank's batch, the ``weight``
     (``--loss-reduction``), and ``more``."""
-    kept = [state for state in training.states if state.kind is StateKind.STATISTIC]
-    statistics = [training.chosen.get(state.tensor, state.updated) for state in kept]
+    states = [state for state in training.states if state.kind is StateKind.STATISTIC]
+    statistics = [training.chosen.get(state.tensor, state.updated) for state in states]
     wanted = [*training.losses, *dict.fromkeys(training.gradients.values()), *statistics]
     wanted += [*training.shared.values(), *([weight] if weight else []), *more]
     return subgraph(training.graph, training.graph.nodes, dict.fromkeys(wanted), ())
@@ -30,8 +30,7 @@ def local_graph(training: TrainingGraph, weight: str = "", more: Iterable[str] =
 def update_graph(training: TrainingGraph, condition_outputs: Iterable[str] = ()) -> Graph:
     """The source's own update: inputs are gradients, states and hyper-parameters; outputs all other new states.
 
-    ``condition_outputs``: values of the update that are outputs as well.
-    """
+    ``condition_outputs``: further outputs of the update."""
     wanted = [
         state.updated for state in training.states
         if state.kind is not StateKind.STATISTIC or state.tensor in training.chosen
@@ -51,13 +50,12 @@ PROBE = "Probe"
 
 def probed(graph: Graph, gradients: set[str], data: Collection[str]) -> Graph:
     """A rank's graph with a probe in front of every node of a pass that reads a local gradient for the update and is
-    not a call. The backward reads it as it is.
+    not a call. The backward reads the gradient unchanged.
 
-    ``data``: the axes along which ranks see other samples.
-    Local gradients that the rank makes itself, as the source does, are outputs as well.
-    """
-    own = {name for node in graph.nodes if _local(node, data) for name in node.outputs}
-    shown = {name: graph.types[name] for name in sorted(gradients & own) if name in graph.types}
+    ``data``: the axes of ranks with other samples. Local gradients made by the rank itself, as in the source, are
+    outputs as well."""
+    local = {name for node in graph.nodes if _local(node, data) for name in node.outputs}
+    shown = {name: graph.types[name] for name in sorted(gradients & local) if name in graph.types}
     graph = replace(graph, outputs={**shown, **graph.outputs})
     users = [
         node for node in graph.nodes
@@ -84,10 +82,9 @@ def probed(graph: Graph, gradients: set[str], data: Collection[str]) -> Graph:
 
 
 def _local(node: Node, data: Collection[str]) -> bool:
-    """Return whether a node's results are local to ranks that see different data, as in the source.
+    """Return whether a node's results are local to ranks with different data, as in the source.
 
-    That includes completion along axes that split the computation, in a call of its own or a packed one.
-    """
+    This includes completion along axes that split the computation, in a separate or packed call."""
     if node.domain != COMM:
         return node.made_by in ("", "tensor-parallel")
     if node.op_type in MESSAGES:
@@ -96,27 +93,27 @@ def _local(node: Node, data: Collection[str]) -> bool:
 
 
 def subgraph(graph: Graph, nodes: Iterable[Node], wanted: Iterable[str], stops: Iterable[str]) -> Graph:
-    """The part of a graph that computes ``wanted``, with ``stops`` turned into inputs."""
+    """The part of a graph before ``wanted``, with ``stops`` turned into inputs."""
     stops = set(stops)
     wanted = list(wanted)
     needed = set(wanted)
-    kept: list[Node] = []
+    selected: list[Node] = []
     for node in reversed(list(nodes)):
         if any(name in needed and name not in stops for name in node.outputs):
-            kept.append(clone(node))
+            selected.append(clone(node))
             needed.update(node.reads)
-    kept.reverse()
+    selected.reverse()
     inputs = {name: type for name, type in graph.inputs.items() if name in needed}
     inputs |= {name: graph.types[name] for name in sorted(stops) if name in needed}
     return Graph(
-        graph.name, kept, inputs, {name: graph.types[name] for name in wanted},
+        graph.name, selected, inputs, {name: graph.types[name] for name in wanted},
         {name: tensor for name, tensor in graph.initializers.items() if name in needed},
         dict(graph.types), graph.header, {},
     )  # fmt: skip
 
 
 def refuse_call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """Raise for a collective over axes that see different data: a graph of one rank cannot run it."""
+    """Raise for a collective over axes with different data: a graph of one rank cannot run the call."""
     raise UnsupportedError(
         f"the source holds the collective {node.op_type}: it is sharded already",
         "verify the step that was sharded, not a rank",

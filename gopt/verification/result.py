@@ -1,4 +1,4 @@
-"""Result of a verification: differences, doubts, and the outcome that follows."""
+"""Result of a verification: differences, doubts, and the outcome."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ EXIT_CODES = {Outcome.EQUAL: 0, Outcome.DIFFERENT: 1, Outcome.UNCONFIRMED: 4}
 class Difference:
     """Error of a value, in multiples of its tolerance.
 
-    ``error_over_tolerance``: the distance over what is allowed, a number without a unit; above 1 is a failure. Times
-    ``Verification.tolerance`` it is the relative error of the value's change since the first step.
-    """
+    ``error_over_tolerance``: the distance over the allowance, a number without a unit; above 1 is a failure. Times
+    ``Verification.tolerance`` the number is the relative error of the value's change since the first step."""
 
     variant: str
     step: int
@@ -54,7 +53,7 @@ class Difference:
 
 @dataclass(slots=True)
 class VerifyFailure:
-    """A value that was out of tolerance: where it was furthest off, and in how many comparisons it was."""
+    """A value out of tolerance: the furthest distance, and the number of comparisons."""
 
     worst: Difference
     comparisons: int = 1
@@ -70,7 +69,7 @@ class VerifyFailure:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Something that was neither shown equal nor shown different: the state or value, and why."""
+    """A state or value shown neither equal nor different, and why."""
 
     name: str
     why: str
@@ -83,13 +82,12 @@ class Doubt:
 class Verification(HtmlTable):
     """Result of a verification.
 
-    ``tolerance``: what a relative error may be, e.g. 1e-4. ``worst``: of each variant the value that is furthest off,
-    in tolerances: see ``Difference``. ``failures``: every value that was out of tolerance, by kind and name.
-    ``sample``: which gradients were looked at, None where all were. ``doubts``: what could not be confirmed. ``noise``:
-    states whose gradient is rounding noise, which were judged by the gradients that the ranks really had. ``engines``:
-    what a second engine made of one step of the source. ``large_batch``: how the ranks' first step compares with the
-    source's on all their samples at once; None where one batch is all, and with trainers and servers.
-    """
+    ``tolerance``: the largest relative error, e.g. 1e-4. ``worst``: of each variant the value furthest off, in
+    tolerances: see ``Difference``. ``failures``: every value out of tolerance, by kind and name. ``sample``: the
+    checked gradients, None for all. ``doubts``: unconfirmed values. ``noise``: states with gradients of rounding noise,
+    judged by the gradients that the ranks really had. ``engines``: a second engine's results on one step of the source.
+    ``large_batch``: the comparison of the ranks' first step with the source's on all their samples at once; None where
+    one batch is all, and with trainers and servers."""
 
     tolerance: float
     steps: int
@@ -113,9 +111,9 @@ class Verification(HtmlTable):
     @property
     def outcome(self) -> Outcome:
         """A difference outweighs a doubt."""
-        rewritten = any(each.difference is not None and each.difference.rewritten for each in self.engines)
+        rewritten = any(engine.difference is not None and engine.difference.rewritten for engine in self.engines)
         apart = self.large_batch is not None and self.large_batch.unnoted
-        if any(each.fails for each in self.worst.values()) or self.refuted() or rewritten or apart:
+        if any(difference.fails for difference in self.worst.values()) or self.refuted() or rewritten or apart:
             return Outcome.DIFFERENT
         return Outcome.UNCONFIRMED if any(self.open()) else Outcome.EQUAL
 
@@ -129,26 +127,25 @@ class Verification(HtmlTable):
         return EXIT_CODES[self.outcome]
 
     def reason(self) -> str:
-        """In one line, what is not equal, or not confirmed; empty where all is."""
-        for each in self.worst.values():
-            if each.fails:
-                return f"{each.kind} {each.name!r} differs"
+        """In one line, the unequal or unconfirmed value; empty if there is none."""
+        for difference in self.worst.values():
+            if difference.fails:
+                return f"{difference.kind} {difference.name!r} differs"
         for refuted in self.refuted():
             return f"the gradient of {refuted.parameter!r} is refuted"
         if self.large_batch is not None and self.large_batch.unnoted:
             return self.large_batch.reason()
-        return next((f"{each.name!r} is not confirmed: {each.why}" for each in self.open()), "")
+        return next((f"{doubt.name!r} is not confirmed: {doubt.why}" for doubt in self.open()), "")
 
     def open(self) -> Iterator[Doubt]:
-        """Everything that could not be confirmed, gradients included.
+        """All unconfirmed values, gradients included.
 
-        A gradient that is nothing but rounding noise cannot be confirmed by value, and need not be: see ``noise``.
-        """
+        A gradient of rounding noise alone cannot be confirmed by value, and need not be: see ``noise``."""
         yield from self.doubts
-        named = {each.name for each in self.doubts} | set(self.noise)
-        for each in self.gradients:
-            if each.verdict is Verdict.UNCONFIRMED and each.parameter not in named:
-                yield Doubt(each.parameter, f"its gradient {each.gradient} is not confirmed: {each.why}")
+        named = {doubt.name for doubt in self.doubts} | set(self.noise)
+        for gradient in self.gradients:
+            if gradient.verdict is Verdict.UNCONFIRMED and gradient.parameter not in named:
+                yield Doubt(gradient.parameter, f"its gradient {gradient.gradient} is not confirmed: {gradient.why}")
 
     def note(self, difference: Difference) -> None:
         self.compared += 1
@@ -158,25 +155,25 @@ class Verification(HtmlTable):
                 self.failures[key].add(difference)
             else:
                 self.failures[key] = VerifyFailure(difference)
-        held = self.worst.get(difference.variant)
-        if held is None or _size(difference.error_over_tolerance) > _size(held.error_over_tolerance):
+        worst = self.worst.get(difference.variant)
+        if worst is None or _size(difference.error_over_tolerance) > _size(worst.error_over_tolerance):
             self.worst[difference.variant] = difference
 
     def failing(self) -> list[VerifyFailure]:
-        """Every value that was out of tolerance, the one that is furthest off first."""
-        return sorted(self.failures.values(), key=lambda each: -_size(each.worst.error_over_tolerance))
+        """Every value out of tolerance, furthest off first."""
+        return sorted(self.failures.values(), key=lambda failure: -_size(failure.worst.error_over_tolerance))
 
     def refuted(self) -> list[GradientCheck]:
-        """Values that were taken for gradients, and were shown to be none."""
-        return [each for each in self.gradients if each.verdict is Verdict.REFUTED]
+        """Values used as gradients, and shown to be none."""
+        return [gradient for gradient in self.gradients if gradient.verdict is Verdict.REFUTED]
 
     def doubt(self, name: str, why: str) -> None:
         """Add a doubt, once a name."""
-        if all(each.name != name for each in self.doubts):
+        if all(doubt.name != name for doubt in self.doubts):
             self.doubts.append(Doubt(name, why))
 
     def hold_engines(self, checks: Sequence[EngineCheck]) -> None:
-        """Add what a second engine made of the source."""
+        """Add a second engine's results on the source."""
         self.engines += checks
         for check in checks:
             for name, why in check.doubts():
@@ -187,9 +184,9 @@ class Verification(HtmlTable):
     def say_stops(self) -> None:
         """Note gradients that are not the whole derivative: the backward takes values for constants."""
         alike: dict[tuple[str, ...], list[str]] = {}
-        for each in self.gradients:
-            if each.stops:
-                alike.setdefault(each.stops, []).append(each.parameter)
+        for gradient in self.gradients:
+            if gradient.stops:
+                alike.setdefault(gradient.stops, []).append(gradient.parameter)
         for stops, names in alike.items():
             self.say(
                 f"the gradient of {names[0]}{and_more(len(names) - 1)} is not the whole "
@@ -204,7 +201,8 @@ class Verification(HtmlTable):
     def html_rows(self) -> Iterable[tuple[str, object]]:
         """Return the rows of a notebook: how many values failed, and the worst of each variant."""
         worst = {
-            name: f"{each.name}: {each.error_over_tolerance:.2g} of the tolerance" for name, each in self.worst.items()
+            name: f"{difference.name}: {difference.error_over_tolerance:.2g} of the tolerance"
+            for name, difference in self.worst.items()
         }
         return [
             ("outcome", self.outcome.value), ("tolerance", self.tolerance), ("steps", self.steps),
@@ -220,18 +218,19 @@ class Verification(HtmlTable):
             "equal": self.equal, "outcome": self.outcome.value, "tolerance": self.tolerance, "steps": self.steps,
             "ranks": self.ranks, "compared": self.compared,
             "failing": {
-                "values": len(self.failures), "comparisons": sum(each.comparisons for each in self.failures.values()),
-                "worst_first": [each.to_json() for each in self.failing()],
+                "values": len(self.failures),
+                "comparisons": sum(failure.comparisons for failure in self.failures.values()),
+                "worst_first": [failure.to_json() for failure in self.failing()],
             },
-            "worst": {name: each.to_json() for name, each in self.worst.items()},
-            "gradients": [each.to_json() for each in self.gradients],
+            "worst": {name: difference.to_json() for name, difference in self.worst.items()},
+            "gradients": [gradient.to_json() for gradient in self.gradients],
             "sample": None if self.sample is None else self.sample.to_json(),
-            "engines": [each.to_json() for each in self.engines],
+            "engines": [engine.to_json() for engine in self.engines],
             "large_batch": None if self.large_batch is None else self.large_batch.to_json(),
-            "unconfirmed": [each.to_json() for each in self.open()], "noise": self.noise, "notes": self.notes,
+            "unconfirmed": [doubt.to_json() for doubt in self.open()], "noise": self.noise, "notes": self.notes,
         }  # fmt: skip
 
 
 def _size(error: float) -> float:
-    """For sorting: what is not a number is as far off as can be."""
+    """For sorting: NaN is as far off as possible."""
     return error if error == error else float("inf")

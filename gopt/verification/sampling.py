@@ -32,9 +32,8 @@ INTEGERS = ("int32", "int64", "uint8", "int16", "int8")
 class Range:
     """Range of an integer input: at least ``low`` and below ``bound``, without ``masked``.
 
-    ``masked``: values that the forward compares the input with (padding). ``ignored``: drawn now and then (a label's
-    ``ignore_index``, which is not a class).
-    """
+    ``masked``: values compared with the input by the forward (padding). ``ignored``: drawn now and then (a label's
+    ``ignore_index``, which is not a class)."""
 
     bound: int = DEFAULT_BOUND
     masked: frozenset[int] = frozenset()
@@ -42,13 +41,13 @@ class Range:
     low: int = 0
 
     def draw(self, dims: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
-        allowed = [each for each in sorted(self.masked) if self.low <= each < self.bound]
+        allowed = [number for number in sorted(self.masked) if self.low <= number < self.bound]
         free = self.bound - self.low - len(allowed)
         if free < 1:
             allowed, free = [], max(self.bound - self.low, 1)
         values: np.ndarray = generator.integers(self.low, self.low + free, dims)
-        for each in allowed:  # in ascending order: step over what is masked
-            values = np.asarray(values + (values >= each))
+        for masked in allowed:  # in ascending order: step over what is masked
+            values = np.asarray(values + (values >= masked))
         if self.ignored is not None and dims:
             hidden = generator.random(dims) < IGNORED
             hidden[..., 0] = False
@@ -64,19 +63,19 @@ class _Line:
     least: int = 0
     most: int = 0
 
-    def through(self, op_type: str, other: np.ndarray, first: bool) -> _Line | None:
-        """The line behind a node that computes with integers; ``first``: whether the line is its first operand."""
-        low, high = int(other.min()), int(other.max())
+    def through(self, op_type: str, constant: np.ndarray, is_first: bool) -> _Line | None:
+        """The line behind a node on integers; ``first``: whether the line is the node's first operand."""
+        low, high = int(constant.min()), int(constant.max())
         if op_type == "Add":
             return _Line(self.factor, self.least + low, self.most + high)
-        if op_type == "Sub" and first:
+        if op_type == "Sub" and is_first:
             return _Line(self.factor, self.least - high, self.most - low)
         if op_type == "Mul" and low == high > 0:
             return _Line(self.factor * low, self.least * low, self.most * low)
         return None
 
     def ids(self, length: int) -> tuple[int, int]:
-        """The least id and the bound of ids whose index lies on an axis of this length."""
+        """The least id and the bound of ids with an index on an axis of this length."""
         return -(self.least // self.factor), (length - 1 - self.most) // self.factor + 1
 
 
@@ -86,15 +85,15 @@ _MOST = 10_000
 
 
 def integer_ranges(training: TrainingGraph) -> dict[str, Range]:
-    """For each integer batch input what it may be: as much as the shortest axis that it indexes."""
+    """For each integer batch input the allowed range: the shortest indexed axis."""
     index = GraphIndex(training.graph)
     types = training.graph.types
     return {name: _range(index, name) for name in training.batch if types[name].dtype in INTEGERS}
 
 
 def index_bounds(training: TrainingGraph) -> dict[str, int]:
-    """For each integer batch input the bound of what it can point at."""
-    return {name: each.bound for name, each in integer_ranges(training).items()}
+    """For each integer batch input the bound of valid indices."""
+    return {name: interval.bound for name, interval in integer_ranges(training).items()}
 
 
 def _range(index: GraphIndex, start: str) -> Range:
@@ -102,7 +101,7 @@ def _range(index: GraphIndex, start: str) -> Range:
     special: set[int] = set()
     bare = False  # something is looked up that no Where has replaced: -1 would be the last row, and is none to ignore
     queue: deque[tuple[str, bool, _Line]] = deque([(start, False, _PLAIN)])
-    seen = {*queue}
+    visited = {*queue}
     while queue:
         name, replaced, line = queue.popleft()
         for node in index.users.get(name, ()):
@@ -114,20 +113,20 @@ def _range(index: GraphIndex, start: str) -> Range:
                 if "ignore_index" in node.attributes:
                     special.add(int(node.attributes["ignore_index"]))
             elif node.is_a("Equal") and line == _PLAIN:
-                other = index.constants.number(next((each for each in node.inputs if each != name), ""))
-                if other is not None and float(other).is_integer():
-                    special.add(int(other))
+                number = index.constants.number(next((operand for operand in node.inputs if operand != name), ""))
+                if number is not None and float(number).is_integer():
+                    special.add(int(number))
             elif not looked_up:
                 behind = _behind(index, node, name, line)
-                if behind is not None and len(seen) < _MOST:
-                    new = {(output, replaced or node.is_a("Where"), behind) for output in node.outputs} - seen
-                    queue.extend(sorted(new, key=lambda each: each[0]))
-                    seen |= new
+                if behind is not None and len(visited) < _MOST:
+                    new = {(output, replaced or node.is_a("Where"), behind) for output in node.outputs} - visited
+                    queue.extend(sorted(new, key=lambda entry: entry[0]))
+                    visited |= new
     low, bound = max((low for low, _ in bounds), default=0), min((bound for _, bound in bounds), default=DEFAULT_BOUND)
     low = max(low, 0)
     if bounds and bound <= low:  # no id is right for all: paths that no batch takes
         low, bound = 0, max(bound, 1)
-    masked = frozenset(each for each in special if low <= each < bound)
+    masked = frozenset(number for number in special if low <= number < bound)
     return Range(bound, masked, min(special - masked, default=None) if bounds and not bare else None, low)
 
 
@@ -136,7 +135,7 @@ _BY_SECOND = GATHERS | SCATTERS
 
 
 def _indexed(index: GraphIndex, node: Node, name: str) -> int | None:
-    """The length of the axis that a node indexes by a value; None where it does not, or the length is open."""
+    """The length of the axis that a node indexes by a value; None for other nodes, or an open length."""
     data = index.graph.types.get(node.inputs[0]) if node.inputs else None
     fixed = data is not None and data.static
     if node.is_a(*_BY_SECOND) and node.inputs[1] == name and data is not None and fixed:
@@ -150,23 +149,23 @@ def _indexed(index: GraphIndex, node: Node, name: str) -> int | None:
 
 
 def _behind(index: GraphIndex, node: Node, name: str, line: _Line) -> _Line | None:
-    """The line behind a node, as far as ids are followed: arithmetic with constants, layout, casts, and of plain
-    ids what replaces some of them."""
+    """The line behind a node, as far as ids are followed: arithmetic with constants, layout, casts, and of plain ids
+    partial replacements."""
     if node.is_a("Add", "Sub", "Mul"):
-        other = index.constants.value(node.inputs[1 if node.inputs[0] == name else 0])
-        if other is None or other.dtype.kind not in "iu" or not other.size:
+        constant = index.constants.value(node.inputs[1 if node.inputs[0] == name else 0])
+        if constant is None or constant.dtype.kind not in "iu" or not constant.size:
             return None
-        return line.through(node.op_type, other, node.inputs[0] == name)
+        return line.through(node.op_type, constant, node.inputs[0] == name)
     return line if node.is_in(LAYOUT) or node.is_a("Cast") or (line == _PLAIN and node.is_in(PASSING)) else None
 
 
 def without_ignored(ranges: dict[str, Range]) -> dict[str, Range]:
     """The same, with no label to ignore."""
-    return {name: replace(each, ignored=None) for name, each in ranges.items()}
+    return {name: replace(interval, ignored=None) for name, interval in ranges.items()}
 
 
 def draw(type: TensorType, generator: np.random.Generator, range: Range | None = None) -> np.ndarray:
-    """A batch tensor: normal floats, integers in their range, fair booleans."""
+    """A batch tensor: normal floats, integers in range, fair booleans."""
     dims = type.dims if type.static else tuple(size if isinstance(size, int) else 2 for size in type.shape or ())
     if type.dtype == "bool":
         return generator.random(dims) < 0.5
@@ -178,7 +177,7 @@ def draw(type: TensorType, generator: np.random.Generator, range: Range | None =
 def draw_inputs(
     training: TrainingGraph, names: Iterable[str], generator: np.random.Generator, ranges: Mapping[str, Range]
 ) -> dict[str, np.ndarray]:
-    """Batch inputs: random numbers from what the step says of them, others as ``draw``."""
+    """Batch inputs: random numbers from the step's own description, others as ``draw``."""
     types, draws = training.graph.types, training.draws
     return {
         name: drawn(draws[name], types[name], generator)
@@ -192,11 +191,11 @@ def draw_batch(
     training: TrainingGraph, generator: np.random.Generator, bounds: Mapping[str, int]
 ) -> dict[str, np.ndarray]:
     """One rank's batch; ``bounds``: see ``index_bounds``."""
-    return draw_inputs(training, training.batch, generator, {name: Range(each) for name, each in bounds.items()})
+    return draw_inputs(training, training.batch, generator, {name: Range(bound) for name, bound in bounds.items()})
 
 
 def initial_state(training: TrainingGraph, state: State, generator: np.random.Generator) -> np.ndarray:
-    """The stored value of a state, or one drawn for its kind: optimizer states small and positive."""
+    """The stored value of a state, or a value drawn for the kind: optimizer states small and positive."""
     type = training.graph.types[state.tensor]
     stored = training.graph.initializers.get(state.tensor)
     drawn = _draw_state(type, state.kind, generator)
@@ -216,8 +215,8 @@ def _draw_state(type: TensorType, kind: StateKind, generator: np.random.Generato
 
 
 def _spread(dims: tuple[int, ...]) -> float:
-    """The spread of a drawn parameter: smaller for a matrix or a kernel of a wide layer, whose sums would leave the
-    numbers (He's rule; of a matrix, whose sides may be turned, the longer one counts)."""
+    """The spread of a drawn parameter: smaller for a matrix or a kernel of a wide layer, with sums that would leave the
+    numbers (He's rule; of a matrix, with sides in unknown order, the longer side counts)."""
     if len(dims) < 2:
         return WEIGHT
     return min(WEIGHT, math.sqrt(2 / max(1, max(dims) if len(dims) == 2 else math.prod(dims[1:]))))
@@ -229,6 +228,6 @@ def hyper(type: TensorType) -> np.ndarray:
 
 
 def filled(type: TensorType, value: float) -> np.ndarray:
-    """An array of one value; an open dimension, which only inputs that nothing computes with have, has one element."""
+    """An array of one value; an open dimension, as in inputs without computation, has one element."""
     dims = [size if isinstance(size, int) else 1 for size in type.shape or ()]
     return np.full(dims, value, numpy_dtype(type.dtype))

@@ -1,4 +1,4 @@
-"""Start values at which the conditions of a schedule have their other outcome: counters beyond thresholds, flags."""
+"""Start values for the other outcome of a schedule's conditions: counters beyond thresholds, flags."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_STARTS = 8
 
 @dataclass(frozen=True, slots=True)
 class StartOverride:
-    """States or hyper-parameters of one kind that begin elsewhere, all of them at one number."""
+    """States or hyper-parameters of one kind with another start, all at one number."""
 
     values: Values
 
@@ -34,7 +34,7 @@ class StartOverride:
 
 
 class Schedule:
-    """The part of a step that follows counters, flags and hyper-parameters alone."""
+    """The part of a step on counters, flags and hyper-parameters alone."""
 
     def __init__(self, training: TrainingGraph, coverage: Coverage, cache: SessionCache) -> None:
         self.types, self.coverage = training.graph.types, coverage
@@ -43,27 +43,27 @@ class Schedule:
         moved = descendants(index, training.batch)
         leaves = {name for condition in self.conditions for name in condition.leaves}
         self.follows = {s.tensor: s.updated for s in training.states if s.tensor in leaves and s.updated not in moved}
-        told = [name for condition in self.conditions for name in (condition.output, condition.operand)]
-        wanted = [name for name in dict.fromkeys([*told, *self.follows.values()]) if name in index.producers]
+        outputs = [name for condition in self.conditions for name in (condition.output, condition.operand)]
+        wanted = [name for name in dict.fromkeys([*outputs, *self.follows.values()]) if name in index.producers]
         self.graph = subgraph(training.graph, training.graph.nodes, wanted, ())
         self.program = Executor(self.graph, cache) if wanted else None
 
     def starts(self, states: Values, settings: Values, steps: int, fixed: Collection[str]) -> list[StartOverride]:
-        """Other starts that show what ``steps`` steps from these states do not; ``fixed`` stay as they are."""
+        """Other starts with outcomes missing in ``steps`` steps from these states; ``fixed`` stay unchanged."""
         if not self.conditions:
             return []
         values = {**states, **settings}
         for _ in range(steps):
-            made = self._run(values)
-            self.coverage.record({**values, **made})
-            values |= {name: made[new] for name, new in self.follows.items() if new in made}
-        found: list[StartOverride] = []
+            computed = self._run(values)
+            self.coverage.record({**values, **computed})
+            values |= {name: computed[new] for name, new in self.follows.items() if new in computed}
+        starts: list[StartOverride] = []
         for start in self._candidates(fixed):
-            if len(found) < MOST_STARTS and self.coverage.one_sided(scheduled=True):
-                given = {**states, **settings, **start.values}
-                if self.coverage.record({**given, **self._run(given)}):
-                    found.append(start)
-        return found
+            if len(starts) < MOST_STARTS and self.coverage.one_sided(scheduled=True):
+                feeds = {**states, **settings, **start.values}
+                if self.coverage.record({**feeds, **self._run(feeds)}):
+                    starts.append(start)
+        return starts
 
     def _run(self, values: Values) -> Values:
         if self.program is None:  # flags that are inputs themselves
@@ -89,13 +89,15 @@ class Schedule:
 
 
 def _tries(dtype: str, constants: Sequence[float]) -> list[float]:
-    """Numbers around the constants, none below zero."""
+    """Numbers around the constants, not below zero."""
     if dtype == "bool":
         return [0.0, 1.0]
-    around = [each for number in dict.fromkeys(constants) for each in (number, number - 1, number + 1, 2 * number)]
+    around = [
+        candidate for number in dict.fromkeys(constants) for candidate in (number, number - 1, number + 1, 2 * number)
+    ]
     if dtype in FLOATS:
         around += [number / 2 for number in constants]
     else:
-        around = [float(np.floor(each)) for each in around]
+        around = [float(np.floor(number)) for number in around]
     most = 3e4 if dtype in FLOATS else min(float(np.iinfo(numpy_dtype(dtype)).max), 2.0**53)
-    return [each for each in dict.fromkeys([*around, 0.0, 1.0, 2.0, 3.0]) if 0 <= each <= most]
+    return [number for number in dict.fromkeys([*around, 0.0, 1.0, 2.0, 3.0]) if 0 <= number <= most]

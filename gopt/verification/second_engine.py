@@ -1,9 +1,8 @@
-"""Evaluates a graph once more by a second engine: sources and ranks that run on one engine share its errors.
+"""Evaluates a graph once more by a second engine: sources and ranks on one engine share its errors.
 
-The engine is onnx's reference evaluator where that is quick, else ONNX Runtime without any rewrites. Where results
-differ by more than rounding, each node, and each node with those in front of it, runs alone on the same operands: the
-first one that differs wherever it is looked at is named.
-"""
+The engine is onnx's reference evaluator if quick, else ONNX Runtime without any rewrites. After a difference by more
+than rounding, each node, and each node with the nodes in front, runs alone on the same operands: the first node that
+differs in both views is named."""
 
 from __future__ import annotations
 
@@ -60,46 +59,45 @@ class PlainSessions(SessionCache):
 def check_step(
     training: TrainingGraph, values: Values, cache: SessionCache, call: CollectiveCallback
 ) -> list[EngineCheck]:
-    """One step on one batch: up to the gradients, and the update of these. ``values``: all inputs of the step."""
+    """One step on one batch: up to the gradients, and their update. ``values``: all inputs of the step."""
     try:
         local, update = local_graph(training), update_graph(training)
-        made = _run(Executor(local, cache), values, call)
-        shared = {name: made[own] for name, own in training.shared.items()}
+        results = _run(Executor(local, cache), values, call)
+        shared = {name: results[local] for name, local in training.shared.items()}
         updates = [_first_rows(part) for part in _parts(update)]
         whole = {name for part, rows in updates for name in part.inputs if name not in rows}
-        for name in made:
+        for name in results:
             counts = [rows[name] for _, rows in updates if name in rows]
-            if made[name].nbytes > TOGETHER and counts and name not in whole:
-                made[name] = made[name][: counts[0]].copy()  # what is left of it is not held any longer
-        checks = [compare_engines(part, values, made, cache, call) for part in _parts(local)]
+            if results[name].nbytes > TOGETHER and counts and name not in whole:
+                results[name] = results[name][: counts[0]].copy()  # what is left of it is not held any longer
+        checks = [compare_engines(part, values, results, cache, call) for part in _parts(local)]
         for part, rows in updates:
-            given = {**values, **made, **shared}
-            given |= {name: given[name][:count] for name, count in rows.items() if name in given}
-            checks.append(compare_engines(part, given, _run(Executor(part, cache), given, call), cache, call))
+            feeds = {**values, **results, **shared}
+            feeds |= {name: feeds[name][:count] for name, count in rows.items() if name in feeds}
+            checks.append(compare_engines(part, feeds, _run(Executor(part, cache), feeds, call), cache, call))
         return checks
     except GoptError as error:
         return [EngineCheck("", why=error.message)]
 
 
 def _parts(graph: Graph) -> Iterator[Graph]:
-    """A graph, cut where its results take more than TOGETHER bytes, or a quarter of all: both engines' are held at a
-    time."""
+    """A graph, cut where results take more than TOGETHER bytes, or a quarter of all: both engines' results are held at
+    a time."""
     sizes = {name: type.nbytes if type.static else 0 for name, type in graph.outputs.items()}
     most = max(TOGETHER, sum(sizes.values()) // 4)
     names: list[str] = []
-    held = 0
+    nbytes = 0
     for name, size in sizes.items():
-        if names and held + size > most:
+        if names and nbytes + size > most:
             yield subgraph(graph, graph.nodes, names, ())
-            names, held = [], 0
+            names, nbytes = [], 0
         names.append(name)
-        held += size
+        nbytes += size
     yield subgraph(graph, graph.nodes, names, ()) if len(names) < len(graph.outputs) else graph
 
 
 def _first_rows(update: Graph) -> tuple[Graph, dict[str, int]]:
-    """An update that works element by element, on the first rows of large values, and their numbers; any other as it
-    is."""
+    """An elementwise update on the first rows of large values, and the numbers of rows; any other update unchanged."""
     types = {name: update.type_of(name) for node in update.nodes for name in (*node.reads, *node.outputs) if name}
     types |= update.inputs | update.outputs
     if not all(type.static for type in types.values()):
@@ -119,40 +117,39 @@ def _first_rows(update: Graph) -> tuple[Graph, dict[str, int]]:
         update, types=update.types | cut,
         inputs={name: cut.get(name, type) for name, type in update.inputs.items()},
         outputs={name: cut.get(name, type) for name, type in update.outputs.items()},
-        initializers={name: each for name, each in update.initializers.items() if name not in cut},
+        initializers={name: tensor for name, tensor in update.initializers.items() if name not in cut},
     )  # fmt: skip
     return part, rows
 
 
 def compare_engines(
-    graph: Graph, values: Mapping[str, np.ndarray], found: Values, cache: SessionCache, call: CollectiveCallback
+    graph: Graph, values: Mapping[str, np.ndarray], results: Values, cache: SessionCache, call: CollectiveCallback
 ) -> EngineCheck:
-    """Hold what a graph gave (``found``, or first rows of it) against what a second engine makes of the same
-    operands."""
+    """Compare a graph's results (``results``, or first rows) with a second engine's on the same operands."""
     if not cache.keep:
         give_back()
     graph = emulate_half(inlined(expand(graph, "gopt.run")))
-    given = {name: np.asarray(values[name]) for name in graph.inputs if name in values}
-    engine, due, why = _second(graph, given, cache, call)
+    feeds = {name: np.asarray(values[name]) for name in graph.inputs if name in values}
+    engine, due, why = _second(graph, feeds, cache, call)
     if due is None:
         return EngineCheck("", why=why)
     tolerance = tolerance_of(graph)
-    apart = [name for name in due if not _near(found[name], _as_many(due[name], found[name]), tolerance)]
+    apart = [name for name in due if not _near(results[name], _as_many(due[name], results[name]), tolerance)]
     check = EngineCheck(engine, len(due))
     if not apart:
         return check
-    again = _run(Executor(graph, cache), given, call)
-    if any(not _near(found[name], _as_many(again[name], found[name]), tolerance) for name in apart):
+    again = _run(Executor(graph, cache), feeds, call)
+    if any(not _near(results[name], _as_many(again[name], results[name]), tolerance) for name in apart):
         return EngineCheck("", why="the step draws random numbers")
     try:
-        return _Search(graph, given, call, tolerance, apart).explain(check, again)
+        return _Search(graph, feeds, call, tolerance, apart).explain(check, again)
     except GoptError as error:
         return replace(check, unexplained=tuple(apart), why=error.message)
 
 
-def _as_many(value: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """The first rows of a value, where ``found`` has these alone."""
-    return value[: len(found)] if value.ndim == found.ndim > 0 and value.size > MOST_ELEMENTS else value
+def _as_many(value: np.ndarray, results: np.ndarray) -> np.ndarray:
+    """The first rows of a value, if ``results`` has these alone."""
+    return value[: len(results)] if value.ndim == results.ndim > 0 and value.size > MOST_ELEMENTS else value
 
 
 def _run(program: Executor, values: Mapping[str, np.ndarray], call: CollectiveCallback) -> Values:
@@ -160,15 +157,15 @@ def _run(program: Executor, values: Mapping[str, np.ndarray], call: CollectiveCa
 
 
 def _second(
-    graph: Graph, given: Values, cache: SessionCache, call: CollectiveCallback
+    graph: Graph, feeds: Values, cache: SessionCache, call: CollectiveCallback
 ) -> tuple[str, Values | None, str]:
     if seconds(graph) <= SECONDS:
         try:
-            return REFERENCE, evaluate(graph, given), ""
+            return REFERENCE, evaluate(graph, feeds), ""
         except GoptError:
             pass  # it lacks an operator, or computes it in other types
     try:
-        return PLAIN, run_source(Executor(graph, PlainSessions(keep=cache.keep)), dict(given), call), ""
+        return PLAIN, run_source(Executor(graph, PlainSessions(keep=cache.keep)), dict(feeds), call), ""
     except GoptError as error:
         return "", None, error.message
 
@@ -177,32 +174,32 @@ def _second(
 
 
 class _Search:
-    """Looks for the node that differs among those that the differing values depend on."""
+    """Looks for the first differing node behind the differing values."""
 
     def __init__(
-        self, graph: Graph, given: Values, call: CollectiveCallback, tolerance: float, apart: list[str]
+        self, graph: Graph, feeds: Values, call: CollectiveCallback, tolerance: float, apart: list[str]
     ) -> None:
         self.graph, self.tolerance, self.apart = graph, tolerance, apart
-        held = sum(type.nbytes for type in graph.types.values() if type.static)
-        if held > LOOKED_AT:
-            raise RunError(f"its values take {held} bytes, too many to compare node by node")
+        nbytes = sum(type.nbytes for type in graph.types.values() if type.static)
+        if nbytes > LOOKED_AT:
+            raise RunError(f"its values take {nbytes} bytes, too many to compare node by node")
         index = GraphIndex(graph)
         cone, _ = ancestors(index, apart)
         self.nodes = [node for node in graph.nodes if id(node) in cone and node.domain != COMM]
         self.producers = index.producers
         outputs = {name: graph.type_of(name) for node in self.nodes for name in node.outputs if name}
         program = Executor(replace(graph, outputs={**outputs, **graph.outputs}), PlainSessions())
-        self.values = given | run_source(program, dict(given), call)
+        self.values = feeds | run_source(program, dict(feeds), call)
         random = np.random.default_rng(4)
-        moved = {name: perturbed(v, UNITS.get(str(v.dtype), 0.0), random) for name, v in given.items()}
+        moved = {name: perturbed(v, UNITS.get(str(v.dtype), 0.0), random) for name, v in feeds.items()}
         self.moved = run_source(program, dict(moved), call)
         self.values |= {n: np.asarray(t.numpy()) for n, t in graph.initializers.items() if n not in self.values}
 
-    def explain(self, check: EngineCheck, found: Values) -> EngineCheck:
-        """The check with the node that differs, if there is one."""
+    def explain(self, check: EngineCheck, results: Values) -> EngineCheck:
+        """The check with the differing node, if any."""
         rewritten = [
             name for name in self.apart
-            if _excess(self.values[name], found[name], self.moved[name], self.tolerance) > 0
+            if _excess(self.values[name], results[name], self.moved[name], self.tolerance) > 0
         ]  # fmt: skip
         if check.engine == REFERENCE:
             for node in self.nodes:
@@ -214,27 +211,27 @@ class _Search:
         return replace(check, unexplained=tuple(rewritten))
 
     def _window(self, node: Node) -> list[Node]:
-        """A node and those in front of it, up to DEPTH in a row."""
-        found, level = {id(node): node}, [node]
+        """A node and the nodes in front, up to DEPTH in a row."""
+        window, level = {id(node): node}, [node]
         for _ in range(DEPTH - 1):
-            before = [self.producers[name] for each in level for name in each.reads if name in self.producers]
-            level = [each for each in before if id(each) not in found and each.domain != COMM]
-            found.update((id(each), each) for each in level[: MOST - len(found)])
-        return [each for each in self.nodes if id(each) in found]
+            before = [self.producers[name] for reader in level for name in reader.reads if name in self.producers]
+            level = [maker for maker in before if id(maker) not in window and maker.domain != COMM]
+            window.update((id(node), node) for node in level[: MOST - len(window)])
+        return [node for node in self.nodes if id(node) in window]
 
     def _differs(
-        self, node: Node, nodes: list[Node], other: Callable[[Graph], Callable[[Values], Values]]
+        self, node: Node, nodes: list[Node], engine: Callable[[Graph], Callable[[Values], Values]]
     ) -> EngineDifference | None:
-        """Return the difference of a node's results where engines differ on its own operands and on others near them,
-        by more than what rounding of the operands does."""
-        made = {name for each in nodes for name in each.outputs}
-        stops = {name for each in nodes for name in each.reads if name in self.producers and name not in made}
+        """Return the difference of a node's results where engines differ on the node's operands and on near operands,
+        by more than the rounding of the operands."""
+        computed = {name for node in nodes for name in node.outputs}
+        stops = {name for node in nodes for name in node.reads if name in self.producers and name not in computed}
         part = subgraph(self.graph, nodes, [name for name in node.outputs if name in self.values], stops)
         operands = {name: self.values[name] for name in part.inputs if name in self.values}
         if not part.outputs or operands.keys() != part.inputs.keys():
             return None
         try:
-            plain, second = self._plain(part), other(part)
+            plain, second = self._plain(part), engine(part)
         except GoptError:
             return None
         random, worst = np.random.default_rng(3), None
@@ -248,7 +245,7 @@ class _Search:
             except GoptError:
                 return None
             errors = {n: _excess(one[n], two[n], near[n], self.tolerance) for n in one}
-            name = max(errors, key=lambda each: errors[each])
+            name = max(errors, key=lambda name: errors[name])
             if errors[name] <= 0:
                 return None
             worst = worst or (name, errors[name])
@@ -273,7 +270,7 @@ def _no_call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarra
 
 
 def _jittered(value: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """A value near one of floats."""
+    """A value near a given floating value."""
     if not floating(value) or not value.size:
         return value
     wide = np.asarray(value, np.float64)
@@ -288,27 +285,27 @@ def _near(one: np.ndarray, two: np.ndarray, tolerance: float) -> bool:
 
 
 def _excess(one: np.ndarray, two: np.ndarray, near: np.ndarray, tolerance: float) -> float:
-    """The distance of two values as a share of their size; 0 where rounding may make it: within the tolerance, and
-    MULTIPLE times what the first moves by (to ``near``). What is no number in both agrees."""
+    """The distance of two values as a share of their size; 0 where rounding may be the cause: within the tolerance, and
+    MULTIPLE times the first's movement (to ``near``). NaN or infinity in both agrees."""
     if one.shape != two.shape:
         return float("inf")
     steady = alike = True
     apart = moved = first_size = second_size = 0.0
     with np.errstate(all="ignore"):
         for some in pieces(one, two, near):
-            first, second, third = (np.asarray(each, np.float64) for each in some)
-            here, there = np.isfinite(first), np.isfinite(second)
-            kept = here if near is one else np.isfinite(third)
-            steady &= np.array_equal(here, kept)
-            alike &= np.array_equal(here, there)
-            sound: Any = here & there
-            both: Any = sound & kept
-            if both.all():
-                sound = both = ...  # nothing is copied
-            apart = math.hypot(apart, length((first - second)[sound]))
-            moved = math.hypot(moved, length((first - third)[both])) if near is not one else 0.0
-            first_size = math.hypot(first_size, length(first[sound]))
-            second_size = math.hypot(second_size, length(second[sound]))
+            array_a, array_b, array_c = (np.asarray(value, np.float64) for value in some)
+            finite_a, finite_b = np.isfinite(array_a), np.isfinite(array_b)
+            finite_c = finite_a if near is one else np.isfinite(array_c)
+            steady &= np.array_equal(finite_a, finite_c)
+            alike &= np.array_equal(finite_a, finite_b)
+            sound: Any = finite_a & finite_b
+            finite_all: Any = sound & finite_c
+            if finite_all.all():
+                sound = finite_all = ...  # nothing is copied
+            apart = math.hypot(apart, length((array_a - array_b)[sound]))
+            moved = math.hypot(moved, length((array_a - array_c)[finite_all])) if near is not one else 0.0
+            first_size = math.hypot(first_size, length(array_a[sound]))
+            second_size = math.hypot(second_size, length(array_b[sound]))
     if not alike:
         return float("inf") if steady else 0.0
     size = max(first_size, second_size)

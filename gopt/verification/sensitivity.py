@@ -1,11 +1,9 @@
-"""Measures rounding in a step: the reference runs again from states that are off by one unit in the last place.
+"""Measures rounding in a step: the reference runs again from states disturbed by one unit in the last place.
 
-The disturbed states are read by forward and backward alone; the update works on the true ones, so that what is measured
-is what rounding does to gradients and by way of them, and not the disturbance itself. The mean of the gradients is
-disturbed too, by a unit of the mean of their magnitudes, or a half's smallest number: ranks add them up in another
-order than the reference does.
-The batch is not: source and ranks read the same bits of it.
-"""
+Only forward and backward read the disturbed states; the update works on the true states, so that the measure is the
+effect of rounding on gradients and through them, and not the disturbance itself. The mean of the gradients is disturbed
+too, by a unit of the mean of their magnitudes, or a half's smallest number: ranks add gradients in another order than
+the reference. The batch is not: source and ranks read the same bits."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ NOISE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """The largest distance that any disturbed run had from the reference.
+    """The largest distance of any disturbed run from the reference.
 
     ``losses`` and ``gradients``: by micro-step and data rank; ``means``: of mean gradients; ``states``: of new states.
     """
@@ -58,18 +56,18 @@ class Sensitivity:
 
 
 def units(training: TrainingGraph) -> dict[str, float]:
-    """By how much of its value each floating state is disturbed: a unit of the narrowest type it is cast to first."""
+    """The relative disturbance of each floating state: a unit of the narrowest type of the first casts."""
     index = GraphIndex(training.graph)
-    found = {}
+    by_state = {}
     for state in training.states:
         dtype = training.graph.types[state.tensor].dtype
         if dtype in FLOATS:
-            found[state.tensor] = max(UNITS[each] for each in (dtype, *_narrow(index, state.tensor)))
-    return found
+            by_state[state.tensor] = max(UNITS[kind] for kind in (dtype, *_narrow(index, state.tensor)))
+    return by_state
 
 
 def _narrow(index: GraphIndex, name: str) -> set[str]:
-    """Halves that a value is cast to, at once or behind layout operators."""
+    """Halves among a value's casts, direct or behind layout operators."""
     values = walk([name], lambda value: index.results(value, lambda node: node.is_in(LAYOUT)))
     casts = (node for value in values for node in index.users.get(value, ()) if node.is_a("Cast"))
     return {dtype_name(int(node.attributes["to"])) for node in casts} & LOW_PRECISION
@@ -77,8 +75,8 @@ def _narrow(index: GraphIndex, name: str) -> set[str]:
 
 @dataclass(slots=True)
 class Measurement:
-    """Disturbed runs of ``step``, which the reference made of these very states; ``by``: see ``units``. Each costs a
-    step, and is made when it is first asked for."""
+    """Disturbed runs of ``step``, the reference's step of these very states; ``by``: see ``units``. Each run costs a
+    step, and is made at the first request."""
 
     reference: ReferenceProgram
     variant: Variant
@@ -95,14 +93,14 @@ class Measurement:
     def __post_init__(self) -> None:
         self._generator = np.random.default_rng([self.seed, 5])
         self._largest = Sensitivity(
-            [[dict.fromkeys(each, 0.0) for each in turn] for turn in self.step.local.losses],
+            [[dict.fromkeys(names, 0.0) for names in turn] for turn in self.step.local.losses],
             [[dict.fromkeys(values, 0.0) for values in turn] for turn in self.step.local.gradients],
             dict.fromkeys(self.step.means, 0.0),
             dict.fromkeys(self.step.states, 0.0),
         )
 
     def measured(self, runs: int = RUNS) -> Sensitivity:
-        """The largest distances of ``runs`` runs, or of more that were made already."""
+        """The largest distances of ``runs`` runs, or of more if already made."""
         reference, generator = self.reference, self._generator
         while self.runs < runs:
             self.runs += 1
@@ -116,7 +114,7 @@ class Measurement:
         return self._largest
 
     def noise(self) -> list[str]:
-        """Mean gradients that are nothing but rounding; one run tells where none is near it."""
+        """Mean gradients of rounding alone; one run tells if no gradient is near this."""
         once = self.measured(1)
         shares = ((name, CLEAR[mean.size > FEW] * norm(mean)) for name, mean in self.step.means.items())
         near = any(0 < share <= once.means[name] for name, share in shares)
@@ -127,57 +125,57 @@ def perturbed(value: np.ndarray, unit: float, generator: np.random.Generator) ->
     """Every element times 1 ± ``unit``, the signs drawn; zeros and integers stay."""
     if not unit or not floating(value):
         return value
-    made = np.empty(value.shape, value.dtype)
+    result = np.empty(value.shape, value.dtype)
     with np.errstate(all="ignore"):
-        for mine, theirs in pieces(made, value):
+        for mine, theirs in pieces(result, value):
             signs = np.where(generator.random(mine.size, np.float32) < 0.5, -unit, unit)
             mine[:] = np.asarray(theirs, np.float64) * (1 + signs)
-    return made
+    return result
 
 
 def _rounded(reference: ReferenceProgram, local: LocalResults, generator: np.random.Generator) -> Values:
-    """Mean gradients as another order of addition might have made them."""
+    """Mean gradients as under another order of addition."""
     every = [values for turn in local.gradients for values in turn]
-    made = {}
+    rounded = {}
     for name, mean in reference.means(local).items():
-        result = made[name] = np.empty(mean.shape, mean.dtype)
+        result = rounded[name] = np.empty(mean.shape, mean.dtype)
         unit, least = UNITS[str(mean.dtype)], SMALLEST.get(str(mean.dtype), 0.0)
         with np.errstate(all="ignore"):
-            for mine, whole, *each in pieces(result, mean, *(values[name] for values in every)):
+            for mine, whole, *arrays in pieces(result, mean, *(values[name] for values in every)):
                 wide = np.asarray(whole, np.float64)
-                size = np.mean([np.abs(np.asarray(one, np.float64)) for one in each], axis=0)
+                size = np.mean([np.abs(np.asarray(one, np.float64)) for one in arrays], axis=0)
                 step = np.where(size > 0, np.maximum(size * unit, least), 0.0)
                 moved = wide + np.where(generator.random(mine.size, np.float32) < 0.5, -step, step)
                 mine[:] = np.where(np.isfinite(moved), moved, wide)
-    return made
+    return rounded
 
 
-def _widen(found: Sensitivity, step: ReferenceStep, again: ReferenceStep) -> None:
+def _widen(sensitivity: Sensitivity, step: ReferenceStep, again: ReferenceStep) -> None:
     """Take in one disturbed run."""
     for turn, (ours, theirs) in enumerate(zip(step.local.losses, again.local.losses)):
-        for r, (mine, other) in enumerate(zip(ours, theirs)):
-            _most(found.losses[turn][r], mine, other)
-    for turn, (mine_, other_) in enumerate(zip(step.local.gradients, again.local.gradients)):
-        for r, (own, their) in enumerate(zip(mine_, other_)):
-            _most(found.gradients[turn][r], own, their)
-    _most(found.means, step.means, again.means)
-    _most(found.states, step.states, again.states)
+        for r, (mine, twin) in enumerate(zip(ours, theirs)):
+            _most(sensitivity.losses[turn][r], mine, twin)
+    for turn, (turn_gradients, again_turn) in enumerate(zip(step.local.gradients, again.local.gradients)):
+        for r, (gradients, their) in enumerate(zip(turn_gradients, again_turn)):
+            _most(sensitivity.gradients[turn][r], gradients, their)
+    _most(sensitivity.means, step.means, again.means)
+    _most(sensitivity.states, step.states, again.states)
 
 
-def _most(found: dict[str, float], ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> None:
-    for name in found:
-        found[name] = max(found[name], apart(ours[name], theirs[name]))
+def _most(distances: dict[str, float], ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> None:
+    for name in distances:
+        distances[name] = max(distances[name], apart(ours[name], theirs[name]))
 
 
-def apart(one: np.ndarray, other: np.ndarray) -> float:
-    """The distance of two values where both are finite; of integers none."""
+def apart(one: np.ndarray, twin: np.ndarray) -> float:
+    """The distance of two values where both are finite; 0 for integers."""
     if not floating(one):
         return 0.0
-    size = distance_of(one, other)
+    size = distance_of(one, twin)
     if math.isfinite(size):
         return size
     with np.errstate(all="ignore"):
-        return norm(np.asarray(one, np.float64) - np.asarray(other, np.float64))
+        return norm(np.asarray(one, np.float64) - np.asarray(twin, np.float64))
 
 
 def norm(value: np.ndarray) -> float:

@@ -1,11 +1,10 @@
-"""Whether a source whose calls have no dual that data flow finds computes gradients nevertheless.
+"""Whether a source with calls lacking a dual in the data flow computes gradients nevertheless.
 
 Members of the source run side by side on equal values. For a right gradient, the mean over members of ⟨g, d⟩ is
-proportional to the change of their mean loss along d, moved on all members alike: of a parameter that all members share
-it is the change, of one of which each has its own part a share of it. No dual is needed where nothing flows back. A
-slice of one fixed member, a sum that is missing beside a term that needs none, a dual of other sizes or axes agree with
-no factor. What is measured may refuse a source; what cannot be measured only leaves a note.
-"""
+proportional to the change of the mean loss along d, moved on all members alike: of a parameter shared by all members
+the change itself, of a split parameter a share. No dual is needed where nothing flows back. A slice of one fixed
+member, a missing sum beside a term that needs none, a dual of other sizes or axes agree with no factor. A measurement
+may refuse a source; an impossible measurement only leaves a note."""
 
 from __future__ import annotations
 
@@ -41,15 +40,14 @@ ELEMENTS = 1 << 24
 
 
 def check_source_duals(training: TrainingGraph, mesh: Mesh, seed: int = 0) -> list[str]:
-    """Refuse a source in which the dual of a mapping was lost; returns notes of what could not be told.
+    """Refuse a source with a lost dual of a mapping; returns notes on open questions.
 
-    Nothing is run where data flow pairs every mapping with its dual. Raises UnsupportedError, by name.
-    """
+    Nothing is run if data flow pairs every mapping with its dual. Raises UnsupportedError, by name."""
     suspects = without_dual(find_region_mappings(training))
-    live = [each for each in suspects if each.parameters and mesh.live(each.group)]
+    live = [suspect for suspect in suspects if suspect.parameters and mesh.live(suspect.group)]
     if not live:
         return []
-    open_note = [f"{_named(each)}: its dual was not found, and could not be measured" for each in live]
+    open_note = [f"{_named(suspect)}: its dual was not found, and could not be measured" for suspect in live]
     members = member_mesh(mesh, training.graph.nodes)
     if (
         members is None
@@ -63,23 +61,22 @@ def check_source_duals(training: TrainingGraph, mesh: Mesh, seed: int = 0) -> li
         measured = _Measured(training, members, seed)
     except (InputError, RunError, UnsupportedError):  # no kernel in float64, or values that no draw makes valid
         return open_note
-    return [note for note in (_judge(training, each, live, measured, members) for each in live) if note]
+    return [note for note in (_judge(training, suspect, live, measured, members) for suspect in live) if note]
 
 
 def _judge(
     training: TrainingGraph, mapping: RegionMapping, suspects: Sequence[RegionMapping], measured: _Measured,
     members: Mesh,
 ) -> str:  # fmt: skip
-    """A note where it cannot be told whether the dual of a mapping was lost, '' where it was not.
+    """A note if the loss of a mapping's dual is unknown, '' for a present dual.
 
-    A lost dual spoils the gradients of all parameters above its mapping (of some, where what is summed is missing: its
-    region's own are right), and of no other. Where members differ in more than their states (each has its own range of
-    a vocabulary), gradients follow no loss of equal members. There a mapping has lost its dual if the backward has no
-    call for it, others of its form have theirs, and the loss depends on what it makes.
-    Raises UnsupportedError where the dual was lost.
-    """
+    A lost dual spoils the gradients of all parameters above the mapping (of some, for a missing sum: the region's own
+    are right), and of no other. Where members differ in more than states (each has a range of a vocabulary), gradients
+    follow no loss of equal members. There a mapping has lost its dual if the backward has no call for the mapping,
+    others of the same form have theirs, and the loss depends on its result. Raises UnsupportedError where the dual was
+    lost."""
     above = [name for name in training.gradients if name in mapping.parameters]
-    beyond = {name for each in suspects for name in each.parameters}
+    beyond = {name for suspect in suspects for name in suspect.parameters}
     control = [name for name in training.gradients if name not in beyond][:CONTROL]
     summed = mapping.call == "AllReduce"
     chosen = above[:: -(-len(above) // MANY)] if summed else _nearest(above, suspects, mapping)
@@ -89,8 +86,8 @@ def _judge(
         return "" if all(verdicts.values()) else f"{_named(mapping)}: its dual was not found, and could not be measured"
     spoilt = any(verdicts.values()) if summed else not any(verdicts.values())
     spoilt = spoilt and not any(measured.fits(name) is False for name in control)
-    alone = not spoilt and not mapping.dual and _has_like(training, mapping) and measured.matters(mapping.value)
-    if not spoilt and not alone:
+    decides = not spoilt and not mapping.dual and _has_like(training, mapping) and measured.matters(mapping.value)
+    if not spoilt and not decides:
         return (
             f"{_named(mapping)}: its dual was not found, and gradients such as that of {wrong[0]!r} follow no loss of "
             "equal members: it cannot be told whether it was lost"
@@ -105,23 +102,25 @@ def _judge(
 
 def _has_like(training: TrainingGraph, mapping: RegionMapping) -> bool:
     """Return whether another mapping of the same form has its dual."""
-    made = {name: node for node in training.calls for name in node.outputs}
+    producers = {name: node for node in training.calls for name in node.outputs}
 
-    def form(each: RegionMapping) -> tuple[object, ...]:
-        node = made[each.value]
+    def form(region: RegionMapping) -> tuple[object, ...]:
+        node = producers[region.value]
         return node.op_type, training.graph.type_of(node.inputs[0]).shape, sorted(node.attributes.items())
 
     if mapping.call in ("", "AllReduce"):
         return False
-    others = [each for each in find_region_mappings(training) if each.call == mapping.call and each.gradient]
-    return any(form(each) == form(mapping) and not each.doubtful for each in others)
+    twins = [region for region in find_region_mappings(training) if region.call == mapping.call and region.gradient]
+    return any(form(region) == form(mapping) and not region.doubtful for region in twins)
 
 
 def _nearest(above: Sequence[str], suspects: Sequence[RegionMapping], mapping: RegionMapping) -> list[str]:
-    """Of the parameters above a mapping those that are above no earlier one, as far as there are such."""
-    earlier = {name for each in suspects if set(each.parameters) < set(mapping.parameters) for name in each.parameters}
-    own = [name for name in above if name not in earlier] or list(above)
-    return own[-NEAR:]
+    """Of the parameters above a mapping those above no earlier mapping, if any."""
+    earlier = {
+        name for suspect in suspects if set(suspect.parameters) < set(mapping.parameters) for name in suspect.parameters
+    }
+    names = [name for name in above if name not in earlier] or list(above)
+    return names[-NEAR:]
 
 
 def _named(mapping: RegionMapping) -> str:
@@ -169,21 +168,22 @@ class _Measured:
         self._known: dict[str, bool | None] = {}
 
     def fits(self, name: str) -> bool | None:
-        """Test whether a gradient is proportional to the change of the loss; None if that cannot be measured."""
+        """Test whether a gradient is proportional to the change of the loss; None if not measurable."""
         if name not in self._known:
             self._known[name] = self._fits(name)
         return self._known[name]
 
     def matters(self, value: str) -> bool:
-        """Return whether the loss depends on a value of the forward; if not, no gradient flows back through it."""
+        """Return whether the loss depends on a value of the forward; if not, no gradient flows back through the
+        value."""
         reader = Float64Graph(subgraph(self._graph, self._graph.nodes, [value], ()), self._cache)
         behind = Float64Graph(subgraph(self._graph, self._graph.nodes, [self.training.loss], [value]), self._cache)
         for point in self.points:
-            held = [each[value] for each in self._run(reader, point)]
-            size = 1e-3 * max(float(np.max(np.abs(each))) for each in held) or 1e-3
-            moved = [each + size * self.generator.standard_normal(each.shape) for each in held]
+            values = [member[value] for member in self._run(reader, point)]
+            size = 1e-3 * max(float(np.max(np.abs(array))) for array in values) or 1e-3
+            moved = [array + size * self.generator.standard_normal(array.shape) for array in values]
             before, after = (
-                self._losses(behind, [{**point, value: each} for each in given]) for given in (held, moved)
+                self._losses(behind, [{**point, value: array} for array in points]) for points in (values, moved)
             )
             if not np.allclose(before, after, rtol=1e-9, atol=0):
                 return True
@@ -191,48 +191,48 @@ class _Measured:
 
     def _losses(self, program: Float64Graph, points: Sequence[Values]) -> list[float]:
         feeds = [{name: value for name, value in point.items() if name in program.graph.inputs} for point in points]
-        made = run_members(program, feeds, self.members)
-        return [float(np.asarray(each[self.training.loss]).reshape(())) for each in made]
+        members = run_members(program, feeds, self.members)
+        return [float(np.asarray(member[self.training.loss]).reshape(())) for member in members]
 
     def _fits(self, name: str) -> bool | None:
-        here, there = (each[self.training.gradients[name]] for each in self.gradients)
+        gradient_a, gradient_b = (gradients[self.training.gradients[name]] for gradients in self.gradients)
         origin = self.points[0].get(name)
-        if origin is None or here.size != origin.size or not np.isfinite(here - there).all():
+        if origin is None or gradient_a.size != origin.size or not np.isfinite(gradient_a - gradient_b).all():
             return None
-        change = (there - here).reshape(origin.shape)
+        change = (gradient_b - gradient_a).reshape(origin.shape)
         drawn = [self.generator.standard_normal(origin.shape) for _ in range(DIRECTIONS)]
         if np.any(change):  # along the gradient itself the slope is largest
             drawn[0] = change
-        directions = [each / np.linalg.norm(each) for each in drawn]
+        directions = [array / np.linalg.norm(array) for array in drawn]
         slopes = [self._slope(name, direction) for direction in directions]
-        rise = np.array([each.value for each in slopes])
-        if not all(each.steady for each in slopes) or not np.linalg.norm(rise) or not np.any(change):
+        rise = np.array([slope.value for slope in slopes])
+        if not all(slope.steady for slope in slopes) or not np.linalg.norm(rise) or not np.any(change):
             return None
         shapes = [change] + [
             change.transpose(order) for order in permutations(range(change.ndim))
             if 1 < change.ndim <= 3 and change.transpose(order).shape == change.shape
         ]  # fmt: skip
         return any(
-            _rest(np.array([float(np.vdot(each, d)) for d in directions]), rise) < self._tolerance for each in shapes
+            _rest(np.array([float(np.vdot(shape, d)) for d in directions]), rise) < self._tolerance for shape in shapes
         )
 
     def _slope(self, name: str, direction: np.ndarray) -> _Slope:
         """The change of the loss along a direction, between the batches."""
         size = max(float(np.linalg.norm(self.points[0][name])), 1e-3)
-        found = []
+        slopes = []
         for step in STEPS:
             ends = [
                 sign * self._mean_loss({**point, name: point[name] + sign * step * size * direction}) * weight
                 for point, weight in zip(self.points, (-1, 1))
                 for sign in (1, -1)
             ]
-            found.append(sum(ends) / (2 * step * size))
+            slopes.append(sum(ends) / (2 * step * size))
         noise = 1e-15 * max(map(abs, ends)) / (STEPS[-1] * size)
-        steady = abs(found[0] - found[1]) <= STEADY * abs(found[0]) + 10 * noise
-        return _Slope(found[1], bool(steady and np.isfinite(found[1])))
+        steady = abs(slopes[0] - slopes[1]) <= STEADY * abs(slopes[0]) + 10 * noise
+        return _Slope(slopes[1], bool(steady and np.isfinite(slopes[1])))
 
     def _shake(self) -> None:
-        """Move parameters a little: at zeros and ties a loss has no derivative, or hides what is wrong."""
+        """Move parameters a little: at zeros and ties a loss has no derivative, or hides errors."""
         for state in self.training.parameters:
             value = self.points[0].get(state.tensor)
             if value is not None and value.dtype.kind == "f":
@@ -255,12 +255,14 @@ class _Measured:
 
     def _mean_loss(self, point: Values) -> float:
         name = self.training.loss
-        return float(np.mean([np.asarray(each[name], np.float64).reshape(()) for each in self._run(self._loss, point)]))
+        return float(
+            np.mean([np.asarray(member[name], np.float64).reshape(()) for member in self._run(self._loss, point)])
+        )
 
     def _mean_gradients(self, point: Values) -> Values:
-        made = self._run(self._all, point)
+        results = self._run(self._all, point)
         names = dict.fromkeys(self.training.gradients.values())
-        return {name: np.mean([np.asarray(each[name], np.float64) for each in made], axis=0) for name in names}
+        return {name: np.mean([np.asarray(member[name], np.float64) for member in results], axis=0) for name in names}
 
 
 def _rest(along: np.ndarray, rise: np.ndarray) -> float:

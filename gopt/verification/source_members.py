@@ -1,8 +1,7 @@
-"""The members of a source that has calls of its own along axes of the same samples: run side by side, on equal values.
+"""The members of a source with calls along axes of the same samples: run side by side, on equal values.
 
-One rank can stand for all where its calls give every member the same. Where they give each another part, members run
-together, a thread each, and must agree in what they make.
-"""
+One rank can stand for all if calls give every member the same. Otherwise members run together, a thread each, and must
+agree in their results."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ MOST = 64
 
 
 class Program(Protocol):
-    """A program of one graph: an Executor, or one in float64."""
+    """A program of one graph: an Executor, or a float64 program."""
 
     graph: Graph
 
@@ -38,7 +37,7 @@ class Program(Protocol):
 
 
 def member_mesh(mesh: Mesh, nodes: Iterable[Node]) -> Mesh | None:
-    """The axes of the same samples along which calls of a source go; None where there are no such calls."""
+    """The axes of the same samples in calls of a source, or None."""
     groups = {str(node.attributes["group"]) for node in nodes if node.domain == COMM and "group" in node.attributes}
     axes = {axis for group in groups for axis in mesh.split(group)} - set(mesh.data_axes)
     sizes = tuple((name, size) for name, size in mesh.axes if name in axes)
@@ -48,16 +47,15 @@ def member_mesh(mesh: Mesh, nodes: Iterable[Node]) -> Mesh | None:
 
 
 def run_members(program: Program, feeds: Sequence[Feeds], members: Mesh) -> list[Values]:
-    """Run every member with its own feeds; ``members``: the axes along which the source has calls."""
+    """Run every member with separate feeds; ``members``: the axes of the source's calls."""
     return run_ranks([program for _ in feeds], list(feeds), members)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceMembers:
-    """Answers the calls that a source has itself, for members that hold equal values.
+    """Answers the source's own calls, for members with equal values.
 
-    Raises UnsupportedError for a call over axes that see different data.
-    """
+    Raises UnsupportedError for a call over axes with different data."""
 
     mesh: Mesh
 
@@ -74,10 +72,9 @@ class SourceMembers:
         return results[root] or []
 
     def run(self, program: Program, feeds: Feeds) -> Values:
-        """Run a part of the source: alone, or beside its like where a call gives each member another part.
+        """Run a part of the source: alone, or beside its like if a call gives each member another part.
 
-        Raises UnsupportedError where members that start equal do not end equal.
-        """
+        Raises UnsupportedError for members with an equal start and unequal results."""
         apart = [n for n in program.graph.nodes if n.domain == COMM and n.op_type in ("ReduceScatter", "AllToAll")]
         members = member_mesh(self.mesh, program.graph.nodes) if apart else None
         if members is None or any(axis in self.mesh.data_axes for node in apart for axis in _axes(node)):
@@ -91,7 +88,7 @@ class SourceMembers:
 
 
 def run_source(program: Program, feeds: Mapping[str, Any], call: CollectiveCallback) -> Values:
-    """Run a part of the source; ``call`` answers its collectives."""
+    """Run a part of the source; ``call`` answers the part's collectives."""
     return call.run(program, dict(feeds)) if isinstance(call, SourceMembers) else program.run(dict(feeds), call)
 
 
@@ -99,12 +96,12 @@ def _axes(node: Node) -> list[str]:
     return str(node.attributes["group"]).split("+")
 
 
-def _alike(made: Sequence[Values], call: Node) -> Values:
-    for name, value in made[0].items():
-        if not all(np.array_equal(value, each[name], equal_nan=value.dtype.kind == "f") for each in made[1:]):
+def _alike(results: Sequence[Values], call: Node) -> Values:
+    for name, value in results[0].items():
+        if not all(np.array_equal(value, member[name], equal_nan=value.dtype.kind == "f") for member in results[1:]):
             raise UnsupportedError(
                 f"{name!r} differs among members that start equal: {call.op_type} {call.label!r} over "
                 f"{call.attributes['group']} gives each another part, and one rank cannot stand for all",
                 "check that --group-type names the axes of its group",
             )
-    return made[0]
+    return results[0]

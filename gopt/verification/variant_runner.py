@@ -1,11 +1,10 @@
-"""One variant of a verification: source and ranks step by step, and what is judged of each step.
+"""One variant of a verification: source and ranks step by step, and the judgements of each step.
 
-A value is held to contract section 7 first. What fails that is looked at again from the ranks' own states, where
-rounding of earlier steps has no part: their local gradients must be the source's on each batch, up to a multiple of
-what rounding was measured to move, and their new states must be the source's own update of the mean of these very
-gradients, within contract section 7. So a gradient that is nothing but noise raises no alarm, however large the steps
-that an optimizer makes of it, and an error in its reduction or update is seen all the same.
-"""
+A value is held to contract section 7 first. A failing value is checked again from the ranks' own states, without
+rounding of earlier steps: local gradients must be the source's on each batch, up to a multiple of measured rounding,
+and new states must be the source's update of the mean of these very gradients, within contract section 7. So a gradient
+of noise alone raises no alarm, however large the optimizer's steps, and an error in the reduction or update is seen all
+the same."""
 
 from __future__ import annotations
 
@@ -34,10 +33,9 @@ OWN_DATA = "; --data FILE gives batches that fit the model"
 
 @dataclass(slots=True)
 class VariantRunner:
-    """Runs variants, and keeps the state that they share.
+    """Runs variants, and keeps their shared state.
 
-    ``noise``: gradients that consist of rounding only, found by the plain variant.
-    """
+    ``noise``: gradients of rounding only, found by the plain variant."""
 
     result: Verification
     all_ranks: AllRanks
@@ -61,21 +59,23 @@ class VariantRunner:
         tamper: Tamper | None, advance: ProgressCallback = no_progress,
     ) -> bool:  # fmt: skip
         """Compare ``steps`` steps; False where the reference left the numbers, which ends the variant."""
-        first, states, held = start, start, self.all_ranks.held(start)
+        begin, states, rank_states = start, start, self.all_ranks.held(start)
         self.left = []
         for number in range(1, steps + 1):
             advance(f"steps of {variant.name!r}", number - 1, steps)
-            given = batches(number)
-            self.reference.apart = self.all_ranks.apart(held)
-            local = self._local(variant, states, settings, given)
+            drawn = batches(number)
+            self.reference.apart = self.all_ranks.apart(rank_states)
+            local = self.reference.kept(variant, states, settings, drawn)
             step = self.reference.finish(states, settings, local)
-            self._find_noise(variant, number, states, settings, given, step)
-            own = self.all_ranks.joined("input", held)
-            made = self.all_ranks.step(self.reference, variant, held, settings, given, tamper)
+            self._find_noise(variant, number, states, settings, drawn, step)
+            inputs = self.all_ranks.joined("input", rank_states)
+            results = self.all_ranks.step(self.reference, variant, rank_states, settings, drawn, tamper)
             not_finite = _not_finite_states(self.reference, step, states)
             self._tell(variant, number, not_finite)
-            comparison = _StepComparison(self, variant, number, given, settings, {**states, **own}, made, not_finite)
-            comparison.judge(step, first)
+            comparison = _StepComparison(
+                self, variant, number, drawn, settings, {**states, **inputs}, results, not_finite
+            )
+            comparison.judge(step, begin)
             self.observed.enter(states, step, settings)
             self.last = step.states
             if not_finite:
@@ -83,26 +83,17 @@ class VariantRunner:
             states = step.states
             if variant is not PLAIN:
                 # Blown-up gradients make training chaotic: each step is judged on its own, from equal states.
-                first, held = states, self.all_ranks.held(states)
+                begin, rank_states = states, self.all_ranks.held(states)
         return True
-
-    def _local(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> LocalResults:
-        """The results of the batches; at the start the plain variant's, of which gradients alone are varied."""
-        if self.measured is not None:
-            plain, measurement = self.measured
-            pairs = [(states, measurement.states), (settings, measurement.settings)]
-            pairs += [pair for turns in zip(batches, measurement.batches) for pair in zip(*turns)]
-            if all(a[name] is b[name] or same_bits(a[name].ravel(), b[name].ravel()) for a, b in pairs for name in a):
-                return self.reference.as_varied(variant, plain.local)
-        return self.reference.local(variant, states, settings, batches)
 
     def leaves(
         self, variant: Variant, steps: int, start: Values, settings: Values, batches: Callable[[int], Batches]
     ) -> bool:
-        """Return whether the reference alone leaves the numbers in one of the steps."""
+        """Return whether the reference alone leaves the numbers in a step."""
         states = start
         for number in range(1, steps + 1):
-            step = self.reference.step(variant, states, settings, batches(number))
+            local = self.reference.kept(variant, states, settings, batches(number))
+            step = self.reference.finish(states, settings, local)
             if _not_finite_states(self.reference, step, states):
                 return True
             states = step.states
@@ -111,25 +102,25 @@ class VariantRunner:
     def _find_noise(
         self, variant: Variant, number: int, states: Values, settings: Values, batches: Batches, step: ReferenceStep
     ) -> None:
-        """Measure which gradients are noise, once."""
+        """Measure the gradients of noise, once."""
         if variant is PLAIN and number == 1:
-            found = Measurement(self.reference, variant, states, settings, batches, step, self.units, self.seed)
-            self.measured = step, found
-            self.noise.update(found.noise())
+            measurement = Measurement(self.reference, variant, states, settings, batches, step, self.units, self.seed)
+            self.measured = step, measurement
+            self.noise.update(measurement.noise())
             self.silent.update(name for name, mean in step.means.items() if not norm(mean))
 
     def heard(self, step: ReferenceStep) -> set[str]:
-        """Gradients that were silent when noise was looked for, and are not in this step."""
+        """Gradients that were silent at the search for noise, and are not in this step."""
         return {name for name in self.silent if norm(step.means[name])}
 
-    def settle(self, found: Sensitivity, step: ReferenceStep) -> None:
-        """Take a gradient that was silent before, and speaks in this step, as noise where it is."""
+    def settle(self, sensitivity: Sensitivity, step: ReferenceStep) -> None:
+        """Take a formerly silent gradient as noise, if measured so."""
         heard = self.heard(step)
-        self.noise |= heard.intersection(found.noise(step))
+        self.noise |= heard.intersection(sensitivity.noise(step))
         self.silent -= heard
 
     def _tell(self, variant: Variant, number: int, not_finite: Sequence[str]) -> None:
-        """Keep what left the numbers in the reference; a note, where the variant made it so."""
+        """Keep the states that left the numbers in the reference; a note, if caused by the variant."""
         where = f"not finite in the source in step {number} of {variant.name!r}"
         why = f"{where}: nothing can be compared with it{OWN_DATA}"
         self.left = [Doubt(name, why) for name in not_finite]
@@ -138,10 +129,10 @@ class VariantRunner:
 
 
 def _not_finite_states(reference: ReferenceProgram, step: ReferenceStep, before: Values) -> list[str]:
-    """States that are no longer finite, and losses, the first to leave the numbers first."""
+    """States that are no longer finite, and losses, first to leave the numbers first."""
     _refuse_other_shape(step.states, before)
-    ranks = [each for turn in step.local.losses for each in turn]
-    losses = [name for name in reference.training.losses if not all(finite(each[name]) for each in ranks)]
+    ranks = [rank for turn in step.local.losses for rank in turn]
+    losses = [name for name in reference.training.losses if not all(finite(rank[name]) for rank in ranks)]
     states = [name for name, value in step.states.items() if became_not_finite(value, before[name])]
     return [*losses, *states]
 
@@ -150,7 +141,7 @@ def _refuse_other_shape(states: Values, before: Values) -> None:
     """Raise UnsupportedError where a step of a batch of another size than was meant changes the shape of a state."""
     for name, value in states.items():
         if np.shape(value) != np.shape(before[name]):
-            was, new = (list(np.shape(each)) for each in (before[name], value))
+            was, new = (list(np.shape(value)) for value in (before[name], value))
             raise UnsupportedError(
                 f"{name!r} is {was}, and its new value {new} for the batch that verify drew: the source fits batches "
                 "of one size alone",
@@ -164,7 +155,8 @@ _KnownErrors = dict[str, tuple[np.ndarray, float]]
 
 @dataclass(slots=True)
 class _StepComparison:
-    """A step of a variant. ``own``: what the ranks held before it; ``lost``: what is not finite in the reference."""
+    """A step of a variant. ``own``: the ranks' values before the step; ``lost``: values that are not finite in the
+    reference."""
 
     runner: VariantRunner
     variant: Variant
@@ -175,11 +167,11 @@ class _StepComparison:
     made: RankResults
     not_finite: Sequence[str]
 
-    def judge(self, step: ReferenceStep, first: Values) -> None:
-        """Compare with ``step`` of the source; ``first``: the states that changes are counted from."""
+    def judge(self, step: ReferenceStep, begin: Values) -> None:
+        """Compare with ``step`` of the source; ``begin``: the states from which changes are counted."""
         comparisons = self._comparisons({})
         self._losses(comparisons, step.local, self.runner.reference.training.losses)
-        self._states(comparisons, step.states, first, None)
+        self._states(comparisons, step.states, begin, None)
         self._copies(comparisons)
         again = comparisons.failing() & {*self.runner.kinds, *self.runner.reference.training.losses}
         if self.variant is PLAIN:
@@ -212,15 +204,15 @@ class _StepComparison:
                 if runner.measured is not None:  # one run may have said too little
                     runner.noise.update(runner.measured[1].measured().noise(runner.measured[0]))
             second = self._second(names, base, sent, update, moved)
-        kept = comparisons.without(names)
-        kept.entries += second.entries
-        return kept
+        merged = comparisons.without(names)
+        merged.entries += second.entries
+        return merged
 
     def _second(
         self, names: Collection[str], base: ReferenceStep, sent: LocalResults, update: ReferenceStep,
         moved: Sensitivity | None,
     ) -> StepComparisons:  # fmt: skip
-        """Comparisons from the ranks' own states: gradients with those ``sent``, states with those of ``update``."""
+        """Comparisons from the ranks' own states: gradients with ``sent``, states with ``update``."""
         reference = self.runner.reference
         statistics = {state.tensor for state in reference.statistics}
         comparisons = self._comparisons({} if moved is None else self._floors(base, moved, statistics))
@@ -232,7 +224,7 @@ class _StepComparison:
         return comparisons
 
     def _floors(self, base: ReferenceStep, moved: Sensitivity, statistics: Collection[str]) -> dict[str, float]:
-        """Return the changes of states that rounding may cause."""
+        """Return the changes of states by rounding."""
         floors = {
             name: min(MULTIPLE * moved.states[name], MOST * apart(base.states[name], self.own[name]))
             for name in statistics
@@ -251,10 +243,9 @@ class _StepComparison:
         return floors
 
     def _of_halves(self, base: ReferenceStep) -> list[str]:
-        """Return the states, of any type, that gradients in halves update: their mean is rounded too.
+        """Return the states, of any type, updated by gradients in halves: the mean is rounded too.
 
-        States without a parameter of their own are among them where any gradient is in halves.
-        """
+        States without a parameter are among them if any gradient is in halves."""
         training = self.runner.reference.training
         halves = {name for name, mean in base.means.items() if mean.dtype.name in LOW_PRECISION}
         owned = {name for name, gradient in training.gradients.items() if gradient in halves}
@@ -265,7 +256,7 @@ class _StepComparison:
         ]  # fmt: skip
 
     def _sent(self, local: LocalResults) -> LocalResults:
-        """The gradients that the ranks had, where they could be seen; else the reference's."""
+        """The ranks' gradients, if visible; else the reference's."""
         pairs = zip(local.gradients, self.made.gradients)
         gradients = [[{**mine, **observed} for mine, observed in zip(*turn)] for turn in pairs]
         return replace(local, gradients=gradients)
@@ -288,7 +279,7 @@ class _StepComparison:
         self, comparisons: StepComparisons, local: LocalResults, names: Collection[str],
         moved: Sensitivity | None = None,
     ) -> None:  # fmt: skip
-        """Compare those losses that are among ``names``."""
+        """Compare the losses among ``names``."""
         for turn, rank, loss, value in self.made.losses:
             if loss not in names:
                 continue
@@ -304,10 +295,10 @@ class _StepComparison:
     def _states(
         self, comparisons: StepComparisons, wanted: Values, start: Values, names: Collection[str] | None
     ) -> None:
-        """Compare what every rank holds of the states, or of those named."""
+        """Compare every rank's part of the states, or of the named states."""
         errors: _KnownErrors = {}
-        for rank, own in enumerate(self.runner.all_ranks.ranks):
-            for state in own.states:
+        for rank, rank_programs in enumerate(self.runner.all_ranks.ranks):
+            for state in rank_programs.states:
                 if not state.copy and not state.local:
                     value = np.asarray(self.made.outputs[rank][state.output]).reshape(-1)
                     self._pieces(comparisons, rank, state, value, wanted, start, names, errors)
@@ -317,12 +308,12 @@ class _StepComparison:
         self, comparisons: StepComparisons, rank: int, state: LocalState, flat: np.ndarray, wanted: Values,
         start: Values, names: Collection[str] | None, errors: _KnownErrors,
     ) -> None:  # fmt: skip
-        """Compare the pieces of one rank's state: a whole tensor at once, a part as a share of its tensor."""
-        place = 0
+        """Compare the pieces of one rank's state: a whole tensor at once, a part as a share of the tensor."""
+        offset = 0
         for piece in state.pieces:
             name = piece.tensor
-            value = flat[place : place + piece.elements]
-            place += piece.elements
+            value = flat[offset : offset + piece.elements]
+            offset += piece.elements
             kind = self.runner.kinds[name]
             if names is not None and name not in names:
                 continue
@@ -338,12 +329,14 @@ class _StepComparison:
                 comparisons.enter(rank, name, kind, before[1])
             else:
                 comparisons.part(rank, name, kind, distance(value, reference))
-        if place != flat.size:
+        if offset != flat.size:
             comparisons.enter(rank, state.input, "size", float("inf"))
 
     def _copies(self, comparisons: StepComparisons) -> None:
-        """A narrow copy must be exactly the cast of the wide state as the ranks now hold it."""
-        copies = [(r, state) for r, own in enumerate(self.runner.all_ranks.ranks) for state in own.states if state.copy]
+        """A narrow copy must be exactly the cast of the ranks' present wide state."""
+        copies = [
+            (r, state) for r, rank in enumerate(self.runner.all_ranks.ranks) for state in rank.states if state.copy
+        ]
         wide = self.runner.all_ranks.joined("output", self.made.outputs) if copies else {}
         for rank, state in copies:
             name = state.pieces[0].tensor

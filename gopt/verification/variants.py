@@ -1,4 +1,4 @@
-"""Repetitions of a verification: gradients as they are, small, large, and infinite."""
+"""Repetitions of a verification: gradients unchanged, small, large, and infinite."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from gopt.verification.reference_graphs import PROBE
 class Variant:
     """One repetition: local gradients are multiplied by ``scale``; ``infinite`` puts one infinity on the last rank.
 
-    ``extra``: something was done to it, so that a reference which leaves the numbers says nothing of the step.
-    """
+    ``extra``: the step was changed, so that a reference outside the numbers says nothing of the step."""
 
     name: str
     scale: float = 1.0
@@ -33,7 +32,7 @@ class Variant:
     extra: bool = True
 
     def vary(self, value: np.ndarray, marked: bool) -> np.ndarray:
-        """A local gradient as the variant wants it; ``marked``: the one that may turn infinite."""
+        """A local gradient changed by the variant; ``marked``: may turn infinite."""
         varied = value
         if self.scale != 1:
             with np.errstate(over="ignore"):
@@ -56,7 +55,7 @@ INFINITE = Variant("one infinite gradient", infinite=True)
 
 @dataclass(frozen=True, slots=True)
 class VariantProgram:
-    """A rank's program whose local ``gradients`` are changed on their way into a call; ``marked`` may turn infinite."""
+    """A rank's program with local ``gradients`` changed on the way into a call; ``marked`` may turn infinite."""
 
     program: Executor
     variant: Variant
@@ -73,11 +72,11 @@ class VariantProgram:
                 return call(index, node, self._rows(self.of[node.attributes["parameter"]], inputs))
             if node.op_type != PROBE and not spans_data_axes(node, self.data):
                 return call(index, node, inputs)
-            given = [
+            operands = [
                 self.variant.vary(value, name == self.marked) if name in self.gradients else value
                 for name, value in zip(node.inputs, inputs)
             ]
-            return given if node.op_type == PROBE else call(index, node, given)
+            return operands if node.op_type == PROBE else call(index, node, operands)
 
         return self.program.run(feeds, varied)
 
@@ -85,28 +84,28 @@ class VariantProgram:
         """Return the pushed rows of a table; to make the gradient infinite, row 0 is pushed as well."""
         if gradient not in self.gradients:
             return inputs
-        *given, ids, rows = inputs
+        *operands, ids, rows = inputs
         rows = self.variant.vary(rows, False)
         if self.variant.infinite and gradient == self.marked:
             ids = np.concatenate([ids, np.zeros(1, ids.dtype)])
-            first = self.variant.vary(np.zeros((1, *rows.shape[1:]), rows.dtype), True)
-            rows = np.concatenate([rows, first])
-        return [*given, ids, rows]
+            marked_row = self.variant.vary(np.zeros((1, *rows.shape[1:]), rows.dtype), True)
+            rows = np.concatenate([rows, marked_row])
+        return [*operands, ids, rows]
 
 
 def has_finite_check(training: TrainingGraph) -> bool:
-    """Return whether an update looks for infinities: a test on gradients whose result conditions a state."""
+    """Return whether an update looks for infinities: a test on gradients with a result that conditions a state."""
     tests = FLOAT_TESTS
     gradient_values = set(training.gradients.values())
     behind = set(gradient_values)
-    found = False
+    tested = False
     for node in training.graph.nodes:
         if node.phase is not Phase.UPDATE or not any(name in behind for name in node.reads):
             continue
         behind.update(node.outputs)
         infinite = any(_is_infinity(training.graph, name) for name in node.inputs)
-        found = found or node.op_type in tests or (node.is_a("Equal", "Less", "Greater", "LessOrEqual") and infinite)
-    return found
+        tested = tested or node.op_type in tests or (node.is_a("Equal", "Less", "Greater", "LessOrEqual") and infinite)
+    return tested
 
 
 def _is_infinity(graph: Graph, name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ from gopt.verification.conditions import Coverage
 from gopt.verification.joined_step import MeasuredStep, check_large_batch
 from gopt.verification.large_batch import LargeBatch
 from gopt.verification.observations import Observations
+from gopt.verification.reference_step import ReferenceStep
 from gopt.verification.result import Verification
 from gopt.verification.schedule import Schedule, StartOverride
 from gopt.verification.sensitivity import apart, norm, units
@@ -53,7 +55,7 @@ class VerificationRun:
         self, verifier: Verifier, result: Verification, steps: int, seed: int, start: Values, settings: Values,
         batches: Batches, tamper: Tamper | None, advance: ProgressCallback, fixed: Collection[str] = (),
     ) -> None:  # fmt: skip
-        """``fixed``: settings that the user gave."""
+        """``fixed``: the user's settings."""
         self.verifier, self.result, self.steps, self.tamper, self.advance = verifier, result, steps, tamper, advance
         self.start, self.settings, self.batches, self.seed = start, settings, batches, seed
         self.fixed = set(fixed)
@@ -73,10 +75,10 @@ class VerificationRun:
         )  # fmt: skip
 
     def one(self, variant: Variant, start: StartOverride | None = None, steps: int = 0) -> bool:
-        """Run a variant; ``start``: what begins elsewhere, for one step. False: it left the numbers."""
+        """Run a variant; ``start``: other start values, for one step. False: the variant left the numbers."""
         sound = self._run(variant, start, steps)
-        for each in self.runner.left if not variant.extra else ():
-            self.result.doubt(each.name, each.why)
+        for doubt in self.runner.left if not variant.extra else ():
+            self.result.doubt(doubt.name, doubt.why)
         return sound
 
     def _run(self, variant: Variant, start: StartOverride | None = None, steps: int = 0) -> bool:
@@ -94,7 +96,7 @@ class VerificationRun:
         return [[self.batches.batch(turn, part) for part in range(self.verifier.parts)] for turn in turns]
 
     def all_variants(self) -> None:
-        """Everything that is to be seen once: gradients of all sizes, an infinite one, conditions both ways."""
+        """Every observation once: gradients of all sizes, an infinite gradient, conditions both ways."""
         sound = self._plain()
         self._tell_noise()
         self._hold_large_batch()
@@ -107,32 +109,33 @@ class VerificationRun:
             self._tell_conditions()
 
     def _plain(self) -> bool:
-        """Run the plain variant, from a start and batches with which the source stays in the numbers. False: it leaves
-        them with all that are tried."""
+        """Run the plain variant, from a start and batches that keep the source in the numbers. False: the source leaves
+        them with all tries."""
         if self._run(PLAIN):
             return True
-        passed, first, usual, made = self.runner.left, self.start, self.settings, self.runner.measured
+        passed, start, usual, measured = self.runner.left, self.start, self.settings, self.runner.measured
         for on, slower, turn in self._other_starts():
-            self.start, self.settings, self.skipped = {**first, **on}, {**usual, **slower}, turn * self.steps
+            self.start, self.settings, self.skipped = {**start, **on}, {**usual, **slower}, turn * self.steps
+            self.verifier.reference.forget()
             if self.runner.leaves(PLAIN, self.steps, dict(self.start), dict(self.settings), self.given):
                 continue
             self._begin()
-            if slower and made is not None:
-                self.observed.enter(first, made[0], usual)  # it was compared, and the smaller ones may move nothing
+            if slower and measured is not None:
+                self.observed.enter(start, measured[0], usual)  # it was compared, and the smaller ones may move nothing
             if self._run(PLAIN):
                 beside = [f"{listed([*on], 2)} moved on"] if on else []
                 beside += [f"smaller {listed([*slower], 2)}"] if slower else []
                 beside += ["other batches"] if turn else []
-                who, why = listed([each.name for each in passed], 2), passed[0].why.removesuffix(OWN_DATA)
+                who, why = listed([doubt.name for doubt in passed], 2), passed[0].why.removesuffix(OWN_DATA)
                 self.result.say(f"passed over: {who}, {why}; it is compared with {' and '.join(beside)}")
                 return True
-        self.start, self.settings, self.skipped, self.runner.measured = first, usual, 0, made
-        for each in passed:
-            self.result.doubt(each.name, each.why)
+        self.start, self.settings, self.skipped, self.runner.measured = start, usual, 0, measured
+        for unproved in passed:
+            self.result.doubt(unproved.name, unproved.why)
         return False
 
     def _other_starts(self) -> Iterator[tuple[Values, Values, int]]:
-        """States and settings that are others, and by how many starts batches are passed over; each tried in turn."""
+        """Other states and settings, and the number of skipped starts of batches; each tried in turn."""
         on, slower = self._counters_on(), self._slower()
         drawn = isinstance(self.batches, SampledBatches)  # the user's own batches are not left out
         if on:
@@ -143,13 +146,13 @@ class VerificationRun:
             yield on, {}, turn
 
     def _slower(self) -> Values:
-        """Settings that the update alone reads, smaller by what makes a parameter change by SLOW of its size at most;
-        none where the first step changed none by more, or left the numbers itself."""
-        verifier, made = self.verifier, self.runner.measured
+        """Settings read by the update alone, reduced until a parameter changes by SLOW of its size at most; empty where
+        the first step changed no parameter by more, or left the numbers itself."""
+        verifier, measured = self.verifier, self.runner.measured
         names = [state.tensor for state in verifier.training.parameters if floating(self.start[state.tensor])]
-        if made is None or not all(finite(made[0].states[name]) for name in names):
+        if measured is None or not all(finite(measured[0].states[name]) for name in names):
             return {}
-        sizes = ((norm(self.start[name]), apart(made[0].states[name], self.start[name])) for name in names)
+        sizes = ((norm(self.start[name]), apart(measured[0].states[name], self.start[name])) for name in names)
         most = max((change / size for size, change in sizes if size), default=0.0)
         read = {name for name in self.settings if name not in verifier.reference.local_inputs} - self.fixed
         return {
@@ -160,41 +163,46 @@ class VerificationRun:
 
     def _counters_on(self) -> Values:
         """The new values of states that follow neither batch nor gradients, such as a counter of steps."""
-        training, made = self.verifier.training, self.runner.last
+        training, last = self.verifier.training, self.runner.last
         follows = descendants(GraphIndex(training.graph), [*training.batch, *training.gradients.values()])
         counters = [state.tensor for state in training.states if state.updated not in follows]
         return {
-            name: made[name]
+            name: last[name]
             for name in counters
-            if not np.array_equal(made[name], self.start[name]) and np.isfinite(made[name]).all()
+            if not np.array_equal(last[name], self.start[name]) and np.isfinite(last[name]).all()
         }
 
     def _hold_large_batch(self) -> None:
         """Compare the first step with the source's on all batches at once; drawn labels are none to ignore, for which
-        ranks average their own means."""
-        verifier, made, drawn = self.verifier, self.runner.measured, self.batches
-        given, why = self.given(1), ""
-        if made is None or len(given) * len(given[0]) == 1 or verifier.manifest.parameter_server is not None:
+        ranks average separate means."""
+        verifier, measured, drawn = self.verifier, self.runner.measured, self.batches
+        batches, why = self.given(1), ""
+        if measured is None or len(batches) * len(batches[0]) == 1 or verifier.manifest.parameter_server is not None:
             return
+        first, moved = measured
         if isinstance(drawn, SampledBatches) and drawn.ignores:
             self.batches, why = (
                 drawn.plain(),
                 "as long as no label is one to ignore: ranks that ignore some weigh them apart",
             )
-            given = self.given(1)
-            made = verifier.reference.step(PLAIN, self.start, self.settings, given), made[1]
+            batches = self.given(1)
             self.batches = drawn
+
+        @cache
+        def step() -> ReferenceStep:
+            return verifier.reference.step(PLAIN, self.start, self.settings, batches) if why else first
+
         self.result.large_batch = check_large_batch(
-            verifier.reference, MeasuredStep(*made, self.result.noise), self.start, self.settings, given,
+            verifier.reference, MeasuredStep(step, moved, self.result.noise), self.start, self.settings, batches,
             self.result.tolerance, verifier.reductions,
         )  # fmt: skip
         if self.result.large_batch.outcome is LargeBatch.EQUAL:
             self.result.large_batch = replace(self.result.large_batch, why=why)
 
     def _sizes(self) -> None:
-        """Gradients of other sizes; one step of each shows all of an update that has no condition behind them."""
+        """Gradients of other sizes; one step of each shows all of an update without a condition behind them."""
         looks = has_finite_check(self.verifier.training)
-        steps = self.steps if looks or not all(each.scheduled for each in self.verifier.conditions) else 1
+        steps = self.steps if looks or not all(condition.scheduled for condition in self.verifier.conditions) else 1
         self.one(CLIP_INACTIVE, steps=steps)
         if not self.one(CLIP_ACTIVE, steps=steps):
             self.one(CLIP_ACTIVE_SMALL, steps=steps)
@@ -212,10 +220,9 @@ class VerificationRun:
         return starts
 
     def _still(self, starts: Sequence[StartOverride]) -> None:
-        """Let states change that never did: a maximum that starts high stays, a sign that differs holds a step back.
+        """Let unchanged states change: a maximum that starts high stays, an opposite sign holds a step back.
 
-        Optimizer states begin near zero, for as many steps as asked, with conditions as they are and the other way.
-        """
+        Optimizer states begin near zero, for as many steps as requested, with conditions unchanged and inverted."""
         states = [state.tensor for state in self.verifier.training.states if state.kind is StateKind.OPTIMIZER_STATE]
         low, lowest = (
             {name: (self.start[name] * factor).astype(self.start[name].dtype)
@@ -228,7 +235,7 @@ class VerificationRun:
                 self.one(replace(PLAIN, name="small states", extra=True), start, self.steps)
 
     def _tell_conditions(self) -> None:
-        names = [each.label for scheduled in (True, False) for each in self.coverage.one_sided(scheduled)]
+        names = [condition.label for scheduled in (True, False) for condition in self.coverage.one_sided(scheduled)]
         if names:
             self.result.say(
                 f"conditions of the update with one outcome in all steps, so that the other branch is not tested: "

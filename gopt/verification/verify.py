@@ -1,9 +1,8 @@
-"""Prove the ranks equal to their source: run both, on a different batch per rank, and compare every state and loss.
+"""Prove the ranks equal to the source: run both, on a different batch per rank, and compare every state and loss.
 
-The reference is the source cut at its gradients: each rank's batch gives local gradients, their mean goes through the
-source's own update. The cut itself is confirmed by value: a gradient must be proportional to a finite difference of
-the loss.
-"""
+The reference is the source cut at its gradients: each rank's batch gives local gradients, and their mean goes through
+the source's own update. The cut itself is confirmed by value: a gradient must be proportional to a finite difference of
+the loss."""
 
 from __future__ import annotations
 
@@ -84,7 +83,7 @@ class Verifier:
         deadline: float | None = None,
         advance: ProgressCallback = no_progress,
     ) -> None:
-        """``deadline``: seconds that one piece of a graph may run; None: without an end."""
+        """``deadline``: the longest run of a graph's piece, in seconds; None: no limit."""
         advance("reading the source")
         self.transport: Transport = run_ranks
         """Runs one phase of all ranks: on threads, unless the caller sets another engine."""
@@ -129,12 +128,12 @@ class Verifier:
     def _read_ranks(self, source: TrainingGraph, advance: ProgressCallback) -> list[RankPrograms]:
         """All ranks, two at a time: the runtime compiles one while Python reads the next."""
 
-        held: Held = {}
+        arrays: Held = {}
 
         def read(record: RankEntry) -> RankPrograms:
             return read_rank(
                 self.folder, record, self.manifest, self.phases, self.reference.gradients, self.cache,
-                self.random_inputs, source.graph.types, held,
+                self.random_inputs, source.graph.types, arrays,
             )  # fmt: skip
 
         with gc_paused(), ThreadPoolExecutor(READERS) as pool:
@@ -159,7 +158,7 @@ class Verifier:
 
     @property
     def parts(self) -> int:
-        """Number of ranks that see different data."""
+        """Number of ranks with different data."""
         return max(self.which) + 1
 
     def run(
@@ -173,10 +172,9 @@ class Verifier:
     ) -> Verification:
         """Run the steps of every variant and compare; ``changes``: fields of ``VerifyOptions``.
 
-        ``variants``: those alone. ``tamper`` may change a rank's feeds: both are for tests.
-        """
-        asked = changed(options, VerifyOptions, changes)
-        steps, seed, data, hyper = asked.steps, asked.seed, asked.data, asked.settings
+        ``variants``: only these. ``tamper`` may change a rank's feeds: both are for tests."""
+        selected = changed(options, VerifyOptions, changes)
+        steps, seed, data, hyper = selected.steps, selected.seed, selected.data, selected.settings
         result = Verification(self._tolerance(), steps, len(self.ranks))
         for note in self.notes:
             result.say(note)
@@ -194,7 +192,8 @@ class Verifier:
             result.say(f"{who} would have drawn")
         start, settings = self._start(seed), self._hyper(hyper)
         check_startup(result, self.folder, self.manifest, self.ranks, start, self.startup, self.cache.deadline)
-        batches = self._batches(seed, data, {**start, **settings})
+        self.reference.forget()
+        batches = self._batches(seed, data, start, settings)
         session = VerificationRun(self, result, steps, seed, start, settings, batches, tamper, advance, hyper)
         if variants is None:
             session.all_variants()
@@ -207,13 +206,13 @@ class Verifier:
         if self.manifest.parameter_server is None:
             for note in inexact_reductions(self.reference, session.start, session.settings, session.given(1)):
                 result.say(note)
-        if asked.confirm:
+        if selected.confirm:
             for note in check_source_duals(self.training, self.mesh, seed):
                 result.say(note)
-            sample = None if asked.every else sample_gradients(self.training, seed)
+            sample = None if selected.every else sample_gradients(self.training, seed)
             names = None if sample is None else sample.parameters
             advance(PHASE, 0, len(names or self.training.gradients))
-            feeds = [{**session.start, **session.settings, **each} for each in self._several(batches)]
+            feeds = [{**session.start, **session.settings, **batch} for batch in self._several(batches)]
             result.gradients = check_gradients(self.training, feeds, seed, self.reference.call, advance, names)
             result.say_stops()
             if sample is not None:
@@ -221,13 +220,13 @@ class Verifier:
         return result
 
     def groups(self) -> list[str]:
-        """Every group over which some rank makes a call."""
+        """Every group with a call on some rank."""
         graphs = [program.graph for rank in self.ranks for program in rank.programs.values()]
         nodes = [node for graph in graphs for node in graph.nodes if node.domain == COMM and node.op_type != PROBE]
         return sorted({str(node.attributes["group"]) for node in nodes})
 
     def _tolerance(self) -> float:
-        """By the narrowest type that takes part, in the source or on the wire."""
+        """By the narrowest participating type, in the source or on the wire."""
         graphs = [program.graph for rank in (self.ranks[0], self.ranks[-1]) for program in rank.programs.values()]
         return max(tolerance_of(graph) for graph in (self.training.graph, *graphs))
 
@@ -242,55 +241,59 @@ class Verifier:
             values[state.tensor] = np.array(self.stored.get(state.tensor, drawn))
         return values
 
-    def _hyper(self, given: Mapping[str, float]) -> Values:
+    def _hyper(self, values: Mapping[str, float]) -> Values:
         types = self.training.graph.types
-        refuse_unknown(given, self.training.hyper)
+        refuse_unknown(values, self.training.hyper)
         fed = {
-            name: sampling.filled(types[name], given[name]) if name in given else sampling.hyper(types[name])
+            name: sampling.filled(types[name], values[name]) if name in values else sampling.hyper(types[name])
             for name in self.training.hyper
         }
         return fed if self.manifest.parameter_server is None else fed | {ROUND: np.zeros((), np.int64)}
 
-    def _batches(self, seed: int, data: str | None, values: Values) -> Batches:
+    def _batches(self, seed: int, data: str | None, start: Values, settings: Values) -> Batches:
         if data is not None:
             return UserBatches(self.training, self.random_inputs, seed, self.parts, data)
         drawn = SampledBatches(self.training, self.random_inputs, seed, sampling.integer_ranges(self.training))
         if drawn.ignores:
             # What looks like a label to ignore may be none: then the source says so, or gives no loss.
+            turns = range(max(self.phases.values()))
+            given = [[drawn.batch(turn, part) for part in range(self.parts)] for turn in turns]
+            self.reference.apart = self.all_ranks.apart(self.all_ranks.held(start))
             try:
-                local = self.reference.local(PLAIN, values, {}, [[drawn.batch(0, part) for part in range(self.parts)]])
+                local = self.reference.kept(PLAIN, start, settings, given)
             except RunError:
                 return drawn.plain()
             if not all(finite(loss) for losses in local.losses[0] for loss in losses.values()):
+                self.reference.forget()
                 return drawn.plain()
         return drawn
 
     def _several(self, batches: Batches) -> list[Values]:
-        """Batches that differ, of ranks and of micro-steps: two of the user's own, more where they cost nothing."""
+        """Different batches, of ranks and of micro-steps: two of the user's, more if free."""
         sides, count = min(self.parts, 2), 2
         if isinstance(batches, SampledBatches):
             # An id to ignore may be padding, whose row's gradient is masked: no derivative.
             batches, count = batches.plain(), 8
-        return [batches.batch(each // sides, each % sides) for each in range(count)]
+        return [batches.batch(number // sides, number % sides) for number in range(count)]
 
 
 def source_training(
     folder: Path, model: str | os.PathLike[str] | None, manifest: Manifest, mesh: Mesh
 ) -> tuple[TrainingGraph, Graph | None]:
-    """The source with the roles that were settled when it was sharded, and the start-up graph of the user's model, if
-    it was given and ranks can use it."""
+    """The source with the roles settled at sharding, and the start-up graph of the user's model, if given and usable by
+    ranks."""
     from gopt.api import load_stored_source, stored_roles
 
-    kept = load(folder / "source.onnx", own=True)
-    roles = stored_roles(kept, folder / "source.onnx")
-    check_source(manifest, kept, folder)
+    stored = load(folder / "source.onnx", own=True)
+    roles = stored_roles(stored, folder / "source.onnx")
+    check_source(manifest, stored, folder)
     if model is None:
-        return load_stored_source(expand(kept), roles, folder / "source.onnx"), None
-    given = load_file(model)
-    graph = expand(given.graph)
+        return load_stored_source(expand(stored), roles, folder / "source.onnx"), None
+    original = load_file(model)
+    graph = expand(original.graph)
     check_source(manifest, graph, folder, os.fspath(model))
-    recognise(graph, parse_groups(kept.metadata.get(DECLARED, "")))
+    recognise(graph, parse_groups(stored.metadata.get(DECLARED, "")))
     declare_axes(graph, dict(mesh.kinds))
     training = adopt_source_collectives(recover(graph, roles), roles, mesh)
-    usable = given.startup is not None and not why_unusable(given.startup, training)
-    return training, given.startup if usable else None
+    usable = original.startup is not None and not why_unusable(original.startup, training)
+    return training, original.startup if usable else None

@@ -43,3 +43,11 @@ def test_values_of_somebody_else_stay(monkeypatch):
     assert main(["merge", "out", "-o", "m.onnx"]) == 0
     assert main(["merge", "out", "-o", "m.onnx", "--force"]) == 0
     assert all(Path(n).read_text() == "mine" for n in ("m.onnx.data", "m.onnx.0123abcd.data", "other.onnx.data"))
+
+
+@pytest.mark.parametrize("name", ["trained.pt", "trained.safetensors", "trained.npz"])
+@pytest.mark.parametrize("option", [[], ["--inference"], ["--training-info"]])
+def test_a_model_is_not_written_under_the_name_of_a_file_of_values(option, name, capsys):
+    """``gopt merge CKPT -o trained.pt`` wrote an ONNX file that torch.load could not read."""
+    assert main(["merge", "out", *option, "-o", name]) == 2 and not Path(name).exists()
+    assert "--state-dict" in capsys.readouterr().err

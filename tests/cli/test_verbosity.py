@@ -21,6 +21,7 @@ MODEL, ARTIFACTS = str(FIXTURES / "mlp_sgd.onnx"), str(FIXTURES / "ort" / "mlp_s
 def made(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("verbosity")
     assert main(["shard", MODEL, "--ranks", "2", "-o", str(folder / "out"), "-q"]) == 0
+    assert main(["merge", str(folder / "out"), "--state-dict", str(folder / "held.safetensors"), "-q"]) == 0
     np.savez(folder / "d.npz", x=np.zeros((64, 32), "f4"), y=np.zeros(64, "i8"))
     return folder
 
@@ -43,7 +44,7 @@ def case(name: str, made: Path) -> list[str]:
         "passes": ["passes"],
         "explain": ["explain", out, "loss"],
         "merge a state dict": ["merge", out, "--state-dict", str(made / "d.safetensors"), "--force"],
-        "load-state": ["load-state", MODEL, str(made / "d.safetensors"), "-o", str(made / "l.onnx"), "--force"],
+        "load-state": ["load-state", MODEL, str(made / "held.safetensors"), "-o", str(made / "l.onnx"), "--force"],
         "import": ["import", ARTIFACTS, "-o", str(made / "step.onnx"), "--force"],
         "report": ["report", out, "--html", str(made / "page.html"), "--force"],
         "demo": ["demo", str(made / "demo"), "--force"],

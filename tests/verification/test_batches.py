@@ -16,6 +16,7 @@ from onnx import ModelProto
 from plants import attribute, gradient_calls
 
 import gopt
+from gopt import limits
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import State, StateKind
 from gopt.documents.draws import Distribution, Draw
@@ -26,6 +27,7 @@ from gopt.verification.batches import SampledBatches
 from gopt.verification.compare import Values
 from gopt.verification.result import Outcome
 from gopt.verification.sampling import Range, initial_state, integer_ranges
+from gopt.verification.variants import PLAIN
 from gopt.verification.verify import Verifier
 
 MASKED, IGNORE = 0, -100
@@ -330,3 +332,14 @@ def test_parameters_of_wide_layers_are_drawn_smaller(dims, spread):
     state = State("w", "w_out", StateKind.PARAMETER)
     value = initial_state(SimpleNamespace(graph=graph), state, np.random.default_rng(0))  # type: ignore[arg-type]
     assert float(value.std()) == pytest.approx(spread, rel=0.3 if value.size < 100 else 0.05)
+
+
+def test_a_step_that_was_computed_is_not_computed_again(tmp_path, monkeypatch):
+    """The trial of labels to ignore, the first step, gradients of other sizes and schedules read the same values."""
+    gopt.shard(gopt.load(FIXTURES / "gpt_adamw.onnx"), 2).write(tmp_path / "out")
+    verifier, ran = Verifier(tmp_path / "out"), []
+    local = verifier.reference.local
+    monkeypatch.setattr(limits, "LARGE_BATCH_BYTES", 1)
+    monkeypatch.setattr(verifier.reference, "local", lambda *given: ran.append(given[0].name) or local(*given))
+    assert verifier.run(steps=1, confirm=False).equal
+    assert ran == [PLAIN.name] * 3  # two are disturbed, to see what rounding moves

@@ -11,63 +11,63 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from gopt.autodiff.operators import FreeNames, bodies, names_of
 
 
-def take_branches(model: ModelProto, known: Mapping[str, bool]) -> list[TensorProto] | None:
-    """Put the nodes of the branch that runs in place of each If of the graph whose condition is ``known``.
+def take_branches(model: ModelProto, conditions: Mapping[str, bool]) -> list[TensorProto] | None:
+    """Put the nodes of the branch running in place of each If of the graph whose condition is ``known``.
 
     Returns the constants of these branches, which the graph then reads; None where there is no such If.
     """
     graph = model.graph
-    if not any(_decided(node, known) for node in graph.node):
+    if not any(_decided(node, conditions) for node in graph.node):
         return None
     inner = Counter(name for body in bodies(graph.node) for name in _made(body))
     free = FreeNames(names_of(model))
     nodes: list[NodeProto] = []
     constants: list[TensorProto] = []
     for node in graph.node:
-        if not _decided(node, known):
+        if not _decided(node, conditions):
             nodes.append(node)
             continue
-        body = _branch(node, known[node.input[0]])
+        body = _branch(node, conditions[node.input[0]])
         names = {name: name if inner[name] == 1 else free.take(name) for name in _made(body)}
-        made = {name for each in body.node for name in each.output}
-        results = list(zip((each.name for each in body.output), node.output))
-        names |= {name: result for name, result in results if name in made}
+        outputs = {name for node in body.node for name in node.output}
+        results = list(zip((value.name for value in body.output), node.output))
+        names |= {name: result for name, result in results if name in outputs}
         nodes += _renamed(body.node, names)
         # A branch may hand on a constant, a value from outside, or one value twice.
         copies = [(names.get(name, name), result) for name, result in results]
         nodes += [helper.make_node("Identity", [name], [result]) for name, result in copies if name != result]
-        for each in body.initializer:
+        for tensor in body.initializer:
             constants.append(TensorProto())
-            constants[-1].CopyFrom(each)
-            constants[-1].name = names[each.name]
+            constants[-1].CopyFrom(tensor)
+            constants[-1].name = names[tensor.name]
     del graph.node[:]
     graph.node.extend(nodes)
     return constants
 
 
-def _decided(node: NodeProto, known: Mapping[str, bool]) -> bool:
-    return node.op_type == "If" and node.domain in ("", "ai.onnx") and node.input[0] in known
+def _decided(node: NodeProto, conditions: Mapping[str, bool]) -> bool:
+    return node.op_type == "If" and node.domain in ("", "ai.onnx") and node.input[0] in conditions
 
 
 def _branch(node: NodeProto, condition: bool) -> GraphProto:
     wanted = "then_branch" if condition else "else_branch"
-    body: GraphProto = next(each.g for each in node.attribute if each.name == wanted)
+    body: GraphProto = next(attribute.g for attribute in node.attribute if attribute.name == wanted)
     return body
 
 
 def _made(body: GraphProto) -> Iterator[str]:
-    """The names that a body gives values, its own bodies excluded."""
-    yield from (each.name for each in (*body.input, *body.initializer))
+    """The names a body gives values, its own bodies excluded."""
+    yield from (value.name for value in (*body.input, *body.initializer))
     yield from (name for node in body.node for name in node.output if name)
 
 
 def _renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Iterator[NodeProto]:
-    """Copies of nodes that read and make values by other names, in their bodies too."""
+    """Copies of nodes reading and make values by other names, in their bodies too."""
     for node in nodes:
-        made = NodeProto()
-        made.CopyFrom(node)
-        _rename(made, names)
-        yield made
+        copy = NodeProto()
+        copy.CopyFrom(node)
+        _rename(copy, names)
+        yield copy
 
 
 def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
@@ -76,5 +76,5 @@ def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
     for body in bodies([node]):
         for inner in body.node:
             inner.input[:] = [names.get(name, name) for name in inner.input]
-        for each in body.output:
-            each.name = names.get(each.name, each.name)
+        for value in body.output:
+            value.name = names.get(value.name, value.name)

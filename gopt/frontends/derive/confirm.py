@@ -58,19 +58,19 @@ def confirm(step: Step, options: DeriveOptions) -> tuple[int, list[str]]:
     copy, seed = step.graph.twin(), options.seed
     training = _read(copy)
     sample, points = sample_gradients(training, seed), _points(training, options)
-    first = next(points)
-    notes = _compared(step, training, {**_states(training), **first})
+    point = next(points)
+    notes = _compared(step, training, {**_states(training), **point})
     scale = FIRST_SCALE if options.loss_scale == DYNAMIC else float(options.loss_scale or 1)
     names = list(sample.parameters if sample else training.gradients)
     try:
-        wrong = _unconfirmed(training, names, chain([first], points), scale, seed)
+        wrong = _unconfirmed(training, names, chain([point], points), scale, seed)
     except RunError as error:
         raise UnsupportedError(
             f"gradients cannot be confirmed by finite differences: {error.message}", *error.hints,
             "replace that operator in the model",
         ) from None  # fmt: skip
     if wrong:
-        shown = ", ".join(show(each.parameter) for each in wrong[:4])
+        shown = ", ".join(show(check.parameter) for check in wrong[:4])
         raise UnsupportedError(
             f"the gradient of {shown} is not confirmed: {wrong[0].why}",
             "make its random numbers an input of the model" if wrong[0].why == UNSTEADY else
@@ -85,7 +85,7 @@ def _compared(step: Step, training: TrainingGraph, point: Values) -> list[str]:
     """Remarks on what a second engine makes of the step; raises UnsupportedError where it computes something else, or
     the step's forward does than the model's. ``point``: all inputs of the step."""
     source = step.source.initializers
-    stored = {name: np.asarray(each.numpy()) for name, each in source.items() if name not in point}
+    stored = {name: np.asarray(tensor.numpy()) for name, tensor in source.items() if name not in point}
     check_same_forward(step.source, training.graph, {**stored, **point})
     checks = check_step(training, point, sessions_for(training.graph), refuse_call)
     for _, why in (doubt for check in checks for doubt in check.doubts()):
@@ -93,7 +93,7 @@ def _compared(step: Step, training: TrainingGraph, point: Values) -> list[str]:
             f"two engines make different steps of it: {why}",
             "replace that operator in the model, or freeze what is in front of it",
         )
-    missing = dict.fromkeys(each.why for each in checks if not each.engine)
+    missing = dict.fromkeys(check.why for check in checks if not check.engine)
     return [f"one step is not confirmed by a second engine: {why}" for why in missing]
 
 
@@ -124,7 +124,7 @@ def _unconfirmed(
             if slopes.left_numbers:
                 states = _states(training)
                 sound = _with_numbers(slopes.forward, ({**states, **point} for point in islice(more, DRAWN)))
-                slopes.given = points = [{n: each for n, each in point.items() if n not in states} for point in sound]
+                slopes.given = points = [{n: array for n, array in point.items() if n not in states} for point in sound]
         precision = slopes.forward.precision
         rest = slopes.located(rest)
     else:
@@ -133,27 +133,27 @@ def _unconfirmed(
         return []
     states = _states(training)
     points = [{**states, **point} for point in points]
-    found = {each.parameter: each for each in check_gradients(training, points, seed, names=rest, whole=True)}
-    return [_told(found[name]) for name in rest if not _is_gradient(found[name], scale, precision)]
+    checks = {check.parameter: check for check in check_gradients(training, points, seed, names=rest, whole=True)}
+    return [_told(checks[name]) for name in rest if not _is_gradient(checks[name], scale, precision)]
 
 
 def _with_numbers(forward: CheckedForward, points: Iterable[Values]) -> list[Values]:
     """The first points at which the loss is a number; raises UnsupportedError where there is none."""
-    first, found = None, []
+    wide_point, points_used = None, []
     for point in points:
         (wide,) = forward.points([point])
-        first = wide if first is None else first
+        wide_point = wide if wide_point is None else wide_point
         if np.isfinite(forward.losses(wide)).all():
-            found.append(point)
-        if len(found) == BATCHES:
+            points_used.append(point)
+        if len(points_used) == BATCHES:
             break
-    if not found:
-        node = forward.leaves_numbers(first or {})
+    if not points_used:
+        node = forward.leaves_numbers(wide_point or {})
         raise UnsupportedError(
             f"the loss is not a number on any batch: {node or 'an input'} is the first to leave the numbers",
             "give inputs as in real data (--data FILE.npz)",
         )
-    return found
+    return points_used
 
 
 def _is_gradient(check: GradientCheck, scale: float, precision: Precision) -> bool:
@@ -202,39 +202,39 @@ class _Slopes:
         """The given points with states moved, which are others each time around."""
         parameters = {state.tensor for state in self.training.parameters}
         turn = self._looks % len(self.given)
-        given = self.forward.points([*self.given[turn:], *self.given[:turn]])
+        points = self.forward.points([*self.given[turn:], *self.given[:turn]])
         for around in range(POINTS):
             generator = np.random.default_rng(self.seed + self._looks + around * DRAWN)
             states: Values = {}
-            for name, each in _stored(self.training):
+            for name, tensor in _stored(self.training):
                 if name not in self.forward.graph.inputs:
                     continue
-                value = np.asarray(each.numpy())
+                value = np.asarray(tensor.numpy())
                 states |= beside({name: value}, [name], amount, generator) if name in parameters else {name: value}
             (states,) = self.forward.points([states], parameters)
-            for point in given:
+            for point in points:
                 yield {**states, **point}
 
     def located(self, names: Sequence[str]) -> list[str]:
         """The members of ``names`` that do not agree alone; or in a part, once many have been found."""
         largest = max(self._peaks.values(), default=0.0)
         faint = [name for name in names if not self._peaks.get(name, 0.0) > FAINT * largest]
-        found: list[str] = []
+        located: list[str] = []
         stack = [[name for name in names if name not in set(faint)]]
         while stack:
             part = stack.pop()
-            if len(found) < MOST:
+            if len(located) < MOST:
                 part = self.disagreeing(part, LOOKS[0]) if part else []
-            if len(part) == 1 or len(found) >= MOST:
-                found += part
+            if len(part) == 1 or len(located) >= MOST:
+                located += part
             elif part:
                 stack += [part[len(part) // 2 :], part[: len(part) // 2]]
-        return [name for name in names if name in {*found, *faint}]
+        return [name for name in names if name in {*located, *faint}]
 
     def _at(
         self, points: Iterable[Values], names: Sequence[str]
     ) -> Iterator[tuple[Values, float, dict[str, np.ndarray]]]:
-        seen = 0
+        used = 0
         for point in points:
             levels, gradients = self.forward.loss_and_gradients(point)
             if not np.isfinite(levels).all():
@@ -243,14 +243,14 @@ class _Slopes:
             self._level = max(self._level, abs(float(levels[0])))
             if abs(float(levels[0])) < SMALL * self._level:
                 continue
-            found = {name: gradients[self.training.gradients[name]].reshape(point[name].shape) for name in names}
-            for name, gradient in found.items():
+            gradients_of = {name: gradients[self.training.gradients[name]].reshape(point[name].shape) for name in names}
+            for name, gradient in gradients_of.items():
                 peak = max(gradient.max(initial=0.0), -gradient.min(initial=0.0))
                 self._peaks[name] = max(self._peaks.get(name, 0.0), float(peak))
             del gradients, gradient
-            yield point, float(levels[0]), found
-            seen += 1
-            if seen == POINTS:
+            yield point, float(levels[0]), gradients_of
+            used += 1
+            if used == POINTS:
                 return
 
 
@@ -266,7 +266,7 @@ def _stored(training: TrainingGraph) -> Iterator[tuple[str, Tensor]]:
 
 
 def _states(training: TrainingGraph) -> Values:
-    return {name: np.asarray(each.numpy()) for name, each in _stored(training)}
+    return {name: np.asarray(tensor.numpy()) for name, tensor in _stored(training)}
 
 
 def _batches(training: TrainingGraph, data: str, seed: int) -> Iterator[Values]:

@@ -1,7 +1,7 @@
 """Errors of onnx's version converter and inference: mended where they are known, refused where results differ.
 
 The converter forgets that older operators resize without half pixels, and that an older Hardmax flattens its operand.
-Before operator set 22, inference counts a last window of a pool that ONNX Runtime leaves out.
+Before operator set 22, inference counts a last window of a pool ONNX Runtime leaves out.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _TOLERANCE = {"float16": 3e-2, "bfloat16": 2e-1}
 
 
 def mend_resizes(before: ModelProto, after: ModelProto) -> None:
-    """Let each Resize of a converted model, in place, take the elements that it took before."""
+    """Let each Resize of a converted model, in place, take the elements it took before."""
     if opset_of(before) >= _HALF_PIXELS:
         return
     old = [node for node in nested(before.graph.node) if node.op_type in RESIZES]
     new = [node for node in nested(after.graph.node) if node.op_type == "Resize"]
     for node in new if len(old) == len(new) else ():  # the converter gives values other names
-        kept = [each for each in node.attribute if each.name == "mode"]
+        attributes = [attribute for attribute in node.attribute if attribute.name == "mode"]
         del node.attribute[:]
-        node.attribute.extend(kept)
+        node.attribute.extend(attributes)
         node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
         node.attribute.append(helper.make_attribute("nearest_mode", "floor"))
 
@@ -47,45 +47,45 @@ def mend_resizes(before: ModelProto, after: ModelProto) -> None:
 def mend_pools(model: ModelProto, whole: Callable[[], ModelProto]) -> None:
     """Write ``ceil_mode`` of pools, in place, as pads where it says that a window begins behind the input.
 
-    Shapes behind such a pool follow from its own: one is mended at a time, from the first. ``whole``: returns the
-    model with its constants.
+    Shapes behind such a pool follow from its own: one is mended at a time, from the first. ``whole``: returns the model
+    with the constants.
     """
     pools = [node for node in model.graph.node if node.op_type in POOLS and _attributes(node).get("ceil_mode")]
     while pools:
         graph = onnx.shape_inference.infer_shapes(whole(), data_prop=True).graph
         infos = (*graph.input, *graph.value_info, *graph.output)
-        shapes = {each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in infos}
+        shapes = {info.name: [dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in infos}
         while pools and not _mended(pools[0], shapes):
             del pools[0]
 
 
 def _mended(node: NodeProto, shapes: Mapping[str, list[int]]) -> bool:
     """Give a pool pads in place of ``ceil_mode`` where its inferred result has a window too much; whether it had."""
-    given, sizes, made = _attributes(node), shapes.get(node.input[0], ())[2:], shapes.get(node.output[0], ())[2:]
-    if given.get("auto_pad", b"NOTSET") != b"NOTSET" or not sizes or not all((*sizes, *made)):
+    attributes, sizes, pooled = _attributes(node), shapes.get(node.input[0], ())[2:], shapes.get(node.output[0], ())[2:]
+    if attributes.get("auto_pad", b"NOTSET") != b"NOTSET" or not sizes or not all((*sizes, *pooled)):
         return False
-    kernel = given["kernel_shape"]
-    strides, dilations, pads = (given.get(name) for name in ("strides", "dilations", "pads"))
-    place = window(sizes, kernel, strides, dilations, pads, None, ceil=True)
-    if len(place.out) != len(made) or list(place.out) == list(made):
+    kernel = attributes["kernel_shape"]
+    strides, dilations, pads = (attributes.get(name) for name in ("strides", "dilations", "pads"))
+    slide = window(sizes, kernel, strides, dilations, pads, None, ceil=True)
+    if len(slide.out) != len(pooled) or list(slide.out) == list(pooled):
         return False
-    axes = zip(place.out, place.strides, place.reach, sizes, place.begin)
+    axes = zip(slide.out, slide.strides, slide.reach, sizes, slide.begin)
     ends = [max((count - 1) * step + reach - size - begin, 0) for count, step, reach, size, begin in axes]
     declared = (pads or [0] * 2 * len(kernel))[len(kernel) :]
-    counted = given.get("count_include_pad") and any(end > before for end, before in zip(ends, declared))
+    counted = attributes.get("count_include_pad") and any(end > before for end, before in zip(ends, declared))
     if counted or any(end >= size for end, size in zip(ends, kernel)):
         raise UnsupportedError(
             f"{node.op_type} {show(node.output[0])} has a window by ceil_mode that ONNX Runtime leaves out",
             "export it for operator set 22 or later, or without ceil_mode",
         )
-    kept = [each for each in node.attribute if each.name not in ("ceil_mode", "pads")]
+    rest = [attribute for attribute in node.attribute if attribute.name not in ("ceil_mode", "pads")]
     del node.attribute[:]
-    node.attribute.extend([*kept, helper.make_attribute("pads", [*place.begin, *ends])])
+    node.attribute.extend([*rest, helper.make_attribute("pads", [*slide.begin, *ends])])
     return True
 
 
 def _attributes(node: NodeProto) -> dict[str, Any]:
-    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
 def check_conversion(
@@ -99,9 +99,9 @@ def check_conversion(
     random = np.random.default_rng(_SEED)
     feeds = {**stored, **{name: _drawn(kind, random) for name, kind in inputs.items()}}
     try:
-        first, second = _run(before, feeds), _run(after, feeds)
-        wrong = next((name for name, value in first.items() if not _near(value, second.get(name))), None)
-        if wrong is None or not _near(first[wrong], _run(before, feeds)[wrong]):  # it draws random numbers
+        results, second = _run(before, feeds), _run(after, feeds)
+        wrong = next((name for name, value in results.items() if not _near(value, second.get(name))), None)
+        if wrong is None or not _near(results[wrong], _run(before, feeds)[wrong]):  # it draws random numbers
             return
     except (GoptError, ValueError, TypeError):
         return
@@ -120,22 +120,22 @@ def _drawn(kind: TensorType, random: np.random.Generator) -> np.ndarray:
 
 def _run(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     session = SessionCache().get(model.SerializeToString())
-    read = {each.name for each in session.get_inputs()}
+    read = {name.name for name in session.get_inputs()}
     try:
         results = session.run(None, {name: value for name, value in feeds.items() if name in read})
     except MemoryError:
         raise
     except Exception as error:  # the runtime's have no common base
         raise node_error(error) from error
-    return dict(zip([each.name for each in session.get_outputs()], map(np.asarray, results)))
+    return dict(zip([output.name for output in session.get_outputs()], map(np.asarray, results)))
 
 
-def _near(first: np.ndarray, second: np.ndarray | None) -> bool:
-    if second is None or first.dtype.kind not in "fiub":
+def _near(expected: np.ndarray, second: np.ndarray | None) -> bool:
+    if second is None or expected.dtype.kind not in "fiub":
         return True
-    if first.shape != second.shape:
+    if expected.shape != second.shape:
         return False
-    one, two = first.astype(np.float64), second.astype(np.float64)
+    one, two = expected.astype(np.float64), second.astype(np.float64)
     finite = np.isfinite(one)
-    most = np.abs(one[finite]).max(initial=0) * _TOLERANCE.get(str(first.dtype), 1e-3) + 1e-5
+    most = np.abs(one[finite]).max(initial=0) * _TOLERANCE.get(str(expected.dtype), 1e-3) + 1e-5
     return bool((finite == np.isfinite(two)).all() and (np.abs(one[finite] - two[finite]) <= most).all())

@@ -32,9 +32,8 @@ class Derived(HtmlTable):
     """The result of ``derive``.
 
     ``data``: the file of values beside the model, or ''. ``inputs``: inputs that a run feeds. ``lr``: the optimizer's
-    default learning rate, None where the rate is a constant of the graph. ``lr_input``: the input that holds the rate,
-    or ''. ``confirmed``: the number of gradients that the
-    check confirmed.
+    default learning rate, None where the rate is a constant of the graph. ``lr_input``: the input holding the rate, or
+    ''. ``confirmed``: the number of gradients the check confirmed.
     """
 
     model: str
@@ -70,9 +69,8 @@ def derive(
 ) -> Derived:
     """Write the training step of a forward model.
 
-    Raises InputError for a damaged model, OptionError for a request that makes no step, UnsupportedError for an
-    operator without a derivative or a gradient that finite differences do not confirm, RunError when the file cannot be
-    written.
+    Raises InputError for a damaged model, OptionError for a request making no step, UnsupportedError for an operator
+    without a derivative or a gradient that finite differences do not confirm, RunError when the file cannot be written.
     """
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
@@ -81,7 +79,7 @@ def derive(
     advance("reading the model")
     model = read_forward(forward, options.dims)
     with TemporaryDirectory(prefix="gopt-derive-") as folder:
-        if sum(each.nbytes for each in model.stored.values()) > IN_MEMORY:
+        if sum(tensor.nbytes for tensor in model.stored.values()) > IN_MEMORY:
             _move_to_file(model.stored.values(), os.path.join(folder, "values"))
         advance("differentiating")
         step = write_step(model, options)
@@ -92,7 +90,7 @@ def derive(
     fed = tuple(name for name in graph.inputs if name not in graph.initializers)
     return Derived(
         str(Path(output)), data, len(model.model.graph.node), len(graph.nodes), len(step.parameters), step.states,
-        sum(each.nbytes for each in graph.initializers.values()), fed,
+        sum(tensor.nbytes for tensor in graph.initializers.values()), fed,
         options.rule.lr if options.lr is None else None, step.lr, confirmed, (*step.notes, *constant),
     )  # fmt: skip
 
@@ -103,8 +101,8 @@ def _move_to_file(tensors: Iterable[Tensor], path: str) -> None:
         with open(path, "wb") as file:
             for tensor in tensors:
                 if tensor.array is not None and tensor.array.nbytes == tensor.nbytes:
-                    place = file.tell()
+                    offset = file.tell()
                     file.write(np.ascontiguousarray(tensor.array).reshape(-1).view(np.uint8).data)
-                    tensor.array, tensor.path, tensor.offset = None, path, place
+                    tensor.array, tensor.path, tensor.offset = None, path, offset
     except OSError as error:
         raise RunError(f"cannot write {path}: {reason(error)}", "TMPDIR names another folder") from error

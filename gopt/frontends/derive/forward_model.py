@@ -60,19 +60,19 @@ def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> Forwa
         )
     for name in graph.initializers:
         graph.inputs.pop(name, None)  # values that may be fed: here they are constants
-    given = _inlined(_bare(graph))
-    model = _converted(given)
-    stored = {name: _apart(each) for name, each in graph.initializers.items()}
+    source = _inlined(_bare(graph))
+    model = _converted(source)
+    stored = {name: _apart(tensor) for name, tensor in graph.initializers.items()}
     del graph  # and the message that held the values
-    for each in model.graph.initializer:  # the converter's
-        stored[each.name] = Tensor(TensorType(dtype_name(each.data_type), tuple(each.dims)), proto=each)
-        model.graph.input.append(value_info(each.name, stored[each.name].type))
+    for constant in model.graph.initializer:  # the converter's
+        stored[constant.name] = Tensor(TensorType(dtype_name(constant.data_type), tuple(constant.dims)), proto=constant)
+        model.graph.input.append(value_info(constant.name, stored[constant.name].type))
     del model.graph.initializer[:]
     literals = _lift_constants(model, stored)
     _bind(model, dims)
     _without_repeated_imports(model)
-    inputs = tuple(each.name for each in model.graph.input if each.name not in stored)
-    outputs = tuple(each.name for each in model.graph.output)
+    inputs = tuple(value.name for value in model.graph.input if value.name not in stored)
+    outputs = tuple(value.name for value in model.graph.output)
     forward = ForwardModel(model, stored, literals, inputs, outputs, {})
     mend_pools(model, lambda: with_constants(forward, ()))
     _settle_outputs(forward)
@@ -81,26 +81,26 @@ def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> Forwa
         forward = replace(forward, literals=forward.literals | _lift_constants(model, stored))
         _fold(forward)
     inferred = onnx.shape_inference.infer_shapes(with_constants(forward, ()), data_prop=True).graph
-    types = {each.name: read_type(each.type) for each in (*inferred.input, *inferred.value_info, *inferred.output)}
+    types = {value.name: read_type(value.type) for value in (*inferred.input, *inferred.value_info, *inferred.output)}
     check_batches_fit(types, inputs, BATCHES)
-    if model is not given:
-        values = {name: np.asarray(each.numpy()) for name, each in stored.items()}
-        check_conversion(given, model, values, {name: types[name] for name in inputs})
+    if model is not source:
+        values = {name: np.asarray(tensor.numpy()) for name, tensor in stored.items()}
+        check_conversion(source, model, values, {name: types[name] for name in inputs})
     return replace(forward, types=types)
 
 
 def unknown_shape(forward: ForwardModel, name: str) -> UnsupportedError:
     """The refusal of a value whose shape is unknown, with the first operator of which onnx infers no shape."""
     types = forward.types
-    needed, makers = {name}, {each: node for node in forward.model.graph.node for each in node.output}
-    stack, first = [name], makers.get(name)
+    needed, makers = {name}, {value: node for node in forward.model.graph.node for value in node.output}
+    stack, maker = [name], makers.get(name)
     while stack:
         node = makers.get(stack.pop())
-        left = [each for each in (node.input if node else ()) if each and not types[each].static] if node else []
-        first = node if node is not None and not left else first
-        stack += [each for each in left if each not in needed]
-        needed.update(left)
-    what = f": onnx infers none for the result of {first.op_type} {show(first.output[0])}" if first else ""
+        open_inputs = [name for name in (node.input if node else ()) if name and not types[name].static] if node else []
+        maker = node if node is not None and not open_inputs else maker
+        stack += [name for name in open_inputs if name not in needed]
+        needed.update(open_inputs)
+    what = f": onnx infers none for the result of {maker.op_type} {show(maker.output[0])}" if maker else ""
     return UnsupportedError(
         f"the shape of {show(name)} is unknown{what}",
         "export the model with fixed shapes, or without that operator: a step has fixed shapes",
@@ -109,26 +109,26 @@ def unknown_shape(forward: ForwardModel, name: str) -> UnsupportedError:
 
 def _without_repeated_imports(model: ModelProto) -> None:
     """Keep one import of each domain: a file may say the same twice, of which onnx converts one."""
-    versions = {each.domain.removeprefix("ai.onnx") if each.domain == "ai.onnx" else each.domain: each.version
-                for each in reversed(model.opset_import)}  # fmt: skip
+    versions = {opset.domain.removeprefix("ai.onnx") if opset.domain == "ai.onnx" else opset.domain: opset.version
+                for opset in reversed(model.opset_import)}  # fmt: skip
     del model.opset_import[:]
     model.opset_import.extend(onnx.helper.make_opsetid(domain, version) for domain, version in versions.items())
 
 
 def _settle_outputs(forward: ForwardModel) -> None:
-    """Give outputs the shapes that follow from the sizes: what a file declares may hold for other sizes alone."""
+    """Give outputs the shapes following from the sizes: what a file declares may hold for other sizes alone."""
     bare = with_constants(forward, ())
     for info in bare.graph.output:
         info.type.tensor_type.ClearField("shape")
-    found = {each.name: each for each in onnx.shape_inference.infer_shapes(bare, data_prop=True).graph.output}
+    outputs = {value.name: value for value in onnx.shape_inference.infer_shapes(bare, data_prop=True).graph.output}
     for info in forward.model.graph.output:
-        kind = read_type(found[info.name].type)
+        kind = read_type(outputs[info.name].type)
         if kind.static and kind.dtype != "undefined":
             info.CopyFrom(value_info(info.name, kind))
 
 
 def _fold(forward: ForwardModel) -> None:
-    """Store small whole numbers that nodes make of constants and shapes: exporters compute axes and bounds so."""
+    """Store small whole numbers nodes make of constants and shapes: exporters compute axes and bounds so."""
     graph = graph_of(with_constants(forward, ()))
     fold_integers(graph)
     settle_shapes(graph)
@@ -142,15 +142,15 @@ def _fold(forward: ForwardModel) -> None:
 
 def _take_branches(forward: ForwardModel) -> bool:
     """Put branches in place of each If whose condition is stored; returns whether there was one."""
-    known = {
-        name: bool(np.asarray(each.numpy()).reshape(-1)[0])
-        for name, each in forward.stored.items()
-        if each.type.dtype == "bool" and each.type.elements == 1
+    conditions = {
+        name: bool(np.asarray(tensor.numpy()).reshape(-1)[0])
+        for name, tensor in forward.stored.items()
+        if tensor.type.dtype == "bool" and tensor.type.elements == 1
     }
-    constants = take_branches(forward.model, known)
-    for each in constants or ():
-        forward.stored[each.name] = Tensor(TensorType(dtype_name(each.data_type), tuple(each.dims)), proto=each)
-        forward.model.graph.input.append(value_info(each.name, forward.stored[each.name].type))
+    constants = take_branches(forward.model, conditions)
+    for value in constants or ():
+        forward.stored[value.name] = Tensor(TensorType(dtype_name(value.data_type), tuple(value.dims)), proto=value)
+        forward.model.graph.input.append(value_info(value.name, forward.stored[value.name].type))
     return constants is not None
 
 
@@ -159,10 +159,10 @@ def with_constants(forward: ForwardModel, trained: Collection[str]) -> ModelProt
     derivatives of a Slice or a Pad need their axes. Larger constants stay inputs."""
     model = ModelProto()
     model.CopyFrom(forward.model)
-    inside = {name for name, each in forward.stored.items() if each.nbytes <= _INSIDE and name not in trained}
-    kept = [each for each in model.graph.input if each.name not in inside]
+    inside = {name for name, tensor in forward.stored.items() if tensor.nbytes <= _INSIDE and name not in trained}
+    inputs = [value for value in model.graph.input if value.name not in inside]
     del model.graph.input[:]
-    model.graph.input.extend(kept)
+    model.graph.input.extend(inputs)
     for name in forward.stored:
         if name in inside:
             model.graph.initializer.append(numpy_helper.from_array(np.asarray(forward.stored[name].numpy()), name))
@@ -178,7 +178,7 @@ def _bare(graph: Graph) -> ModelProto:
     body.name = graph.name or "forward"
     body.node.extend(node.to_proto() for node in graph.nodes)
     body.input.extend(value_info(name, kind) for name, kind in graph.inputs.items())
-    body.input.extend(value_info(name, each.type) for name, each in graph.initializers.items())
+    body.input.extend(value_info(name, tensor.type) for name, tensor in graph.initializers.items())
     body.output.extend(value_info(name, kind) for name, kind in graph.outputs.items())
     return model
 
@@ -221,11 +221,11 @@ def _converted(model: ModelProto) -> ModelProto:
 def _lift_constants(model: ModelProto, stored: dict[str, Tensor]) -> frozenset[str]:
     """Turn floating-point tensors of more than one element in Constant nodes into stored values; returns their
     names."""
-    kept, lifted = [], set()
+    nodes, lifted = [], set()
     for node in model.graph.node:
         value = next(
-            (each.t for each in node.attribute if each.name == "value"),
-            next((_row(each.floats) for each in node.attribute if each.name == "value_floats"), None),
+            (attribute.t for attribute in node.attribute if attribute.name == "value"),
+            next((_row(attribute.floats) for attribute in node.attribute if attribute.name == "value_floats"), None),
         )
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and value is not None:
             array = numpy_helper.to_array(value)
@@ -236,9 +236,9 @@ def _lift_constants(model: ModelProto, stored: dict[str, Tensor]) -> frozenset[s
                 lifted.add(name)
                 model.graph.input.append(value_info(name, kind))
                 continue
-        kept.append(node)
+        nodes.append(node)
     del model.graph.node[:]
-    model.graph.node.extend(kept)
+    model.graph.node.extend(nodes)
     return frozenset(lifted)
 
 
@@ -250,12 +250,12 @@ def _bind(model: ModelProto, dims: Mapping[str, int]) -> None:
     """Set symbolic dimensions to sizes; ``NAME.AXIS`` names a dimension without a symbol."""
     unused, open_ = set(dims), {}
     for info in model.graph.input:
-        for axis, each in enumerate(info.type.tensor_type.shape.dim):
-            if each.HasField("dim_value"):
+        for axis, dim in enumerate(info.type.tensor_type.shape.dim):
+            if dim.HasField("dim_value"):
                 continue
-            name = each.dim_param or f"{info.name}.{axis}"
+            name = dim.dim_param or f"{info.name}.{axis}"
             if name in dims:
-                each.dim_value = dims[name]
+                dim.dim_value = dims[name]
                 unused.discard(name)
             else:
                 open_[name] = info.name
@@ -273,9 +273,9 @@ def _bind(model: ModelProto, dims: Mapping[str, int]) -> None:
     del model.graph.value_info[:]
     for info in model.graph.output:
         kind = info.type.tensor_type
-        for each in kind.shape.dim:
-            if not each.HasField("dim_value"):
-                size = dims.get(each.dim_param)
-                each.Clear()  # another symbol: inference finds the size, or nobody knows it
+        for dim in kind.shape.dim:
+            if not dim.HasField("dim_value"):
+                size = dims.get(dim.dim_param)
+                dim.Clear()  # another symbol: inference finds the size, or nobody knows it
                 if size is not None:
-                    each.dim_value = size
+                    dim.dim_value = size

@@ -1,4 +1,4 @@
-"""ONNX functions written as text, and their expansion into nodes."""
+"""ONNX functions written as text, and the expansion into nodes."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def call(
     body = function(text)
     missing = set(body.attribute) - set(attributes)
     assert not missing and len(body.input) == len(inputs) and len(body.output) == len(outputs), (body.name, missing)
-    given = {name: numpy_helper.from_array(attributes[name]) for name in body.attribute}
-    return inline_call(body, onnx.helper.make_node(body.name, inputs, outputs, **given), prefix)
+    attributes_of = {name: numpy_helper.from_array(attributes[name]) for name in body.attribute}
+    return inline_call(body, onnx.helper.make_node(body.name, inputs, outputs, **attributes_of), prefix)

@@ -30,7 +30,7 @@ class Criterion:
     """The options of a loss beside its operands; None where the user says nothing.
 
     ``class_axis``: the dimension of the classes. ``ignore_index``: the label of samples that do not count.
-    ``label_smoothing``: the share of the target that all classes have alike.
+    ``label_smoothing``: the share of the target all classes have alike.
     """
 
     class_axis: int | None = None
@@ -52,7 +52,7 @@ class AttachedLoss:
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A loss. ``target``: the usual name of the input with the target. ``attach`` takes the prediction, its type, the
-    names of target and loss, and a criterion. ``options``: the fields of a criterion that it reads. ``inverse``: the
+    names of target and loss, and a criterion. ``options``: the fields of a criterion it reads. ``inverse``: the
     operator whose operand it takes in place of a prediction, for the loss applies that operator itself."""
 
     target: str

@@ -1,7 +1,7 @@
 """The optimizers, one record each, with PyTorch's formulas and defaults (the pages of ``torch.optim``).
 
-An update is an ONNX function of one parameter. What depends on scalars alone, such as the bias corrections of Adam, is
-a second function, in float64 as PyTorch's Python numbers are; all parameters share its results. ``p``, ``g``: parameter
+An update is an ONNX function of a parameter. What depends on scalars alone, such as the bias corrections of Adam, is a
+second function, in float64 as PyTorch's Python numbers are; all parameters share its results. ``p``, ``g``: parameter
 and gradient; ``lr``: the learning rate; ``t``: the number of this update, from 1.
 """
 
@@ -26,7 +26,7 @@ class Optimizer:
     ``lr``: the default learning rate. ``update``: a function (the results of ``scalars``, else lr; p; g; states) ->
     (new p, new states), with the options as attributes. ``states``: tensors of each parameter, zero before the first
     step. ``scalars``: a function (lr, t, ``carried``) -> (results, new ``carried``), or ''. ``carried``: scalar states
-    with their first values. ``options``: names of options with their defaults.
+    with the first values. ``options``: names of options with the defaults.
     """
 
     lr: float

@@ -36,7 +36,7 @@ class Norms(Enum):
 @spelled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeriveOptions:
-    """Options of a derivation; raises OptionError for values that make no step.
+    """Options of a derivation; raises OptionError for values making no step.
 
     ``loss``: a name in LOSSES, or a scalar output of the model. ``optimizer_options``, ``schedule_options``: such as
     ``{"eps": 1e-6}``; missing ones have their defaults. ``dims``: sizes of symbolic dimensions. ``trainable``,
@@ -94,7 +94,7 @@ class DeriveOptions:
         self._check_numbers()
 
     def _check_criterion(self) -> None:
-        """Raise OptionError for an option that the loss does not have, or that is out of range."""
+        """Raise OptionError for an option the loss does not have, or that is out of range."""
         loss = LOSSES.get(self.loss)
         for name in CRITERION:
             if loss is not None and getattr(self, name) is not None and name not in loss.options:
@@ -145,20 +145,20 @@ def flag(name: str) -> str:
 
 
 def _check_options(
-    owner: str, given: Mapping[str, float], known: Mapping[str, object], option: str,
+    owner: str, options_set: Mapping[str, float], accepted: Mapping[str, object], option: str,
     table: Mapping[str, Optimizer] | Mapping[str, ScheduleFormula],
 ) -> None:  # fmt: skip
-    """Raise OptionError for an option that ``owner`` does not have, or that is out of range.
+    """Raise OptionError for an option ``owner`` does not have, or that is out of range.
 
     ``option``: what chooses the owner in ``table``.
     """
-    for name, value in given.items():
-        if name not in known:
-            takers = " or ".join(each for each, rule in table.items() if name in rule.options)
-            has = ", ".join(dict.fromkeys(map(flag, known))) or "none"
+    for name, value in options_set.items():
+        if name not in accepted:
+            takers = " or ".join(owner_name for owner_name, rule in table.items() if name in rule.options)
+            has = ", ".join(dict.fromkeys(map(flag, accepted))) or "none"
             raise OptionError(
                 f"{owner} has no {flag(name)}",
-                f"it has {has}" if known else f"leave {flag(name)} out, or take {option} {takers}",
+                f"it has {has}" if accepted else f"leave {flag(name)} out, or take {option} {takers}",
             )
         low = name in ("total_steps", "step_size")
         share = name in ("beta1", "beta2", "alpha", "momentum")

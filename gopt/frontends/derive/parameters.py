@@ -43,29 +43,29 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
     """Choose parameters: floating-point constants without running statistics, scalars and masks, or those that patterns
     match.
 
-    ``trainable``: only constants that match are trained. ``freeze``: constants that match are not. Raises OptionError
-    for a pattern that matches nothing, and where no parameter is left.
+    ``trainable``: only constants matching are trained. ``freeze``: constants matching are not. Raises OptionError for a
+    pattern matching nothing, and where no parameter is left.
     """
-    floats = [name for name, each in forward.stored.items() if each.type.dtype in FLOATS]
-    statistics, others = running_statistics(forward), _no_weights(forward)
+    floats = [name for name, tensor in forward.stored.items() if tensor.type.dtype in FLOATS]
+    statistics, excluded = running_statistics(forward), _no_weights(forward)
     patterns = _matching(floats, trainable, "--trainable", statistics)
-    asked = frozenset[str]().union(*patterns)
+    requested = frozenset[str]().union(*patterns)
     frozen = frozenset[str]().union(*_matching(floats, freeze, "--freeze"))
     notes, trained = [], []
     masks = []
     for name in floats:
-        if name in frozen or name in statistics or (asked and name not in asked):
+        if name in frozen or name in statistics or (requested and name not in requested):
             continue
         tensor = forward.stored[name]
-        if name not in asked and (not tensor.type.shape or not tensor.type.elements or name in others):
+        if name not in requested and (not tensor.type.shape or not tensor.type.elements or name in excluded):
             continue
-        if name not in asked and _is_mask(tensor):
+        if name not in requested and _is_mask(tensor):
             masks.append(name)
             continue
         trained.append(name)
     if masks:
         notes.append(f"not trained, for they look like masks: {_names(masks)} (--trainable NAME trains one)")
-    single = [name for name in trained if forward.stored[name].type.elements == 1 and name not in asked]
+    single = [name for name in trained if forward.stored[name].type.elements == 1 and name not in requested]
     if single:
         notes.append(f"of one element, and trained: {_names(single)} (--freeze what is a constant)")
     tied = _shared(forward, trained)
@@ -90,29 +90,29 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
 
 
 def running_statistics(forward: ForwardModel) -> set[str]:
-    """Means and variances that a BatchNormalization reads."""
+    """Means and variances a BatchNormalization reads."""
     nodes = [node for node in nested(forward.model.graph.node) if node.op_type == "BatchNormalization"]
     return {name for node in nodes for name in node.input[_STATISTICS:]}
 
 
 def _in_bodies(forward: ForwardModel) -> list[str]:
     """Floating constants of more than one element in the bodies of control flow."""
-    constants = (each for body in bodies(forward.model.graph.node) for each in constants_in(body))
+    constants = (constant for body in bodies(forward.model.graph.node) for constant in constants_in(body))
     return [name for name, kind in constants if kind.dtype in FLOATS and kind.elements > 1]
 
 
 def _no_weights(forward: ForwardModel) -> set[str]:
-    """Constants that operators read as operands that are never weights."""
+    """Constants operators read as operands that are never weights."""
     return {
-        node.input[place]
+        node.input[index]
         for node in nested(forward.model.graph.node)
-        for place in operator(node.op_type).aside
-        if place < len(node.input)
+        for index in operator(node.op_type).aside
+        if index < len(node.input)
     }
 
 
 def _shared(forward: ForwardModel, names: Sequence[str]) -> list[str]:
-    """Constants that several operators read."""
+    """Constants several operators read."""
     counts = Counter(name for node in nested(forward.model.graph.node) for name in set(node.input))
     return [name for name in names if counts[name] > 1]
 
@@ -120,8 +120,8 @@ def _shared(forward: ForwardModel, names: Sequence[str]) -> list[str]:
 def split_ties(forward: ForwardModel, names: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of constants that are equal, or of which one is the other's transpose: an exporter that folds constants
     splits a tied weight in this way."""
-    first: dict[object, str] = {}
-    found = []
+    by_values: dict[object, str] = {}
+    ties = []
     for name in names:
         kind = forward.stored[name].type
         value = np.asarray(forward.stored[name].numpy())
@@ -129,35 +129,35 @@ def split_ties(forward: ForwardModel, names: Sequence[str]) -> list[tuple[str, s
         if kind.elements < _FEW or low == high:
             continue
         key = (kind.dtype, tuple(sorted(kind.dims)), float(low), float(high))
-        other = first.setdefault(key, name)
-        if other != name:
-            known = np.asarray(forward.stored[other].numpy())
-            if np.array_equal(known, value) or (known.ndim == 2 and np.array_equal(known.T, value)):
-                found.append((other, name))
-    return found
+        twin = by_values.setdefault(key, name)
+        if twin != name:
+            twin_value = np.asarray(forward.stored[twin].numpy())
+            if np.array_equal(twin_value, value) or (twin_value.ndim == 2 and np.array_equal(twin_value.T, value)):
+                ties.append((twin, name))
+    return ties
 
 
 def _matching(
     names: Sequence[str], patterns: Sequence[str], option: str, statistics: Collection[str] = ()
 ) -> list[frozenset[str]]:
-    """The names that match each pattern; raises OptionError for a pattern that matches none, or ``statistics`` alone.
+    """The names matching each pattern; raises OptionError for a pattern matching none, or ``statistics`` alone.
 
     One that matches others too, such as those of a whole layer, passes over statistics.
     """
-    found: list[frozenset[str]] = []
+    matched: list[frozenset[str]] = []
     for pattern in patterns:
         match = frozenset(name for name in names if name == pattern or fnmatchcase(name, pattern))
         if not match:
             some = ", ".join(map(show, names[:4]))
             raise OptionError(f"{option} {show(pattern)} matches no floating constant", f"there are {some or 'none'}")
-        others = match.difference(statistics)
-        if not others:
+        trainable_names = match.difference(statistics)
+        if not trainable_names:
             raise OptionError(
                 f"{option}: {show(min(match))} is a running statistic of a BatchNormalization, which is not trained",
                 "--batchnorm train updates it as PyTorch does",
             )
-        found.append(others)
-    return found
+        matched.append(trainable_names)
+    return matched
 
 
 def _is_mask(tensor: Tensor) -> bool:

@@ -1,5 +1,4 @@
-"""The value of a forward model that a loss reads: an output, or the operand of an operator that the loss
-applies itself."""
+"""The value of a forward model a loss reads: an output, or the operand of an operator the loss applies itself."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from gopt.text.suggestions import did_you_mean
 
 
 def predicted(forward: ForwardModel, wanted: str) -> str:
-    """The output that a loss reads; raises OptionError where it is ambiguous, or is no floating output."""
+    """The output a loss reads; raises OptionError where it is ambiguous, or is no floating output."""
     floats = [name for name in forward.outputs if forward.types[name].dtype in FLOATS]
     if wanted:
         if wanted not in floats:
@@ -30,9 +29,9 @@ def predicted(forward: ForwardModel, wanted: str) -> str:
 
 
 def before(forward: ForwardModel, prediction: str, op_type: str, kind: TensorType, axis: int | None) -> str:
-    """The operand of the operator ``op_type`` that makes a prediction, of the same type; '' where another makes it.
+    """The operand of the operator ``op_type`` making a prediction, of the same type; '' where another makes it.
 
-    ``axis``: that of the classes, None where there is but one choice. Copies and operators that keep a shape are passed
+    ``axis``: that of the classes, None where there is but one choice. Copies and operators keeping a shape are passed
     over.
     """
     makers = {name: node for node in forward.model.graph.node for name in node.output}
@@ -42,8 +41,8 @@ def before(forward: ForwardModel, prediction: str, op_type: str, kind: TensorTyp
     if node is None or node.op_type != op_type or node.domain not in ("", "ai.onnx"):
         return ""
     rank = len(kind.dims)
-    given = next((helper.get_attribute_value(each) for each in node.attribute if each.name == "axis"), -1)
-    if op_type == "Softmax" and given % rank != (1 if axis is None else axis) % rank:
+    axis_set = next((helper.get_attribute_value(attr) for attr in node.attribute if attr.name == "axis"), -1)
+    if op_type == "Softmax" and axis_set % rank != (1 if axis is None else axis) % rank:
         return ""
     return str(node.input[0])
 

@@ -35,10 +35,10 @@ def check_same_forward(model: Graph, step: Graph, point: Mapping[str, np.ndarray
     if any(node.is_in(RANDOM) for node in model.nodes):
         return
     try:
-        first, second = _results(model, names, point), _results(step, names, point)
+        results, second = _results(model, names, point), _results(step, names, point)
     except GoptError:
         return
-    wrong = next((name for name in names if not _near(first[name], second[name])), None)
+    wrong = next((name for name in names if not _near(results[name], second[name])), None)
     if wrong is not None:
         raise UnsupportedError(
             f"onnx-ad writes the model with other results: {show(wrong)} differs",
@@ -47,7 +47,9 @@ def check_same_forward(model: Graph, step: Graph, point: Mapping[str, np.ndarray
 
 
 def _results(graph: Graph, names: list[str], point: Mapping[str, np.ndarray]) -> Values:
-    stored = {name: each for name, each in graph.initializers.items() if name not in point or name not in graph.inputs}
+    stored = {
+        name: value for name, value in graph.initializers.items() if name not in point or name not in graph.inputs
+    }
     wide = widened(replace(graph, initializers=stored), "float32")
     program = Float64Graph(subgraph(wide, wide.nodes, names, ()), SessionCache())
     feeds = {
@@ -58,8 +60,8 @@ def _results(graph: Graph, names: list[str], point: Mapping[str, np.ndarray]) ->
     return program.run(feeds, refuse_call)
 
 
-def _near(first: np.ndarray, second: np.ndarray) -> bool:
-    one, two = np.asarray(first, np.float64), np.asarray(second, np.float64)
+def _near(expected: np.ndarray, second: np.ndarray) -> bool:
+    one, two = np.asarray(expected, np.float64), np.asarray(second, np.float64)
     if one.shape != two.shape:
         return False
     finite = np.isfinite(one)

@@ -34,8 +34,8 @@ from gopt.text.suggestions import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A derived step. ``source``: the forward with its loss, before it is differentiated. ``lr``: the input that holds
-    the learning rate, or ''. ``parameters``: the names of trained constants. ``states``: how many values a step
+    """A derived step. ``source``: the forward with the loss, before it is differentiated. ``lr``: the input holding the
+    learning rate, or ''. ``parameters``: the names of trained constants. ``states``: how many values a step
     replaces."""
 
     graph: Graph
@@ -57,31 +57,31 @@ def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
     batch += mode.draws
     add_outputs(model, mode)
     scale = _scale(model, options, free)
-    made = differentiate(model, loss, choice.trained, scale)
-    notes = [*remarks, *mode.notes, *choice.notes, *_unread(choice, made.unread)]
-    parameters = {name: forward.stored[name] for name in choice.trained if name in made.gradients}
+    whole = differentiate(model, loss, choice.trained, scale)
+    notes = [*remarks, *mode.notes, *choice.notes, *_unread(choice, whole.unread)]
+    parameters = {name: forward.stored[name] for name in choice.trained if name in whole.gradients}
     if not parameters:
         raise OptionError(f"{show(loss)} depends on no parameter", "choose another --loss, or --trainable")
-    writer = StepWriter(made.model, free)
+    writer = StepWriter(whole.model, free)
     if options.loss_scale == DYNAMIC:
         writer.values[scale] = scalar(FIRST_SCALE)
     writer.states.update(mode.statistics)
     writer.values.update((name, forward.stored[name]) for name in mode.statistics)
     # Behind a loop inference knows no shape; that of a gradient is its parameter's.
-    made.model.graph.value_info.extend(value_info(made.gradients[name], parameters[name].type) for name in parameters)
-    update = DerivedUpdate(writer, options, parameters, dict(made.gradients))
+    whole.model.graph.value_info.extend(value_info(whole.gradients[name], parameters[name].type) for name in parameters)
+    update = DerivedUpdate(writer, options, parameters, dict(whole.gradients))
     update.write(scale)
-    _order_inputs(made.model, batch, writer)
-    graph = graph_of(made.model)
+    _order_inputs(whole.model, batch, writer)
+    graph = graph_of(whole.model)
     _store(graph, forward, writer)
-    tidy(graph, made, {name for node in model.graph.node for name in node.output})
-    _add_roles(graph, loss, writer, batch, _of_batch(graph, batch, made.gradients))
+    tidy(graph, whole, {name for node in model.graph.node for name in node.output})
+    _add_roles(graph, loss, writer, batch, _of_batch(graph, batch, whole.gradients))
     notes += [*_vanishing(options, parameters), *_renamed(graph, free)]
     return Step(graph, _source(model, forward), loss, update.lr, tuple(parameters), len(writer.states), tuple(notes))
 
 
 def _source(model: ModelProto, forward: ForwardModel) -> Graph:
-    """The model as a graph, with its stored values."""
+    """The model as a graph, with the stored values."""
     graph = graph_of(model)
     for name in forward.stored.keys() & graph.inputs.keys():
         graph.initializers[name] = forward.stored[name]
@@ -118,14 +118,14 @@ def _own_loss(forward: ForwardModel, options: DeriveOptions) -> str:
     """The output of the model that ``--loss`` names; raises OptionError where it is not a scalar."""
     name = options.loss
     if name not in forward.outputs:
-        known = [*LOSSES, *forward.outputs]
+        names = [*LOSSES, *forward.outputs]
         raise OptionError(
             f"--loss {show(name)} is neither a loss nor an output of the model",
-            did_you_mean(name, known) or f"there are {', '.join(map(show, known))}",
+            did_you_mean(name, names) or f"there are {', '.join(map(show, names))}",
         )
-    told = [flag(each) for each in ("prediction", *CRITERION) if getattr(options, each) not in ("", None)]
-    if told:
-        raise OptionError(f"--loss {show(name)} is an output: nothing is attached", f"leave out {told[0]}")
+    options_set = [flag(option) for option in ("prediction", *CRITERION) if getattr(options, option) not in ("", None)]
+    if options_set:
+        raise OptionError(f"--loss {show(name)} is an output: nothing is attached", f"leave out {options_set[0]}")
     kind = forward.types[name]
     if not kind.static:
         raise unknown_shape(forward, name)
@@ -160,7 +160,7 @@ def _unread(choice: TrainedConstants, unread: tuple[str, ...]) -> list[str]:
 
 def _order_inputs(model: ModelProto, batch: list[str], writer: StepWriter) -> None:
     """Order the inputs: batch, hyper-parameters, parameters, their states."""
-    inputs = {each.name: each for each in model.graph.input}
+    inputs = {value.name: value for value in model.graph.input}
     states = list(writer.states)
     order = [*batch, *(name for name in inputs if name not in batch and name not in writer.states), *states]
     del model.graph.input[:]
@@ -171,18 +171,18 @@ def _vanishing(options: DeriveOptions, parameters: Mapping[str, Tensor]) -> list
     """A remark on an epsilon that is zero in the type of a parameter."""
     eps = {**options.rule.options, **options.optimizer_options}.get("eps", 0.0)
     types = sorted(
-        {each.type.dtype for each in parameters.values() if eps and not numpy_dtype(each.type.dtype).type(eps)}
+        {param.type.dtype for param in parameters.values() if eps and not numpy_dtype(param.type.dtype).type(eps)}
     )
     return [
-        f"eps {eps:g} is zero in {each}: an update divides by zero where gradients vanish (--eps 1e-4)"
-        for each in types
+        f"eps {eps:g} is zero in {dtype}: an update divides by zero where gradients vanish (--eps 1e-4)"
+        for dtype in types
     ]
 
 
 def _renamed(graph: Graph, free: FreeNames) -> list[str]:
     """A remark on inputs and outputs of the step whose usual names the model uses."""
-    seen = {name: wished for name, wished in free.renamed.items() if name in graph.inputs or name in graph.outputs}
-    names = [f"{show(wished)} is {show(name)}" for name, wished in seen.items()]
+    renamed = {name: wished for name, wished in free.renamed.items() if name in graph.inputs or name in graph.outputs}
+    names = [f"{show(wished)} is {show(name)}" for name, wished in renamed.items()]
     return [f"the model uses names of the step, so that {listed(names)}"] if names else []
 
 
@@ -194,13 +194,13 @@ def _add_roles(graph: Graph, loss: str, writer: StepWriter, batch: Sequence[str]
 
 
 def _of_batch(graph: Graph, batch: Sequence[str], gradients: Mapping[str, str]) -> dict[str, str]:
-    """The gradients that depend on the batch. Others are constants, or follow from states alone, as a penalty's."""
-    read, made = set(batch), set[str]()
+    """The gradients depending on the batch. Others are constants, or follow from states alone, as a penalty's."""
+    read, results = set(batch), set[str]()
     for node in graph.nodes:
         if not read.isdisjoint(node.reads):
-            made.update(node.outputs)
+            results.update(node.outputs)
             read.update(node.outputs)
-    return {name: gradient for name, gradient in gradients.items() if gradient in made}
+    return {name: gradient for name, gradient in gradients.items() if gradient in results}
 
 
 def _store(graph: Graph, forward: ForwardModel, writer: StepWriter) -> None:

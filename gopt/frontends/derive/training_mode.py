@@ -86,38 +86,38 @@ def write_out(model: ModelProto, forward: ForwardModel, options: DeriveOptions, 
     types, inner, constants = _types(model), free.prefix("train"), constants_of(model)
     statistics: dict[str, str] = {}
     draws: list[str] = []
-    left = {"BatchNormalization": 0, "Dropout": 0}
+    inference = {"BatchNormalization": 0, "Dropout": 0}
     nodes: list[NodeProto] = []
     for node in model.graph.node:
-        if node.domain in ("", "ai.onnx") and node.op_type in left:
+        if node.domain in ("", "ai.onnx") and node.op_type in inference:
             kind = types.get(node.input[0], TensorType("undefined", None))
             if node.op_type == "BatchNormalization":
                 wanted = _updates(node, options)
-                made = _BatchNorm(node, types, forward, options).written(statistics, free, inner) if wanted else [node]
+                new = _BatchNorm(node, types, forward, options).written(statistics, free, inner) if wanted else [node]
             else:
                 ratio, active = _dropout(node, forward, constants)
                 wanted = options.dropout is Norms.TRAIN or active
                 drops = wanted and ratio
-                made = list(_dropped(model, node, kind, ratio, draws, free, inner) if drops else _same(node, free))
-            left[node.op_type] += not wanted
-            nodes += made
+                new = list(_dropped(model, node, kind, ratio, draws, free, inner) if drops else _same(node, free))
+            inference[node.op_type] += not wanted
+            nodes += new
         else:
             nodes.append(node)
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     notes = []
-    if left["BatchNormalization"]:
+    if inference["BatchNormalization"]:
         notes.append(
-            f"{left['BatchNormalization']} BatchNormalization in inference form: running statistics are constants "
+            f"{inference['BatchNormalization']} BatchNormalization in inference form: running statistics are constants "
             "(--batchnorm train normalizes by the batch and updates them)"
         )
-    if left["Dropout"]:
-        notes.append(f"{left['Dropout']} Dropout in inference form: nothing is dropped (--dropout train drops)")
+    if inference["Dropout"]:
+        notes.append(f"{inference['Dropout']} Dropout in inference form: nothing is dropped (--dropout train drops)")
     return TrainingMode(statistics, tuple(draws), tuple(notes))
 
 
 def _refuse_in_bodies(model: ModelProto, options: DeriveOptions) -> None:
-    """Raise UnsupportedError for an operator to be trained that stands in the body of an If, a Loop or a Scan."""
+    """Raise UnsupportedError for an operator to be trained standing in the body of an If, a Loop or a Scan."""
     wanted = {
         "BatchNormalization": ("batchnorm", options.batchnorm is Norms.TRAIN),
         "Dropout": ("dropout", options.dropout is Norms.TRAIN),
@@ -134,16 +134,16 @@ def _refuse_in_bodies(model: ModelProto, options: DeriveOptions) -> None:
 
 def _types(model: ModelProto) -> dict[str, TensorType]:
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    return {each.name: read_type(each.type) for each in (*inferred.input, *inferred.value_info, *inferred.output)}
+    return {value.name: read_type(value.type) for value in (*inferred.input, *inferred.value_info, *inferred.output)}
 
 
 def _number(node: NodeProto, name: str, default: float) -> float:
-    return next((helper.get_attribute_value(each) for each in node.attribute if each.name == name), default)
+    return next((helper.get_attribute_value(attr) for attr in node.attribute if attr.name == name), default)
 
 
 def updated_statistics(forward: ForwardModel, options: DeriveOptions) -> set[str]:
-    """Stored running statistics that a step updates: states, not constants."""
-    nodes = (each for each in forward.model.graph.node if each.op_type == "BatchNormalization")
+    """Stored running statistics a step updates: states, not constants."""
+    nodes = (node for node in forward.model.graph.node if node.op_type == "BatchNormalization")
     return {name for node in nodes if _updates(node, options) for name in node.input[3:5]} & set(forward.stored)
 
 
@@ -162,7 +162,7 @@ class _BatchNorm:
     options: DeriveOptions
 
     def written(self, statistics: dict[str, str], free: FreeNames, inner: str) -> list[NodeProto]:
-        """Its nodes; the new values of its statistics are added to ``statistics``."""
+        """The nodes; the new values of the statistics are added to ``statistics``."""
         node, kind = self.node, self.types.get(self.node.input[0], TensorType("undefined", None))
         if not kind.static or len(kind.dims) < 2:
             raise UnsupportedError(
@@ -173,14 +173,14 @@ class _BatchNorm:
         statistics[mean], statistics[var] = (free.take(f"{name}_out") for name in (mean, var))
         wide = self.forward.stored[mean].type.dtype
         operands, before = list(node.input), []
-        for place in range(3):
-            name = operands[place]
+        for index in range(3):
+            name = operands[index]
             if name in self.types and self.types[name].dtype != wide:
-                operands[place] = free.take(f"{inner}.{node.output[0]}.wide{place}")
-                before.append(helper.make_node("Cast", [name], [operands[place]], to=dtype_code(wide)))
+                operands[index] = free.take(f"{inner}.{node.output[0]}.wide{index}")
+                before.append(helper.make_node("Cast", [name], [operands[index]], to=dtype_code(wide)))
         narrow = kind.dtype != wide
         result = free.take(f"{inner}.{node.output[0]}.wide") if narrow else node.output[0]
-        made = call(
+        body = call(
             _NORMALIZE, operands, [result, statistics[mean], statistics[var]], self._numbers(kind, wide),
             f"{inner}.{node.output[0]}",
         )  # fmt: skip
@@ -188,7 +188,7 @@ class _BatchNorm:
         for shown, name in zip(node.output[1:], (mean, var)):
             if shown:
                 after.append(helper.make_node("Identity", [statistics[name]], [shown]))
-        return [*before, *made, *after]
+        return [*before, *body, *after]
 
     def _check(self, statistics: Mapping[str, str], count: int) -> None:
         """Raise UnsupportedError for statistics that cannot be states. ``count``: the elements of a channel."""
@@ -231,9 +231,9 @@ class _BatchNorm:
 def _dropout(node: NodeProto, forward: ForwardModel, constants: Mapping[str, np.ndarray]) -> tuple[float, bool]:
     """The ratio of a Dropout, and whether the file says that it trains; raises UnsupportedError where one of them is
     computed, or an input. ``constants``: initializers and Constant nodes."""
-    given = [*node.input[1:], "", ""][:2]
+    operands = [*node.input[1:], "", ""][:2]
     values = []
-    for name, default, what in zip(given, (0.5, False), ("ratio", "mode")):
+    for name, default, what in zip(operands, (0.5, False), ("ratio", "mode")):
         if name in forward.stored:
             values.append(np.asarray(forward.stored[name].numpy()).reshape(-1)[0])
         elif name in constants:
@@ -274,7 +274,7 @@ def _dropped(
 
 def add_outputs(model: ModelProto, mode: TrainingMode) -> None:
     """Add new statistics as outputs, so that simplification keeps them."""
-    types = {each.name: each for each in model.graph.input}
+    types = {value.name: value for value in model.graph.input}
     for name, updated in mode.statistics.items():
         info = onnx.ValueInfoProto()
         info.CopyFrom(types[name])

@@ -101,7 +101,7 @@ class DerivedUpdate:
             count = writer.node("Add", [counter, one], self._new(counter))
             self.replaced[counter] = TensorType("float32", ()), count
             wide = [self._as(rate, "float32", "float64"), self._as(count, "float32", "float64")]
-            carried = [writer.state(name, scalar(first)) for name, first in rule.carried.items()]
+            carried = [writer.state(name, scalar(start)) for name, start in rule.carried.items()]
             wide += [self._as(name, "float32", "float64") for name in carried]
             outputs = [f"optimizer.{name}" for name in rule.results]
             settings = {**rule.options, **options.optimizer_options}
@@ -109,7 +109,7 @@ class DerivedUpdate:
             for name, new in zip(carried, outputs[len(rule.results) :]):
                 narrow = writer.node("Cast", [new], self._new(name), to=onnx.TensorProto.FLOAT)
                 self.replaced[name] = TensorType("float32", ()), narrow
-            results |= {name: self._as(each, "float64", "float32") for name, each in zip(rule.results, outputs)}
+            results |= {name: self._as(output, "float64", "float32") for name, output in zip(rule.results, outputs)}
         self.rate = rate
         return [results[name] for name in rule.results]
 
@@ -143,7 +143,7 @@ class DerivedUpdate:
     def _parameter(self, name: str, tensor: Tensor, results: list[str]) -> None:
         writer, rule, dtype = self.writer, self.options.rule, tensor.type.dtype
         parameter, gradient, decay = name, self.gradients[name], self.options.decay
-        narrow = {each: self._as(each, "float32", dtype) for each in (*results, self.rate)}
+        narrow = {result: self._as(result, "float32", dtype) for result in (*results, self.rate)}
         if decay and rule.decay is Decay.COUPLED:
             settings = {"weight_decay": decay}
             (gradient,) = writer.call(COUPLED_DECAY, [parameter, gradient], [f"{gradient}.decayed"], settings, dtype)
@@ -152,13 +152,13 @@ class DerivedUpdate:
             inputs = [narrow[self.rate], name]
             (parameter,) = writer.call(DECOUPLED_DECAY, inputs, [f"{name}.decayed"], settings, dtype)
         zeros = Tensor(tensor.type, array=np.zeros(tensor.type.dims, numpy_dtype(dtype)))
-        states = [writer.state(f"{name}.{each}", zeros) for each in rule.states]
-        scalars = [narrow[each] for each in results]
+        states = [writer.state(f"{name}.{state}", zeros) for state in rule.states]
+        scalars = [narrow[result] for result in results]
         settings = attributes({**rule.options, **self.options.optimizer_options})
-        news = [self._new(each) for each in (name, *states)]
+        news = [self._new(state) for state in (name, *states)]
         news = writer.call(rule.update, [*scalars, parameter, gradient, *states], news, settings, dtype)
         writer.values[name] = tensor
-        self.replaced.update((each, (tensor.type, new)) for each, new in zip((name, *states), news))
+        self.replaced.update((state, (tensor.type, new)) for state, new in zip((name, *states), news))
 
     # --- behind the update ------------------------------------------------------------------------------------------
 

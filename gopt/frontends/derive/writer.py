@@ -16,11 +16,10 @@ from gopt.ir.types import TensorType, dtype_code, scalar_of
 
 
 class StepWriter:
-    """Writes the nodes after the backward. Methods take the name that a value is to have and return the one that it
-    has: another where the forward model has a value of that name.
+    """Writes the nodes after the backward. Methods take the name a value is to have and return the one that it has:
+    another where the forward model has a value of that name.
 
-    ``values``: first values of states and values of constants, by input. ``states``: input -> the output that replaces
-    it.
+    ``values``: first values of states and values of constants, by input. ``states``: input -> the output replacing it.
     """
 
     def __init__(self, model: ModelProto, names: FreeNames) -> None:
@@ -43,7 +42,7 @@ class StepWriter:
     ) -> list[str]:
         """Append a function's nodes, with ``attributes`` as constants of ``dtype``; returns the results' names."""
         tensors = {name: scalar_of(value, dtype) for name, value in attributes.items()}
-        outputs = [self._names.take(each) for each in wished]
+        outputs = [self._names.take(name) for name in wished]
         nodes = call(text, inputs, outputs, tensors, f"{self._inner}.{outputs[0]}")
         self.model.graph.node.extend(nodes)
         return outputs
@@ -74,10 +73,10 @@ class StepWriter:
         self.model.graph.input.append(value_info(name, kind))
         return name
 
-    def state(self, wished: str, first: Tensor) -> str:
-        """Add an input that a step replaces, with its first value."""
-        name = self.input(wished, first.type)
-        self.values[name] = first
+    def state(self, wished: str, start: Tensor) -> str:
+        """Add an input a step replaces, with the first value."""
+        name = self.input(wished, start.type)
+        self.values[name] = start
         return name
 
     def replace(self, name: str, kind: TensorType, updated: str) -> None:

@@ -25,11 +25,11 @@ _WANTED = "_gopt_wanted"
 @contextlib.contextmanager
 def recorded_autocasts() -> Iterator[None]:
     """Note on each autocast whether its user enables it: torch disables those of devices that are not there."""
-    made = _AUTOCAST.__init__
+    start = _AUTOCAST.__init__
 
     def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, *rest: Any, **named: Any) -> None:
         vars(self)[_WANTED] = bool(enabled)
-        made(self, device_type, dtype, enabled, *rest, **named)
+        start(self, device_type, dtype, enabled, *rest, **named)
 
     with mock.patch.object(_AUTOCAST, "__init__", init):
         yield
@@ -43,9 +43,9 @@ def no_foreign_autocast() -> Iterator[None]:
     def enter(self: Any) -> Any:
         if self.device != DEVICE and vars(self).get(_WANTED, True):
             dtype = str(self.fast_dtype).removeprefix("torch.")
-            place = _place(sys._getframe(1))
+            line = _place(sys._getframe(1))
             raise UnsupportedError(
-                f"the step runs under torch.autocast({self.device!r}), {place}: it has no effect where gopt traces, "
+                f"the step runs under torch.autocast({self.device!r}), {line}: it has no effect where gopt traces, "
                 f"on the {DEVICE.upper()}, and the step would be in float32",
                 f"write torch.autocast(x.device.type, dtype=torch.{dtype}), x being a tensor of the batch",
                 f"or leave it out of what is exported, and give --autocast {_option(dtype)}",
@@ -57,7 +57,7 @@ def no_foreign_autocast() -> Iterator[None]:
 
 
 def _place(entered: FrameType) -> str:
-    """Where code enters an autocast: of a decorator, the function that it decorates, which has not begun yet."""
+    """Where code enters an autocast: of a decorator, the function it decorates, which has not begun yet."""
     function = entered.f_locals.get("func") if entered.f_code.co_name == "decorate_autocast" else None
     if function is None:
         return user_line()

@@ -1,8 +1,8 @@
 """One model for batches of any size, from the models of two sizes.
 
-A traced step has the size of its batch in constants: shapes of Reshape, the 1/N of a mean, ranges of rows. Two models
-that differ in the size alone have the same nodes, and each constant that differs is a function of the size. What no
-form below explains is refused. The check with eager PyTorch then runs at a third size.
+A traced step has the size of the batch in constants: shapes of Reshape, the 1/N of a mean, ranges of rows. Two models
+differing in the size alone have the same nodes, and each constant differing is a function of the size. What no form
+below explains is refused. The check with eager PyTorch then runs at a third size.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ _LEAST = 11
 
 
 def pairs_of_sizes(dims: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of primes that divide none of a step's dimensions: a constant that has them has the batch there.
+    """Yield pairs of primes dividing none of a step's dimensions: a constant that has them has the batch there.
 
     There are several, for folding has a limit of bytes, and two models may lie on its two sides.
     """
-    taken = {each for each in dims if each}
+    sizes = {size for size in dims if size}
     number = _LEAST
     for _ in range(PAIRS):
-        found: list[int] = []
-        while len(found) < 2:
-            if all(number % each for each in range(2, int(number**0.5) + 1)) and all(each % number for each in taken):
-                found.append(number)
+        primes: list[int] = []
+        while len(primes) < 2:
+            if all(number % step for step in range(2, int(number**0.5) + 1)) and all(size % number for size in sizes):
+                primes.append(number)
             number += 1
-        yield found[0], found[1]
+        yield primes[0], primes[1]
 
 
 def join_sizes(models: tuple[ModelProto, ModelProto], sizes: tuple[int, int]) -> ModelProto:
-    """Return the first model with its constants as functions of the size, and that size as a dimension of inputs.
+    """Return the first model with the constants as functions of the size, and that size as a dimension of inputs.
 
     Raises UnsupportedError for the first difference of the two that is no such function.
     """
-    one, two = (_lifted(each) for each in models)
+    one, two = (_lifted(model) for model in models)
     joined = ModelProto()
     joined.CopyFrom(one)
     inputs = [_same_value(a, b, sizes) for a, b in _paired(one.graph.input, two.graph.input, "inputs")]
     outputs = [_same_value(a, b, sizes) for a, b in _paired(one.graph.output, two.graph.output, "outputs")]
-    for part, found in ((joined.graph.input, inputs), (joined.graph.output, outputs)):
+    for part, values in ((joined.graph.input, inputs), (joined.graph.output, outputs)):
         del part[:]
-        part.extend(found)
+        part.extend(values)
     sized = next((name for name, axis in map(_size_axis, inputs) if axis == 0), None)
     if sized is None:
         raise UnsupportedError(
             "no input has the batch as its first dimension, so that --dynamic batch has no effect", "leave it out"
         )
-    first, second = ({each.name: each for each in model.graph.initializer} for model in (one, two))
-    join = _Join(first, second, SizedConstants(sizes, sized))
+    tensors, second = ({tensor.name: tensor for tensor in model.graph.initializer} for model in (one, two))
+    join = _Join(tensors, second, SizedConstants(sizes, sized))
     nodes = [join.node(*pair) for pair in _paired(one.graph.node, two.graph.node, "nodes")]
     del joined.graph.node[:], joined.graph.initializer[:]
     joined.graph.node.extend([*join.other.nodes, *nodes])
@@ -70,18 +70,18 @@ def join_sizes(models: tuple[ModelProto, ModelProto], sizes: tuple[int, int]) ->
 
 
 def _lifted(model: ModelProto) -> ModelProto:
-    """The model with its Constant nodes as initializers."""
-    found = ModelProto()
-    found.CopyFrom(model)
-    del found.graph.node[:]
+    """The model with the Constant nodes as initializers."""
+    lifted = ModelProto()
+    lifted.CopyFrom(model)
+    del lifted.graph.node[:]
     for node in model.graph.node:
-        attributes = {each.name: attribute_value(each) for each in node.attribute}
+        attributes = {attribute.name: attribute_value(attribute) for attribute in node.attribute}
         value = constant_array(attributes) if node.op_type == "Constant" else None
         if value is None:
-            found.graph.node.append(node)
+            lifted.graph.node.append(node)
         else:
-            found.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
-    return found
+            lifted.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
+    return lifted
 
 
 def _paired(one: Sequence[T], two: Sequence[T], what: str) -> Iterator[tuple[T, T]]:
@@ -94,24 +94,24 @@ def _paired(one: Sequence[T], two: Sequence[T], what: str) -> Iterator[tuple[T, 
 
 
 def _same_value(a: ValueInfoProto, b: ValueInfoProto, sizes: tuple[int, int]) -> ValueInfoProto:
-    """An input or output with its dimensions at any size."""
-    found = ValueInfoProto()
-    found.CopyFrom(a)
-    dims = [[each.dim_value for each in one.type.tensor_type.shape.dim] for one in (a, b)]
+    """An input or output with the dimensions at any size."""
+    value = ValueInfoProto()
+    value.CopyFrom(a)
+    dims = [[dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in (a, b)]
     if a.name != b.name or len(dims[0]) != len(dims[1]):
         raise _differs(f"{show(a.name)} and {show(b.name)} are of different rank or name")
-    for place, (first, second) in enumerate(zip(*dims)):
-        if first == second:
+    for axis, (size, second) in enumerate(zip(*dims)):
+        if size == second:
             continue
-        line = affine(first, second, sizes)
+        line = affine(size, second, sizes)
         if line is None or line[1]:
-            raise _differs(f"dimension {place} of {show(a.name)} is {first} and {second} at {sizes[0]} and {sizes[1]}")
-        found.type.tensor_type.shape.dim[place].dim_param = SIZE if line[0] == 1 else f"{line[0]}*{SIZE}"
-    return found
+            raise _differs(f"dimension {axis} of {show(a.name)} is {size} and {second} at {sizes[0]} and {sizes[1]}")
+        value.type.tensor_type.shape.dim[axis].dim_param = SIZE if line[0] == 1 else f"{line[0]}*{SIZE}"
+    return value
 
 
 def _size_axis(info: ValueInfoProto) -> tuple[str, int | None]:
-    names = [each.dim_param for each in info.type.tensor_type.shape.dim]
+    names = [dim.dim_param for dim in info.type.tensor_type.shape.dim]
     return info.name, names.index(SIZE) if SIZE in names else None
 
 
@@ -140,33 +140,35 @@ class _Join:
         """The node at any size."""
         if (a.domain, a.op_type, len(a.input), len(a.output)) != (b.domain, b.op_type, len(b.input), len(b.output)):
             raise _differs(f"{a.op_type} {show(a.name)} is {b.op_type} {show(b.name)} at another size")
-        if [each.SerializeToString() for each in a.attribute] != [each.SerializeToString() for each in b.attribute]:
+        if [attribute.SerializeToString() for attribute in a.attribute] != [
+            attribute.SerializeToString() for attribute in b.attribute
+        ]:
             raise _differs(f"an attribute of {a.op_type} {show(a.name)} depends on the size")
-        found = NodeProto()
-        found.CopyFrom(a)
-        for place, (x, y) in enumerate(zip(a.input, b.input)):
-            found.input[place] = self._operand(x, y, a, place)
+        joined = NodeProto()
+        joined.CopyFrom(a)
+        for index, (x, y) in enumerate(zip(a.input, b.input)):
+            joined.input[index] = self._operand(x, y, a, index)
         self._names.update(zip(a.output, b.output))
-        return found
+        return joined
 
-    def _operand(self, x: str, y: str, reader: NodeProto, place: int) -> str:
+    def _operand(self, x: str, y: str, reader: NodeProto, index: int) -> str:
         if x not in self.first:
             if self._names.get(x, x) != y:
                 raise _differs(f"{reader.op_type} {show(reader.name)} reads another value at another size")
             return x
         if y not in self.second:
             raise _differs(f"{reader.op_type} {show(reader.name)} reads a constant at one size alone")
-        one, two = (numpy_helper.to_array(each) for each in (self.first[x], self.second[y]))
+        one, two = (numpy_helper.to_array(tensor) for tensor in (self.first[x], self.second[y]))
         if one.dtype == two.dtype and one.shape == two.shape and one.tobytes() == two.tobytes():
             self.kept[x] = self.first[x]
             return x
-        infers = reader.op_type == "Reshape" and place == 1
+        infers = reader.op_type == "Reshape" and index == 1
         if (x, y, infers) not in self._made:
-            made = self.other.function(one, two, f"{x}.at_size{len(self._made) or ''}", infers)
-            if made is None:
+            name_sized = self.other.function(one, two, f"{x}.at_size{len(self._made) or ''}", infers)
+            if name_sized is None:
                 raise _differs(
                     f"{reader.op_type} {show(reader.name)} reads a constant of shape {list(one.shape)}, which is not a "
                     "known function of the size"
                 )
-            self._made[x, y, infers] = made
+            self._made[x, y, infers] = name_sized
         return self._made[x, y, infers]

@@ -37,7 +37,7 @@ from gopt.verification.compare import distance_of
 class CheckLimits:
     """Allowed relative difference of the ``loss``, allowed ``share`` of a state's change, the disturbance in units of
     the last place, the share of a state's ``size`` that is allowed however little it changes, and the share of the
-    ``largest`` state that is allowed in each: a gradient of zero is rounding of others."""
+    ``largest`` state allowed in each: a gradient of zero is rounding of others."""
 
     loss: float
     share: float
@@ -69,7 +69,7 @@ SMALLER = 0.9
 
 @dataclass(frozen=True, slots=True)
 class FedOptions:
-    """Inputs that are options of groups with their values; ``rates``: as in TracedStep."""
+    """Inputs that are options of groups with the values; ``rates``: as in TracedStep."""
 
     values: Arrays
     rates: Mapping[str, OptionPlace]
@@ -102,81 +102,81 @@ class _Difference(Exception):
 def batches(recipe: Recipe, count: int) -> list[dict[str, torch.Tensor]]:
     """The example batch, and others made of it: the rows of each input in another order, floats scaled down, so that
     shares and probabilities stay between 0 and 1."""
-    found = []
+    drawn = []
     for step in range(count):
         batch = {}
-        for place, (name, value) in enumerate(recipe.batch.items()):
-            moved = value.roll((place + 1) * step, 0) if value.dim() and value.shape[0] > 1 else value
+        for index, (name, value) in enumerate(recipe.batch.items()):
+            moved = value.roll((index + 1) * step, 0) if value.dim() and value.shape[0] > 1 else value
             batch[name] = moved * SMALLER ** (step % 5) if moved.is_floating_point() else moved.clone()
-        found.append(batch)
-    return found
+        drawn.append(batch)
+    return drawn
 
 
 def compare(
-    graph: Graph, recipe: Recipe, seen: EagerSteps, options: ExportOptions, draws: Sequence[DrawnInput],
+    graph: Graph, recipe: Recipe, run_seen: EagerSteps, options: ExportOptions, draws: Sequence[DrawnInput],
     hyper: FedOptions,
 ) -> ExportCheck:  # fmt: skip
     """Run the exported graph, which holds the first values, and eager PyTorch; raises UnsupportedError, which names the
     first value that differs.
 
-    The options that a scheduler outside of the graph moves come from eager PyTorch. Where float32 values differ,
-    both run again in float64: there a difference by rounding is gone.
+    The options a scheduler outside of the graph moves come from eager PyTorch. Where float32 values differ, both run
+    again in float64: there a difference by rounding is gone.
     """
     try:
-        return _compared(graph, recipe, seen, options, draws, hyper)
+        return _compared(graph, recipe, run_seen, options, draws, hyper)
     except _Difference as difference:
         with contextlib.suppress(_Difference, GoptError, RuntimeError, TypeError, ValueError):
             if options.autocast is None and difference.times < DOUBTFUL:
-                found = _compared(graph, recipe, seen, options, draws, hyper, wide=True)
-                return replace(found, rounding=difference.what)
+                check = _compared(graph, recipe, run_seen, options, draws, hyper, wide=True)
+                return replace(check, rounding=difference.what)
         raise _refusal(difference) from None
 
 
 def _compared(
-    graph: Graph, recipe: Recipe, seen: EagerSteps, options: ExportOptions, draws: Sequence[DrawnInput],
+    graph: Graph, recipe: Recipe, run_seen: EagerSteps, options: ExportOptions, draws: Sequence[DrawnInput],
     hyper: FedOptions, *, wide: bool = False,
 ) -> ExportCheck:  # fmt: skip
     data = batches(recipe, options.check)
     generator = torch.Generator().manual_seed(options.seed + 1)
     drawn = [[draw.values(generator) for draw in draws] for _ in data]
     recorded = torch.Generator().manual_seed(options.seed)
-    for place, (name, draw) in enumerate(zip(draw_names(len(draws)), draws)):
+    for index, (name, draw) in enumerate(zip(draw_names(len(draws)), draws)):
         value = draw.values(recorded)
         if name not in graph.inputs:  # it made a value before the first step, which the graph holds
-            drawn[0][place] = value
-    taken = {*graph.inputs, *graph.initializers}
+            drawn[0][index] = value
+    names = {*graph.inputs, *graph.initializers}
     limits = WIDE if wide else LIMITS[_narrowest(recipe, options)]
-    eager = EagerStates(recipe, seen, options, taken, wide=wide)
-    shaken = EagerStates(recipe, seen, options, taken, shake=limits.shake, wide=wide)
-    others = [_Other(shaken, NOISE, of_loss=options.autocast is None)]
+    eager = EagerStates(recipe, run_seen, options, names, wide=wide)
+    shaken = EagerStates(recipe, run_seen, options, names, shake=limits.shake, wide=wide)
+    twins = [_Other(shaken, NOISE, of_loss=options.autocast is None)]
     if options.autocast is None and not wide:
-        others += [_Other(EagerStates(recipe, seen, options, taken), NARROW_NOISE, NarrowNoise)]
-        others += [_Other(EagerStates(recipe, seen, options, taken), KERNELS, _plain_kernels)]
-    first = eager.states()
+        twins += [_Other(EagerStates(recipe, run_seen, options, names), NARROW_NOISE, NarrowNoise)]
+        twins += [_Other(EagerStates(recipe, run_seen, options, names), KERNELS, _plain_kernels)]
+    start = eager.states()
     scheduled = recipe.scheduler is not None and EPOCH not in graph.inputs
     cache_feeds = dict(hyper.values)
     program = Float64Graph(widened(graph, "float64"), SessionCache()) if wide else Executor(graph, SessionCache())
-    held: Arrays = {}
+    carried: Arrays = {}
     losses: list[float] = []
     theirs: list[float] = []
     worst, drift, updates = (0.0, ""), 0.0, 0
     for step, (batch, numbers) in enumerate(zip(data, drawn)):
         if scheduled:
-            cache_feeds |= {name: eager.option(*place) for name, place in hyper.rates.items()}
-        feeds = {name: array_of(value) for name, value in batch.items()} | cache_feeds | held
+            cache_feeds |= {name: eager.option(*option) for name, option in hyper.rates.items()}
+        feeds = {name: array_of(value) for name, value in batch.items()} | cache_feeds | carried
         feeds |= {name: array_of(value) for name, value in zip(draw_names(len(draws)), numbers)}
-        given = {name: feeds[name] for name in graph.inputs if name in feeds}
+        read = {name: feeds[name] for name in graph.inputs if name in feeds}
         if wide:
-            given = {name: value.astype(float) if value.dtype.kind == "f" else value for name, value in given.items()}
-        results = program.run(given, no_calls)
+            read = {name: value.astype(float) if value.dtype.kind == "f" else value for name, value in read.items()}
+        results = program.run(read, no_calls)
         losses.append(float(results["loss"]))
         theirs.append(eager.step(batch, numbers))
         updates += not eager.overflowed
-        for other in others:
-            with other.around(step):
-                other.eager.step(batch, numbers)
+        for twin in twins:
+            with twin.around(step):
+                twin.eager.step(batch, numbers)
         # Two losses may be near by chance: the largest difference so far.
-        drift = max([drift, *(each.factor * _apart(each.eager.loss, theirs[-1]) for each in others if each.of_loss)])
+        drift = max([drift, *(run.factor * _apart(run.eager.loss, theirs[-1]) for run in twins if run.of_loss)])
         near = limits.loss * (1 + abs(theirs[-1])) + drift
         if np.isnan(theirs[-1]):
             raise UnsupportedError(
@@ -188,37 +188,37 @@ def _compared(
                 "loss", step, f"{losses[-1]:.7g}, eager PyTorch {theirs[-1]:.7g}", abs(losses[-1] - theirs[-1]) / near
             )
         for name, value in eager.outputs.items():
-            allowed = sum(each.factor * _norm(each.eager.outputs[name], value) for each in others if each.of_loss)
+            allowed = sum(run.factor * _norm(run.eager.outputs[name], value) for run in twins if run.of_loss)
             _check_output(name, step, results.pop(name), value, limits.loss, allowed)
-        held = {name.removesuffix("_out"): value for name, value in results.items() if name != "loss"}
-        expected, found = eager.states(), [each.eager.states() for each in others]
+        carried = {name.removesuffix("_out"): value for name, value in results.items() if name != "loss"}
+        expected, twin_states = eager.states(), [run.eager.states() for run in twins]
         sizes = filter(np.isfinite, map(distance_of, expected.values() if limits.largest else ()))
         least = limits.largest * max(sizes, default=0.0)
         for name, value in expected.items():
-            allowed = least + sum(other.factor * _norm(states[name], value) for other, states in zip(others, found))
-            worst = max(worst, (_distance(name, step, held[name], value, allowed, first[name], limits), name))
+            allowed = least + sum(run.factor * _norm(states[name], value) for run, states in zip(twins, twin_states))
+            worst = max(worst, (_distance(name, step, carried[name], value, allowed, start[name], limits), name))
         if step == 0:
-            _check_again(EagerStates(recipe, seen, options, taken, wide=wide), batch, numbers, eager, first, limits)
+            _check_again(EagerStates(recipe, run_seen, options, names, wide=wide), batch, numbers, eager, start, limits)
             # The rest compute in no narrow type, or by no other kernels.
-            others = [each for each, states in zip(others, found) if not _equal(states, expected)]
+            twins = [run for run, states in zip(twins, twin_states) if not _equal(states, expected)]
     return ExportCheck(tuple(losses), tuple(theirs), *worst, updates)
 
 
 def _check_again(
     twin: EagerStates, batch: Mapping[str, torch.Tensor], numbers: Sequence[torch.Tensor], eager: EagerStates,
-    first: Arrays, limits: CheckLimits,
+    start: Arrays, limits: CheckLimits,
 ) -> None:  # fmt: skip
     """Raise UnsupportedError where a first step is another one when it runs again: what it draws unseen would be taken
     for the effect of rounding, and a constant of the graph."""
     twin.step(batch, numbers)
-    found, expected = twin.states(), eager.states()
-    other = "its loss" if _apart(twin.loss, eager.loss) > limits.loss * (1 + abs(eager.loss)) else ""
+    states, expected = twin.states(), eager.states()
+    changed = "its loss" if _apart(twin.loss, eager.loss) > limits.loss * (1 + abs(eager.loss)) else ""
     for name, value in expected.items():
-        allowed = limits.share * _norm(value, first[name]) + limits.size * _norm(value, np.zeros_like(value))
-        other = other or (repr(name) if _norm(found[name], value) > allowed else "")
-    if other:
+        allowed = limits.share * _norm(value, start[name]) + limits.size * _norm(value, np.zeros_like(value))
+        changed = changed or (repr(name) if _norm(states[name], value) > allowed else "")
+    if changed:
         raise UnsupportedError(
-            f"the eager step is another one when it runs again from the same values: {other} differs",
+            f"the eager step is another one when it runs again from the same values: {changed} differs",
             "it draws numbers that gopt does not see (of a generator of NumPy's or Python's own, or of the clock): "
             "draw them outside and put them into the batch, or draw tensors by torch (torch.rand)",
         )
@@ -226,7 +226,7 @@ def _check_again(
 
 def _narrowest(recipe: Recipe, options: ExportOptions) -> Autocast | None:
     """The narrow type of autocast, or of parameters."""
-    types = {each.dtype for each in recipe.whole.parameters()}
+    types = {parameter.dtype for parameter in recipe.whole.parameters()}
     return options.autocast or next((key for key, type in NARROW.items() if type in types), None)
 
 
@@ -262,7 +262,7 @@ def _check_output(
 def output_distance(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
     """The norm of the difference of two results in float64, and the norm of eager PyTorch's, of its finite elements.
 
-    The difference is infinite where shapes differ, or where one result has a NaN or an infinity that the other lacks.
+    The difference is infinite where shapes differ, or where one result has a NaN or an infinity the other lacks.
     """
     a, b = mine.astype(np.float64), theirs.astype(np.float64)
     finite = np.isfinite(b)
@@ -272,20 +272,20 @@ def output_distance(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]
     return (float(np.linalg.norm(a[finite] - b[finite])) if np.isfinite(a[finite]).all() else np.inf), size
 
 
-def _apart(one: float, other: float) -> float:
+def _apart(one: float, reference: float) -> float:
     """The distance of two losses, as far as they are numbers."""
-    return abs(one - other) if np.isfinite([one, other]).all() else 0.0
+    return abs(one - reference) if np.isfinite([one, reference]).all() else 0.0
 
 
-def _equal(one: Arrays, other: Arrays) -> bool:
-    return all(np.array_equal(value, other[name], equal_nan=value.dtype.kind == "f") for name, value in one.items())
+def _equal(one: Arrays, reference: Arrays) -> bool:
+    return all(np.array_equal(value, reference[name], equal_nan=value.dtype.kind == "f") for name, value in one.items())
 
 
 def _distance(
-    name: str, step: int, mine: np.ndarray, theirs: np.ndarray, noise: float, first: np.ndarray, limits: CheckLimits
+    name: str, step: int, mine: np.ndarray, theirs: np.ndarray, noise: float, start: np.ndarray, limits: CheckLimits
 ) -> float:
     """The difference as a share of the change; raises _Difference where it exceeds the limit."""
-    difference, change, size = distance_of(mine, theirs), distance_of(theirs, first), distance_of(theirs)
+    difference, change, size = distance_of(mine, theirs), distance_of(theirs, start), distance_of(theirs)
     if not np.isfinite([difference, change, size]).all():
         a, b = mine.astype(np.float64), theirs.astype(np.float64)
         if np.isnan(b).any():
@@ -296,8 +296,8 @@ def _distance(
         finite = np.isfinite(b)
         if not np.array_equal(a[~finite], b[~finite]) or not np.isfinite(a[finite]).all():
             raise _Difference(name, step, "not finite where eager PyTorch is finite, or another infinity", np.inf)
-        a, b, first = a[finite], b[finite], np.where(np.isfinite(first), first, 0)[finite]
-        difference, change, size = _norm(a, b), _norm(b, first), float(np.linalg.norm(b.ravel()))
+        a, b, start = a[finite], b[finite], np.where(np.isfinite(start), start, 0)[finite]
+        difference, change, size = _norm(a, b), _norm(b, start), float(np.linalg.norm(b.ravel()))
     allowed = noise + limits.size * size
     most = max(limits.share * change, allowed)
     if difference > most:

@@ -1,4 +1,4 @@
-"""Converts a traced step to an ONNX model: torch's exporter, then a clean-up that changes no arithmetic."""
+"""Converts a traced step to an ONNX model: torch's exporter, then a clean-up changing no arithmetic."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def to_onnx(step: TracedStep, name: str) -> onnx.ModelProto:
 
 def _forget(step: TracedStep) -> None:
     """Leave hidden results out of a step."""
-    (node,) = (each for each in step.graph.graph.nodes if each.op == "output")
+    (node,) = (node for node in step.graph.graph.nodes if node.op == "output")
     node.args = (type(node.args[0])(node.args[0][: -len(step.hidden)]),)
     step.hidden.clear()
     step.graph.graph.eliminate_dead_code()
@@ -56,7 +56,7 @@ def _forget(step: TracedStep) -> None:
 
 
 def _converted(step: TracedStep, name: str) -> onnx.ModelProto:
-    outputs = [LOSS, *(f"{each}{UPDATED}" for each in step.states), *step.outputs, *step.hidden]
+    outputs = [LOSS, *(f"{state}{UPDATED}" for state in step.states), *step.outputs, *step.hidden]
     names = {"input_names": list(step.arguments), "output_names": outputs}
     arguments = tuple(step.arguments.values())
     with quiet():
@@ -120,21 +120,21 @@ def _hide(model: Any, names: Sequence[str]) -> dict[str, str]:
     """Make outputs values: what they are copies of gets their name, unless it is an input or output itself. Return
     those copies, with the names of the input or output."""
     copies: dict[str, str] = {}
-    hidden = [each for each in model.graph.outputs if each.name in set(names)]
-    kept = [each for each in model.graph.outputs if each.name not in set(names)]
-    model.graph.outputs[:] = kept
-    taken = set(map(id, kept))
+    hidden = [output for output in model.graph.outputs if output.name in set(names)]
+    visible = [output for output in model.graph.outputs if output.name not in set(names)]
+    model.graph.outputs[:] = visible
+    visible_ids = set(map(id, visible))
     for value in hidden:
         source = value
         while (node := source.producer()) is not None and node.op_type == "Identity":
             source = node.inputs[0]
         if source is value:
             continue
-        if source.producer() is None or id(source) in taken:
+        if source.producer() is None or id(source) in visible_ids:
             copies[value.name] = source.name
             continue
         value.name, source.name = f"{value.name}.copy", value.name
-        taken.add(id(source))
+        visible_ids.add(id(source))
     common.RemoveUnusedNodesPass()(model)
     return copies
 
@@ -151,25 +151,25 @@ def _strip(model: onnx.ModelProto, name: str) -> None:
 
 def without_inputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
     """Remove inputs."""
-    known = set(names)
-    kept = [each for each in model.graph.input if each.name not in known]
+    dropped = set(names)
+    inputs_left = [value for value in model.graph.input if value.name not in dropped]
     del model.graph.input[:]
-    model.graph.input.extend(kept)
+    model.graph.input.extend(inputs_left)
 
 
 def with_random_nodes(model: onnx.ModelProto, draws: Sequence[DrawnInput]) -> None:
     """Replace each input of random numbers by a random node without a seed, and what makes integers of its numbers."""
     names = draw_names(len(draws))
-    inputs = {each.name for each in model.graph.input}
+    inputs = {value.name for value in model.graph.input}
     without_inputs(model, names)
-    nodes = [node for name, each in zip(names, draws) if name in inputs for node in _random_nodes(model, name, each)]
+    nodes = [node for name, draw in zip(names, draws) if name in inputs for node in _random_nodes(model, name, draw)]
     rest = list(model.graph.node)
     del model.graph.node[:]
     model.graph.node.extend([*nodes, *rest])
 
 
 def _random_nodes(model: onnx.ModelProto, name: str, drawn: DrawnInput) -> list[onnx.NodeProto]:
-    """Nodes that draw what an input held."""
+    """Nodes drawing what an input held."""
     draw, make = drawn.draw, onnx.helper.make_node
     if draw.distribution is Distribution.NORMAL:
         return [make("RandomNormal", [], [name], name=name, shape=drawn.shape)]
@@ -192,13 +192,13 @@ def _random_nodes(model: onnx.ModelProto, name: str, drawn: DrawnInput) -> list[
 
 
 def unread_inputs(model: onnx.ModelProto) -> list[str]:
-    """Inputs that no node reads."""
+    """Inputs no node reads."""
     read = {name for node in model.graph.node for name in node.input}
     for node in model.graph.node:
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 read |= {name for inner in attribute.g.node for name in inner.input}
-    return [each.name for each in model.graph.input if each.name not in read]
+    return [value.name for value in model.graph.input if value.name not in read]
 
 
 def with_values(
@@ -215,7 +215,7 @@ def with_values(
 
 
 def array_of(value: torch.Tensor) -> np.ndarray:
-    """A tensor as an array of its type."""
+    """A tensor as an array of the type."""
     value = value.detach().contiguous()
     if value.dtype is torch.bfloat16:
         import ml_dtypes

@@ -1,7 +1,7 @@
-"""Copies of training code: all that trains, its hooks, and functions that hold a part of it.
+"""Copies of training code: all that trains, its hooks, and functions holding a part of it.
 
-``copy.deepcopy`` leaves functions as they are and drops the hooks of parameters. A loss function that holds the module
-in its closure would compute with the original beside a copy that trains.
+``copy.deepcopy`` leaves functions as they are and drops the hooks of parameters. A loss function holding the module in
+the closure would compute with the original beside a copy that trains.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def rebound(value: Any, new: Mapping[int, Any]) -> Any:
     """Return ``value`` with other objects in the place of some, by their id in ``new``.
 
     Looked into are containers, and the closures and defaults of functions. What holds none of the objects is returned
-    as it is, and cells of a closure that hold none stay shared.
+    as it is, and cells of a closure holding none stay shared.
     """
     return _Rebinding(new).of(value)
 
@@ -53,35 +53,35 @@ class _Rebinding:
             return types.MethodType(function, owner) if changed else value
         if type(value) is functools.partial:
             parts = value.func, value.args, value.keywords
-            function, given, named = map(self.of, parts)
-            changed = any(a is not b for a, b in zip(parts, (function, given, named)))
-            return functools.partial(function, *given, **named) if changed else value
+            function, args, named = map(self.of, parts)
+            changed = any(a is not b for a, b in zip(parts, (function, args, named)))
+            return functools.partial(function, *args, **named) if changed else value
         if type(value) in (list, tuple) and len(value) <= _LONG:
-            found = self._all(value)
-            return value if found is None else type(value)(found)
+            copies = self._all(value)
+            return value if copies is None else type(value)(copies)
         if type(value) in (dict, OrderedDict) and len(value) <= _LONG:
-            found = self._all(value.values())
-            return value if found is None else type(value)(zip(value, found))
+            copies = self._all(value.values())
+            return value if copies is None else type(value)(zip(value, copies))
         return value
 
     def _all(self, values: Iterable[Any]) -> list[Any] | None:
         """The values, each replaced where it holds a part; None where all stay."""
         old = list(values)
-        new = [self.of(each) for each in old]
+        new = [self.of(part) for part in old]
         return new if any(a is not b for a, b in zip(old, new)) else None
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
         cells = function.__closure__ or ()
-        found = [self._cell(each) for each in cells]
+        copied_cells = [self._cell(cell) for cell in cells]
         defaults, named = self.of(function.__defaults__), self.of(function.__kwdefaults__)
-        same = defaults is function.__defaults__ and named is function.__kwdefaults__
-        if same and all(a is b for a, b in zip(cells, found)):
+        unchanged = defaults is function.__defaults__ and named is function.__kwdefaults__
+        if unchanged and all(a is b for a, b in zip(cells, copied_cells)):
             return function
         code, name = function.__code__, function.__name__
-        made = types.FunctionType(code, function.__globals__, name, defaults, tuple(found) if cells else None)
-        made.__kwdefaults__ = named
-        made.__dict__.update(function.__dict__)
-        return made
+        copied = types.FunctionType(code, function.__globals__, name, defaults, tuple(copied_cells) if cells else None)
+        copied.__kwdefaults__ = named
+        copied.__dict__.update(function.__dict__)
+        return copied
 
     def _cell(self, cell: types.CellType) -> types.CellType:
         try:
@@ -97,12 +97,12 @@ def copy_tensor_hooks(old: torch.Tensor, new: torch.Tensor, memo: Mapping[int, A
     for name in TENSOR_HOOKS:
         hooks = getattr(old, name, None)
         if hooks:
-            setattr(new, name, OrderedDict((key, rebound(each, memo)) for key, each in hooks.items()))
+            setattr(new, name, OrderedDict((key, rebound(hook, memo)) for key, hook in hooks.items()))
 
 
 def rebind_hooks(owner: Any, memo: Mapping[int, Any]) -> None:
     """Let the hooks of a copied module or optimizer hold copies too."""
     for key, value in vars(owner).items():
         if "hook" in key and isinstance(value, dict):
-            for name, each in value.items():
-                value[name] = rebound(each, memo)
+            for name, hook in value.items():
+                value[name] = rebound(hook, memo)

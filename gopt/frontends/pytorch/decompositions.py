@@ -1,4 +1,4 @@
-"""Decompositions of ATen operators that have no ONNX form."""
+"""Decompositions of ATen operators with no ONNX form."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def weight_gradient(g: Any, x: Any, w: Any, stride: Any, pad: Any, dilation: Any
 def max_pool_backward(axes: int) -> Any:
     """Gradient of max pooling over the last ``axes`` as a scatter in float32. ``given``: options, then the indices."""
 
-    def backward(g: Any, x: Any, *given: Any) -> Any:
+    def backward(g: Any, x: Any, *pooled: Any) -> Any:
         lead, flat = x.shape[:-axes], math.prod(x.shape[-axes:])
-        found = torch.zeros([*lead, flat], dtype=torch.float64 if g.dtype is torch.float64 else torch.float32)
-        places, values = (each.reshape(*lead, -1) for each in (given[-1], g.to(found.dtype)))
-        return found.scatter_add(-1, places, values).reshape(x.shape).to(g.dtype)
+        grad = torch.zeros([*lead, flat], dtype=torch.float64 if g.dtype is torch.float64 else torch.float32)
+        positions, values = (tensor.reshape(*lead, -1) for tensor in (pooled[-1], g.to(grad.dtype)))
+        return grad.scatter_add(-1, positions, values).reshape(x.shape).to(g.dtype)
 
     return backward
 
@@ -83,7 +83,7 @@ def adaptive_max_pool(x: Any, output_size: Any) -> Any:
 
 def weight_norm_backward(g: Any, v: Any, scale: Any, norms: Any, dim: Any) -> Any:
     """Gradients of ``v`` and ``scale`` in ``v * scale / norms``, norms over all dimensions but one."""
-    axes = [each for each in range(v.dim()) if each != dim % v.dim()]
+    axes = [axis for axis in range(v.dim()) if axis != dim % v.dim()]
     unit = v / norms
     along = (g * unit).sum(axes, keepdim=True)
     return (g - unit * along) * (scale / norms), along.reshape(scale.shape)
@@ -123,20 +123,20 @@ def copy(x: Any, source: Any, non_blocking: Any = False) -> Any:
 
 def as_strided_scatter(x: Any, source: Any, size: Any, stride: Any, offset: Any = None) -> Any:
     """Only for a tensor that is contiguous in row-major order."""
-    places = sum(
+    positions = sum(
         (torch.arange(n).mul(step).reshape([-1] + [1] * (len(size) - axis - 1))
          for axis, (n, step) in enumerate(zip(size, stride))),
         torch.full([1] * len(size), offset or 0),
     )  # fmt: skip
-    return x.reshape(-1).scatter(0, places.reshape(-1), source.reshape(-1)).reshape(x.shape)
+    return x.reshape(-1).scatter(0, positions.reshape(-1), source.reshape(-1)).reshape(x.shape)
 
 
 def diagonal_scatter(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     """As a scatter into the flat matrix: PyTorch's own form writes in place."""
     matrix = x.movedim((dim1, dim2), (-2, -1))
     *lead, rows, columns = matrix.shape
-    places = torch.arange(source.shape[-1]) * (columns + 1) + (offset if offset > 0 else -offset * columns)
-    flat = matrix.reshape(*lead, rows * columns).scatter(-1, places.expand(source.shape), source)
+    positions = torch.arange(source.shape[-1]) * (columns + 1) + (offset if offset > 0 else -offset * columns)
+    flat = matrix.reshape(*lead, rows * columns).scatter(-1, positions.expand(source.shape), source)
     return flat.reshape(matrix.shape).movedim((-2, -1), (dim1, dim2))
 
 
@@ -147,11 +147,11 @@ def diagonal_backward(g: Any, sizes: Any, offset: int, dim1: int, dim2: int) -> 
 def diagonal_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
     """A matrix of zeros with each last row of ``x`` as its diagonal."""
     axes = x.dim() + 1
-    size, first, second = x.shape[-1] + abs(offset), dim1 % axes, dim2 % axes
+    size, start_dim, second = x.shape[-1] + abs(offset), dim1 % axes, dim2 % axes
     sizes = list(x.shape[:-1])
-    for axis in sorted((first, second)):
+    for axis in sorted((start_dim, second)):
         sizes.insert(axis, size)
-    return diagonal_scatter(torch.zeros(sizes, dtype=x.dtype), x, offset, first, second)
+    return diagonal_scatter(torch.zeros(sizes, dtype=x.dtype), x, offset, start_dim, second)
 
 
 def squeeze(x: Any, dims: Any) -> Any:
@@ -174,9 +174,9 @@ def native_layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: Any) -> A
     wide = x.float()
     mean = wide.mean(axes, keepdim=True)
     rstd = torch.rsqrt((wide - mean).square().mean(axes, keepdim=True) + eps)
-    found = (wide - mean) * rstd * weight.float()
-    found = found if bias is None else found + bias.float()
-    return found.to(x.dtype), mean, rstd
+    normal = (wide - mean) * rstd * weight.float()
+    normal = normal if bias is None else normal + bias.float()
+    return normal.to(x.dtype), mean, rstd
 
 
 def clamp(x: Any, low: Any = None, high: Any = None) -> Any:
@@ -215,7 +215,7 @@ def pow_scalar(base: Any, exponent: Any) -> Any:
 
 
 def pow_of_two_types(base: Any, exponent: Any) -> Any:
-    """Give base and exponent the type of the result: Pow of ONNX has that of its base."""
+    """Give base and exponent the type of the result: Pow of ONNX has that of the base."""
     if base.dtype is exponent.dtype:
         return NotImplemented
     kind = torch.result_type(base, exponent)
@@ -223,11 +223,11 @@ def pow_of_two_types(base: Any, exponent: Any) -> Any:
 
 
 def in_float32(operator: Any) -> Any:
-    """The operator on bfloat16, where ONNX has none, in float32, and its result rounded: kernels of PyTorch add up in
+    """The operator on bfloat16, where ONNX has none, in float32, and the result rounded: kernels of PyTorch add up in
     float32 too."""
 
     def widened(*args: Any, **options: Any) -> Any:
-        if not any(isinstance(each, torch.Tensor) and each.dtype is torch.bfloat16 for each in args):
+        if not any(isinstance(arg, torch.Tensor) and arg.dtype is torch.bfloat16 for arg in args):
             return NotImplemented
         return _cast(operator(*_cast(args, torch.bfloat16, torch.float32), **options), torch.float32, torch.bfloat16)
 
@@ -237,7 +237,7 @@ def in_float32(operator: Any) -> Any:
 def _cast(value: Any, old: torch.dtype, new: torch.dtype) -> Any:
     """Tensors of one type, in tuples as well, as another type."""
     if isinstance(value, tuple | list):
-        return type(value)(_cast(each, old, new) for each in value)
+        return type(value)(_cast(part, old, new) for part in value)
     return value.to(new) if isinstance(value, torch.Tensor) and value.dtype is old else value
 
 
@@ -247,9 +247,9 @@ NO_BFLOAT16 = (aten.convolution.default, aten.max_pool2d_with_indices.default)
 
 def table() -> Any:
     """PyTorch's core ATen decompositions, and those of operators without an ONNX form."""
-    found = dict(core_aten_decompositions())
-    found.pop(aten.squeeze.dim, None)  # it would become squeeze.dims
-    found |= get_decompositions(
+    rules = dict(core_aten_decompositions())
+    rules.pop(aten.squeeze.dim, None)  # it would become squeeze.dims
+    rules |= get_decompositions(
         [
             aten.native_batch_norm,
             aten._native_batch_norm_legit,
@@ -262,7 +262,7 @@ def table() -> Any:
             aten.native_group_norm_backward,
         ]
     )
-    own = {
+    written = {
         aten.convolution_backward.default: convolution_backward,
         aten.max_pool2d_with_indices_backward.default: max_pool_backward(2),
         aten.max_pool3d_with_indices_backward.default: max_pool_backward(3),
@@ -289,4 +289,4 @@ def table() -> Any:
         aten.scatter_reduce.two: scatter_reduce,
         aten.as_strided_scatter.default: as_strided_scatter,
     }
-    return found | linear_maps() | own | {each: in_float32(each) for each in NO_BFLOAT16}
+    return rules | linear_maps() | written | {operator: in_float32(operator) for operator in NO_BFLOAT16}

@@ -25,8 +25,10 @@ def autocast(options: ExportOptions) -> AbstractContextManager[Any]:
 
 
 def clip(recipe: Recipe, options: ExportOptions) -> None:
-    """Clip the gradients of all parameters that the optimizers train, in place."""
-    trained = [each for optimizer in recipe.optimizers for group in optimizer.param_groups for each in group["params"]]
+    """Clip the gradients of all parameters the optimizers train, in place."""
+    trained = [
+        value for optimizer in recipe.optimizers for group in optimizer.param_groups for value in group["params"]
+    ]
     if options.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(trained, options.clip_norm, foreach=False)
     if options.clip_value is not None:
@@ -42,13 +44,13 @@ class EagerTraining:
         self.options = options
         names = parameter_names(self.recipe)
         self._trained = {
-            names[id(each)]: each
+            names[id(parameter)]: parameter
             for optimizer in self.recipe.optimizers
             for group in optimizer.param_groups
-            for each in group["params"]
-            if id(each) in names and each.requires_grad
+            for parameter in group["params"]
+            if id(parameter) in names and parameter.requires_grad
         }
-        self.averages = {name: each.detach().clone() for name, each in self._trained.items() if options.ema}
+        self.averages = {name: parameter.detach().clone() for name, parameter in self._trained.items() if options.ema}
         self.scaler = _scaler(options)
         self.overflowed = False
         """Whether the last step left an optimizer out, for a gradient was not finite."""
@@ -66,8 +68,8 @@ class EagerTraining:
         clip(recipe, self.options)
         for optimizer in recipe.optimizers:
             scaler.step(optimizer)
-        found = scaler._per_optimizer_states.values() if scaler.is_enabled() else ()
-        infinite = [each["found_inf_per_device"] for each in found]
+        states = scaler._per_optimizer_states.values() if scaler.is_enabled() else ()
+        infinite = [state["found_inf_per_device"] for state in states]
         self.overflowed = any(float(flag) for flags in infinite for flag in flags.values())
         scaler.update(None if self.options.loss_scale == DYNAMIC else self.options.loss_scale)
         if recipe.scheduler is not None:

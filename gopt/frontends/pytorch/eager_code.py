@@ -76,7 +76,7 @@ def embedding_bag(
     per_sample_weights: Any = None,
     include_last_offset: Any = False, padding_idx: Any = None,
 ) -> Any:  # fmt: skip
-    """``torch.embedding_bag`` (sums and means of rows) by operators that have an ONNX form."""
+    """``torch.embedding_bag`` (sums and means of rows) by operators with an ONNX form."""
     if mode not in (0, 1) or scale_grad_by_freq:
         raise NotImplementedError("embedding bags of maxima, or with gradients scaled by frequency")
     starts = offsets[:-1] if include_last_offset else offsets
@@ -88,11 +88,11 @@ def embedding_bag(
     if padding_idx is not None and padding_idx >= 0:
         counts = (indices != padding_idx).to(weight.dtype)
         rows = rows * counts[:, None]
-    found = torch.zeros(starts.shape[0], weight.shape[1], dtype=weight.dtype).index_add(0, bags, rows)
+    summed = torch.zeros(starts.shape[0], weight.shape[1], dtype=weight.dtype).index_add(0, bags, rows)
     if mode == 1:
         sizes = torch.zeros(starts.shape[0], dtype=weight.dtype).index_add(0, bags, counts)
-        found = found / sizes.clamp(min=1)[:, None]
-    return found, bags, starts, starts
+        summed = summed / sizes.clamp(min=1)[:, None]
+    return summed, bags, starts, starts
 
 
 def distances(x1: Any, x2: Any, p: Any = 2.0, compute_mode: Any = None) -> Any:
@@ -119,16 +119,16 @@ def extreme(builtin: Any, function: Any) -> Any:
     def either(*args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) != 2 or not any(isinstance(a, Tensor) for a in args):
             return builtin(*args, **kwargs)
-        first = next(a for a in args if isinstance(a, Tensor))
-        return function(*(a if isinstance(a, Tensor) else torch.full_like(first, a) for a in args))
+        tensor = next(a for a in args if isinstance(a, Tensor))
+        return function(*(a if isinstance(a, Tensor) else torch.full_like(tensor, a) for a in args))
 
     return either
 
 
 def _modules_of(optimizers: Any) -> list[Any]:
-    """``torch.optim`` and the packages that the classes of ``optimizers`` come from."""
-    classes = {each for optimizer in optimizers for each in type(optimizer).__mro__}
-    packages = {each.__module__.partition(".")[0] for each in classes} - {"torch", "builtins", "abc", "typing"}
+    """``torch.optim`` and the packages the classes of ``optimizers`` come from."""
+    classes = {base for optimizer in optimizers for base in type(optimizer).__mro__}
+    packages = {type_.__module__.partition(".")[0] for type_ in classes} - {"torch", "builtins", "abc", "typing"}
     return [
         module
         for name, module in list(sys.modules.items())
@@ -137,16 +137,16 @@ def _modules_of(optimizers: Any) -> list[Any]:
 
 
 def _for_tensors(module: Any) -> dict[str, Any]:
-    """Name -> what takes its place in a module: `math` and its functions under any name, `max` and `min`."""
-    found: dict[str, Any] = {
+    """Name -> what takes its place in a module: `math` and the functions under any name, `max` and `min`."""
+    names: dict[str, Any] = {
         "max": extreme(builtins.max, torch.maximum), "min": extreme(builtins.min, torch.minimum)
     }  # fmt: skip
     for name, value in vars(module).items():
         if value is math:
-            found[name] = TensorMath()
+            names[name] = TensorMath()
         elif isinstance(value, types.BuiltinFunctionType) and value.__module__ == "math":
-            found[name] = getattr(TensorMath(), value.__name__)
-    return found
+            names[name] = getattr(TensorMath(), value.__name__)
+    return names
 
 
 @contextlib.contextmanager
@@ -166,7 +166,7 @@ def readable(settings: Any = None, fixed: Any = None, optimizers: Any = ()) -> A
 
 @contextlib.contextmanager
 def on_attention_math() -> Any:
-    """Compute scaled dot-product attention by its formula, as the trace does: fused kernels draw random numbers and
+    """Compute scaled dot-product attention by the formula, as the trace does: fused kernels draw random numbers and
     round in another order."""
     with sdpa_kernel(SDPBackend.MATH):
         yield

@@ -26,28 +26,28 @@ class EagerStates:
     """Eager training with given random numbers; its states have the names of the export."""
 
     def __init__(
-        self, recipe: Recipe, seen: EagerSteps, options: ExportOptions, taken: Container[str] = (), *,
+        self, recipe: Recipe, eager: EagerSteps, options: ExportOptions, names: Container[str] = (), *,
         shake: float = 0.0, wide: bool = False,
     ) -> None:  # fmt: skip
         """``taken``: names that outputs of the module cannot have; ``shake``: share by which all states are disturbed;
         ``wide``: whether all is computed in float64."""
-        self._taken, self._wide = taken, wide
-        own = copy.deepcopy(recipe)
+        self._taken, self._wide = names, wide
+        copied = copy.deepcopy(recipe)
         if wide:
-            _widen(own)
-        self._training = EagerTraining(own, options)
+            _widen(copied)
+        self._training = EagerTraining(copied, options)
         self._options = options
         self.loss = float("nan")
         self.outputs: Arrays = {}
         """Outputs of the module in the last step, where they are kept."""
         self._places = [
-            each for each in find_places(self._training.recipe, seen) if each.kind is not StateForm.CONSTANT
+            cell for cell in find_places(self._training.recipe, eager) if cell.kind is not StateForm.CONSTANT
         ]
         if shake:
             generator = torch.Generator().manual_seed(5)
             with torch.no_grad():
-                for place in self._places:
-                    value = place.read()
+                for state in self._places:
+                    value = state.read()
                     if value is not None and value.is_floating_point():
                         value.mul_(1 + shake * torch.randn(value.shape, generator=generator))
 
@@ -66,13 +66,13 @@ class EagerStates:
         if self._wide:
             batch, draws = {name: _wide(value) for name, value in batch.items()}, [_wide(value) for value in draws]
         with (
-            returned(recipe, self._options, self._taken) as own,
+            returned(recipe, self._options, self._taken) as module_values,
             on_attention_math(),
             ReplayedDraws(draws),
             self._type(),
         ):
             self.loss = loss = self._training.step(batch)
-        self.outputs = {name: _array(value) for name, value in own.outputs.items()}
+        self.outputs = {name: _array(value) for name, value in module_values.outputs.items()}
         return loss
 
     @contextlib.contextmanager
@@ -87,14 +87,14 @@ class EagerStates:
 
     def states(self) -> Arrays:
         """Copies of all states."""
-        found = {each.name: _array(each.current) for each in self._places}
+        states = {cell.name: _array(cell.current) for cell in self._places}
         if self._options.ema is not None:
-            found |= {f"ema.{name}": _array(value) for name, value in self._training.averages.items()}
+            states |= {f"ema.{name}": _array(value) for name, value in self._training.averages.items()}
         if self._options.loss_scale == DYNAMIC:
             scaler = self._training.scaler
             scale, tracker = scaler.get_scale(), scaler._get_growth_tracker()
-            found |= {SCALE: np.asarray(scale, np.float32), TRACKER: np.asarray(tracker, np.int32)}
-        return found
+            states |= {SCALE: np.asarray(scale, np.float32), TRACKER: np.asarray(tracker, np.int32)}
+        return states
 
 
 def _array(value: torch.Tensor) -> np.ndarray:
@@ -112,5 +112,5 @@ def _widen(recipe: Recipe) -> None:
         if isinstance(module, torch.nn.Module):
             module.double()
     for optimizer in recipe.optimizers:
-        for held in optimizer.state.values():
-            held.update({key: _wide(value) for key, value in held.items() if isinstance(value, torch.Tensor)})
+        for state in optimizer.state.values():
+            state.update({key: _wide(value) for key, value in state.items() if isinstance(value, torch.Tensor)})

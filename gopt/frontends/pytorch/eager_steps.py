@@ -24,13 +24,13 @@ from gopt.text.sanitize import show
 
 @dataclass(slots=True)
 class EagerSteps:
-    """Values that the first eager step, taken by a copy, stored.
+    """Values the first eager step, taken by a copy, stored.
 
     ``states``: by optimizer, parameter name and key, the value before the first step. ``counters``: by optimizer and
-    group, numeric options that changed, with their first value. ``buffers``: names of buffers and of frozen parameters
+    group, numeric options that changed, with the first value. ``buffers``: names of buffers and of frozen parameters
     that code wrote to. ``read``: optimizer, parameter name and key of states that code took the value of. ``others``:
-    what is stored in states beside tensors and numbers. ``selections``: operator whose result has a shape that depends
-    on values -> the line that calls it. ``around``: places of tensors outside of modules' own that the first step read.
+    what is stored in states beside tensors and numbers. ``selections``: operator whose result has a shape depending on
+    values -> the line calling it. ``around``: places of tensors outside of modules' own the first step read.
     """
 
     states: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
@@ -43,18 +43,18 @@ class EagerSteps:
 
 
 class _Recorded(dict[str, Any]):
-    """The state of one parameter. ``first``: the value of every key before the first step.
+    """The state of a parameter. ``first``: the value of every key before the first step.
 
     That is the first that was stored, before updates in place. What is stored behind the parameter's own update, such
     as SGD's momentum, comes out of the step: it is zero before.
     """
 
-    def __init__(self, parameter: torch.Tensor, given: MutableMapping[str, Any] | None = None) -> None:
+    def __init__(self, parameter: torch.Tensor, state: MutableMapping[str, Any] | None = None) -> None:
         super().__init__()
         self.first: dict[str, Any] = {}
         self._parameter = parameter
         self._before = _kept(parameter)
-        for key, value in (given or {}).items():
+        for key, value in (state or {}).items():
             self[key] = value
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -68,8 +68,8 @@ class _Recorded(dict[str, Any]):
             self[key] = default
         return self[key]
 
-    def update(self, *given: Any, **named: Any) -> None:
-        for key, value in dict(*given, **named).items():
+    def update(self, *args: Any, **named: Any) -> None:
+        for key, value in dict(*args, **named).items():
             self[key] = value
 
 
@@ -100,22 +100,22 @@ class _Reads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.watched:
-            for each in tree_leaves((args, kwargs)):
-                if id(each) in self.watched and id(each) not in self.operands:
-                    self.operands[id(each)] = user_line()
+            for leaf in tree_leaves((args, kwargs)):
+                if id(leaf) in self.watched and id(leaf) not in self.operands:
+                    self.operands[id(leaf)] = user_line()
         if func is torch.ops.aten._local_scalar_dense.default or "_fused_" in str(func):
-            named = dict(zip((each.name for each in func._schema.arguments), args)) | (kwargs or {})
-            taken = tree_leaves(named.get("state_steps", (args, kwargs)))  # a fused update reads the counts of steps
-            self.found |= {id(each): each for each in taken if isinstance(each, torch.Tensor)}
+            named = dict(zip((argument.name for argument in func._schema.arguments), args)) | (kwargs or {})
+            leaves = tree_leaves(named.get("state_steps", (args, kwargs)))  # a fused update reads the counts of steps
+            self.found |= {id(part): part for part in leaves if isinstance(part, torch.Tensor)}
         if torch.Tag.dynamic_output_shape in func.tags:
             self.selections.setdefault(str(func), user_line())
         return func(*args, **(kwargs or {}))
 
 
-def eager_steps(recipe: Recipe, first: Callable[[Recipe], None], second: Callable[[Recipe], None]) -> EagerSteps:
+def eager_steps(recipe: Recipe, run_first: Callable[[Recipe], None], second: Callable[[Recipe], None]) -> EagerSteps:
     """Take two steps with a copy of a recipe and record what they store.
 
-    Raises UnsupportedError for states that belong to no parameter, and for values in Python that differ after the two,
+    Raises UnsupportedError for states that belong to no parameter, and for values in Python differing after the two,
     other than numbers of groups and attributes of an optimizer: a graph has no place for them.
     """
     tried = copy.deepcopy(recipe)
@@ -123,22 +123,22 @@ def eager_steps(recipe: Recipe, first: Callable[[Recipe], None], second: Callabl
     before = {name: (value, value._version, _kept(value)) for name, value in _untrained(tried)}
     start = [python_values(optimizer, names) for optimizer in tried.optimizers]
     for optimizer in tried.optimizers:
-        given = dict(optimizer.state)
+        states_before = dict(optimizer.state)
         optimizer.state = _RecordedStates()
-        for parameter, state in given.items():
+        for parameter, state in states_before.items():
             optimizer.state[parameter] = state
     reads = _Reads()
-    originals = [(each, each.grad, each._version) for each in recipe.whole.parameters()]
+    originals = [(parameter, parameter.grad, parameter._version) for parameter in recipe.whole.parameters()]
     beside = tensors_around(tried)
     reads.watched = set(map(id, beside.values()))
     with reads:
-        first(tried)
-    if any(each.grad is not grad or each._version != version for each, grad, version in originals):
+        run_first(tried)
+    if any(parameter.grad is not grad or parameter._version != version for parameter, grad, version in originals):
         raise UnsupportedError(
             "the step trains the module that the factory made by another way than the one it is given: a global name",
             "let the loss function compute with its argument",
         )
-    found = EagerSteps(around={path for path, each in beside.items() if id(each) in reads.operands})
+    steps = EagerSteps(around={path for path, value in beside.items() if id(value) in reads.operands})
     for index, optimizer in enumerate(tried.optimizers):
         for parameter, state in optimizer.state.items():
             if not isinstance(parameter, torch.Tensor) or id(parameter) not in names:
@@ -146,42 +146,42 @@ def eager_steps(recipe: Recipe, first: Callable[[Recipe], None], second: Callabl
                     f"{type(optimizer).__name__} keeps a state {show(str(parameter))} that belongs to no parameter",
                     "such an optimizer cannot be exported",
                 )
-            found.states[index, names[id(parameter)]] = {
+            steps.states[index, names[id(parameter)]] = {
                 key: state.first[key] for key, value in state.items() if is_value(value)
             }
-            found.others[index, names[id(parameter)]] = {
+            steps.others[index, names[id(parameter)]] = {
                 key: value for key, value in state.items() if not is_value(value)
             }
     middle = [python_values(optimizer, names) for optimizer in tried.optimizers]
     around = surroundings(tried)
     stored = [{key: dict(state) for key, state in optimizer.state.items()} for optimizer in tried.optimizers]
-    trained = {id(each) for one in tried.optimizers for group in one.param_groups for each in group["params"]}
+    trained = {id(parameter) for one in tried.optimizers for group in one.param_groups for parameter in group["params"]}
     around_it = tensors_around(tried).items()
-    kept = {path: (each, each._version) for path, each in around_it if id(each) not in trained}
-    reads.watched, reads.operands = {id(each) for each, _ in kept.values()}, {}
+    around_before = {path: (value, value._version) for path, value in around_it if id(value) not in trained}
+    reads.watched, reads.operands = {id(value) for value, _ in around_before.values()}, {}
     with reads:
         second(tried)
     _refuse_changes(around, surroundings(tried))
-    _refuse_carried(kept, tensors_around(tried), reads.operands)
-    found.selections = reads.selections
-    found.buffers = {name for name, value in _untrained(tried) if name in before and _written(value, *before[name])}
+    _refuse_carried(around_before, tensors_around(tried), reads.operands)
+    steps.selections = reads.selections
+    steps.buffers = {name for name, value in _untrained(tried) if name in before and _written(value, *before[name])}
     for index, optimizer in enumerate(tried.optimizers):
-        _add_counters(found, index, (start[index], middle[index], python_values(optimizer, names)), recipe)
+        _add_counters(steps, index, (start[index], middle[index], python_values(optimizer, names)), recipe)
         for parameter, state in optimizer.state.items():
-            firsts = found.states[index, names[id(parameter)]]
+            firsts = steps.states[index, names[id(parameter)]]
             for key in firsts:
-                held = stored[index][parameter].get(key), state.get(key)
-                firsts[key] = _start(firsts[key], *held)
-                if any(id(each) in reads.found for each in held):
-                    found.read.add((index, names[id(parameter)], key))
-    return found
+                pair = stored[index][parameter].get(key), state.get(key)
+                firsts[key] = _start(firsts[key], *pair)
+                if any(id(value) in reads.found for value in pair):
+                    steps.read.add((index, names[id(parameter)], key))
+    return steps
 
 
 def _untrained(recipe: Recipe) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield buffers, and parameters that no optimizer updates, by all of their names."""
+    """Yield buffers, and parameters no optimizer updates, by all of their names."""
     trained = {
-        id(each) for optimizer in recipe.optimizers for group in optimizer.param_groups for each in group["params"]
-        if each.requires_grad
+        id(value) for optimizer in recipe.optimizers for group in optimizer.param_groups for value in group["params"]
+        if value.requires_grad
     }  # fmt: skip
     yield from recipe.whole.named_buffers(remove_duplicate=False)
     for name, value in recipe.whole.named_parameters(remove_duplicate=False):
@@ -189,10 +189,10 @@ def _untrained(recipe: Recipe) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, value
 
 
-def _written(value: torch.Tensor, held: torch.Tensor, version: int, before: torch.Tensor | int) -> bool:
+def _written(value: torch.Tensor, old: torch.Tensor, version: int, before: torch.Tensor | int) -> bool:
     """Return whether code wrote to a tensor, or put another one in its place, be it with the same values: in a later
     step they may differ."""
-    return value is not held or value._version != version or _changed(value, before)
+    return value is not old or value._version != version or _changed(value, before)
 
 
 def _refuse_changes(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> None:
@@ -207,10 +207,10 @@ def _refuse_changes(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> No
 def _refuse_carried(
     before: Mapping[Path, tuple[torch.Tensor, int]], after: Mapping[Path, torch.Tensor], operands: Mapping[int, str]
 ) -> None:
-    """Raise UnsupportedError for a tensor that the second step reads, and changes or replaces."""
+    """Raise UnsupportedError for a tensor the second step reads, and changes or replaces."""
     for path, (value, version) in before.items():
-        same = value._version == version and after.get(path) is value
-        if id(value) in operands and not same:
+        untouched = value._version == version and after.get(path) is value
+        if id(value) in operands and not untouched:
             raise UnsupportedError(
                 f"training code carries a tensor from step to step outside of modules' parameters and buffers: "
                 f"{show(said(path))}, read {operands[id(value)]}",
@@ -219,26 +219,26 @@ def _refuse_carried(
             )
 
 
-def _start(first: Any, after_one: Any, after_two: Any) -> Any:
-    """The value before the first step of what was first stored as ``first``: a number that the step counts up before
-    it stores it is continued backwards."""
-    if is_number(first) and isinstance(after_one, torch.Tensor):  # a number that a tensor replaces
-        return torch.full_like(after_one, first)
-    counted = is_number(first) and is_number(after_two) and first == after_one != after_two
-    return type(first)(2 * first - after_two) if counted else first
+def _start(start: Any, after_one: Any, after_two: Any) -> Any:
+    """The value before the first step of what was first stored as ``first``: a number the step counts up before it
+    stores it is continued backwards."""
+    if is_number(start) and isinstance(after_one, torch.Tensor):  # a number that a tensor replaces
+        return torch.full_like(after_one, start)
+    counted = is_number(start) and is_number(after_two) and start == after_one != after_two
+    return type(start)(2 * start - after_two) if counted else start
 
 
 def _add_counters(
-    found: EagerSteps, index: int, values: tuple[Mapping[Path, Any], Mapping[Path, Any], Mapping[Path, Any]],
+    steps: EagerSteps, index: int, values: tuple[Mapping[Path, Any], Mapping[Path, Any], Mapping[Path, Any]],
     recipe: Recipe,
 ) -> None:  # fmt: skip
-    """Record numbers that changed; raise UnsupportedError for other values that the second step changed."""
+    """Record numbers that changed; raise UnsupportedError for other values the second step changed."""
     start, one, two = values
     # What the scheduler moves is an input.
     moved = {(f"group {group}", option) for home, group, option, _ in moved_options(recipe) if home == index}
     for path, old, new in changed(start, one):
         if path[:2] not in moved and is_number(old) and is_number(new) and _is_plain(path, recipe):
-            found.counters.setdefault(_home(index, path), {})[_key(path)] = old
+            steps.counters.setdefault(_home(index, path), {})[_key(path)] = old
     for path, old, new in changed(one, two):
         if path[:2] in moved or (recipe.scheduler is not None and path[-1] == "lr"):
             continue
@@ -249,7 +249,7 @@ def _add_counters(
                 "it would be a constant of the graph; keep it as a number of a group, or as a tensor in the state of "
                 "a parameter",
             )
-        counters = found.counters.setdefault(_home(index, path), {})
+        counters = steps.counters.setdefault(_home(index, path), {})
         if _key(path) not in counters:
             counters[_key(path)] = start[path] if is_number(start.get(path)) else 2 * old - new
 
@@ -280,13 +280,13 @@ def parameter_names(recipe: Recipe) -> dict[int, str]:
 
 def tensors_of(module: torch.nn.Module, kind: str) -> dict[int, list[tuple[dict[str, Any], str, str]]]:
     """Tensor id -> (owner's dict, key, full name) of all parameters or buffers; a tied tensor has several."""
-    found: dict[int, list[tuple[dict[str, Any], str, str]]] = defaultdict(list)
+    tensors: dict[int, list[tuple[dict[str, Any], str, str]]] = defaultdict(list)
     for prefix, owner in module.named_modules():
-        held = getattr(owner, kind)
-        for key, value in held.items():
+        table = getattr(owner, kind)
+        for key, value in table.items():
             if value is not None:
-                found[id(value)].append((held, key, f"{prefix}.{key}" if prefix else key))
-    return found
+                tensors[id(value)].append((table, key, f"{prefix}.{key}" if prefix else key))
+    return tensors
 
 
 def _copy(value: Any) -> Any:

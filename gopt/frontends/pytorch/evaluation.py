@@ -1,6 +1,6 @@
 """The forward of a recipe in evaluation mode, as a model beside the step.
 
-Parameters and buffers are inputs under the names that the step's states have, so that a run feeds its own. The model is
+Parameters and buffers are inputs under the names the step's states have, so that a run feeds its own. The model is
 compared with eager PyTorch at other values of them than it holds.
 """
 
@@ -71,37 +71,39 @@ class _Forward:
 
     def places(self) -> list[Place]:
         """Parameters, buffers and constants."""
-        return [each for each in find_places(self.recipe, self.seen) if each.kind is not StateForm.OPTIMIZER]
+        return [cell for cell in find_places(self.recipe, self.seen) if cell.kind is not StateForm.OPTIMIZER]
 
-    def values(self, held: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> Tensors:
+    def values(self, tensors: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> Tensors:
         """The loss, other metrics, and what the module returns, of tensors in the place of ``held`` ones."""
         nothing = Hyper({}, [], {})
-        taken = [*held, *batch, LOSS]
+        names = [*tensors, *batch, LOSS]
         with (
-            swapped(self.recipe, self.places(), held, nothing, False, OptimizerTracing()),
-            returned(self.recipe, self.options, taken) as own,
+            swapped(self.recipe, self.places(), tensors, nothing, False, OptimizerTracing()),
+            returned(self.recipe, self.options, names) as module_values,
             torch.no_grad(), autocast(self.options), _NoDraws(),
         ):  # fmt: skip
-            found = self.recipe.evaluated(batch)
-        metrics = {f"metric.{name}" if name in (*held, *batch) else name: value for name, value in found.items()}
-        return metrics | {name: value for name, value in own.outputs.items() if name not in metrics}
+            results = self.recipe.evaluated(batch)
+        metrics = {f"metric.{name}" if name in (*tensors, *batch) else name: value for name, value in results.items()}
+        return metrics | {name: value for name, value in module_values.outputs.items() if name not in metrics}
 
     def model(self, name: str) -> onnx.ModelProto:
         """The forward as a model, with parameters and buffers as inputs. Raises UnsupportedError."""
-        held = {each.name: each.value.detach().clone() for each in self.places()}
-        arguments, names = self.recipe.batch | held, list[str]()
+        carried = {cell.name: cell.value.detach().clone() for cell in self.places()}
+        arguments, names = self.recipe.batch | carried, list[str]()
 
         def run(*flat: Any) -> list[Any]:
             with exportable():
                 values = dict(zip(arguments, map(to_fun, flat)))
-                found = self.values({each: values[each] for each in held}, {n: values[n] for n in self.recipe.batch})
-            names[:] = found
-            return [from_fun(value.detach()) for value in found.values()]
+                results = self.values(
+                    {name: values[name] for name in carried}, {n: values[n] for n in self.recipe.batch}
+                )
+            names[:] = results
+            return [from_fun(value.detach()) for value in results.values()]
 
         with quiet():
             graph = graph_of_code(run, arguments, {}, self.options, self.seen)
             traced = TracedStep(
-                graph, dict(self.recipe.batch), {}, {}, {}, held, names[1:], {}, {}, [], []
+                graph, dict(self.recipe.batch), {}, {}, {}, carried, names[1:], {}, {}, [], []
             )  # fmt: skip
             try:
                 model = to_onnx(traced, name)
@@ -114,12 +116,12 @@ class _Forward:
         return replace(self, recipe=replace(self.recipe, batch=resized(self.recipe.batch, size, sampled)))
 
 
-def evaluation_model(recipe: Recipe, options: ExportOptions, seen: EagerSteps, name: str) -> EvaluationModel:
+def evaluation_model(recipe: Recipe, options: ExportOptions, eager: EagerSteps, name: str) -> EvaluationModel:
     """The forward of a recipe in evaluation mode, of any number of samples where its code holds for any.
 
     Raises UnsupportedError for a forward that draws random numbers, cannot be exported, or is not that of eager
     PyTorch."""
-    forward = _Forward(recipe, options, seen)
+    forward = _Forward(recipe, options, eager)
     with _evaluating(recipe.whole), _refusals():
         sampled, note = _sampled(forward)
         model = forward.model(name)
@@ -136,13 +138,13 @@ def evaluation_model(recipe: Recipe, options: ExportOptions, seen: EagerSteps, n
 @contextlib.contextmanager
 def _evaluating(module: torch.nn.Module) -> Iterator[None]:
     """Put a module and what it contains into evaluation mode; each is as it was at the end."""
-    modes = {each: each.training for each in module.modules()}
+    modes = {module: module.training for module in module.modules()}
     module.eval()
     try:
         yield
     finally:
-        for each, training in modes.items():
-            each.training = training
+        for part, training in modes.items():
+            part.training = training
 
 
 @contextlib.contextmanager
@@ -189,34 +191,34 @@ def _at_any_size(forward: _Forward, sampled: Sequence[str], name: str) -> onnx.M
 
 
 def _graph(model: onnx.ModelProto, forward: _Forward) -> Graph:
-    places = forward.places()
-    states = {each.name: each.value for each in places if each.kind is not StateForm.CONSTANT}
-    return with_values(model, states, {each.name: each.value for each in places if each.kind is StateForm.CONSTANT})
+    cells = forward.places()
+    states = {cell.name: cell.value for cell in cells if cell.kind is not StateForm.CONSTANT}
+    return with_values(model, states, {cell.name: cell.value for cell in cells if cell.kind is StateForm.CONSTANT})
 
 
 def _compare(graph: Graph, forward: _Forward, sampled: Sequence[str]) -> None:
     """Run the model and eager PyTorch on the example batch, another one, and other numbers of samples where that is
     open, with disturbed parameters and buffers. Raises UnsupportedError for a value that differs."""
     generator = torch.Generator().manual_seed(forward.options.seed + 2)
-    held = {each.name: _disturbed(each, generator) for each in forward.places()}
+    values = {cell.name: _disturbed(cell, generator) for cell in forward.places()}
     executor = Executor(graph, SessionCache())
-    fed = {name: array_of(value) for name, value in held.items() if name in graph.inputs}
+    fed = {name: array_of(value) for name, value in values.items() if name in graph.inputs}
     tried = batches(forward.recipe, 2) + [
         forward.resized(size, sampled).recipe.batch for size in OTHER_SIZES if sampled
     ]
     for batch in tried:
         with quiet(), on_attention_math():
-            theirs = forward.values(held, batch)
-        given = {name: array_of(value) for name, value in batch.items() if name in graph.inputs}
-        mine = executor.run(given | fed, no_calls)
+            theirs = forward.values(values, batch)
+        batch_feeds = {name: array_of(value) for name, value in batch.items() if name in graph.inputs}
+        mine = executor.run(batch_feeds | fed, no_calls)
         for name, value in theirs.items():
             _check(name, mine[name], value, LIMITS[forward.options.autocast].loss)
 
 
-def _disturbed(place: Place, generator: torch.Generator) -> torch.Tensor:
+def _disturbed(cell: Place, generator: torch.Generator) -> torch.Tensor:
     """A value of a place that is not its first one, where a run may have another."""
-    value = place.value.detach()
-    if place.kind is StateForm.CONSTANT or not value.is_floating_point():
+    value = cell.value.detach()
+    if cell.kind is StateForm.CONSTANT or not value.is_floating_point():
         return value.clone()
     return value + 0.1 * torch.rand(value.shape, generator=generator).to(value.dtype)
 

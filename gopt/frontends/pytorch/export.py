@@ -121,7 +121,7 @@ def export(
     fed = [name for name in graph.inputs if name not in graph.initializers and name not in traced.states]
     return Exported(
         str(Path(output)), data, len(graph.nodes), step.parameters, len(traced.states),
-        sum(each.nbytes for each in graph.initializers.values()), tuple(fed), checked,
+        sum(tensor.nbytes for tensor in graph.initializers.values()), tuple(fed), checked,
         tuple(step.notes), {name: draw for name, draw in named(step.draws).items() if name in fed},
         {name: value for name, value in traced.defaults.items() if name in fed},
         "" if evaluation is None else str(beside), () if evaluation is None else tuple(evaluation.graph.outputs),
@@ -177,7 +177,7 @@ def _compared(
 
 
 def _readable(model: onnx.ModelProto, traced: TracedStep, options: ExportOptions) -> Graph:
-    """The model as a graph with its values; raises UnsupportedError for an operator that ONNX lacks in a type of
+    """The model as a graph with the values; raises UnsupportedError for an operator ONNX lacks in a type of
     autocast."""
     try:
         return with_values(model, traced.states, traced.constants)

@@ -39,8 +39,8 @@ class ModuleWithLoss(torch.nn.Module):
     ) -> Iterator[tuple[str, torch.nn.Module]]:
         """Yield those of both; whatever else a module lists is made of them."""
         memo = set() if memo is None else memo
-        for name, each in self._both:
-            yield from each.named_modules(memo, name, remove_duplicate)
+        for name, module in self._both:
+            yield from module.named_modules(memo, name, remove_duplicate)
 
     def named_children(self) -> Iterator[tuple[str, torch.nn.Module]]:
         """Yield both, so that ``train`` and ``eval`` reach them."""
@@ -51,8 +51,8 @@ class ModuleWithLoss(torch.nn.Module):
 class Recipe:
     """A training step as its user writes it: plain eager code.
 
-    ``loss``: called as ``loss(module, batch)`` where the batch is a dict, as ``loss(module(*inputs), target)`` where it
-    is a tuple; None where the module itself returns the loss. ``batch``: tensors by input name.
+    ``loss``: called as ``loss(module, batch)`` where the batch is a dict or one tensor, as ``loss(module(*inputs),
+    target)`` where it is a tuple; None where the module itself returns the loss. ``batch``: tensors by input name.
     """
 
     module: torch.nn.Module
@@ -69,14 +69,14 @@ class Recipe:
         """A copy of everything that trains. Optimizers copy only their groups and states; their other attributes,
         such as the settings of third-party ones, are copied here."""
         whole = self.whole
-        for mode in {vars(each).get("fake_mode") for each in whole.parameters()} - {None}:
+        for mode in {vars(parameter).get("fake_mode") for parameter in whole.parameters()} - {None}:
             memo[id(mode)] = mode  # tensors of two modes do not mix
-        for each in whole.modules():
-            for value in vars(each).values():
+        for module in whole.modules():
+            for value in vars(module).values():
                 if isinstance(value, torch.Tensor) and not value.is_leaf:  # a result that the module keeps
                     memo[id(value)] = value.detach()
-        made = Recipe(*(copy.deepcopy(getattr(self, each.name), memo) for each in fields(self)))
-        for old, new in zip(self.optimizers, made.optimizers):
+        copied = Recipe(*(copy.deepcopy(getattr(self, field.name), memo) for field in fields(self)))
+        for old, new in zip(self.optimizers, copied.optimizers):
             for key, value in vars(old).items():
                 if key not in vars(new) and key != "step":  # that of a scheduler is bound to the old one
                     vars(new)[key] = copy.deepcopy(value, memo)
@@ -85,10 +85,10 @@ class Recipe:
         for parameter in whole.parameters():
             if id(parameter) in memo:
                 copy_tensor_hooks(parameter, memo[id(parameter)], memo)
-        for owner in (*made.whole.modules(), *made.optimizers):
+        for owner in (*copied.whole.modules(), *copied.optimizers):
             rebind_hooks(owner, memo)
-        made.loss = rebound(made.loss, memo)
-        return made
+        copied.loss = rebound(copied.loss, memo)
+        return copied
 
     @property
     def whole(self) -> torch.nn.Module:
@@ -96,30 +96,32 @@ class Recipe:
         return ModuleWithLoss(self.module, self.loss) if isinstance(self.loss, torch.nn.Module) else self.module
 
     def loss_of(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The loss of a batch, a tensor of one element; raises InputError where there is none."""
+        """The loss of a batch, a tensor of size 1; raises InputError where there is none."""
         return _one_element(self._result(batch))
 
     def evaluated(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The loss of a batch, and other tensors of one element that are returned beside it: metrics by their keys, or
-        ``metric_1``, ... by their places in a tuple."""
-        found = self._result(batch)
-        metrics = {"loss": _one_element(found)}
-        if isinstance(found, Mapping):
-            beside = [(str(name), value) for name, value in found.items()]
+        """The loss of a batch, and other tensors of size 1 returned beside it: metrics by the keys, or ``metric_1``,
+        ... by the places in a tuple."""
+        result = self._result(batch)
+        metrics = {"loss": _one_element(result)}
+        if isinstance(result, Mapping):
+            beside = [(str(name), value) for name, value in result.items()]
         else:
-            several = isinstance(found, Sequence) and not isinstance(found, torch.Tensor)
-            beside = [(f"metric_{place}", value) for place, value in enumerate(found) if place] if several else []
+            several = isinstance(result, Sequence) and not isinstance(result, torch.Tensor)
+            beside = [(f"metric_{index}", value) for index, value in enumerate(result) if index] if several else []
         scalars = {name: value for name, value in beside if isinstance(value, torch.Tensor) and value.numel() == 1}
         return metrics | {name: value.reshape(()) for name, value in scalars.items() if name not in metrics}
 
     def _result(self, batch: Mapping[str, torch.Tensor]) -> Any:
-        given = _filled(self.form, {name: value.detach() for name, value in batch.items()})  # it may get a gradient
+        batch_form = _filled(
+            self.form, {name: value.detach() for name, value in batch.items()}
+        )  # it may get a gradient
         if self.loss is not None and not self.positional:
-            return self.loss(self.module, given)
+            return self.loss(self.module, batch_form)
         if self.loss is not None:
-            *inputs, target = given.values()
+            *inputs, target = batch_form.values()
             return self.loss(self.module(*inputs), target)
-        return self.module(*given.values()) if self.positional else self.module(**given)
+        return self.module(*batch_form.values()) if self.positional else self.module(**batch_form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,39 +144,39 @@ def _filled(form: Any, batch: Mapping[str, torch.Tensor]) -> Any:
     return type(form)(_filled(inner, batch) for inner in form)
 
 
-def loss_in(found: Any) -> Any:
+def loss_in(result: Any) -> Any:
     """The loss in the result of a module or loss function: under ``loss``, or of a tuple the first, or the only tensor
-    of one element that has a gradient."""
-    if isinstance(found, Mapping) and "loss" in found:
-        return found["loss"]
-    if not isinstance(found, torch.Tensor) and isinstance(getattr(found, "loss", None), torch.Tensor):
-        return found.loss
-    if not isinstance(found, Sequence):
-        return found
-    single = [each for each in found if isinstance(each, torch.Tensor) and each.numel() == 1 and each.requires_grad]
-    first = found[0] if found else None
-    return single[0] if len(single) == 1 and not any(first is each for each in single) else first
+    of one part with a gradient."""
+    if isinstance(result, Mapping) and "loss" in result:
+        return result["loss"]
+    if not isinstance(result, torch.Tensor) and isinstance(getattr(result, "loss", None), torch.Tensor):
+        return result.loss
+    if not isinstance(result, Sequence):
+        return result
+    single = [part for part in result if isinstance(part, torch.Tensor) and part.numel() == 1 and part.requires_grad]
+    leading = result[0] if result else None
+    return single[0] if len(single) == 1 and not any(leading is part for part in single) else leading
 
 
-def _one_element(found: Any) -> torch.Tensor:
-    found = loss_in(found)
-    if not isinstance(found, torch.Tensor) or found.numel() != 1:
-        what = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+def _one_element(result: Any) -> torch.Tensor:
+    result = loss_in(result)
+    if not isinstance(result, torch.Tensor) or result.numel() != 1:
+        what = f"a tensor of shape {list(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
         raise InputError(
             f"the model gives {what}, not a loss of one element",
             "let the factory return a loss function: loss(module, batch), or loss(output, target) for a tuple",
         )
-    return found.reshape(())
+    return result.reshape(())
 
 
-def make_recipe(given: Any) -> Recipe:
+def make_recipe(parts: Any) -> Recipe:
     """Check what a factory returned; raises InputError, which says what is missing."""
-    if isinstance(given, Recipe):
-        return given
-    if not isinstance(given, tuple) or len(given) not in (4, 5):
-        what = f"a tuple of {len(given)}" if isinstance(given, tuple) else type(given).__name__
+    if isinstance(parts, Recipe):
+        return parts
+    if not isinstance(parts, tuple) or len(parts) not in (4, 5):
+        what = f"a tuple of {len(parts)}" if isinstance(parts, tuple) else type(parts).__name__
         raise InputError(f"the factory returns {what}", f"return {SHAPE}")
-    module, loss, optimizers, batch, *rest = given
+    module, loss, optimizers, batch, *rest = parts
     if not isinstance(module, torch.nn.Module):
         several = isinstance(module, list | tuple | Mapping)
         raise InputError(
@@ -186,7 +188,7 @@ def make_recipe(given: Any) -> Recipe:
         raise UnsupportedError(
             "the module is wrapped in DistributedDataParallel", "give the module in it (.module): gopt shard adds ranks"
         )
-    if any(isinstance(each, torch.jit.ScriptModule) for each in module.modules()):
+    if any(isinstance(module, torch.jit.ScriptModule) for module in module.modules()):
         raise UnsupportedError("the module is compiled by torch.jit", "give the module that it was made of")
     if loss is not None and not callable(loss):
         hint = "return None where the module has one"
@@ -200,74 +202,78 @@ def make_recipe(given: Any) -> Recipe:
             )
     named, positional, form = _batch(module, loss, batch)
     scheduler = rest[0] if rest else None
-    known = isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) or hasattr(scheduler, "last_epoch")
-    if scheduler is not None and not known:
+    is_scheduler = isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) or hasattr(scheduler, "last_epoch")
+    if scheduler is not None and not is_scheduler:
         raise InputError(
             f"the scheduler is none of torch.optim.lr_scheduler, but {type(scheduler).__name__}",
             "return a scheduler of torch.optim.lr_scheduler, or none",
         )
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise UnsupportedError(
-            "ReduceLROnPlateau computes the rate from a metric, outside of the step", "leave it out, and feed lr"
+            "ReduceLROnPlateau computes the rate from a metric, outside of the step",
+            "leave it out, and feed lr: gopt run --resume --set lr=... goes on at another rate",
         )
     return Recipe(module, loss, chosen, named, scheduler, positional, form)
 
 
-def _configured(given: Any, rest: list[Any]) -> tuple[list[Any], list[Any]]:
+def _configured(parts: Any, rest: list[Any]) -> tuple[list[Any], list[Any]]:
     """Optimizers and scheduler as a factory returns them, or as Lightning's ``configure_optimizers`` does: a dict, or
     lists of both. Raises UnsupportedError for a scheduler that moves once an epoch."""
     beside: Any = []
-    if isinstance(given, Mapping) and "optimizer" in given:
-        given, beside = given["optimizer"], given.get("lr_scheduler") or []
-    elif isinstance(given, list | tuple) and len(given) == 2 and all(isinstance(each, list | tuple) for each in given):
-        given, beside = given
-    for each in beside if isinstance(beside, list | tuple) else [beside]:
-        if not isinstance(each, Mapping) or each.get("interval", "epoch") != "step":
+    if isinstance(parts, Mapping) and "optimizer" in parts:
+        parts, beside = parts["optimizer"], parts.get("lr_scheduler") or []
+    elif isinstance(parts, list | tuple) and len(parts) == 2 and all(isinstance(part, list | tuple) for part in parts):
+        parts, beside = parts
+    for config in beside if isinstance(beside, list | tuple) else [beside]:
+        if not isinstance(config, Mapping) or config.get("interval", "epoch") != "step":
             raise UnsupportedError(
                 "the optimizer comes with a scheduler that moves once an epoch, and a step's moves at each step",
                 'let it move so, by {"scheduler": ..., "interval": "step"}; or leave it out: gopt run --set lr=...',
             )
-        rest = [*rest, each["scheduler"]]
-    return list(given) if isinstance(given, list | tuple) else [given], rest
+        rest = [*rest, config["scheduler"]]
+    return list(parts) if isinstance(parts, list | tuple) else [parts], rest
 
 
-def _batch(module: torch.nn.Module, loss: Any, given: Any) -> tuple[dict[str, torch.Tensor], bool, Any]:
+def _batch(module: torch.nn.Module, loss: Any, example: Any) -> tuple[dict[str, torch.Tensor], bool, Any]:
     """Tensors by name, whether they are positional, and how they are nested."""
-    if isinstance(given, DataLoader):
-        given = next(iter(given))
-    if isinstance(given, torch.Tensor):
-        given = (given,)
-    if isinstance(given, Mapping):
-        parts = {str(name): value for name, value in given.items()}
-    elif isinstance(given, list | tuple) and given:
-        parts = dict(zip(_input_names(module, loss, len(given)), given))
+    if isinstance(example, DataLoader):
+        example = next(iter(example))
+    single = isinstance(example, torch.Tensor) and loss is not None
+    if isinstance(example, torch.Tensor):
+        example = (example,)
+    if single:
+        parts = dict(zip(_input_names(module, None, 1), example))
+    elif isinstance(example, Mapping):
+        parts = {str(name): value for name, value in example.items()}
+    elif isinstance(example, list | tuple) and example:
+        parts = dict(zip(_input_names(module, loss, len(example)), example))
     else:
-        raise InputError(f"the example batch is {type(given).__name__}", "return a dict or a tuple of tensors")
+        raise InputError(f"the example batch is {type(example).__name__}", "return a dict or a tuple of tensors")
     named: dict[str, torch.Tensor] = {}
     form = {name: _flattened(name, value, named) for name, value in parts.items()}
-    taken = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    reserved = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     for name in named:
         if name.startswith("gopt.") or name in RESERVED:
             raise InputError(f"the example batch has {show(name)}, a name that gopt uses itself", "rename it")
-        if name in taken:
+        if name in reserved:
             raise InputError(f"the example batch has {show(name)}, which the module has too", "rename it")
-    return named, not isinstance(given, Mapping), form
+    return (named, False, form.popitem()[1]) if single else (named, not isinstance(example, Mapping), form)
 
 
 def _flattened(name: str, value: Any, named: dict[str, torch.Tensor]) -> Any:
-    """Put the tensors of a value into ``named``; returns the value with their names in their places.
+    """Put the tensors of a value into ``named``; returns the value with the names in the places.
 
-    A tensor that stands twice in a batch is two inputs.
+    A tensor standing twice in a batch is two inputs.
     """
     if isinstance(value, torch.Tensor):
         if name in named:
             raise InputError(f"the example batch has {show(name)} twice", "rename one")
-        named[name] = value.clone() if any(each is value for each in named.values()) else value
+        named[name] = value.clone() if any(tensor is value for tensor in named.values()) else value
         return name
     if isinstance(value, Mapping):
         return {key: _flattened(f"{name}.{key}", inner, named) for key, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_flattened(f"{name}.{place}", inner, named) for place, inner in enumerate(value))
+        return type(value)(_flattened(f"{name}.{index}", inner, named) for index, inner in enumerate(value))
     if value is None or isinstance(value, bool | str):
         return _Fixed(value)
     raise InputError(
@@ -282,16 +288,16 @@ def _input_names(module: torch.nn.Module, loss: Any, count: int) -> list[str]:
         module = module.module
     module = getattr(module, "_orig_mod", module)  # of torch.compile
     try:
-        known = [
+        names_known = [
             name
-            for name, each in inspect.signature(module.forward).parameters.items()
-            if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+            for name, parameter in inspect.signature(module.forward).parameters.items()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ]
     except (TypeError, ValueError):
-        known = []
+        names_known = []
     inputs = count - (loss is not None)
-    names = known[:inputs] if len(known) >= inputs else [f"input_{place}" for place in range(inputs)]
-    return [*names, "target"][:count] if "target" not in names else [f"input_{place}" for place in range(count)]
+    names = names_known[:inputs] if len(names_known) >= inputs else [f"input_{index}" for index in range(inputs)]
+    return [*names, "target"][:count] if "target" not in names else [f"input_{index}" for index in range(count)]
 
 
 def load_factory(text: str) -> Callable[[], Any]:
@@ -308,25 +314,25 @@ def load_factory(text: str) -> Callable[[], Any]:
     if where.endswith(".py"):
         Script.read(_there(Path(where))).refuse_training_factory(name)
     module = _from_file(Path(where)) if where.endswith(".py") else _from_path(where)
-    found: Any = module
+    value: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            functions = [each for each in vars(module) if callable(getattr(module, each))]
+        if not hasattr(value, part):
+            functions = [name for name in vars(module) if callable(getattr(module, name))]
             raise OptionError(f"{where} has no {name!r}", *filter(None, [did_you_mean(name, functions)]))
-        found = getattr(found, part)
-    if not callable(found):
+        value = getattr(value, part)
+    if not callable(value):
         raise OptionError(
-            f"{text} is not a function, but {type(found).__name__}", "write MODULE:FACTORY with the name of a function"
+            f"{text} is not a function, but {type(value).__name__}", "write MODULE:FACTORY with the name of a function"
         )
-    return found  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
 def own_arguments(factory: str) -> Iterator[None]:
-    """A script and its factory see a command line without arguments, not gopt's; raises InputError where they end
+    """A script and the factory see a command line without arguments, not gopt's; raises InputError where they end
     Python."""
     name = factory if factory.endswith(".py") else factory.rpartition(":")[0]
-    given, sys.argv = sys.argv, [name]
+    arguments, sys.argv = sys.argv, [name]
     try:
         yield
     except SystemExit as error:
@@ -335,18 +341,18 @@ def own_arguments(factory: str) -> Iterator[None]:
             "it gets no arguments here: let those that it needs have defaults, or return before it ends",
         ) from error
     finally:
-        sys.argv = given
+        sys.argv = arguments
 
 
 def call_factory(factory: Callable[[], Any], name: str) -> Recipe:
     """Call the factory; raises InputError for any error in it."""
     try:
-        given = factory()
+        parts = factory()
     except GoptError:
         raise
     except Exception as error:
         raise InputError(f"{name} raised {type(error).__name__}: {error}", "--debug shows where") from error
-    return make_recipe(given)
+    return make_recipe(parts)
 
 
 def _there(path: Path) -> Path:

@@ -1,7 +1,7 @@
 """Optimizers whose first step differs: it stores gradients, or it is computed by another rule.
 
-The values that the first eager step stores are those of a state before it. That is wrong where they depend on the
-gradients, and where the optimizer looks for a state to know its first step.
+The values the first eager step stores are those of a state before it. That is wrong where they depend on the gradients,
+and where the optimizer looks for a state to know its first step.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ _SHARE, _ROUNDING = 1e-4, 1e-6
 """Differences of rounding: as a share of a state's change, and of its norm."""
 
 
-def first_steps_apart(recipe: Recipe, seen: EagerSteps, draws: Sequence[torch.Tensor]) -> frozenset[int]:
-    """The indices of optimizers whose first step differs from a step from the first values of their states.
+def first_steps_apart(recipe: Recipe, eager: EagerSteps, draws: Sequence[torch.Tensor]) -> frozenset[int]:
+    """The indices of optimizers whose first step differs from a step from the first values of the states.
 
-    ``draws``: the random numbers of the step that ``seen`` comes from. Both steps get the same gradients, which are not
+    ``draws``: the random numbers of the step ``seen`` comes from. Both steps get the same gradients, which are not
     those of that step. Without values, small parameters stand for those of the recipe.
     """
-    if any(isinstance(each, FakeTensor) for each in recipe.whole.parameters()):
-        recipe, seen, draws = _with_values(recipe)
-    plain, given = copy.deepcopy(recipe), copy.deepcopy(recipe)
-    places, others = _places(plain, seen), _places(given, seen)
-    first = {each.name: each.value.detach().clone() for each in places}
-    for place in others:
-        if place.kind is StateForm.OPTIMIZER and place.read() is None:
-            place.store()
-    store_others(given, seen)
+    if any(isinstance(parameter, FakeTensor) for parameter in recipe.whole.parameters()):
+        recipe, eager, draws = _with_values(recipe)
+    plain, stored = copy.deepcopy(recipe), copy.deepcopy(recipe)
+    cells, stored_cells = _places(plain, eager), _places(stored, eager)
+    start = {cell.name: cell.value.detach().clone() for cell in cells}
+    for state in stored_cells:
+        if state.kind is StateForm.OPTIMIZER and state.read() is None:
+            state.store()
+    store_others(stored, eager)
     numbers = ReplayedDraws(draws)
     with on_attention_math(), numbers:
         plain.loss_of(plain.batch).backward()
     generator = torch.Generator().manual_seed(3)
-    for place, other in zip(places, others):
-        value, twin = place.read(), other.read()
-        if place.kind is StateForm.PARAMETER and value is not None and value.grad is not None and twin is not None:
+    for state, twin_cell in zip(cells, stored_cells):
+        value, twin = state.read(), twin_cell.read()
+        if state.kind is StateForm.PARAMETER and value is not None and value.grad is not None and twin is not None:
             value.grad *= 1 + torch.randn(value.shape, generator=generator).to(value.dtype) / 2
             twin.grad = value.grad.clone()
-    taken = numbers.taken
-    _step(plain, draws[taken:])
+    offset = numbers.taken
+    _step(plain, draws[offset:])
     try:
-        _step(given, draws[taken:])
+        _step(stored, draws[offset:])
     except Exception:  # the trace meets the same error, and reports it
         return frozenset()
-    changed = next((each for each in places if each.current.shape != first[each.name].shape), None)
+    changed = next((cell for cell in cells if cell.current.shape != start[cell.name].shape), None)
     if changed is not None:
-        old, new = list(first[changed.name].shape), list(changed.current.shape)
+        old, new = list(start[changed.name].shape), list(changed.current.shape)
         raise UnsupportedError(
             f"the optimizer changes the shape of its state {show(changed.name)}: {old} becomes {new}",
             "a state of a graph has one shape in all steps",
         )
     return frozenset(
-        place.owner
-        for place, other in zip(places, others)
-        if place.owner is not None and not _same(place.current, other.current, first[place.name])
+        cell.owner
+        for cell, stored in zip(cells, stored_cells)
+        if cell.owner is not None and not _same(cell.current, stored.current, start[cell.name])
     )
 
 
@@ -81,7 +81,7 @@ def _with_values(recipe: Recipe) -> tuple[Recipe, EagerSteps, list[torch.Tensor]
 
     try:
         small = stand_in(recipe)
-        seen = eager_steps(small, lambda tried: run(tried, recorded), lambda tried: run(tried, RecordedDraws(0)))
+        eager = eager_steps(small, lambda tried: run(tried, recorded), lambda tried: run(tried, RecordedDraws(0)))
     except Exception as error:
         raise UnsupportedError(
             "--no-values: whether the optimizer's first step follows a rule of its own cannot be seen: on small "
@@ -89,11 +89,11 @@ def _with_values(recipe: Recipe) -> tuple[Recipe, EagerSteps, list[torch.Tensor]
             "leave --no-values out",
         ) from error
     generator = torch.Generator().manual_seed(0)
-    return small, seen, [each.values(generator) for each in recorded.found]
+    return small, eager, [draw.values(generator) for draw in recorded.found]
 
 
-def _places(recipe: Recipe, seen: EagerSteps) -> list[Place]:
-    return [each for each in find_places(recipe, seen) if each.kind is not StateForm.CONSTANT]
+def _places(recipe: Recipe, eager: EagerSteps) -> list[Place]:
+    return [cell for cell in find_places(recipe, eager) if cell.kind is not StateForm.CONSTANT]
 
 
 def _step(recipe: Recipe, draws: Sequence[torch.Tensor]) -> None:
@@ -102,9 +102,9 @@ def _step(recipe: Recipe, draws: Sequence[torch.Tensor]) -> None:
             optimizer.step()
 
 
-def _same(a: torch.Tensor, b: torch.Tensor, first: torch.Tensor) -> bool:
+def _same(a: torch.Tensor, b: torch.Tensor, start: torch.Tensor) -> bool:
     if a.shape != b.shape:
         return False
-    a, b, first = (each.detach().double() for each in (a, b, first))
+    a, b, start = (tensor.detach().double() for tensor in (a, b, start))
     difference = float((a - b).norm())
-    return not difference > _SHARE * float((a - first).norm()) + _ROUNDING * float(a.norm())
+    return not difference > _SHARE * float((a - start).norm()) + _ROUNDING * float(a.norm())

@@ -19,17 +19,17 @@ def is_foreach(function: Any) -> bool:
 def tensor_by_tensor(function: Any, args: Any, kwargs: Any) -> Any:
     """Call ``function(*args, **kwargs)`` for each tensor; returns a list, or None where it works in place."""
     name = function.__name__.removeprefix(PREFIX)
-    given = [*args, *kwargs.values()]
-    count = next(len(each) for each in given if isinstance(each, list | tuple))
+    operands = [*args, *kwargs.values()]
+    count = next(len(members) for members in operands if isinstance(members, list | tuple))
     results = [
-        _one(name, [_at(each, place) for each in args], {key: _at(each, place) for key, each in kwargs.items()})
-        for place in range(count)
+        _one(name, [_at(arg, index) for arg in args], {key: _at(arg, index) for key, arg in kwargs.items()})
+        for index in range(count)
     ]
     return None if name.endswith("_") else results
 
 
-def _at(value: Any, place: int) -> Any:
-    return value[place] if isinstance(value, list | tuple) else value
+def _at(value: Any, index: int) -> Any:
+    return value[index] if isinstance(value, list | tuple) else value
 
 
 def _one(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -39,11 +39,11 @@ def _one(name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         values = [*rest[2:], *(kwargs[key] for key in ("value", "scalars") if key in kwargs)]
         return getattr(x, name)(*rest[:2], value=values[0] if values else 1)
     if plain in _BOUNDS:
-        other = next(iter((*rest, *kwargs.values())))
-        if isinstance(other, torch.Tensor):
-            bounded = torch.maximum(x, other) if _BOUNDS[plain] == "min" else torch.minimum(x, other)
+        bound = next(iter((*rest, *kwargs.values())))
+        if isinstance(bound, torch.Tensor):
+            bounded = torch.maximum(x, bound) if _BOUNDS[plain] == "min" else torch.minimum(x, bound)
             return x.copy_(bounded) if name.endswith("_") else bounded
-        return getattr(x, "clamp_" if name.endswith("_") else "clamp")(**{_BOUNDS[plain]: other})
+        return getattr(x, "clamp_" if name.endswith("_") else "clamp")(**{_BOUNDS[plain]: bound})
     if plain == "norm":
         return torch.linalg.vector_norm(x, *rest, **kwargs)
     if plain == "copy":

@@ -40,9 +40,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Hyper:
-    """Hyper-parameter inputs with their values in the recipe, and the options that they set.
+    """Hyper-parameter inputs with the values in the recipe, and the options they set.
 
-    ``rates``: input that a schedule may move, such as a learning rate -> the option that it is.
+    ``rates``: input that a schedule may move, such as a learning rate -> the option it is.
     """
 
     values: dict[str, torch.Tensor]
@@ -51,20 +51,20 @@ class Hyper:
 
     def apply(self, group: dict[str, Any], optimizer: int, position: int, inputs: Mapping[str, torch.Tensor]) -> None:
         """Set the options of a group to inputs; ``optimizer`` and ``position`` identify the group."""
-        for each in self.settings:
-            if (each.optimizer, each.group) != (optimizer, position):
+        for setting in self.settings:
+            if (setting.optimizer, setting.group) != (optimizer, position):
                 continue
-            value = _scaled(inputs[each.input], each.factor)
-            if each.index is None:
-                group[each.option] = value
+            value = _scaled(inputs[setting.input], setting.factor)
+            if setting.index is None:
+                group[setting.option] = value
             else:
-                members = list(group[each.option])
-                members[each.index] = value
-                group[each.option] = tuple(members)
+                members = list(group[setting.option])
+                members[setting.index] = value
+                group[setting.option] = tuple(members)
 
     def base_rates(self, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """The learning rate of each group of the only optimizer, before its schedule."""
-        return [_scaled(inputs[each.input], each.factor) for each in self.settings if each.option == LR]
+        return [_scaled(inputs[setting.input], setting.factor) for setting in self.settings if setting.option == LR]
 
 
 def _scaled(value: torch.Tensor, factor: float) -> torch.Tensor:
@@ -76,46 +76,46 @@ def hyper_inputs(recipe: Recipe, options: ExportOptions, scheduled: bool) -> Hyp
 
     Groups of the same value share an input. Learning rates of groups are multiples of one ``lr``, that of the first
     group whose rate is not zero; where a schedule does not keep them multiples of it, there is ``lr.1`` too. Other
-    options that differ have an input for each value: ``weight_decay``, ``weight_decay.1``. With ``scheduled`` the rates
-    are those before the schedule. Raises OptionError for an option that no group has.
+    options differing have an input for each value: ``weight_decay``, ``weight_decay.1``. With ``scheduled`` the rates
+    are those before the schedule. Raises OptionError for an option no group has.
     """
-    found = Hyper({}, [], {})
+    hyper = Hyper({}, [], {})
     groups = [
-        (index, place, group)
+        (index, number, group)
         for index, optimizer in enumerate(recipe.optimizers)
-        for place, group in enumerate(optimizer.param_groups)
+        for number, group in enumerate(optimizer.param_groups)
     ]
     moved = moved_options(recipe)
-    known = sorted({key for *_, group in groups for key, value in group.items() if _numbers(value)})
-    for option in dict.fromkeys((*([LR] if LR in known else []), *options.hyper)):
-        if option not in known:
-            hint = did_you_mean(option, known) or f"they have {', '.join(known)}"
+    options_known = sorted({key for *_, group in groups for key, value in group.items() if _numbers(value)})
+    for option in dict.fromkeys((*([LR] if LR in options_known else []), *options.hyper)):
+        if option not in options_known:
+            hint = did_you_mean(option, options_known) or f"they have {', '.join(options_known)}"
             raise OptionError(f"no parameter group has a number {show(option)} (--hyper)", hint)
         if option == LR:
-            _add_rates(found, group_rates(recipe, scheduled))
+            _add_rates(hyper, group_rates(recipe, scheduled))
         else:
-            _add(found, option, [each for each in groups if option in each[2]], moved)
-    _add_moved(found, recipe, moved)
-    return found
+            _add(hyper, option, [group for group in groups if option in group[2]], moved)
+    _add_moved(hyper, recipe, moved)
+    return hyper
 
 
-def _add_rates(found: Hyper, rates: Mapping[tuple[int, int], Rates]) -> None:
+def _add_rates(hyper: Hyper, rates: Mapping[tuple[int, int], Rates]) -> None:
     bases: dict[str, Rates] = {}
     settings: dict[tuple[int, int], Setting] = {}
-    for (index, place), own in sorted(rates.items(), key=lambda each: not any(each[1].values)):
-        shares = ((name, share_of(own, base)) for name, base in bases.items())
-        name, factor = next((each for each in shares if each[1] is not None), ("", None))
+    for (index, number), group_rate in sorted(rates.items(), key=lambda pair: not any(pair[1].values)):
+        shares = ((name, share_of(group_rate, base)) for name, base in bases.items())
+        name, factor = next((share for share in shares if share[1] is not None), ("", None))
         if factor is None:
             name, factor = LR if not bases else f"{LR}.{len(bases)}", 1.0
-            bases[name] = own
-            found.values[name] = torch.tensor(own.values[0])
-            found.rates[name] = index, place, LR, None
-        settings[index, place] = Setting(index, place, LR, None, name, factor)
-    found.settings.extend(settings[each] for each in rates)
+            bases[name] = group_rate
+            hyper.values[name] = torch.tensor(group_rate.values[0])
+            hyper.rates[name] = index, number, LR, None
+        settings[index, number] = Setting(index, number, LR, None, name, factor)
+    hyper.settings.extend(settings[key] for key in rates)
 
 
-def _add_moved(found: Hyper, recipe: Recipe, moved: Sequence[OptionPlace]) -> None:
-    """Inputs for options that the scheduler moves; those of the same values in each step share one."""
+def _add_moved(hyper: Hyper, recipe: Recipe, moved: Sequence[OptionPlace]) -> None:
+    """Inputs for options the scheduler moves; those of the same values in each step share one."""
     steps = scheduled_options(recipe, HORIZON, moved) if moved else []
     inputs: dict[tuple[str, tuple[float, ...]], str] = {}
     for index, group, option, member in moved:
@@ -124,26 +124,26 @@ def _add_moved(found: Hyper, recipe: Recipe, moved: Sequence[OptionPlace]) -> No
         if (name, series) not in inputs:
             count = sum(before == name for before, _ in inputs)
             numbered = inputs[name, series] = name if count == 0 else f"{name}.{count}"
-            found.values[numbered], found.rates[numbered] = torch.tensor(series[0]), key
-        found.settings.append(Setting(*key, inputs[name, series], 1.0))
+            hyper.values[numbered], hyper.rates[numbered] = torch.tensor(series[0]), key
+        hyper.settings.append(Setting(*key, inputs[name, series], 1.0))
 
 
-def _add(found: Hyper, option: str, groups: list[Any], moved: Collection[OptionPlace]) -> None:
+def _add(hyper: Hyper, option: str, groups: list[Any], moved: Collection[OptionPlace]) -> None:
     """Inputs for an option, but where the scheduler moves it."""
-    seen: dict[tuple[int | None, float], str] = {}
-    for index, place, group in groups:
+    inputs: dict[tuple[int | None, float], str] = {}
+    for index, at_group, group in groups:
         value = group[option]
         members = enumerate(value) if isinstance(value, tuple) else [(None, value)]
         for member, number in members:
-            if (index, place, option, member) in moved:
+            if (index, at_group, option, member) in moved:
                 continue
             number = float(number)
             name = option if member is None else f"{option}_{member}"
-            if (member, number) not in seen:
-                count = sum(key[0] == member for key in seen)
-                seen[member, number] = name if count == 0 else f"{name}.{count}"
-                found.values[seen[member, number]] = torch.tensor(number)
-            found.settings.append(Setting(index, place, option, member, seen[member, number], 1.0))
+            if (member, number) not in inputs:
+                count = sum(key[0] == member for key in inputs)
+                inputs[member, number] = name if count == 0 else f"{name}.{count}"
+                hyper.values[inputs[member, number]] = torch.tensor(number)
+            hyper.settings.append(Setting(index, at_group, option, member, inputs[member, number], 1.0))
 
 
 def _numbers(value: Any) -> bool:

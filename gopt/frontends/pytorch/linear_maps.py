@@ -1,6 +1,6 @@
 """Gradients of operators that map each spatial axis linearly: means of windows, resampling, repeated borders.
 
-Such an operator is one constant matrix per axis, and its gradient the product with their transposes.
+Such an operator is one constant matrix per axis, and the gradient the product with the transposes.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ _NARROW = (torch.float16, torch.bfloat16)
 
 def along_axes(x: Any, matrices: Sequence[torch.Tensor]) -> Any:
     """Multiply the last axes of ``x`` by matrices [new size, old size], one for each of them."""
-    found = x.float() if x.dtype in _NARROW else x
-    for place, matrix in enumerate(matrices):
-        axis = x.dim() - len(matrices) + place
-        found = (found.transpose(axis, -1) @ matrix.to(found.dtype).T).transpose(axis, -1)
-    return found.to(x.dtype)
+    mapped = x.float() if x.dtype in _NARROW else x
+    for index, matrix in enumerate(matrices):
+        axis = x.dim() - len(matrices) + index
+        mapped = (mapped.transpose(axis, -1) @ matrix.to(mapped.dtype).T).transpose(axis, -1)
+    return mapped.to(x.dtype)
 
 
 def _means(size: int, windows: Sequence[tuple[int, int]], counts: Sequence[int]) -> torch.Tensor:
     """The matrix [windows, size] of sums over windows, each divided by its count. A window is (start, end)."""
     with _disable_current_modes():
-        places = torch.arange(size)[None]
-        starts, ends = (torch.tensor(each)[:, None] for each in zip(*windows))
-        return ((places >= starts) & (places < ends)).float() / torch.tensor(counts)[:, None]
+        positions = torch.arange(size)[None]
+        starts, ends = (torch.tensor(bounds)[:, None] for bounds in zip(*windows))
+        return ((positions >= starts) & (positions < ends)).float() / torch.tensor(counts)[:, None]
 
 
 def pooling(
     size: int, outputs: int, kernel: int, stride: int, pad: int, include_pad: bool, divided: bool
 ) -> torch.Tensor:
     """The matrix [outputs, size] of means of ``kernel`` samples. ``divided``: whether sums become means here."""
-    starts = [place * stride - pad for place in range(outputs)]
+    starts = [index * stride - pad for index in range(outputs)]
     wide = [min(start + kernel, size + pad) - start for start in starts]
     windows = [(max(start, 0), min(start + kernel, size)) for start in starts]
     counts = wide if include_pad else [end - start for start, end in windows]
@@ -45,9 +45,9 @@ def pooling(
 
 
 def _outputs(size: int, kernel: int, stride: int, pad: int, ceil_mode: bool) -> int:
-    """The number of windows along an axis: none begins behind the end of the input and its first padding."""
-    found = (size + 2 * pad - kernel + (stride - 1 if ceil_mode else 0)) // stride + 1
-    return found - (ceil_mode and (found - 1) * stride >= size + pad)
+    """The number of windows along an axis: none begins behind the end of the input and the first padding."""
+    count = (size + 2 * pad - kernel + (stride - 1 if ceil_mode else 0)) // stride + 1
+    return count - (ceil_mode and (count - 1) * stride >= size + pad)
 
 
 def avg_pool(axes: int) -> Callable[..., Any]:
@@ -59,13 +59,13 @@ def avg_pool(axes: int) -> Callable[..., Any]:
     ) -> Any:  # fmt: skip
         if divisor is None and not ceil_mode:
             return NotImplemented
-        each = [list(value) * axes if len(value) == 1 else value for value in (kernel, stride or kernel, pad)]
+        sizes = [list(value) * axes if len(value) == 1 else value for value in (kernel, stride or kernel, pad)]
         matrices = [
             pooling(size, _outputs(size, k, s, p, ceil_mode), k, s, p, include_pad, divisor is None)
-            for size, k, s, p in zip(x.shape[-axes:], *each, strict=True)
+            for size, k, s, p in zip(x.shape[-axes:], *sizes, strict=True)
         ]
-        found = along_axes(x, matrices)
-        return found if divisor is None else found / divisor
+        means = along_axes(x, matrices)
+        return means if divisor is None else means / divisor
 
     return forward
 
@@ -76,39 +76,39 @@ def avg_pool_backward(axes: int) -> Callable[..., Any]:
     def backward(
         g: Any, x: Any, kernel: Any, stride: Any, pad: Any, ceil_mode: Any, include_pad: Any, divisor: Any
     ) -> Any:
-        each = (list(value) * axes if len(value) == 1 else value for value in (kernel, stride or kernel, pad))
+        sizes = (list(value) * axes if len(value) == 1 else value for value in (kernel, stride or kernel, pad))
         matrices = [
             pooling(size, outputs, k, s, p, include_pad, divisor is None).T
-            for size, outputs, k, s, p in zip(x.shape[-axes:], g.shape[-axes:], *each, strict=True)
+            for size, outputs, k, s, p in zip(x.shape[-axes:], g.shape[-axes:], *sizes, strict=True)
         ]
-        found = along_axes(g, matrices)
-        return found if divisor is None else found / divisor
+        means = along_axes(g, matrices)
+        return means if divisor is None else means / divisor
 
     return backward
 
 
 def adaptive_means(size: int, outputs: int) -> torch.Tensor:
     """The matrix [outputs, size] of adaptive means."""
-    windows = [(place * size // outputs, -(-(place + 1) * size // outputs)) for place in range(outputs)]
+    windows = [(index * size // outputs, -(-(index + 1) * size // outputs)) for index in range(outputs)]
     return _means(size, windows, [end - start for start, end in windows])
 
 
 def adaptive_avg_pool(x: Any, output_size: Any) -> Any:
     sizes = x.shape[-len(output_size) :]
-    return along_axes(x, [adaptive_means(*each) for each in zip(sizes, output_size)])
+    return along_axes(x, [adaptive_means(*pair) for pair in zip(sizes, output_size)])
 
 
 def adaptive_avg_pool_backward(axes: int) -> Callable[..., Any]:
     """The gradient of ``_adaptive_avg_pool2d`` or 3d."""
-    return lambda g, x: along_axes(g, [adaptive_means(*each).T for each in zip(x.shape[-axes:], g.shape[-axes:])])
+    return lambda g, x: along_axes(g, [adaptive_means(*pair).T for pair in zip(x.shape[-axes:], g.shape[-axes:])])
 
 
 def replication_pad_backward(g: Any, x: Any, padding: Any) -> Any:
     """``padding``: start and end of the last axis, of the one before it, and so on."""
     axes = len(padding) // 2
     matrices = []
-    for place, size in enumerate(x.shape[-axes:]):
-        start, end = padding[2 * (axes - 1 - place) : 2 * (axes - place)]
+    for index, size in enumerate(x.shape[-axes:]):
+        start, end = padding[2 * (axes - 1 - index) : 2 * (axes - index)]
         with _disable_current_modes():
             read = (torch.arange(size + start + end) - start).clamp(0, size - 1)
             matrices.append((torch.arange(size)[:, None] == read[None]).float())
@@ -125,16 +125,16 @@ def resampled(operator: Any, size: int, outputs: int, options: Sequence[Any]) ->
 
 
 def resampling_backward(operator: Any) -> Callable[..., Any]:
-    """The gradient of a resampling whose form for one axis is ``operator``; options are the alignment, where it has
-    one, and a scale per axis or None."""
-    aligned = any(each.name == "align_corners" for each in operator._schema.arguments)
+    """The gradient of a resampling whose form for an axis is ``operator``; options are the alignment, where it has one,
+    and a scale per axis or None."""
+    aligned = any(argument.name == "align_corners" for argument in operator._schema.arguments)
 
     def backward(g: Any, output_size: Any, input_size: Any, *options: Any) -> Any:
         align, scales = (options[:1], options[1:]) if aligned else ((), options)
-        known = [*scales, *[None] * (len(output_size) - len(scales))]
+        all_scales = [*scales, *[None] * (len(output_size) - len(scales))]
         matrices = [
             resampled(operator, size, outputs, [*align, scale])
-            for size, outputs, scale in zip(input_size[2:], output_size, known, strict=True)
+            for size, outputs, scale in zip(input_size[2:], output_size, all_scales, strict=True)
         ]
         return along_axes(g, matrices)
 
@@ -156,7 +156,7 @@ _RESAMPLINGS = {
 
 def linear_maps() -> Decompositions:
     """Decompositions by operator."""
-    found: Decompositions = {
+    maps: Decompositions = {
         aten.avg_pool2d.default: avg_pool(2),
         aten.avg_pool3d.default: avg_pool(3),
         aten.avg_pool2d_backward.default: avg_pool_backward(2),
@@ -170,5 +170,5 @@ def linear_maps() -> Decompositions:
         aten.replication_pad3d_backward.default: replication_pad_backward,
     }
     for operator, names in _RESAMPLINGS.items():
-        found |= {getattr(aten, f"{name}_backward").default: resampling_backward(operator) for name in names}
-    return found
+        maps |= {getattr(aten, f"{name}_backward").default: resampling_backward(operator) for name in names}
+    return maps

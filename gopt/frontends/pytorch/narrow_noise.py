@@ -19,14 +19,14 @@ class NarrowNoise(TorchDispatchMode):
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded in func.tags:
-            return found
-        several = found if isinstance(found, list | tuple) else [found]
+            return result
+        several = result if isinstance(result, list | tuple) else [result]
         for value, kind in zip(several, func._schema.returns):
             is_view = kind.alias_info is not None and not kind.alias_info.is_write
             if isinstance(value, torch.Tensor) and value.dtype in LAST_PLACE and not is_view:
                 self.count += 1
                 noise = torch.randn(value.shape, generator=self._generator) * LAST_PLACE[value.dtype] / 2
                 value.mul_(1 + noise)
-        return found
+        return result

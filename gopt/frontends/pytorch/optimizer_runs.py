@@ -27,7 +27,7 @@ def chooses_lists(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether a third-party optimizer may work on lists of tensors (``torch._foreach_...``)."""
     options = [*optimizer.param_groups, vars(optimizer)]
     theirs = type(optimizer).__module__.startswith("torch.optim")
-    return not theirs and any(each.get("foreach", False) is not False for each in options)
+    return not theirs and any(group.get("foreach", False) is not False for group in options)
 
 
 def started(index: int) -> str:
@@ -36,55 +36,55 @@ def started(index: int) -> str:
 
 
 def run_optimizers(
-    recipe: Recipe, places: Sequence[Place], seen: EagerSteps, way: OptimizerTracing, absent: set[str],
+    recipe: Recipe, cells: Sequence[Place], eager: EagerSteps, way: OptimizerTracing, absent: set[str],
     values: Mapping[str, torch.Tensor],
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Update every place, and return the new value of each.
 
-    ``absent``: names of places that the user's optimizers do not hold yet.
+    ``absent``: names of places the user's optimizers do not hold yet.
     """
-    first: dict[str, torch.Tensor] = {}
+    started_values: dict[str, torch.Tensor] = {}
     for index in sorted(way.apart):
-        own = [each for each in places if each.owner == index]
-        first |= _first_step(recipe.optimizers[index], own, absent)
-    store_others(recipe, seen)
+        owned = [cell for cell in cells if cell.owner == index]
+        started_values |= _first_step(recipe.optimizers[index], owned, absent)
+    store_others(recipe, eager)
     for optimizer in recipe.optimizers:
-        _run(optimizer, places)
-    new = {each.name: each.current.detach().to(each.value.dtype) for each in places}
-    for place in places:
-        if place.name in first:
-            assert place.owner is not None
-            was = values[started(place.owner)] == 0
-            new[place.name] = torch.where(was, first[place.name].to(place.value.dtype), new[place.name])
+        _run(optimizer, cells)
+    new = {cell.name: cell.current.detach().to(cell.value.dtype) for cell in cells}
+    for state in cells:
+        if state.name in started_values:
+            assert state.owner is not None
+            was = values[started(state.owner)] == 0
+            new[state.name] = torch.where(was, started_values[state.name].to(state.value.dtype), new[state.name])
     return new
 
 
-def _run(optimizer: torch.optim.Optimizer, places: Sequence[Place]) -> None:
-    counted = [each.current for each in places if each.number]
+def _run(optimizer: torch.optim.Optimizer, cells: Sequence[Place]) -> None:
+    counted = [cell.current for cell in cells if cell.number]
     with no_reads(type(optimizer).__name__), PythonNumbers(counted):
         optimizer.step()
 
 
-def _first_step(optimizer: torch.optim.Optimizer, own: Sequence[Place], absent: set[str]) -> dict[str, torch.Tensor]:
+def _first_step(optimizer: torch.optim.Optimizer, cells: Sequence[Place], absent: set[str]) -> dict[str, torch.Tensor]:
     """The new value of each of the optimizer's ``own`` places in its first step; all are as before at the end."""
-    before = {each.name: each.current.detach().clone() for each in own}
-    gradients = {each.name: _gradient(each) for each in own if each.kind is StateForm.PARAMETER}
-    for place in own:
-        if place.name in absent:
-            place.write(None)
-    _run(optimizer, [each for each in own if each.name not in absent])
-    first = {each.name: each.current.detach().clone() for each in own}
-    for place in own:
-        parameter = place.read()
-        if place.kind is not StateForm.PARAMETER:
-            place.write(before[place.name])
+    before = {cell.name: cell.current.detach().clone() for cell in cells}
+    gradients = {cell.name: _gradient(cell) for cell in cells if cell.kind is StateForm.PARAMETER}
+    for state in cells:
+        if state.name in absent:
+            state.write(None)
+    _run(optimizer, [cell for cell in cells if cell.name not in absent])
+    after = {cell.name: cell.current.detach().clone() for cell in cells}
+    for state in cells:
+        parameter = state.read()
+        if state.kind is not StateForm.PARAMETER:
+            state.write(before[state.name])
         elif parameter is not None:
             with torch.no_grad():
-                parameter.copy_(before[place.name])
-            parameter.grad = gradients[place.name]
-    return first
+                parameter.copy_(before[state.name])
+            parameter.grad = gradients[state.name]
+    return after
 
 
-def _gradient(place: Place) -> torch.Tensor | None:
-    parameter = place.read()
+def _gradient(cell: Place) -> torch.Tensor | None:
+    parameter = cell.read()
     return None if parameter is None or parameter.grad is None else parameter.grad.clone()

@@ -41,21 +41,21 @@ class Draws(Enum):
 
 
 class Dynamic(Enum):
-    """The dimension that the exported step leaves open."""
+    """The dimension the exported step leaves open."""
 
     BATCH = "batch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """Options of an export; raises OptionError for values that make no step.
+    """Options of an export; raises OptionError for values making no step.
 
     ``clip_norm``, ``clip_value``: clips over the gradients of all optimizers. ``loss_scale``: a number, or DYNAMIC.
     ``ema``: the decay of averaged parameters. ``hyper``: group options that become inputs beside ``lr``. ``check``:
-    steps that are compared with eager PyTorch. ``schedule_steps``: for how many a schedule outside of the graph is
-    written down. ``outputs``: keep what the module returns; ``outputs_of``: what submodules return. ``values``: False
-    for shapes alone, which cannot be compared. ``dynamic``: the number of samples is left open. ``evaluation``: write
-    the forward in evaluation mode too.
+    steps compared with eager PyTorch. ``schedule_steps``: for how many a schedule outside of the graph is written down.
+    ``outputs``: keep what the module returns; ``outputs_of``: what submodules return. ``values``: False for shapes
+    alone, which cannot be compared. ``dynamic``: the number of samples is left open. ``evaluation``: write the forward
+    in evaluation mode too.
     """
 
     clip_norm: float | None = None

@@ -1,4 +1,4 @@
-"""Results of modules, such as logits, under names that their user knows: outputs of the step, or its values."""
+"""Results of modules, such as logits, under names their user knows: outputs of the step, or the values."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ class ModuleValues:
 
 
 @contextlib.contextmanager
-def returned(recipe: Recipe, options: ExportOptions, taken: Container[str]) -> Iterator[ModuleValues]:
+def returned(recipe: Recipe, options: ExportOptions, names: Container[str]) -> Iterator[ModuleValues]:
     """Yield what the call of the module fills, without the loss.
 
-    Names are the keys and fields of what it returns, the names in its ``return``, ``output`` for a tensor, and
+    Names are the keys and fields of what it returns, the names in the ``return``, ``output`` for a tensor, and
     ``output_0``, ... for a tuple; a name in ``taken`` gets the prefix ``output.``, one of a submodule its path. Raises
     OptionError for a submodule that there is not, UnsupportedError at the end where one whose results are kept was not
     called exactly once.
     """
-    found = ModuleValues()
+    values_out = ModuleValues()
     calls: dict[str, int] = dict.fromkeys((*([""] if options.outputs else []), *options.outputs_of), 0)
     filled: dict[str, bool] = {}
     modules = {"": recipe.module, **_submodules(recipe.module, options.outputs_of)}
 
     def before(module: Any, args: Any, kwargs: Any) -> None:
         for name, value in _arguments(module, args, kwargs).items():
-            found.arguments[name] = f"input.{name}" if name in taken else name
-            found.given[found.arguments[name]] = value.detach().clone()  # forward may write to it
+            values_out.arguments[name] = f"input.{name}" if name in names else name
+            values_out.given[values_out.arguments[name]] = value.detach().clone()  # forward may write to it
 
     def behind(path: str, module: Any, result: Any) -> None:
         calls[path] = calls.get(path, 0) + 1
@@ -63,32 +63,32 @@ def returned(recipe: Recipe, options: ExportOptions, taken: Container[str]) -> I
         named = {}
         for name, value in _named(result, _return_names(module)):
             if value is not loss and name != "loss":
-                own = path if path and name == "output" else f"{path}.{name}" if path else name
-                other = own in taken or own in found.given or own in found.outputs
-                named[f"output.{own}" if other else own] = value.detach()
+                name_out = path if path and name == "output" else f"{path}.{name}" if path else name
+                is_used = name_out in names or name_out in values_out.given or name_out in values_out.outputs
+                named[f"output.{name_out}" if is_used else name_out] = value.detach()
         filled[path] = bool(named)
         if path or options.outputs:
-            found.outputs |= named
+            values_out.outputs |= named
         else:
-            found.returned |= {name: value.clone() for name, value in named.items()}
+            values_out.returned |= {name: value.clone() for name, value in named.items()}
         if not path:
-            found.of_module = list(named)
+            values_out.of_module = list(named)
 
     def hooked(path: str) -> Any:
         return lambda module, args, result: behind(path, module, result)
 
-    handles = [each.register_forward_hook(hooked(path)) for path, each in modules.items()]
+    handles = [module.register_forward_hook(hooked(path)) for path, module in modules.items()]
     handles.append(recipe.module.register_forward_pre_hook(before, with_kwargs=True))
     try:
-        yield found
+        yield values_out
     finally:
-        for each in handles:
-            each.remove()
+        for handle in handles:
+            handle.remove()
     for path, count in calls.items():
         if (path or options.outputs) and (count != 1 or not filled[path]):
             _refuse(path, count)
     if calls.get("") != 1:
-        found.returned, found.given, found.arguments, found.of_module = {}, {}, {}, []
+        values_out.returned, values_out.given, values_out.arguments, values_out.of_module = {}, {}, {}, []
 
 
 def _refuse(path: str, count: int) -> None:
@@ -100,16 +100,16 @@ def _refuse(path: str, count: int) -> None:
 
 
 def _submodules(module: torch.nn.Module, paths: Sequence[str]) -> dict[str, torch.nn.Module]:
-    known = dict(module.named_modules(remove_duplicate=False))
+    modules_by_path = dict(module.named_modules(remove_duplicate=False))
     for path in paths:
-        if path not in known or not path:
-            hint = did_you_mean(path, known) or f"it has {', '.join(list(known)[1:9])}"
+        if path not in modules_by_path or not path:
+            hint = did_you_mean(path, modules_by_path) or f"it has {', '.join(list(modules_by_path)[1:9])}"
             raise OptionError(f"--outputs-of: the module has no submodule {show(path)}", hint)
-    return {path: known[path] for path in paths}
+    return {path: modules_by_path[path] for path in paths}
 
 
 def _named(result: Any, names: Sequence[str | None], prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a result. ``names``: those that its code has for the result, or for its parts."""
+    """Every tensor of a result. ``names``: those that its code has for the result, or for the parts."""
     if isinstance(result, torch.Tensor):
         yield (
             prefix.removesuffix(".") or next(filter(None, names[:1]), "output") if len(names) < 2 else "output",
@@ -124,11 +124,11 @@ def _parts(result: Any, names: Sequence[str | None], prefix: str) -> Iterator[tu
     if isinstance(result, Mapping):
         yield from ((str(name), value) for name, value in result.items())
     elif dataclasses.is_dataclass(result) and not isinstance(result, type):
-        yield from ((each.name, getattr(result, each.name)) for each in dataclasses.fields(result))
+        yield from ((field.name, getattr(result, field.name)) for field in dataclasses.fields(result))
     elif isinstance(result, Sequence) and not isinstance(result, str):
         fields = getattr(result, "_fields", names if len(names) == len(result) else [None] * len(result))
-        for place, (name, value) in enumerate(zip(fields, result)):
-            yield name or (str(place) if prefix else f"output_{place}"), value
+        for index, (name, value) in enumerate(zip(fields, result)):
+            yield name or (str(index) if prefix else f"output_{index}"), value
 
 
 def _return_names(module: torch.nn.Module) -> list[str | None]:
@@ -140,15 +140,15 @@ def _return_names(module: torch.nn.Module) -> list[str | None]:
         return []
     if not isinstance(function, ast.FunctionDef):
         return []
-    inner = {id(part) for each in ast.walk(function) if _is_function(each) and each is not function
-             for part in ast.walk(each)}  # fmt: skip
-    found = [each.value for each in ast.walk(function) if isinstance(each, ast.Return) and id(each) not in inner]
-    parts = [list(each.elts) if isinstance(each, ast.Tuple | ast.List) else [each] for each in found]
-    given = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+    inner = {id(part) for node in ast.walk(function) if _is_function(node) and node is not function
+             for part in ast.walk(node)}  # fmt: skip
+    results = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and id(node) not in inner]
+    parts = [list(result.elts) if isinstance(result, ast.Tuple | ast.List) else [result] for result in results]
+    arguments = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
     names = [
-        [each.id if isinstance(each, ast.Name) and each.id not in given else None for each in one] for one in parts
+        [part.id if isinstance(part, ast.Name) and part.id not in arguments else None for part in one] for one in parts
     ]
-    return names[0] if names and all(each == names[0] for each in names) else []
+    return names[0] if names and all(row == names[0] for row in names) else []
 
 
 def _is_function(node: ast.AST) -> bool:
@@ -156,9 +156,9 @@ def _is_function(node: ast.AST) -> bool:
 
 
 def _arguments(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, torch.Tensor]:
-    """Tensors that ``forward`` was called with, by its names."""
+    """Tensors ``forward`` was called with, by the names."""
     try:
-        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
         return {}
-    return {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    return {name: value for name, value in bound.items() if isinstance(value, torch.Tensor)}

@@ -1,4 +1,4 @@
-"""Tensors that stand for numbers of Python: ``x += 1`` makes a new one, and who holds the old one keeps it."""
+"""Tensors standing for numbers of Python: ``x += 1`` makes a new one, and who holds the old one keeps it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class PythonNumbers(TorchFunctionMode):
 
     def __init__(self, numbers: Iterable[torch.Tensor]) -> None:
         super().__init__()
-        self._numbers = {id(each): each for each in numbers}
+        self._numbers = {id(number): number for number in numbers}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in AUGMENTED and id(args[0]) in self._numbers:
-            found = AUGMENTED[function](*args)
-            self._numbers[id(found)] = found  # kept, so that its id stays its own
-            return found
+            result = AUGMENTED[function](*args)
+            self._numbers[id(result)] = result  # kept, so that its id stays its own
+            return result
         return function(*args, **(kwargs or {}))

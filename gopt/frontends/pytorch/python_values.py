@@ -1,7 +1,7 @@
-"""Values that an optimizer keeps in Python between steps: attributes, options of groups, and all inside its states.
+"""Values an optimizer keeps in Python between steps: attributes, options of groups, and all inside its states.
 
-A trace sees tensors. A Python value that a step changes would be a constant of the graph, and a graph that is right in
-the first steps would be wrong in later ones. Such a value becomes a state, or the optimizer is refused.
+A trace sees tensors. A Python value a step changes would be a constant of the graph, and a graph that is right in the
+first steps would be wrong in later ones. Such a value becomes a state, or the optimizer is refused.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _DEPTH = 50
 
 
 def python_values(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[Path, Any]:
-    """Path -> value, tensors copied. Left out are the parameters, and what is a state already: tensors and numbers that
-    lie in the state of a parameter. ``names``: id of a parameter -> its name. The length stands for a container."""
-    found: dict[Path, Any] = {}
+    """Path -> value, tensors copied. Left out are the parameters, and what is a state already: tensors and numbers
+    lying in the state of a parameter. ``names``: id of a parameter -> its name. The length stands for a container."""
+    values_at: dict[Path, Any] = {}
     walk = _OfOptimizers(names)
     for key, value in vars(optimizer).items():
         if key not in _OF_TORCH and "hook" not in key:
-            found.update(walk.values((f"attribute {key}",), value))
-    for place, group in enumerate(optimizer.param_groups):
+            values_at.update(walk.values((f"attribute {key}",), value))
+    for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key != "params":
-                found.update(walk.values((f"group {place}", str(key)), value))
+                values_at.update(walk.values((f"group {number}", str(key)), value))
     for owner, state in optimizer.state.items():
         label = names.get(id(owner), "") if isinstance(owner, torch.Tensor) else str(owner)
-        kept = {key: each for key, each in state.items() if not is_value(each)} if isinstance(state, dict) else state
-        found.update(walk.values((f"state {label}",), kept))
+        rest = {key: inner for key, inner in state.items() if not is_value(inner)} if isinstance(state, dict) else state
+        values_at.update(walk.values((f"state {label}",), rest))
         if isinstance(state, dict):
-            found[f"state {label}", "keys"] = sorted(map(str, state))
-    return found
+            values_at[f"state {label}", "keys"] = sorted(map(str, state))
+    return values_at
 
 
 def changed(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> Iterator[tuple[Path, Any, Any]]:
@@ -51,10 +51,10 @@ def changed(before: Mapping[Path, Any], after: Mapping[Path, Any]) -> Iterator[t
     for path in dict.fromkeys((*before, *after)):
         old, new = before.get(path, _ABSENT), after.get(path, _ABSENT)
         if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
-            same = old.shape == new.shape and torch.equal(old, new)
+            equal = old.shape == new.shape and torch.equal(old, new)
         else:
-            same = type(old) is type(new) and (old == new or old != old)
-        if not same:
+            equal = type(old) is type(new) and (old == new or old != old)
+        if not equal:
             yield path, old, new
 
 
@@ -125,8 +125,8 @@ class Walk:
                 yield from self.values((*path, self.key(key)), inner)
         elif isinstance(value, list | tuple | deque | set | frozenset):
             yield (*path, "length"), len(value)
-            for place, inner in enumerate(self.elements(value)):
-                yield from self.values((*path, str(place)), inner)
+            for index, inner in enumerate(self.elements(value)):
+                yield from self.values((*path, str(index)), inner)
         else:
             for key, inner in self.members(value):
                 yield from self.values((*path, key), inner)
@@ -171,14 +171,14 @@ def members(value: Any) -> Iterator[tuple[str, Any]]:
         yield "variables", dict(value.gi_frame.f_locals) if value.gi_frame else {}
     else:
         slots = [name for base in type(value).__mro__ for name in _names(getattr(base, "__slots__", ()))]
-        own = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
-        yield from own.items()
-        if not own and not isinstance(value, types.BuiltinFunctionType):
+        attrs = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+        yield from attrs.items()
+        if not attrs and not isinstance(value, types.BuiltinFunctionType):
             yield "content", _content(value)
 
 
 def _names(slots: Any) -> tuple[str, ...]:
-    return (slots,) if isinstance(slots, str) else tuple(each for each in slots if not each.startswith("__"))
+    return (slots,) if isinstance(slots, str) else tuple(slot for slot in slots if not slot.startswith("__"))
 
 
 def _content(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Code that asks for the number of samples only to raise: the step then holds for the sizes that it lets through."""
+"""Code asking for the number of samples only to raise: the step then holds for the sizes it lets through."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from types import FrameType
 def only_raises(frame: FrameType) -> bool:
     """Return whether ``frame`` stands in the condition of an ``assert``, or of an ``if`` whose branch, or whose other
     branch, only raises. The condition must not keep what it computes."""
-    here = _position(frame)
-    found = _conditions(frame.f_code.co_filename)
-    return here is not None and any(_inside(here, test) or here == _place(whole) for whole, test in found)
+    position = _position(frame)
+    conditions = _conditions(frame.f_code.co_filename)
+    return position is not None and any(
+        _inside(position, test) or position == _place(whole) for whole, test in conditions
+    )
 
 
 def may_catch(frame: FrameType) -> bool:
-    """Return whether ``frame`` runs code of a ``try`` that has an ``except``: an error is then a branch."""
-    here = _position(frame)
-    return here is None or any(_inside(here, each) for each in _tried(frame.f_code.co_filename))
+    """Return whether ``frame`` runs code of a ``try`` with an ``except``: an error is then a branch."""
+    position = _position(frame)
+    return position is None or any(_inside(position, statement) for statement in _tried(frame.f_code.co_filename))
 
 
 def _position(frame: FrameType) -> tuple[int, int, int, int] | None:
     """First and last line, first and last byte in them, of the expression that runs."""
-    place = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
-    if place is None or any(each is None for each in place):
+    span = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
+    if span is None or any(number is None for number in span):
         return None
-    line, last, column, end = place
+    line, last, column, end = span
     assert line is not None and last is not None and column is not None and end is not None
     return line, last, column, end
 
@@ -42,17 +44,17 @@ def _nodes(file: str) -> tuple[ast.AST, ...]:
 
 
 def _tried(file: str) -> list[ast.stmt]:
-    return [line for each in _nodes(file) if isinstance(each, ast.Try) and each.handlers for line in each.body]
+    return [line for node in _nodes(file) if isinstance(node, ast.Try) and node.handlers for line in node.body]
 
 
 def _conditions(file: str) -> list[tuple[ast.stmt, ast.expr]]:
-    """Statements with their conditions. The jump on a condition that is one value has the place of the statement."""
-    found = [
-        (each, each.test)
-        for each in _nodes(file)
-        if isinstance(each, ast.Assert) or (isinstance(each, ast.If) and (_raises(each.body) or _raises(each.orelse)))
+    """Statements with the conditions. The jump on a condition that is one value has the place of the statement."""
+    tests = [
+        (node, node.test)
+        for node in _nodes(file)
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and (_raises(node.body) or _raises(node.orelse)))
     ]
-    return [each for each in found if not any(isinstance(part, ast.NamedExpr) for part in ast.walk(each[1]))]
+    return [pair for pair in tests if not any(isinstance(part, ast.NamedExpr) for part in ast.walk(pair[1]))]
 
 
 def _raises(branch: list[ast.stmt]) -> bool:
@@ -63,7 +65,7 @@ def _place(whole: ast.stmt) -> tuple[int, int, int, int]:
     return whole.lineno, whole.end_lineno or 0, whole.col_offset, whole.end_col_offset or 0
 
 
-def _inside(here: tuple[int, int, int, int], whole: ast.expr | ast.stmt) -> bool:
-    line, last, column, end = here
+def _inside(position: tuple[int, int, int, int], whole: ast.expr | ast.stmt) -> bool:
+    line, last, column, end = position
     begins, ends = (whole.lineno, whole.col_offset), (whole.end_lineno or 0, whole.end_col_offset or 0)
     return begins <= (line, column) and (last, end) <= ends

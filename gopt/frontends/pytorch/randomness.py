@@ -42,12 +42,12 @@ UNIFORM, NORMAL, PERMUTATION = map(Draw, (Distribution.UNIFORM, Distribution.NOR
 
 
 def draw_names(count: int) -> list[str]:
-    return [f"draw_{place}" for place in range(count)]
+    return [f"draw_{index}" for index in range(count)]
 
 
 def named(draws: Sequence[DrawnInput]) -> dict[str, Draw]:
     """Input of random numbers -> what it is drawn from."""
-    return {name: each.draw for name, each in zip(draw_names(len(draws)), draws)}
+    return {name: draw.draw for name, draw in zip(draw_names(len(draws)), draws)}
 
 
 class RandomSource(TorchDispatchMode):
@@ -120,9 +120,9 @@ class ReplayedDraws(RandomSource):
         self.taken = 0
 
     def next(self, draw: Draw, shape: Sequence[int]) -> torch.Tensor:
-        taken = self.taken
-        other = taken == len(self._values) or tuple(self._values[taken].shape) != tuple(shape)
-        if other or (self._expected and self._expected[taken].draw != draw):
+        index = self.taken
+        differs = index == len(self._values) or tuple(self._values[index].shape) != tuple(shape)
+        if differs or (self._expected and self._expected[index].draw != draw):
             raise UnsupportedError(
                 "the step draws other random numbers when it runs again",
                 "draw them outside and put them into the batch",
@@ -188,8 +188,8 @@ def _normal_of_tensors(source: RandomSource, mean: Any, std: Any, generator: Any
 
 
 def _tensor_of(mean: Any, std: Any) -> torch.Tensor:
-    found: torch.Tensor = mean if isinstance(mean, torch.Tensor) else std
-    return found
+    tensor: torch.Tensor = mean if isinstance(mean, torch.Tensor) else std
+    return tensor
 
 
 def _exponential_in_place(source: RandomSource, x: Any, lambd: float = 1.0, generator: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Values of hyper-parameters that a step is written with: an optimizer's options, a scheduler's rates as a formula or a
+"""Values of hyper-parameters a step is written with: an optimizer's options, a scheduler's rates as a formula or a
 table."""
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ NEAR = 1e-9
 
 
 def default_values(recipe: Recipe, hyper: Hyper, scheduled: bool, steps: int) -> dict[str, DefaultValue]:
-    """Hyper-parameter -> its value in the recipe; of an option that a schedule moves over ``steps`` steps, unless the
-    graph has that (``scheduled``). A value that no run could feed, such as a negative rate, is left out."""
-    found = {name: DefaultValue(str(np.float32(value))) for name, value in hyper.values.items() if usable(float(value))}
+    """Hyper-parameter -> its value in the recipe; of an option a schedule moves over ``steps`` steps, unless the graph
+    has that (``scheduled``). A value no run could feed, such as a negative rate, is left out."""
+    found_values = {
+        name: DefaultValue(str(np.float32(value))) for name, value in hyper.values.items() if usable(float(value))
+    }
     if recipe.scheduler is None or scheduled:
-        return found
+        return found_values
     rates = scheduled_options(recipe, steps, hyper.rates.values())
-    for name, place in hyper.rates.items():
-        series = [each[place] for each in rates]
+    for name, option in hyper.rates.items():
+        series = [row[option] for row in rates]
         if all(map(usable, series)):
-            found[name] = fitted(series)
-    return found
+            found_values[name] = fitted(series)
+    return found_values
 
 
 def fitted(series: Sequence[float]) -> DefaultValue:
-    """A formula that gives the values of all steps, or a table of them."""
+    """A formula giving the values of all steps, or a table of them."""
     values = np.asarray(series, float)
     near = NEAR * float(values.max(initial=0.0))
     for text in _candidates(values, near):
@@ -44,15 +46,15 @@ def fitted(series: Sequence[float]) -> DefaultValue:
 
 def _candidates(values: np.ndarray, near: float) -> Iterator[str]:
     """Formulas that may give the values, simple ones first."""
-    first, last, count = values[0], values[-1], len(values)
-    yield _text(first)
+    start, last, count = values[0], values[-1], len(values)
+    yield _text(start)
     peak = int(np.argmax(values >= values.max() - near))
     changes = np.flatnonzero(np.abs(values - last) > near)
     end = int(changes[-1]) + 1 if len(changes) else 0  # from here on the value stays
-    yield f"linear:{_text(first)}:{_text(last)}:{end}"
-    moves = np.flatnonzero(np.abs(values - first) > near)
-    if len(moves) and first:
-        yield f"step:{_text(first)}:{int(moves[0])}:{_text(values[moves[0]] / first)}"
+    yield f"linear:{_text(start)}:{_text(last)}:{end}"
+    moves = np.flatnonzero(np.abs(values - start) > near)
+    if len(moves) and start:
+        yield f"step:{_text(start)}:{int(moves[0])}:{_text(values[moves[0]] / start)}"
     top = values[peak]
     for kind in ("cosine", "linear"):
         ends = [(end, last)] if end < count - 1 else []
@@ -64,22 +66,22 @@ def _candidates(values: np.ndarray, near: float) -> Iterator[str]:
             ends += _end_of_cosine(values[peak:], peak)
         for total, to in ends:
             yield (
-                f"warmup-{kind}:{_text(top)}:{peak}:{total}:{_text(to)}:{_text(first)}"
+                f"warmup-{kind}:{_text(top)}:{peak}:{total}:{_text(to)}:{_text(start)}"
                 if peak else f"{kind}:{_text(top)}:{_text(to)}:{total}"
             )  # fmt: skip
 
 
-def _end_of_cosine(values: np.ndarray, first: int) -> Iterator[tuple[int, float]]:
-    """The step at which a cosine from ``values[0]``, at step ``first``, would be at its lowest, and the value there;
+def _end_of_cosine(values: np.ndarray, start: int) -> Iterator[tuple[int, float]]:
+    """The step at which a cosine from ``values[0]``, at step ``first``, would be at the lowest, and the value there;
     from the values half way and at the end."""
     half = (len(values) - 1) // 2
-    fall, whole = (float(values[0] - values[each]) if half else 0.0 for each in (half, 2 * half))
+    fall, whole = (float(values[0] - values[index]) if half else 0.0 for index in (half, 2 * half))
     cosine = whole / (2 * fall) - 1 if fall > 0 else 1.0
     if not -1 < cosine < 1:
         return
     length = round(half * np.pi / np.arccos(cosine))
     least = float(values[0]) - 2 * fall / (1 - np.cos(half * np.pi / length))
-    yield first + length, float(f"{max(least, 0.0):.12g}")
+    yield start + length, float(f"{max(least, 0.0):.12g}")
 
 
 def _text(value: float) -> str:

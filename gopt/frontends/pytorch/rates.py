@@ -25,8 +25,7 @@ OptionPlace = tuple[int, int, str, int | None]
 @dataclass(frozen=True, slots=True)
 class Rates:
     """The rates of a group. ``values``: in each step, of which the first is the current one; ``rule``: what computes
-    them. Groups of different rules are not multiples of one another, whatever they are in the steps that were looked
-    at."""
+    them. Groups of different rules are not multiples of one another, whatever they are in the steps looked at."""
 
     values: tuple[float, ...]
     rule: Hashable = None
@@ -35,9 +34,9 @@ class Rates:
 def group_rates(recipe: Recipe, scheduled: bool) -> dict[tuple[int, int], Rates]:
     """Optimizer and group -> its rates. ``scheduled``: those before the schedule, which the graph computes."""
     groups = {
-        (index, place): group
+        (index, number): group
         for index, optimizer in enumerate(recipe.optimizers)
-        for place, group in enumerate(optimizer.param_groups)
+        for number, group in enumerate(optimizer.param_groups)
         if "lr" in group
     }
     if scheduled:
@@ -54,7 +53,7 @@ def group_rates(recipe: Recipe, scheduled: bool) -> dict[tuple[int, int], Rates]
 
 
 def share_of(rates: Rates, base: Rates) -> float | None:
-    """The number that ``rates`` is times ``base`` in each step; None where there is none."""
+    """The number ``rates`` is times ``base`` in each step; None where there is none."""
     if not any(rates.values):
         return 0.0
     if rates.rule != base.rule:
@@ -66,7 +65,7 @@ def share_of(rates: Rates, base: Rates) -> float | None:
 
 
 def moved_options(recipe: Recipe) -> list[OptionPlace]:
-    """The options beside the rate that the scheduler changes in its first step."""
+    """The options beside the rate the scheduler changes in the first step."""
     if recipe.scheduler is None:
         return []
     before, *after = scheduled_options(recipe, 2, None)
@@ -107,16 +106,16 @@ def scheduled_options(
 
 def _numbers(index: int, number: int, group: Mapping[str, Any]) -> Iterator[tuple[OptionPlace, float]]:
     for option, value in group.items():
-        for member, each in enumerate(value) if isinstance(value, tuple) else [(None, value)]:
-            if option == LR or is_number(each) or (isinstance(each, torch.Tensor) and each.numel() == 1):
-                yield (index, number, option, member), float(each)
+        for member, entry in enumerate(value) if isinstance(value, tuple) else [(None, value)]:
+            if option == LR or is_number(entry) or (isinstance(entry, torch.Tensor) and entry.numel() == 1):
+                yield (index, number, option, member), float(entry)
 
 
-def _rule(scheduler: Any, optimizer: Any, place: int) -> Hashable:
+def _rule(scheduler: Any, optimizer: Any, number: int) -> Hashable:
     """The rule of a group's rate: the optimizer's schedule, and the functions of the group."""
     if getattr(scheduler, "optimizer", None) is not optimizer:
         return "none"
     inner = getattr(scheduler, "_schedulers", ())
     functions = getattr(scheduler, "lr_lambdas", None)
-    own = () if functions is None else (id(functions[place]),)
-    return (*own, *(_rule(each, optimizer, place) for each in inner))
+    functions_here = () if functions is None else (id(functions[number]),)
+    return (*functions_here, *(_rule(scheduler_inside, optimizer, number) for scheduler_inside in inner))

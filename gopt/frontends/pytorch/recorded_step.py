@@ -44,7 +44,10 @@ from gopt.frontends.pytorch.tracing import TracedStep, trace
 from gopt.ir.graph import Graph
 from gopt.text.sanitize import show
 
-_CALLS = "the batch is a tuple: the loss is called as loss(module(*inputs), target); of a dict as loss(module, batch)"
+_CALLS = (
+    "the loss is called as loss(module, batch) where the batch is a dict or one tensor, as loss(module(*inputs), "
+    "target) where it is a tuple"
+)
 
 OTHER_SIZES = (2, 67)
 """Numbers of samples that a step of any number is compared at, beside the example's."""
@@ -70,7 +73,7 @@ class RecordedStep:
         """The ways to trace the optimizers, in the order in which they are tried."""
         generator = torch.Generator().manual_seed(self.options.seed)
         with quiet():
-            apart = first_steps_apart(self.recipe, self.seen, [each.values(generator) for each in self.draws])
+            apart = first_steps_apart(self.recipe, self.seen, [draw.values(generator) for draw in self.draws])
         lists = any(map(chooses_lists, self.recipe.optimizers))
         return [OptimizerTracing(apart), *([OptimizerTracing(apart, lists=True)] if lists else [])]
 
@@ -94,7 +97,7 @@ class RecordedStep:
 
         try:
             with quiet(), no_draws_of_python(), no_foreign_autocast():
-                seen = eager_steps(
+                eager = eager_steps(
                     recipe,
                     lambda tried: run(tried, recorded),
                     lambda tried: run(tried, RecordedDraws(options.seed)),
@@ -104,11 +107,11 @@ class RecordedStep:
         except Exception as error:
             raise UnsupportedError(
                 f"the eager step raised {type(error).__name__}: {_line(error)}", "--debug shows where",
-                *([_CALLS] if recipe.positional and recipe.loss is not None else []),
+                *([_CALLS] if recipe.loss is not None else []),
             ) from error  # fmt: skip
-        around = {path: each for path, each in tensors_around(recipe).items() if path in seen.around}
-        refuse_shared_memory(find_places(recipe, seen), around)
-        return cls(recipe, options, seen, recorded.found, scheduled, notes)
+        around = {path: tensor for path, tensor in tensors_around(recipe).items() if path in eager.around}
+        refuse_shared_memory(find_places(recipe, eager), around)
+        return cls(recipe, options, eager, recorded.found, scheduled, notes)
 
     def converted(self, name: str, advance: Callable[[str], None]) -> tuple[TracedStep, onnx.ModelProto]:
         """The step as a graph, and as a model without values; raises UnsupportedError as its parts do."""
@@ -122,24 +125,24 @@ class RecordedStep:
         """Compare with other numbers of samples, where that number is open: with one too, if eager code takes it."""
         for size in () if self.options.dynamic is None else (1, *OTHER_SIZES):
             try:
-                other = self._with_samples(size)
+                sized = self._with_samples(size)
             except UnsupportedError as error:
                 if size > 1:
                     raise
                 self.notes.append(f"eager PyTorch takes no batch of one sample: {error.message}")
                 continue
             try:
-                compare(graph, other.recipe, self.seen, replace(self.options, check=1), other.draws, hyper)
+                compare(graph, sized.recipe, self.seen, replace(self.options, check=1), sized.draws, hyper)
             except UnsupportedError as error:
                 raise UnsupportedError(f"with a batch of {size}, {error.message}", *error.hints) from error
 
     def _with_samples(self, size: int) -> RecordedStep:
-        made = RecordedStep.of(replace(self.recipe, batch=resized(self.recipe.batch, size, self.sampled)), self.options)
-        made.way = self.way
-        return made
+        step = RecordedStep.of(replace(self.recipe, batch=resized(self.recipe.batch, size, self.sampled)), self.options)
+        step.way = self.way
+        return step
 
     def _at_any_size(self, name: str, advance: Callable[[str], None]) -> tuple[TracedStep, onnx.ModelProto]:
-        """The step as a model of any number of samples, from those of the first two numbers that differ in it alone."""
+        """The step as a model of any number of samples, from those of the first two numbers differing in it alone."""
         refusals = []
         if self._uses is None:  # forward and backward are those of every way
             advance("looking for branches on the number of samples")
@@ -148,16 +151,16 @@ class RecordedStep:
         uses = self._uses
         for sizes in pairs_of_sizes(dimensions(self.recipe)):
             advance(f"tracing {sizes[0]} and {sizes[1]} samples")
-            first, second = map(self._with_samples, sizes)
-            _refuse_sized_draws(first.draws, second.draws)
-            traced, other = first.trace(), second.trace()
-            models = first.convert(traced, name), second.convert(other, name)
+            small, second = map(self._with_samples, sizes)
+            _refuse_sized_draws(small.draws, second.draws)
+            traced, large_traced = small.trace(), second.trace()
+            models = small.convert(traced, name), second.convert(large_traced, name)
             try:
                 model = join_sizes(models, sizes)
             except UnsupportedError as error:
                 refusals.append(error)
                 continue
-            self.parameters, self.notes = first.parameters, [*first.notes, self._seen(sizes, uses)]
+            self.parameters, self.notes = small.parameters, [*small.notes, self._seen(sizes, uses)]
             return traced, model
         raise refusals[0]
 
@@ -186,11 +189,11 @@ class RecordedStep:
 
     def trace(self) -> TracedStep:
         """The step as a graph; raises UnsupportedError where its code cannot be traced."""
-        places = find_places(self.recipe, self.seen)
-        self.parameters = sum(each.kind.value == "parameter" for each in places)
+        cells = find_places(self.recipe, self.seen)
+        self.parameters = sum(cell.kind.value == "parameter" for cell in cells)
         try:
             with quiet():
-                return trace(self.recipe, self.options, places, self.seen, self.draws, self.scheduled, self.way)
+                return trace(self.recipe, self.options, cells, self.seen, self.draws, self.scheduled, self.way)
         except GoptError:
             raise
         except Exception as error:
@@ -221,8 +224,10 @@ class RecordedStep:
         dead = set(unread_inputs(model))
         unread = [name for name in (*traced.batch, *traced.draws, *traced.hyper) if name in dead]
         self.notes += [f"nothing reads {show(name)}: it is left out" for name in unread]
-        kept = traced.record.held
-        without_inputs(model, [*unread, *(name for name in traced.constants if name in dead and name not in kept)])
+        entries_kept = traced.record.held
+        without_inputs(
+            model, [*unread, *(name for name in traced.constants if name in dead and name not in entries_kept)]
+        )
         self.notes += [
             f"{name} is the rate of group {group} of optimizer {index}, which is no multiple of lr"
             for name, (index, group, option, _) in list(traced.rates.items())[1:]
@@ -243,28 +248,28 @@ class RecordedStep:
 
 
 def _refuse_sized_draws(one: Sequence[DrawnInput], two: Sequence[DrawnInput]) -> None:
-    """Raise UnsupportedError where integers are drawn below a number that the number of samples decides."""
-    for name, draw, other in zip(named(one), named(one).values(), named(two).values()):
-        if draw != other:
+    """Raise UnsupportedError where integers are drawn below a number the number of samples decides."""
+    for name, draw, second_draw in zip(named(one), named(one).values(), named(two).values()):
+        if draw != second_draw:
             raise UnsupportedError(
-                f"--dynamic batch: {name} is drawn from {draw} or {other}, as the number of samples is",
+                f"--dynamic batch: {name} is drawn from {draw} or {second_draw}, as the number of samples is",
                 "draw torch.rand, and compute the integers from it; torch.randperm holds for any size",
             )
 
 
 def no_form(error: BaseException) -> UnsupportedError:
     """The refusal of a graph for which torch's exporter found no ONNX form."""
-    said = _root(error)
-    operator = re.search(r"No ONNX function found for <OpOverload\(op='([^']*)'", said)
-    complexly = " of complex numbers" if "complex-valued" in said else ""
+    cause = _root(error)
+    operator = re.search(r"No ONNX function found for <OpOverload\(op='([^']*)'", cause)
+    complexly = " of complex numbers" if "complex-valued" in cause else ""
     return UnsupportedError(
-        f"the step has no ONNX form: {f'ONNX has none of {operator[1]}{complexly}' if operator else said}",
+        f"the step has no ONNX form: {f'ONNX has none of {operator[1]}{complexly}' if operator else cause}",
         "write it with other operators, or compute it outside of the step; --debug shows where",
     )
 
 
 def _root(error: BaseException) -> str:
-    """The cause of the exporter's error: the last exception in its chain with a message."""
+    """The cause of the exporter's error: the last exception in the chain with a message."""
     while error.__cause__ is not None and str(error.__cause__).strip():
         error = error.__cause__
     return _line(error)
@@ -277,18 +282,18 @@ def _line(error: BaseException) -> str:
 
 def _add_roles(model: onnx.ModelProto, traced: TracedStep, draws: Mapping[str, Draw]) -> None:
     """Write states, batch and draws as metadata, which gopt reads first. ``draws``: those that are inputs."""
-    inputs = {each.name for each in model.graph.input}
+    inputs = {value.name for value in model.graph.input}
     states = {name: f"{name}{UPDATED}" for name in traced.states}
     drawn = {name: draw for name, draw in draws.items() if name in inputs}
     batch = tuple(name for name in (*traced.batch, *drawn) if name in inputs)
     hyper = {name: value for name, value in traced.defaults.items() if name in inputs}
     add_roles(model, RolesRecord(loss=LOSS, states=states, batch=batch, draws=drawn or None, hyper=hyper or None))
-    known = inputs | {name for node in model.graph.node for name in node.output}
+    values_known = inputs | {name for node in model.graph.node for name in node.output}
     called = {name: traced.copies.get(value, value) for name, value in (traced.record.inputs or {}).items()}
     returned = [traced.copies.get(name, name) for name in traced.record.outputs]
     record = replace(
         traced.record,
-        outputs=tuple(name for name in returned if name in known),
-        inputs={name: value for name, value in called.items() if value in known} or None,
+        outputs=tuple(name for name in returned if name in values_known),
+        inputs={name: value for name, value in called.items() if value in values_known} or None,
     )
     model.metadata_props.add(key=KEY, value=record.text())

@@ -1,4 +1,4 @@
-"""Layers of RNN, GRU and LSTM with their dropout.
+"""Layers of RNN, GRU and LSTM with the dropout.
 
 The Python form of them in PyTorch 2.13, which a trace runs, leaves the dropout between layers out.
 """
@@ -21,11 +21,11 @@ def _layers(
     """The output of the last layer, and the last hidden state of each layer and direction."""
     x = x.transpose(0, 1) if batch_first else x
     last: list[Any] = []
-    for place in range(num_layers):
-        own, start, own_back, start_back = of_torch.params_hiddens(params, hidden, place, bidirectional)
-        if place and dropout and train:
+    for number in range(num_layers):
+        parameters, start, own_back, start_back = of_torch.params_hiddens(params, hidden, number, bidirectional)
+        if number and dropout and train:
             x = torch.dropout(x, dropout, train=True)
-        forth, end = layer(x, start, own, has_biases)
+        forth, end = layer(x, start, parameters, has_biases)
         last.append(end)
         if bidirectional:
             back, end = layer(x, start_back, own_back, has_biases, reverse=True)

@@ -17,16 +17,16 @@ def resized(batch: Mapping[str, torch.Tensor], size: int, sampled: Collection[st
 
 
 def samples_of(batch: Mapping[str, torch.Tensor]) -> int:
-    """Return the number of samples of a batch: dimension 0 of its first input that has one.
+    """Return the number of samples of a batch: dimension 0 of the first input that has one.
 
     Raises OptionError for a batch of fewer than two samples: which inputs have the batch is then not known.
     """
-    first = next((value for value in batch.values() if value.dim()), None)
-    if first is None or first.shape[0] < 2:
+    tensor = next((value for value in batch.values() if value.dim()), None)
+    if tensor is None or tensor.shape[0] < 2:
         raise OptionError(
             "--dynamic batch needs an example batch of at least two samples", "give the factory's batch more rows"
         )
-    return int(first.shape[0])
+    return int(tensor.shape[0])
 
 
 def of_one_size(batch: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
@@ -39,4 +39,4 @@ def dimensions(recipe: Recipe) -> list[int]:
     """Return the dimensions of parameters, buffers, and inputs, the example's number of samples among them: a check at
     a size that was traced would show nothing."""
     values = (*recipe.whole.parameters(), *recipe.whole.buffers(), *recipe.batch.values())
-    return [samples_of(recipe.batch), *(size for each in values for size in each.shape)]
+    return [samples_of(recipe.batch), *(size for value in values for size in value.shape)]

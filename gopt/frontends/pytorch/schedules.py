@@ -27,10 +27,10 @@ def closed_form(scheduler: Any, step: torch.Tensor, rates: Sequence[torch.Tensor
     tried = copy.copy(scheduler)
     tried.last_epoch, tried.base_lrs = step, list(rates)
     if type(tried) is torch.optim.lr_scheduler.MultiStepLR:
-        found = _milestones(tried)
+        rates_now = _milestones(tried)
     else:
-        found = tried._get_closed_form_lr() if hasattr(tried, "_get_closed_form_lr") else _lambdas(tried)
-    return [torch.as_tensor(rate, dtype=torch.float32) for rate in found]
+        rates_now = tried._get_closed_form_lr() if hasattr(tried, "_get_closed_form_lr") else _lambdas(tried)
+    return [torch.as_tensor(rate, dtype=torch.float32) for rate in rates_now]
 
 
 def _milestones(scheduler: Any) -> Any:
@@ -92,12 +92,12 @@ def _differs(recipe: Recipe) -> str:
             expected = [group["lr"] for group in tried.optimizer.param_groups]
             try:
                 with readable():
-                    found = closed_form(tried, torch.tensor(step), [torch.tensor(float(x)) for x in tried.base_lrs])
+                    rates_now = closed_form(tried, torch.tensor(step), [torch.tensor(float(x)) for x in tried.base_lrs])
             except Exception as error:
                 return f"{type(error).__name__}: {error}"
             near = 1e-5 * max(abs(float(rate)) for rate in tried.base_lrs)  # it is computed in float32
-            if not all(math.isclose(float(a), float(b), abs_tol=near) for a, b in zip(found, expected)):
-                return f"its closed form gives {[float(x) for x in found]} behind step {step}, not {expected}"
+            if not all(math.isclose(float(a), float(b), abs_tol=near) for a, b in zip(rates_now, expected)):
+                return f"its closed form gives {[float(x) for x in rates_now]} behind step {step}, not {expected}"
             try:
                 tried.step()
             except ValueError:  # a schedule of a fixed length has ended

@@ -40,7 +40,7 @@ class Script:
             raise InputError(f"{path} raised {type(error).__name__}: {error}", "--debug shows where") from error
 
     def refuse_training(self) -> None:
-        """Raise OptionError, with the lines that make it a factory, where the script trains while it is imported."""
+        """Raise OptionError, with the lines making it a factory, where the script trains while it is imported."""
         line = self._training_line()
         if line is not None:
             raise OptionError(
@@ -57,8 +57,8 @@ class Script:
 
     def factories(self) -> list[str]:
         """Functions that need no argument and return a tuple of four or five."""
-        functions = [each for each in self.tree.body if isinstance(each, ast.FunctionDef)]
-        return [each.name for each in functions if _needs_nothing(each) and any(map(_is_recipe, _returned(each)))]
+        functions = [statement for statement in self.tree.body if isinstance(statement, ast.FunctionDef)]
+        return [node.name for node in functions if _needs_nothing(node) and any(map(_is_recipe, _returned(node)))]
 
     def recipe(self, module: ModuleType) -> tuple[Any, ...]:
         """The result of a factory, made of the names in an imported script. Raises OptionError, with the lines to add,
@@ -75,98 +75,115 @@ class Script:
             names = ", ".join((*_BATCHES, *_LOADERS))
             raise OptionError(f"{self.path} has no batch, where it is imported: none of {names}", *self._missing())
         schedulers = _unique(v for v in named.values() if isinstance(v, torch.optim.lr_scheduler.LRScheduler))
-        given = optimizers[0] if len(optimizers) == 1 else optimizers
-        return (model, loss, given, batch, *(schedulers if len(schedulers) == 1 else ()))
+        optimizer = optimizers[0] if len(optimizers) == 1 else optimizers
+        return (model, loss, optimizer, batch, *(schedulers if len(schedulers) == 1 else ()))
 
-    def _one(self, what: str, found: Mapping[str, Any]) -> Any:
-        several = _unique(found.values())
+    def _one(self, what: str, candidates: Mapping[str, Any]) -> Any:
+        several = _unique(candidates.values())
         if len(several) != 1:
-            names = f": {', '.join(map(show, found))}" if found else ""
+            names = f": {', '.join(map(show, candidates))}" if candidates else ""
             count = "several values that may be its" if several else "no"
             raise OptionError(f"{self.path} has {count} {what}, where it is imported{names}", *self._missing())
         return several[0]
 
     def _batch(self, named: Mapping[str, Any]) -> Any:
-        """An example batch: under its usual names, or the first of a loader."""
-        given = next((named[name] for name in _BATCHES if isinstance(named.get(name), dict | tuple | list)), None)
+        """An example batch: under the usual names, or the first of a loader."""
+        example = next((named[name] for name in _BATCHES if isinstance(named.get(name), dict | tuple | list)), None)
         loaders = {name: value for name, value in named.items() if isinstance(value, DataLoader)}
-        name = next((each for each in (*_LOADERS, *loaders) if each in loaders), None)
-        if given is None and name is not None:
-            given = next(iter(loaders[name]))
-        return tuple(given) if isinstance(given, list) else given
+        name = next((name for name in (*_LOADERS, *loaders) if name in loaders), None)
+        if example is None and name is not None:
+            example = next(iter(loaders[name]))
+        return tuple(example) if isinstance(example, list) else example
 
     def _training_line(self) -> int | None:
         """The first line outside of functions and the guard that computes a backward, or calls what does."""
         training = _training_functions(self.tree)
-        for each in _top_level(self.tree.body):
-            if any(_trains(node, training) for node in _own_nodes(each)):
-                return each.lineno
+        for statement in _top_level(self.tree.body):
+            if any(_trains(node, training) for node in _own_nodes(statement)):
+                return statement.lineno
         return None
 
     def _missing(self) -> list[str]:
         """The lines of a factory, as hints, with the names and expressions of the script."""
         model, optimizer, loss, batch = self.names()
-        written = f"    return {model[0]}, {loss}, {optimizer[0]}, {batch}"
+        scheduler = self._scheduler(optimizer[0])
+        written = f"    return {', '.join([model[0], loss, optimizer[0], batch, *scheduler])}"
         function = next((f for f in _functions(self.tree).values() if optimizer[0] in dict(_assignments(f))), None)
         if function is not None:
-            parts = (model[0], optimizer[0], *(each.id for each in ast.walk(ast.parse(f"{loss}, {batch}"))
-                     if isinstance(each, ast.Name)))  # fmt: skip
+            parts = (model[0], optimizer[0], *scheduler, *(node.id for node in ast.walk(ast.parse(f"{loss}, {batch}"))
+                     if isinstance(node, ast.Name)))  # fmt: skip
             last = max(value.end_lineno or 0 for name, value in _assignments(function) if name in parts)
-            told = (
+            advice = (
                 f"copy the lines of {function.name}() up to line {last}, which make {model[0]} and {optimizer[0]}, into"
             )
-            return [f"{told} a function make, let it end as follows, and export {self.path.name}:make", written]
+            return [f"{advice} a function make, let it end as follows, and export {self.path.name}:make", written]
         lines = ("def make():", f"    {model[0]} = {model[1]}", f"    {optimizer[0]} = {optimizer[1]}",
-                 written)  # fmt: skip
-        told = f"add these four lines to {self.path.name}, and export {self.path.name}:make"
-        return [told, *lines, "gopt init writes a file with such a function and its comments"]
+                 *(f"    {name} = {ast.unparse(call)}" for name, call in scheduler.items()), written)  # fmt: skip
+        count = "five" if scheduler else "four"
+        advice = f"add these {count} lines to {self.path.name}, and export {self.path.name}:make"
+        return [advice, *lines, "gopt init writes a file with such a function and its comments"]
+
+    def _scheduler(self, optimizer: str) -> dict[str, ast.expr]:
+        """Each name that moves beside a backward, at every step, with the call making it of the optimizer."""
+        blocks = [block for block in _bodies(self.tree) if any(_called(node).endswith(".backward") for node in block)]
+        moved = {_called(node).removesuffix(".step") for block in blocks for node in block}
+        calls = {name: call for name, call in _assignments(self.tree) if name in moved and isinstance(call, ast.Call)}
+        return {name: call for name, call in calls.items() if optimizer in map(ast.unparse, call.args)}
 
     def names(self) -> tuple[tuple[str, str], tuple[str, str], str, str]:
         """Module and optimizer with what makes them, loss and batch; stand-ins where nothing is found."""
-        made = dict(_assignments(self.tree))
-        found = ((name, value) for name, value in made.items() if _makes_optimizer(_called(value)))
-        optimizer, call = next(found, ("optimizer", None))
-        owner = next((each for each in ast.walk(call) if _is_parameters(each)), None) if call is not None else None
+        values = dict(_assignments(self.tree))
+        optimizers = ((name, value) for name, value in values.items() if _makes_optimizer(_called(value)))
+        optimizer, call = next(optimizers, ("optimizer", None))
+        owner = next((node for node in ast.walk(call) if _is_parameters(node)), None) if call is not None else None
         model = owner.func.value.id if owner is not None else "model"  # type: ignore[attr-defined]
-        called = _compared(made, self.tree)
+        called = _compared(values, self.tree)
         loss = next(
-            (name for name in _LOSSES if name in _functions(self.tree) or (name in made and name not in called)), ""
+            (name for name in _LOSSES if name in _functions(self.tree) or (name in values and name not in called)),
+            "",
         )
         loss = loss or next(iter(called.values()), "loss")
-        batch = next((name for name in (*_BATCHES,) if name in made), None)
-        loader = next((each for each in _LOADERS if each in made), None)
+        batch = next((name for name in (*_BATCHES,) if name in values), None)
+        loader = next((name for name in _LOADERS if name in values), None)
         example = batch or (f"tuple(next(iter({loader})))" if loader else "(x, y)")
-        model_text = ast.unparse(made[model]) if model in made else "Model()"
+        model_text = ast.unparse(values[model]) if model in values else "Model()"
         optimizer_text = ast.unparse(call) if call is not None else f"torch.optim.AdamW({model}.parameters())"
         return (model, model_text), (optimizer, optimizer_text), loss, example
 
 
 def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that an import runs: not those of functions, nor of what only a script's own start runs."""
-    for each in body:
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+    """Statements an import runs: not those of functions, nor of what only a script's own start runs."""
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
-        if isinstance(each, ast.If) and _is_guard(each.test):
-            yield from _top_level(each.orelse)
+        if isinstance(statement, ast.If) and _is_guard(statement.test):
+            yield from _top_level(statement.orelse)
         else:
-            yield each
+            yield statement
+
+
+def _bodies(tree: ast.AST) -> Iterator[list[ast.expr]]:
+    """The expressions standing as statements side by side, of each block of a script."""
+    for node in ast.walk(tree):
+        block = getattr(node, "body", None)
+        yield [line.value for line in block if isinstance(line, ast.Expr)] if isinstance(block, list) else []
 
 
 def _is_guard(test: ast.expr) -> bool:
     parts = [test.left, *test.comparators] if isinstance(test, ast.Compare) else []
-    return any(isinstance(each, ast.Name) and each.id == "__name__" for each in parts)
+    return any(isinstance(part, ast.Name) and part.id == "__name__" for part in parts)
 
 
 def _own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
     """The nodes of a statement without the bodies of functions in it."""
     yield statement
-    for each in ast.iter_child_nodes(statement):
-        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from _own_nodes(each)
+    for node in ast.iter_child_nodes(statement):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from _own_nodes(node)
 
 
 def _called(node: ast.AST) -> str:
-    """The function that a call calls, as text; '' for anything else."""
+    """The function a call calls, as text; '' for anything else."""
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
 
 
@@ -181,25 +198,25 @@ def _trains(node: ast.AST, training: set[str]) -> bool:
 
 
 def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
-    return {each.name: each for each in tree.body if isinstance(each, ast.FunctionDef)}
+    return {statement.name: statement for statement in tree.body if isinstance(statement, ast.FunctionDef)}
 
 
 def _training_functions(tree: ast.Module) -> set[str]:
     """Functions that compute a backward, or call one that does."""
-    functions, found, before = _functions(tree), set[str](), -1
-    while before != len(found):
-        before = len(found)
-        found |= {name for name, each in functions.items() if any(_trains(node, found) for node in ast.walk(each))}
-    return found
+    functions, names, before = _functions(tree), set[str](), -1
+    while before != len(names):
+        before = len(names)
+        names |= {name for name, body in functions.items() if any(_trains(node, names) for node in ast.walk(body))}
+    return names
 
 
 def _needs_nothing(function: ast.FunctionDef) -> bool:
-    given = function.args
-    return len(given.posonlyargs + given.args) == len(given.defaults) and all(given.kw_defaults)
+    args = function.args
+    return len(args.posonlyargs + args.args) == len(args.defaults) and all(args.kw_defaults)
 
 
 def _returned(function: ast.FunctionDef) -> Iterator[ast.expr | None]:
-    yield from (each.value for each in ast.walk(function) if isinstance(each, ast.Return))
+    yield from (node.value for node in ast.walk(function) if isinstance(node, ast.Return))
 
 
 def _is_recipe(value: ast.expr | None) -> bool:
@@ -207,18 +224,18 @@ def _is_recipe(value: ast.expr | None) -> bool:
 
 
 def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Names with the expressions that they are set to, wherever they stand in the script."""
-    for each in ast.walk(tree):
-        if isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Name):
-            yield each.targets[0].id, each.value
+    """Names with the expressions they are set to, wherever they stand in the script."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            yield node.targets[0].id, node.value
 
 
-def _compared(made: Mapping[str, ast.expr], tree: ast.AST) -> dict[str, str]:
-    """Names that a backward begins at, with the function that gives each its value where that takes two values: that of
-    an output and a target."""
-    ends = {_called(each).removesuffix(".backward") for each in ast.walk(tree) if _called(each).endswith(".backward")}
-    values = {name: made[name] for name in made if name in ends}
-    return {name: _called(each) for name, each in values.items() if isinstance(each, ast.Call) and len(each.args) == 2}
+def _compared(assignments: Mapping[str, ast.expr], tree: ast.AST) -> dict[str, str]:
+    """Names a backward begins at, with the function giving each its value where that takes two values: that of an
+    output and a target."""
+    ends = {_called(node).removesuffix(".backward") for node in ast.walk(tree) if _called(node).endswith(".backward")}
+    values = {name: assignments[name] for name in assignments if name in ends}
+    return {name: _called(call) for name, call in values.items() if isinstance(call, ast.Call) and len(call.args) == 2}
 
 
 def _is_parameters(node: ast.AST) -> bool:
@@ -229,20 +246,20 @@ def _is_parameters(node: ast.AST) -> bool:
 
 
 def _unique(values: Any) -> list[Any]:
-    found: dict[int, Any] = {id(each): each for each in values}
-    return list(found.values())
+    by_id: dict[int, Any] = {id(value): value for value in values}
+    return list(by_id.values())
 
 
 def _trained(named: Mapping[str, Any], optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, torch.nn.Module]:
-    """Modules that hold all that the optimizers train, without those that are a part of another one."""
-    wanted = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
-    found = {
+    """Modules holding all that the optimizers train, without those that are a part of another one."""
+    wanted = {id(parameter) for one in optimizers for group in one.param_groups for parameter in group["params"]}
+    modules = {
         name: value
         for name, value in named.items()
         if isinstance(value, torch.nn.Module) and wanted and wanted <= set(map(id, value.parameters()))
     }
-    inner = {id(part) for each in found.values() for part in each.modules() if part is not each}
-    return {name: value for name, value in found.items() if id(value) not in inner}
+    inner = {id(part) for module in modules.values() for part in module.modules() if part is not module}
+    return {name: value for name, value in modules.items() if id(value) not in inner}
 
 
 def _is_loss(name: str, value: Any) -> bool:
@@ -253,8 +270,8 @@ def _is_loss(name: str, value: Any) -> bool:
 
 
 def script_factory(path: Path, imported: Callable[[Path], ModuleType]) -> tuple[Callable[[], Any], str]:
-    """The factory of a script that names none, and how it is called in messages: its only function that is one, or what
-    its names make. Raises OptionError for a script that trains while it is imported, and for one with neither."""
+    """The factory of a script naming none, and how it is called in messages: its only function that is one, or what its
+    names make. Raises OptionError for a script that trains while it is imported, and for one with neither."""
     script = Script.read(path)
     script.refuse_training()
     functions = script.factories()

@@ -29,19 +29,19 @@ def without_values() -> Iterator[FakeTensorMode]:
     modules, whose shape the first forward gives, are so from then on."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     register, infer = torch.nn.Module.register_parameter, LazyModuleMixin._infer_parameters
-    known: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = {}
+    fakes: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = {}
 
-    def registered(module: torch.nn.Module, name: str, given: Any) -> None:
-        if isinstance(given, torch.Tensor) and not isinstance(given, FakeTensor) and not is_lazy(given):
-            if id(given) not in known:
+    def registered(module: torch.nn.Module, name: str, parameter: Any) -> None:
+        if isinstance(parameter, torch.Tensor) and not isinstance(parameter, FakeTensor) and not is_lazy(parameter):
+            if id(parameter) not in fakes:
                 with mode:
-                    fake = torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="cpu")
-                known[id(given)] = given, torch.nn.Parameter(fake, given.requires_grad)
-            given = known[id(given)][1]
-        register(module, name, given)
+                    fake = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cpu")
+                fakes[id(parameter)] = parameter, torch.nn.Parameter(fake, parameter.requires_grad)
+            parameter = fakes[id(parameter)][1]
+        register(module, name, parameter)
 
-    def inferred(module: Any, *given: Any) -> None:
-        infer(module, *given)
+    def inferred(module: Any, *inputs: Any) -> None:
+        infer(module, *inputs)
         for name, value in [*module._parameters.items()]:
             registered(module, name, value)
 
@@ -54,9 +54,9 @@ def without_values() -> Iterator[FakeTensorMode]:
 
 def check_trained(recipe: Recipe) -> None:
     """Raise UnsupportedError for a frozen parameter: a constant of the graph needs its value."""
-    trained = {id(each) for one in recipe.optimizers for group in one.param_groups for each in group["params"]}
-    for name, each in recipe.whole.named_parameters():
-        if id(each) not in trained or not each.requires_grad:
+    trained = {id(param) for one in recipe.optimizers for group in one.param_groups for param in group["params"]}
+    for name, parameter in recipe.whole.named_parameters():
+        if id(parameter) not in trained or not parameter.requires_grad:
             raise UnsupportedError(
                 f"--no-values: {show(name)} is not trained, and would be a constant without a value",
                 "leave --no-values out, or train it",
@@ -88,5 +88,5 @@ def _numbers_as_tensors(recipe: Recipe) -> Iterator[None]:
 
 def mode_of(recipe: Recipe) -> FakeTensorMode | None:
     """The mode of fake parameters; None where they have values."""
-    found = next((each for each in recipe.whole.parameters() if isinstance(each, FakeTensor)), None)
-    return None if found is None else found.fake_mode
+    fake_parameter = next((param for param in recipe.whole.parameters() if isinstance(param, FakeTensor)), None)
+    return None if fake_parameter is None else fake_parameter.fake_mode

@@ -14,22 +14,22 @@ from gopt.frontends.pytorch.states import Place, StateForm
 from gopt.text.sanitize import show
 
 
-def refuse_shared_memory(places: Sequence[Place], around: Mapping[Path, torch.Tensor]) -> None:
-    """Raise UnsupportedError where a place that a step writes to has memory of another place, or of a tensor that code
-    keeps and reads (``around``). A tied tensor is one place."""
-    held = [(each.name, each.kind is not StateForm.CONSTANT, each.read()) for each in places if not each.number]
-    held += [(said(path), False, value) for path, value in around.items()]
+def refuse_shared_memory(cells: Sequence[Place], around: Mapping[Path, torch.Tensor]) -> None:
+    """Raise UnsupportedError where a place a step writes to has memory of another place, or of a tensor that code keeps
+    and reads (``around``). A tied tensor is one place."""
+    tensors = [(cell.name, cell.kind is not StateForm.CONSTANT, cell.read()) for cell in cells if not cell.number]
+    tensors += [(said(path), False, value) for path, value in around.items()]
     memory = defaultdict(list)
-    for name, written, value in held:
+    for name, written, value in tensors:
         if value is not None and value.numel() and value.layout is torch.strided and not isinstance(value, FakeTensor):
             start = value.untyped_storage().data_ptr() + value.storage_offset() * value.element_size()
             memory[value.untyped_storage().data_ptr()].append((start, start + _extent(value), name, written, value))
     for owners in memory.values():
-        for place, (start, end, name, written, value) in enumerate(owners):
-            for other_start, other_end, other, is_written, its in owners[place + 1 :]:
+        for index, (start, end, name, written, value) in enumerate(owners):
+            for other_start, other_end, other_name, is_written, its in owners[index + 1 :]:
                 if its is not value and (written or is_written) and start < other_end and other_start < end:
                     raise UnsupportedError(
-                        f"{show(name)} and {show(other)} are two tensors of one memory, and a step writes to it",
+                        f"{show(name)} and {show(other_name)} are two tensors of one memory, and a step writes to it",
                         "tie parameters by one object (a.weight = b.weight); take a copy (clone) where both are apart",
                     )
 

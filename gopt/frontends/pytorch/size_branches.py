@@ -2,8 +2,8 @@
 
 Forward and backward run on tensors without values whose number of samples is a symbol of torch. A branch asks the
 symbol, a slice with a bound or a division with a rest gives a size that is no multiple of it: each is recorded with the
-line of user code that it came from. The same run tells inputs that have samples from those that have as many rows by
-chance: a step compares the symbols of the first, and the symbol of another with a number.
+line of user code it came from. The same run tells inputs that have samples from those that have as many rows by chance:
+a step compares the symbols of the first, and the symbol of another with a number.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ CHECKS = ("__init__.py", "_check_with")
 @dataclass(slots=True)
 class SizeUses:
     """``branches``: lines where code takes a branch on the number of samples; ``assumed``: lines that raise at other
-    sizes; ``numbers``: lines that make a number or text of Python of it, behind which no branch is seen; ``failed``:
-    why the code was not followed, or ''."""
+    sizes; ``numbers``: lines making a number or text of Python of it, behind which no branch is seen; ``failed``: why
+    the code was not followed, or ''."""
 
     branches: dict[str, None] = field(default_factory=dict)
     assumed: dict[str, None] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class SizeUses:
     failed: str = ""
 
     def add_branch(self) -> None:
-        """Record the line of user code that runs now."""
+        """Record the line of user code running now."""
         frames = [*user_frames(_run.__code__)]
         raises = _stands_in(CHECKS) or (bool(frames) and only_raises(frames[0]))
         raises = raises and not any(map(may_catch, frames))
@@ -81,23 +81,23 @@ def refuse_branches(
 
     ``size``: a number that is not a dimension of the step. ``sampled``: inputs that have samples.
     """
-    found, env = SizeUses(), ShapeEnv()
-    env.guards = _Guards(found, frozenset(compared))  # type: ignore[assignment]
-    _run(recipe, options, resized(recipe.batch, size, sampled), dict.fromkeys(sampled, DimDynamic.DUCK), env, found)
-    if found.branches:
+    uses, env = SizeUses(), ShapeEnv()
+    env.guards = _Guards(uses, frozenset(compared))  # type: ignore[assignment]
+    _run(recipe, options, resized(recipe.batch, size, sampled), dict.fromkeys(sampled, DimDynamic.DUCK), env, uses)
+    if uses.branches:
         raise UnsupportedError(
             "--dynamic batch: the step takes a branch on the number of samples, or a rest or a bound of it, "
-            f"{next(iter(found.branches))}",
+            f"{next(iter(uses.branches))}",
             "the file would hold one side of it; leave it out of the step, or export without --dynamic",
         )
-    return found
+    return uses
 
 
 def inputs_with_samples(recipe: Recipe, options: ExportOptions) -> tuple[str, ...]:
     """Return the inputs whose dimension 0 is the number of samples, by how the step combines them; all that have the
     size of the first where torch cannot follow the step.
 
-    Raises UnsupportedError for an input of that size that is combined with no other.
+    Raises UnsupportedError for an input of that size combined with no other.
     """
     named = of_one_size(recipe.batch)
     if len(named) < 2:
@@ -110,11 +110,11 @@ def inputs_with_samples(recipe: Recipe, options: ExportOptions) -> tuple[str, ..
     tied = {name: size for name, size in sizes.items() if size.free_symbols}
     if not tied:
         return named
-    first = next(iter(tied))
+    leader = next(iter(tied))
     for name, size in tied.items():
-        if size != tied[first] and _runs_without(recipe, options, set(tied) - {name}):
+        if size != tied[leader] and _runs_without(recipe, options, set(tied) - {name}):
             raise UnsupportedError(
-                f"--dynamic batch: {show(first)} and {show(name)} have {samples_of(recipe.batch)} rows each, and the "
+                f"--dynamic batch: {show(leader)} and {show(name)} have {samples_of(recipe.batch)} rows each, and the "
                 "step runs with another number of rows in one of them: do both have the samples?",
                 f"where {show(name)} has none, give it another number of rows in the example batch; where it has them, "
                 "let the step say so: assert a.shape[0] == b.shape[0]",
@@ -138,7 +138,7 @@ def _runs_without(recipe: Recipe, options: ExportOptions, sampled: Collection[st
 
 def _run(
     recipe: Recipe, options: ExportOptions, batch: Mapping[str, torch.Tensor], open_: Mapping[str, DimDynamic],
-    env: ShapeEnv, found: SizeUses,
+    env: ShapeEnv, uses: SizeUses,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Run forward and backward of a copy with symbols in dimension 0 of the inputs ``open_``; returns its batch."""
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
@@ -148,18 +148,18 @@ def _run(
         for kind in ("_parameters", "_buffers"):
             for spots in tensors_of(tried.whole, kind).values():
                 fake = mode.from_tensor(spots[0][0][spots[0][1]], static_shapes=True)
-                for held, key, _ in spots:
-                    held[key] = fake
+                for table, key, _ in spots:
+                    table[key] = fake
         for name, value in batch.items():
             axes = [open_.get(name, DimDynamic.STATIC), *[DimDynamic.STATIC] * value.dim()][: value.dim()]
             context = StatelessSymbolicContext(dynamic_sizes=axes)
             symbols[name] = mode.from_tensor(value, symbolic_context=context, source=ConstantSource(name))
-        with _watched(found), on_attention_math(), _without_mkldnn(), mode, enable_python_dispatcher(), readable():
+        with _watched(uses), on_attention_math(), _without_mkldnn(), mode, enable_python_dispatcher(), readable():
             with autocast(options):
                 loss = tried.loss_of(symbols)
             loss.backward()
     except Exception as error:  # some operators of torch have no symbolic form
-        found.failed = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"[:200]
+        uses.failed = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"[:200]
     return symbols
 
 
@@ -170,9 +170,9 @@ def _without_mkldnn() -> AbstractContextManager[Any]:
 class _Guards(list[Any]):
     """The answers that torch notes down while code runs, as uses of the size."""
 
-    def __init__(self, found: SizeUses, compared: frozenset[int]) -> None:
+    def __init__(self, uses: SizeUses, compared: frozenset[int]) -> None:
         super().__init__()
-        self._found = found
+        self._found = uses
         self._compared = compared
 
     def append(self, guard: Any) -> None:
@@ -186,11 +186,11 @@ class _Guards(list[Any]):
 
 
 def _stands_in(function: tuple[str, str]) -> bool:
-    """Return whether a function of torch, given by its file and name, runs now."""
+    """Return whether a function of torch, given by the file and name, runs now."""
     frame: Any = sys._getframe(2)
     while frame is not None:
-        known = (Path(frame.f_code.co_filename).name, frame.f_code.co_name) == function
-        if known and frame.f_globals.get("__name__", "").partition(".")[0] == "torch":
+        stands = (Path(frame.f_code.co_filename).name, frame.f_code.co_name) == function
+        if stands and frame.f_globals.get("__name__", "").partition(".")[0] == "torch":
             return True
         frame = frame.f_back
     return False
@@ -204,31 +204,31 @@ def _holds_elsewhere(condition: Any, compared: frozenset[int]) -> bool:
     symbols = condition.free_symbols
     if len(symbols) != 1 or not isinstance(condition, sympy.core.relational.Relational):
         return False
-    symbol, known = next(iter(symbols)), compared | {1}
+    symbol, known_sizes = next(iter(symbols)), compared | {1}
     if not condition.has(Mod, PythonMod):
         line = sympy.expand(condition.lhs - condition.rhs)
         if not line.is_polynomial(symbol) or sympy.degree(line, symbol) != 1:
             return False
         root = -line.coeff(symbol, 0) / line.coeff(symbol, 1)
         if isinstance(condition, sympy.Ne):
-            return not root.is_integer or root < 1 or int(root) in known
+            return not root.is_integer or root < 1 or int(root) in known_sizes
         rises = (line.coeff(symbol, 1) > 0) == isinstance(condition, sympy.Gt | sympy.Ge)
         if isinstance(condition, sympy.Eq) or not rises or root > _SETTLED:
             return False
-    elif not all(_settles(each) for each in condition.atoms(Mod, PythonMod)):
+    elif not all(_settles(atom) for atom in condition.atoms(Mod, PythonMod)):
         return False
-    return all(each in known for each in range(1, _SETTLED + 2) if not condition.subs(symbol, each))
+    return all(size in known_sizes for size in range(1, _SETTLED + 2) if not condition.subs(symbol, size))
 
 
 def _settles(rest: Any) -> bool:
     """Return whether the rest of a division by a multiple of the size is one formula from small sizes on.
 
-    It is where its numbers are small without their common factor: the rest of 5 by 5 n is five times that of 1 by n.
+    It is where its numbers are small without the common factor: the rest of 5 by 5 n is five times that of 1 by n.
     """
-    numbers = [int(each) for side in rest.args for each in _factors(side)]
+    numbers = [int(factor) for side in rest.args for factor in _factors(side)]
     shared = math.gcd(*numbers) or 1
-    small = all(abs(each) // shared <= _SMALL for each in numbers)
-    return bool(small and rest.args[1].free_symbols and all(_smooth(each) for each in rest.args))
+    small = all(abs(number) // shared <= _SMALL for number in numbers)
+    return bool(small and rest.args[1].free_symbols and all(_smooth(arg) for arg in rest.args))
 
 
 def _factors(expression: Any) -> list[Any]:
@@ -237,33 +237,33 @@ def _factors(expression: Any) -> list[Any]:
     if not symbols and expression.is_Integer:
         return [expression]
     if len(symbols) == 1 and expression.is_polynomial(*symbols):
-        found = sympy.Poly(expression, *symbols).coeffs()
-        if all(each.is_Integer for each in found):
-            return list(found)
-    return [1, *(sympy.ceiling(abs(each)) for each in expression.atoms(sympy.Number))]
+        coefficients = sympy.Poly(expression, *symbols).coeffs()
+        if all(coefficient.is_Integer for coefficient in coefficients):
+            return list(coefficients)
+    return [1, *(sympy.ceiling(abs(atom)) for atom in expression.atoms(sympy.Number))]
 
 
 @contextlib.contextmanager
-def _watched(found: SizeUses) -> Iterator[None]:
+def _watched(uses: SizeUses) -> Iterator[None]:
     """Record sizes that are no formula of the number of samples, and numbers and texts of Python; ``len`` gives
     symbols."""
-    made, number, count, text = SymNode.__init__, SymNode.guard_int, builtins.len, torch.SymInt.__str__
+    start, number, count, text = SymNode.__init__, SymNode.guard_int, builtins.len, torch.SymInt.__str__
 
     def init(node: Any, expression: Any, *rest: Any, **named: Any) -> None:
-        made(node, expression, *rest, **named)
+        start(node, expression, *rest, **named)
         if not _smooth(expression):
-            found.add_branch()
+            uses.add_branch()
 
     def guard_int(node: Any, file: Any, line: Any) -> int:
         if node.expr.free_symbols and node.hint is not None:
-            found.numbers[user_line(_run.__code__)] = None
+            uses.numbers[user_line(_run.__code__)] = None
             return int(node.hint)
         return number(node, file, line)  # type: ignore[no-any-return]
 
     def written(size: Any) -> str:
         if not (is_of_user(sys._getframe(1)) and size.node.expr.free_symbols and size.node.hint is not None):
             return text(size)  # type: ignore[no-any-return]
-        found.numbers[user_line(_run.__code__)] = None
+        uses.numbers[user_line(_run.__code__)] = None
         return str(size.node.hint)
 
     def length(value: Any) -> Any:
@@ -285,7 +285,7 @@ def _smooth(expression: Any) -> bool:
     if not isinstance(expression, sympy.Basic) or not expression.free_symbols:
         return True
     if isinstance(expression, sympy.Max) or type(expression).__name__ == "Max":
-        return 1 in expression.args and all(_smooth(each) for each in expression.args)
+        return 1 in expression.args and all(_smooth(arg) for arg in expression.args)
     if isinstance(expression, Mod | PythonMod):
         return _settles(expression)
-    return isinstance(expression, SMOOTH) and all(_smooth(each) for each in expression.args)
+    return isinstance(expression, SMOOTH) and all(_smooth(arg) for arg in expression.args)

@@ -1,4 +1,4 @@
-"""Constants as functions of the size of a batch: nodes that compute what a constant is at two sizes, at any size."""
+"""Constants as functions of the size of a batch: nodes computing what a constant is at two sizes, at any size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def affine(a: int, b: int, sizes: tuple[int, int]) -> tuple[int, int] | None:
 
 @dataclass(slots=True)
 class SizedConstants:
-    """Nodes and constants that compute with the size.
+    """Nodes and constants computing with the size.
 
     ``sizes``: the two sizes. ``sized``: an input whose first dimension is the size.
     """
@@ -45,47 +45,47 @@ class SizedConstants:
         lines = [affine(int(a), int(b), self.sizes) for a, b in zip(one.ravel(), two.ravel())]
         if None in lines:
             return None
-        moving = [place for place, line in enumerate(lines) if line and line[0]]
+        moving = [index for index, line in enumerate(lines) if line and line[0]]
         if infers and len(moving) == 1 and (one > 0).all() and lines[moving[0]][1] == 0:  # type: ignore[index]
             fixed = one.copy()
             fixed[moving[0]] = -1
             return self._constant(fixed, name)
-        parts = [self._line(*line, f"{name}.{place}") for place, line in enumerate(lines) if line]
+        parts = [self._line(*line, f"{name}.{index}") for index, line in enumerate(lines) if line]
         if one.ndim == 0:
-            found = self._add("Squeeze", [parts[0]], name)
+            joined = self._add("Squeeze", [parts[0]], name)
         else:
-            found = parts[0] if len(parts) == 1 else self._add("Concat", parts, name, axis=0)
-        return found if one.dtype == np.int64 else self._add("Cast", [found], f"{name}.cast", to=_onnx(one.dtype))
+            joined = parts[0] if len(parts) == 1 else self._add("Concat", parts, name, axis=0)
+        return joined if one.dtype == np.int64 else self._add("Cast", [joined], f"{name}.cast", to=_onnx(one.dtype))
 
     def _line(self, factor: int, offset: int, name: str) -> str:
         """factor * size + offset, of shape [1]."""
         if factor == 0:
             return self._constant(np.array([offset], np.int64), name)
-        found = self._batch()
+        line = self._batch()
         if factor != 1:
-            found = self._add(
-                "Mul", [found, self._constant(np.array([factor], np.int64), f"{name}.factor")], f"{name}.mul"
+            line = self._add(
+                "Mul", [line, self._constant(np.array([factor], np.int64), f"{name}.factor")], f"{name}.mul"
             )
         if offset:
-            found = self._add(
-                "Add", [found, self._constant(np.array([offset], np.int64), f"{name}.offset")], f"{name}.add"
+            line = self._add(
+                "Add", [line, self._constant(np.array([offset], np.int64), f"{name}.offset")], f"{name}.add"
             )
-        return found
+        return line
 
     def _floats(self, one: np.ndarray, two: np.ndarray, name: str) -> str | None:
         """c * size, c / size, or n / (n - 1) of n = k * size, the unbiased variance."""
-        wide, other = one.astype(np.float64), two.astype(np.float64)
+        wide, wide_two = one.astype(np.float64), two.astype(np.float64)
         near = 4 * float(np.finfo(one.dtype).eps)
         a, b = self.sizes
         for op, constant, expected in (("Mul", wide / a, wide / a * b), ("Div", wide * a, wide * a / b)):
-            if np.allclose(other, expected, rtol=near, atol=0):
+            if np.allclose(wide_two, expected, rtol=near, atol=0):
                 size = self._float(1, one.dtype, name)
-                held = self._constant(constant.astype(one.dtype), f"{name}.constant")
-                return self._add(op, [size, held] if op == "Mul" else [held, size], name)
+                fixed = self._constant(constant.astype(one.dtype), f"{name}.constant")
+                return self._add(op, [size, fixed] if op == "Mul" else [fixed, size], name)
         if one.ndim or wide <= 1:
             return None
         factor = round(float(wide / (wide - 1)) / a)
-        if factor and np.allclose([wide, other], [factor * a / (factor * a - 1), factor * b / (factor * b - 1)],
+        if factor and np.allclose([wide, wide_two], [factor * a / (factor * a - 1), factor * b / (factor * b - 1)],
                                   rtol=near, atol=0):  # fmt: skip
             count = self._float(factor, one.dtype, name)
             less = self._add("Sub", [count, self._constant(np.array(1, one.dtype), f"{name}.one")], f"{name}.less")
@@ -110,7 +110,7 @@ class SizedConstants:
         if len(axes) != 1 or one.dtype.kind != "i" or one.shape[axis] < 2:
             return None
         step = one.take([1], axis).astype(np.int64) - row
-        if any((each != row + _counted(each, axis) * step).any() for each in (one, two)):
+        if any((array != row + _counted(array, axis) * step).any() for array in (one, two)):
             return None
         line = affine(one.shape[axis], two.shape[axis], self.sizes)
         return line and self._rows(row, step, axis, line, name)
@@ -118,13 +118,13 @@ class SizedConstants:
     def _rows(self, row: np.ndarray, step: np.ndarray, axis: int, line: tuple[int, int], name: str) -> str:
         """row + i * step for each i below factor * size + offset, along the axis."""
         stop = self._add("Squeeze", [self._line(*line, f"{name}.count")], f"{name}.stop")
-        start, by = (self._constant(np.array(each, np.int64), f"{name}.{each}") for each in (0, 1))
-        found = self._add("Range", [start, stop, by], f"{name}.range")
-        along = np.array([-1 if each == axis else 1 for each in range(row.ndim)], np.int64)
-        found = self._add("Reshape", [found, self._constant(along, f"{name}.along")], f"{name}.numbers")
-        found = self._add("Mul", [found, self._constant(step, f"{name}.step")], f"{name}.moved")
-        found = self._add("Add", [found, self._constant(row.astype(np.int64), f"{name}.row")], f"{name}.rows")
-        return self._add("Cast", [found], name, to=_onnx(row.dtype))
+        start, by = (self._constant(np.array(number, np.int64), f"{name}.{number}") for number in (0, 1))
+        numbers = self._add("Range", [start, stop, by], f"{name}.range")
+        along = np.array([-1 if dim == axis else 1 for dim in range(row.ndim)], np.int64)
+        numbers = self._add("Reshape", [numbers, self._constant(along, f"{name}.along")], f"{name}.numbers")
+        numbers = self._add("Mul", [numbers, self._constant(step, f"{name}.step")], f"{name}.moved")
+        numbers = self._add("Add", [numbers, self._constant(row.astype(np.int64), f"{name}.row")], f"{name}.rows")
+        return self._add("Cast", [numbers], name, to=_onnx(row.dtype))
 
     def _batch(self) -> str:
         """The size, of shape [1]."""
@@ -143,7 +143,7 @@ class SizedConstants:
 
 def _counted(value: np.ndarray, axis: int) -> np.ndarray:
     """The number of each row along an axis."""
-    return np.arange(value.shape[axis]).reshape([-1 if each == axis else 1 for each in range(value.ndim)])
+    return np.arange(value.shape[axis]).reshape([-1 if dim == axis else 1 for dim in range(value.ndim)])
 
 
 def _onnx(dtype: np.dtype) -> int:

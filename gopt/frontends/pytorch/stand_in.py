@@ -21,10 +21,10 @@ class _Parameters(torch.nn.Module):
     def __init__(self, parameters: Sequence[torch.nn.Parameter], generator: torch.Generator) -> None:
         super().__init__()
         self.all = torch.nn.ParameterList(parameters)
-        self.slopes = [torch.randn(each.shape, generator=generator).to(each.dtype) for each in parameters]
+        self.slopes = [torch.randn(param.shape, generator=generator).to(param.dtype) for param in parameters]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        terms = [(each * slope + each * each).sum().float() for each, slope in zip(self.all, self.slopes)]
+        terms = [(param * slope + param * param).sum().float() for param, slope in zip(self.all, self.slopes)]
         return torch.stack(terms).sum() * x.mean()
 
 
@@ -32,12 +32,12 @@ def stand_in(recipe: Recipe) -> Recipe:
     """Return a step of copies of the optimizers over small parameters of the same ranks, types and groups, with random
     values. States that the optimizers have already begin at zero."""
     generator = torch.Generator().manual_seed(7)
-    given = list(recipe.whole.parameters())
+    parameters = list(recipe.whole.parameters())
     small = [
-        torch.nn.Parameter(torch.randn(_small(each), generator=generator).to(each.dtype), each.requires_grad)
-        for each in given
+        torch.nn.Parameter(torch.randn(_small(param), generator=generator).to(param.dtype), param.requires_grad)
+        for param in parameters
     ]
-    memo: dict[int, object] = {id(old): new for old, new in zip(given, small)}
+    memo: dict[int, object] = {id(old): new for old, new in zip(parameters, small)}
     for optimizer in recipe.optimizers:
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():

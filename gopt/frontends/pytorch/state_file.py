@@ -26,12 +26,12 @@ def save_torch(
     """Write the module's state dict, or with ``all_states`` a dict of several: ``model``, ``optimizer`` (a list where
     there are several), ``step``, and, where the step has one, ``scheduler``, ``scaler``, ``ema`` and ``loss``.
 
-    Raises OptionError and RunError as ``save_state_dict``, OptionError for ``all_states`` of a step that was not
-    exported from PyTorch, InputError for a state without a value.
+    Raises OptionError and RunError as ``save_state_dict``, OptionError for ``all_states`` of a step not exported from
+    PyTorch, InputError for a state without a value.
     """
-    target, found = new_file(output, force), StepValues.at(path)
-    values = _Values(found.graph.initializers)
-    names, record = found.of_module(), found.record
+    target, step_values = new_file(output, force), StepValues.at(path)
+    values = _Values(step_values.graph.initializers)
+    names, record = step_values.of_module(), step_values.record
     module = {key: values[name] for key, name in names.items() if name in values}
     missing = [name for name in names if name not in module]
     content: dict[str, Any] = module
@@ -41,18 +41,18 @@ def save_torch(
                 "the step does not say which optimizer its states are of", "export it with gopt export, or leave out "
                 "--all-states",
             )  # fmt: skip
-        content = {"model": module, **_others(record, values, _steps(found, record))}
+        content = {"model": module, **_others(record, values, _steps(step_values, record))}
     put_new(target, Path(output), force, lambda file: torch.save(content, file))
     shown = _tensors(content)
-    nbytes = sum(each.numel() * each.element_size() for each in shown)
+    nbytes = sum(tensor.numel() * tensor.element_size() for tensor in shown)
     return StateDict(str(Path(output)), len(shown), nbytes, (*missing, *(record.lost if record else ())))
 
 
 class _Values(Mapping[str, torch.Tensor]):
     """Values of a step as tensors of PyTorch."""
 
-    def __init__(self, held: Mapping[str, Tensor]) -> None:
-        self._held = held
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._held = tensors
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._held:
@@ -71,36 +71,36 @@ class _Values(Mapping[str, torch.Tensor]):
         return len(self._held)
 
 
-def _steps(found: StepValues, record: TorchRecord) -> int:
-    """The number of steps that the values have behind them."""
-    counted = found.graph.initializers.get(EPOCH)
+def _steps(step_values: StepValues, record: TorchRecord) -> int:
+    """The number of steps the values have behind them."""
+    counted = step_values.graph.initializers.get(EPOCH)
     if record.scheduler is not None and counted is not None:
         return int(counted.numpy()) - record.scheduler.first
-    scheduled = any(group.rate is not None for each in record.optimizers for group in each.groups)
-    if found.step is None and scheduled:
+    scheduled = any(group.rate is not None for optimizer in record.optimizers for group in optimizer.groups)
+    if step_values.step is None and scheduled:
         raise OptionError(
             "a file does not say how many steps its values have behind them, and the learning rate depends on that",
             "give the checkpoint in place of the model that was merged from it",
         )
-    return found.step or 0
+    return step_values.step or 0
 
 
 def _others(record: TorchRecord, values: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
-    optimizers = [_optimizer(each, values, step) for each in record.optimizers]
-    found: dict[str, Any] = {"optimizer": optimizers if len(optimizers) > 1 else optimizers[0], "step": step}
+    optimizers = [_optimizer(optimizer, values, step) for optimizer in record.optimizers]
+    state_dict: dict[str, Any] = {"optimizer": optimizers if len(optimizers) > 1 else optimizers[0], "step": step}
     if record.scheduler is not None:
-        rates = [group["lr"] for each in optimizers for group in each["param_groups"]]
-        found["scheduler"] = scheduler_state(record.scheduler, step, rates)
+        rates = [group["lr"] for optimizer in optimizers for group in optimizer["param_groups"]]
+        state_dict["scheduler"] = scheduler_state(record.scheduler, step, rates)
     if record.scaler is not None:
         scaler = {key: values[name].item() for key, name in record.scaler.items()}
-        own = {"growth_factor": GROWTH, "backoff_factor": BACKOFF, "growth_interval": INTERVAL}
-        found["scaler"] = {**scaler, **own}
+        options_of_scaler = {"growth_factor": GROWTH, "backoff_factor": BACKOFF, "growth_interval": INTERVAL}
+        state_dict["scaler"] = {**scaler, **options_of_scaler}
     if record.averages is not None:
         averaged = {key: record.averages.get(name, name) for key, name in record.module.items()}
-        found["ema"] = {key: values[name] for key, name in averaged.items()}
+        state_dict["ema"] = {key: values[name] for key, name in averaged.items()}
     if record.loss is not None:
-        found["loss"] = {key: values[name] for key, name in record.loss.items()}
-    return found
+        state_dict["loss"] = {key: values[name] for key, name in record.loss.items()}
+    return state_dict
 
 
 def _optimizer(record: TorchOptimizer, values: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
@@ -108,21 +108,24 @@ def _optimizer(record: TorchOptimizer, values: Mapping[str, torch.Tensor], step:
     fresh = bool(record.started) and not values[record.started].item()
     states: dict[int, dict[str, Any]] = {}
     groups = []
-    first = 0
+    start = 0
     for group in record.groups:
-        for number, each in enumerate(group.parameters, first):
-            if each.states and not fresh:
-                held = {key: values[name] for key, name in each.states.items()}
-                held |= {key: _number(held[key]) for key in each.numbers}
-                states[number] = {**held, **{key: _value(other) for key, other in (each.others or {}).items()}}
-        numbers = list(range(first, first + len(group.parameters)))
+        for number, parameter in enumerate(group.parameters, start):
+            if parameter.states and not fresh:
+                table = {key: values[name] for key, name in parameter.states.items()}
+                table |= {key: _number(table[key]) for key in parameter.numbers}
+                states[number] = {
+                    **table,
+                    **{key: _value(entry) for key, entry in (parameter.others or {}).items()},
+                }
+        numbers = list(range(start, start + len(group.parameters)))
         groups.append({**_options(group, values, step), "params": numbers})
-        first += len(numbers)
+        start += len(numbers)
     return {"state": states, "param_groups": groups}
 
 
 def _options(group: TorchGroup, values: Mapping[str, torch.Tensor], step: int) -> dict[str, Any]:
-    options = {key: _value(each) for key, each in group.options.items()}
+    options = {key: _value(option_value) for key, option_value in group.options.items()}
     options |= {key: _number(values[name]) for key, name in (group.counters or {}).items()}
     for name, default in {**(group.moved or {}), **({"lr": group.rate} if group.rate is not None else {})}.items():
         schedule, (option, _, member) = default_schedule(name, default), name.rpartition("_")
@@ -130,16 +133,16 @@ def _options(group: TorchGroup, values: Mapping[str, torch.Tensor], step: int) -
         if name in options:
             options[name] = value
         else:  # a member of a tuple
-            held = options[option]
-            options[option] = (*held[: int(member)], value, *held[int(member) + 1 :])
+            members = options[option]
+            options[option] = (*members[: int(member)], value, *members[int(member) + 1 :])
     return options
 
 
-def _value(given: Any) -> Any:
-    """An option as PyTorch has it, from its form in JSON."""
-    if isinstance(given, Mapping):
-        return tuple(map(_value, given["tuple"]))
-    return [_value(each) for each in given] if isinstance(given, list) else given
+def _value(plain_value: Any) -> Any:
+    """An option as PyTorch has it, from the form in JSON."""
+    if isinstance(plain_value, Mapping):
+        return tuple(map(_value, plain_value["tuple"]))
+    return [_value(part) for part in plain_value] if isinstance(plain_value, list) else plain_value
 
 
 def _number(value: torch.Tensor) -> int | float:
@@ -151,4 +154,4 @@ def _tensors(content: Any) -> Sequence[torch.Tensor]:
     if isinstance(content, torch.Tensor):
         return [content]
     parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
-    return [each for part in parts for each in _tensors(part)]
+    return [tensor for part in parts for tensor in _tensors(part)]

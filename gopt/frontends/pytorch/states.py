@@ -1,4 +1,4 @@
-"""The values that a training step carries from step to step, and their values before the first one."""
+"""The values a training step carries from step to step, and the values before the first one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Place:
     ``write`` None removes it. ``owner``: index of the optimizer that updates it, None for buffers and constants.
     ``number``: whether it is a number of Python. ``is_scalar``: whether eager code takes ``item()`` of it, such as of a
     count, and computes in float64, where ``1 - 0.999 ** count`` keeps its digits. ``slot``: of a state or counter of an
-    optimizer, its parameter's name or its group, and its key.
+    optimizer, its parameter's name or the group, and the key.
     """
 
     name: str
@@ -57,41 +57,43 @@ class Place:
 
     @property
     def current(self) -> torch.Tensor:
-        """The current tensor, or its value before the first step."""
-        found = self.read()
-        return self.value if found is None else found
+        """The current tensor, or the value before the first step."""
+        tensor = self.read()
+        return self.value if tensor is None else tensor
 
 
-def find_places(recipe: Recipe, seen: EagerSteps) -> list[Place]:
+def find_places(recipe: Recipe, eager: EagerSteps) -> list[Place]:
     """Every place of a recipe: parameters, optimizer states, buffers, constants. Raises UnsupportedError where
     nothing is trained."""
-    parameters, constants = _parameters(recipe, seen)
+    parameters, constants = _parameters(recipe, eager)
     if not parameters:
         raise UnsupportedError(
             "the optimizer has no parameter that needs a gradient", "give it module.parameters(), with requires_grad"
         )
-    owners = {id(place.read()): place for place in parameters}
-    places = [*parameters]
+    owners = {id(cell.read()): cell for cell in parameters}
+    cells = [*parameters]
     for index, optimizer in enumerate(recipe.optimizers):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 owner = owners.get(id(parameter))
                 if owner is not None:
-                    places += _states_of(optimizer, index, parameter, owner, seen)
-        for place, group in enumerate(optimizer.param_groups):
-            counters = seen.counters.get((index, place), {})
-            prefix = f"optimizer{index}.group{place}"
-            places += [_counter(f"{prefix}.{key}", index, group, (place, key), each) for key, each in counters.items()]
-        for key, value in seen.counters.get((index, None), {}).items():
-            places.append(_counter(f"optimizer{index}.{key}", index, vars(optimizer), (None, key), value))
+                    cells += _states_of(optimizer, index, parameter, owner, eager)
+        for number, group in enumerate(optimizer.param_groups):
+            counters = eager.counters.get((index, number), {})
+            prefix = f"optimizer{index}.group{number}"
+            cells += [
+                _counter(f"{prefix}.{key}", index, group, (number, key), value) for key, value in counters.items()
+            ]
+        for key, value in eager.counters.get((index, None), {}).items():
+            cells.append(_counter(f"optimizer{index}.{key}", index, vars(optimizer), (None, key), value))
     for spots in tensors_of(recipe.whole, "_buffers").values():
-        held, key, name = spots[0]
-        places.append(_module_place(name, _kind(spots, seen), held[key], spots))
-    return [*_unique(places), *constants]
+        table, key, name = spots[0]
+        cells.append(_module_place(name, _kind(spots, eager), table[key], spots))
+    return [*_unique(cells), *constants]
 
 
-def _parameters(recipe: Recipe, seen: EagerSteps) -> tuple[list[Place], list[Place]]:
-    """Parameters that an optimizer updates, and all others: constants, or buffers where the module changes them."""
+def _parameters(recipe: Recipe, eager: EagerSteps) -> tuple[list[Place], list[Place]]:
+    """Parameters an optimizer updates, and all others: constants, or buffers where the module changes them."""
     owners = {
         id(parameter): index
         for index, optimizer in enumerate(recipe.optimizers)
@@ -100,14 +102,14 @@ def _parameters(recipe: Recipe, seen: EagerSteps) -> tuple[list[Place], list[Pla
     }
     trained, constant = [], []
     for key, spots in tensors_of(recipe.whole, "_parameters").items():
-        held, own, name = spots[0]
-        value = held[own]
+        table, key_of, name = spots[0]
+        value = table[key_of]
         if value.requires_grad and key in owners:
             trained.append(_module_place(name, StateForm.PARAMETER, value, spots, owners[key]))
         else:
-            constant.append(_module_place(name, _kind(spots, seen), value, spots))
-    known = {id(place.read()) for place in trained}
-    lost = next((key for key in owners if key not in known and key not in map(_id_of, constant)), None)
+            constant.append(_module_place(name, _kind(spots, eager), value, spots))
+    ids = {id(cell.read()) for cell in trained}
+    lost = next((key for key in owners if key not in ids and key not in map(_id_of, constant)), None)
     if lost is not None:
         raise UnsupportedError(
             "the optimizer has a parameter that is not in the module", "register it in the module that is returned"
@@ -115,72 +117,72 @@ def _parameters(recipe: Recipe, seen: EagerSteps) -> tuple[list[Place], list[Pla
     return trained, constant
 
 
-def _kind(spots: Any, seen: EagerSteps) -> StateForm:
-    return StateForm.BUFFER if any(spot[2] in seen.buffers for spot in spots) else StateForm.CONSTANT
+def _kind(spots: Any, eager: EagerSteps) -> StateForm:
+    return StateForm.BUFFER if any(spot[2] in eager.buffers for spot in spots) else StateForm.CONSTANT
 
 
-def _id_of(place: Place) -> int:
-    return id(place.read())
+def _id_of(cell: Place) -> int:
+    return id(cell.read())
 
 
 def _module_place(name: str, kind: StateForm, value: torch.Tensor, spots: Any, owner: int | None = None) -> Place:
     def write(new: torch.Tensor | None) -> None:
-        for held, key, _ in spots:
-            held[key] = new
+        for table, key, _ in spots:
+            table[key] = new
 
     return Place(name, kind, value.detach(), write, lambda: spots[0][0][spots[0][1]], owner)
 
 
 def _states_of(
-    optimizer: torch.optim.Optimizer, index: int, parameter: torch.Tensor, owner: Place, seen: EagerSteps
+    optimizer: torch.optim.Optimizer, index: int, parameter: torch.Tensor, owner: Place, eager: EagerSteps
 ) -> Iterator[Place]:
-    """Places in the state of one parameter, whose dict stays the same object when its parameter is swapped."""
-    held = optimizer.state[parameter]
-    for key, first in seen.states.get((index, owner.name), {}).items():
-        value = _tensor(first).clone()
+    """Places in the state of a parameter, whose dict stays the same object when its parameter is swapped."""
+    states = optimizer.state[parameter]
+    for key, start in eager.states.get((index, owner.name), {}).items():
+        value = _tensor(start).clone()
 
         def write(new: torch.Tensor | None, key: str = key) -> None:
             if new is None:
-                held.pop(key, None)
+                states.pop(key, None)
             else:
-                held[key] = new
+                states[key] = new
 
         def read(key: str = key) -> torch.Tensor | None:
-            return _tensor(held[key]) if key in held else None
+            return _tensor(states[key]) if key in states else None
 
-        number = not isinstance(first, torch.Tensor)
+        number = not isinstance(start, torch.Tensor)
         scalar = not value.dim() and value.dtype is torch.float32
-        if not isinstance(first, FakeTensor):  # of those it is not known what code reads
-            scalar = scalar and (index, owner.name, key) in seen.read
+        if not isinstance(start, FakeTensor):  # of those it is not known what code reads
+            scalar = scalar and (index, owner.name, key) in eager.read
         name, slot = f"{owner.name}.{key}", (owner.name, key)
         yield Place(name, StateForm.OPTIMIZER, value, write, read, index, number, scalar, slot)
 
 
-def store_others(recipe: Recipe, seen: EagerSteps) -> None:
+def store_others(recipe: Recipe, eager: EagerSteps) -> None:
     """Store what the first step stored in the states of parameters beside tensors and numbers, such as None."""
     names = parameter_names(recipe)
     for index, optimizer in enumerate(recipe.optimizers):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                for key, value in seen.others.get((index, names.get(id(parameter), "")), {}).items():
+                for key, value in eager.others.get((index, names.get(id(parameter), "")), {}).items():
                     optimizer.state[parameter].setdefault(key, copy.copy(value))
 
 
-def _counter(name: str, index: int, held: dict[str, Any], slot: tuple[int | None, str], first: float) -> Place:
+def _counter(name: str, index: int, table: dict[str, Any], slot: tuple[int | None, str], start: float) -> Place:
     """The place of a number in a group, or in the attributes of an optimizer. None there is no number yet."""
     key = slot[1]
-    unset = key in held and held[key] is None
+    unset = key in table and table[key] is None
 
     def write(new: Any) -> None:
         if new is None and not unset:
-            held.pop(key, None)
+            table.pop(key, None)
         else:
-            held[key] = new
+            table[key] = new
 
     def read() -> torch.Tensor | None:
-        return None if held.get(key) is None else _tensor(held[key])
+        return None if table.get(key) is None else _tensor(table[key])
 
-    return Place(name, StateForm.OPTIMIZER, _tensor(first), write, read, index, True, slot=slot)
+    return Place(name, StateForm.OPTIMIZER, _tensor(start), write, read, index, True, slot=slot)
 
 
 def _tensor(value: Any) -> torch.Tensor:
@@ -188,13 +190,13 @@ def _tensor(value: Any) -> torch.Tensor:
     return value if isinstance(value, torch.Tensor) else torch.tensor(float(value), dtype=torch.float64)
 
 
-def _unique(places: list[Place]) -> list[Place]:
+def _unique(cells: list[Place]) -> list[Place]:
     """The places with unique names: the later one of two equal names gets a number."""
-    taken: set[str] = set()
-    for place in places:
-        name, count = place.name, 1
-        while place.name in taken:
+    names: set[str] = set()
+    for cell in cells:
+        name, count = cell.name, 1
+        while cell.name in names:
             count += 1
-            place.name = f"{name}.{count}"
-        taken.add(place.name)
-    return places
+            cell.name = f"{name}.{count}"
+        names.add(cell.name)
+    return cells

@@ -1,5 +1,5 @@
 """Values that training code keeps in Python beside its optimizers: attributes of modules and of classes, globals and
-closures of its functions.
+closures of the functions.
 
 A trace has no place for it. A number there that a step changes would be a constant of the graph, so it is refused.
 Modules keep tensors there as well: results of a step, such as an auxiliary loss, which the next step makes anew. One
@@ -33,25 +33,25 @@ def surroundings(recipe: Recipe) -> dict[Path, Any]:
 
 def tensors_around(recipe: Recipe) -> dict[Path, torch.Tensor]:
     """Path -> tensor that is neither a parameter nor a buffer of the recipe's modules."""
-    found = _walked(recipe, _Tensors(recipe))
-    return {path: value for path, value in found.items() if isinstance(value, torch.Tensor)}
+    walked = _walked(recipe, _Tensors(recipe))
+    return {path: value for path, value in walked.items() if isinstance(value, torch.Tensor)}
 
 
 def _walked(recipe: Recipe, walk: _UserObjects) -> dict[Path, Any]:
-    found: dict[Path, Any] = {}
-    for name, each in recipe.whole.named_modules():
-        held = {key: value for key, value in vars(each).items() if key not in _OF_MODULES}
-        found.update(walk.held((f"module {name or type(each).__name__}",), held))
-    for owner in {type(each): None for each in (*recipe.optimizers, *recipe.whole.modules())}:
+    values: dict[Path, Any] = {}
+    for name, module in recipe.whole.named_modules():
+        attributes = {key: value for key, value in vars(module).items() if key not in _OF_MODULES}
+        values.update(walk.held((f"module {name or type(module).__name__}",), attributes))
+    for owner in {type(owner): None for owner in (*recipe.optimizers, *recipe.whole.modules())}:
         for base in owner.__mro__:
             if not _of_torch(base.__module__) and base is not object:
-                found.update(walk.held((f"class {base.__name__}",), vars(base)))
+                values.update(walk.held((f"class {base.__name__}",), vars(base)))
                 for value in vars(base).values():
-                    found.update(walk.function(value))
+                    values.update(walk.function(value))
     if recipe.loss is not None and not isinstance(recipe.loss, torch.nn.Module):
-        found.update(walk.values(("loss",), recipe.loss))
-        found.update(walk.function(type(recipe.loss).__call__))
-    return found
+        values.update(walk.values(("loss",), recipe.loss))
+        values.update(walk.function(type(recipe.loss).__call__))
+    return values
 
 
 class _UserObjects(Walk):
@@ -71,7 +71,7 @@ class _UserObjects(Walk):
                 yield from self.values((*path, key), value)
 
     def function(self, function: Any) -> Iterator[tuple[Path, Any]]:
-        """Yield globals and closures that a function reads, and those that it calls by a name."""
+        """Yield globals and closures a function reads, and those that it calls by a name."""
         if isinstance(function, types.MethodType):
             yield from self.held((f"object of {function.__name__}",), {"self": function.__self__})
             function = function.__func__
@@ -79,9 +79,9 @@ class _UserObjects(Walk):
         if not isinstance(function, types.FunctionType) or _of_torch(function.__module__) or not self.is_new(function):
             return
         code = function.__code__
-        kept = dict(_filled(zip(code.co_freevars, function.__closure__ or ())))
+        filled = dict(_filled(zip(code.co_freevars, function.__closure__ or ())))
         read = {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
-        for kind, values in (("closure", kept), ("global", read)):
+        for kind, values in (("closure", filled), ("global", read)):
             yield from self.held((f"{kind} of {function.__name__}",), values)
             for value in values.values():
                 yield from self.function(value)
@@ -102,19 +102,19 @@ class _UserObjects(Walk):
 class _Tensors(_UserObjects):
     """Tensors, those of modules that are no part of the recipe among them."""
 
-    whole = tuple(each for each in _UserObjects.whole if each is not torch.nn.Module)
+    whole = tuple(kind for kind in _UserObjects.whole if kind is not torch.nn.Module)
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
-        for each in (*recipe.whole.modules(), *recipe.whole.parameters(), *recipe.whole.buffers()):
-            self.is_new(each)
+        for owner in (*recipe.whole.modules(), *recipe.whole.parameters(), *recipe.whole.buffers()):
+            self.is_new(owner)
 
     def values(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
         if not isinstance(value, torch.nn.Module):
             yield from super().values(path, value)
         elif self.is_new(value):
-            for name, each in (*value.named_parameters(), *value.named_buffers()):
-                yield from self.tensor((*path, name), each)
+            for name, tensor in (*value.named_parameters(), *value.named_buffers()):
+                yield from self.tensor((*path, name), tensor)
 
     def tensor(self, path: Path, value: torch.Tensor) -> Iterator[tuple[Path, Any]]:
         if self.is_new(value):

@@ -90,12 +90,12 @@ class TracedStep:
 
 
 def _extra_states(
-    options: ExportOptions, places: Sequence[Place], scheduler: Any, way: OptimizerTracing
+    options: ExportOptions, cells: Sequence[Place], scheduler: Any, way: OptimizerTracing
 ) -> dict[str, torch.Tensor]:
     """States of the loss scaler, moving averages, scheduler and first steps, before the first step."""
     values = {started(index): torch.tensor(0) for index in sorted(way.apart)}
     if options.ema is not None:
-        values |= {f"ema.{each.name}": each.value.clone() for each in places if each.kind is StateForm.PARAMETER}
+        values |= {f"ema.{cell.name}": cell.value.clone() for cell in cells if cell.kind is StateForm.PARAMETER}
     if options.loss_scale == DYNAMIC:
         values |= {SCALE: torch.tensor(FIRST_SCALE), TRACKER: torch.tensor(0, dtype=torch.int32)}
     if scheduler is not None:
@@ -104,27 +104,27 @@ def _extra_states(
 
 
 def trace(
-    recipe: Recipe, options: ExportOptions, places: Sequence[Place], seen: EagerSteps, draws: Sequence[DrawnInput],
+    recipe: Recipe, options: ExportOptions, cells: Sequence[Place], eager: EagerSteps, draws: Sequence[DrawnInput],
     scheduled: bool, way: OptimizerTracing,
 ) -> TracedStep:  # fmt: skip
     """Trace one step. ``scheduled``: whether the scheduler's rate is computed in the graph."""
     hyper = hyper_inputs(recipe, options, scheduled)
-    extra = _extra_states(options, places, recipe.scheduler if scheduled else None, way)
+    extra = _extra_states(options, cells, recipe.scheduler if scheduled else None, way)
     generator = torch.Generator().manual_seed(options.seed)
     drawn = dict(zip(draw_names(len(draws)), (draw.values(generator) for draw in draws)))
-    carried = [each for each in places if each.kind is not StateForm.CONSTANT]
-    constant = [each for each in places if each.kind is StateForm.CONSTANT]
-    states = {each.name: each.value.detach().clone() for each in carried} | extra
-    constants = {each.name: each.value.detach().clone() for each in constant}
-    kinds = (recipe.batch, drawn, hyper.values, {each.name: each.value for each in carried}, extra, constants)
-    _check_names([name for each in kinds for name in each], states)
+    carried = [cell for cell in cells if cell.kind is not StateForm.CONSTANT]
+    constant = [cell for cell in cells if cell.kind is StateForm.CONSTANT]
+    states = {cell.name: cell.value.detach().clone() for cell in carried} | extra
+    constants = {cell.name: cell.value.detach().clone() for cell in constant}
+    kinds = (recipe.batch, drawn, hyper.values, {cell.name: cell.value for cell in carried}, extra, constants)
+    _check_names([name for kind in kinds for name in kind], states)
     arguments = recipe.batch | drawn | hyper.values | states | constants
     names = list(arguments)
 
     fixed: set[str] = set()
-    kept: list[ModuleValues] = []
+    module_values: list[ModuleValues] = []
     numbers = {name: float(value) for name, value in hyper.values.items()}
-    absent = {each.name for each in carried if each.read() is None}
+    absent = {cell.name for cell in carried if cell.read() is None}
 
     def run(*flat: Any) -> list[Any]:
         with exportable():
@@ -133,32 +133,32 @@ def trace(
             with (
                 readable(examples, fixed, recipe.optimizers),
                 ReplayedDraws([values[name] for name in drawn], draws),
-                returned(recipe, options, names) as own,
+                returned(recipe, options, names) as own_values,
             ):
                 with swapped(recipe, [*carried, *constant], values, hyper, scheduled, way):
-                    loss, new = _step(recipe, options, [*carried, *constant], seen, way, absent, values)
+                    loss, new = _step(recipe, options, [*carried, *constant], eager, way, absent, values)
                 if scheduled:
                     new[EPOCH] = values[EPOCH] + 1
-            kept[:] = [own]
-            outputs = [*(new[name] for name in states), *own.outputs.values(), *own.hidden.values()]
+            module_values[:] = [own_values]
+            outputs = [*(new[name] for name in states), *own_values.outputs.values(), *own_values.hidden.values()]
             return [from_fun(value.detach()) for value in (loss, *outputs)]
 
     with assumptions() as assumed:
-        graph = graph_of_code(run, arguments, constants, options, seen)
+        graph = graph_of_code(run, arguments, constants, options, eager)
     return TracedStep(
-        graph, dict(recipe.batch), drawn, hyper.values, states, constants, list(kept[0].outputs),
+        graph, dict(recipe.batch), drawn, hyper.values, states, constants, list(module_values[0].outputs),
         default_values(recipe, hyper, scheduled, options.schedule_steps), hyper.rates, sorted(fixed), list(assumed),
         replace(
-            torch_record(recipe, options, places, way.apart),
-            outputs=tuple(kept[0].of_module), inputs=kept[0].arguments or None,
+            torch_record(recipe, options, cells, way.apart),
+            outputs=tuple(module_values[0].of_module), inputs=module_values[0].arguments or None,
         ),
-        list(kept[0].hidden),
+        list(module_values[0].hidden),
     )  # fmt: skip
 
 
 @contextlib.contextmanager
 def exportable() -> Iterator[None]:
-    """Trace operators that have an ONNX form alone, on tensors that no operator changes in place."""
+    """Trace operators with an ONNX form alone, on tensors no operator changes in place."""
     with (
         FunctionalTensorMode(), enable_python_dispatcher(), sdpa_kernel(SDPBackend.MATH), dropout_between_layers(),
         torch.backends.mkldnn.flags(enabled=False),  # type: ignore[no-untyped-call]  # its kernels have no ONNX form
@@ -168,12 +168,12 @@ def exportable() -> Iterator[None]:
 
 def graph_of_code(
     run: Callable[..., list[Any]], arguments: Mapping[str, torch.Tensor], constants: Mapping[str, torch.Tensor],
-    options: ExportOptions, seen: EagerSteps,
+    options: ExportOptions, eager: EagerSteps,
 ) -> torch.fx.GraphModule:  # fmt: skip
-    """The graph of code that takes the arguments in order; raises UnsupportedError for shapes that values decide."""
+    """The graph of code taking the arguments in order; raises UnsupportedError for shapes values decide."""
     mode: dict[str, Any] = {} if options.values else {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
     graph = make_fx(run, decomposition_table=table(), **mode)(*arguments.values())
-    refuse_shapes_of_values(graph, [*arguments], constants, seen.selections)
+    refuse_shapes_of_values(graph, [*arguments], constants, eager.selections)
     for node in reversed(graph.graph.nodes):
         if "profiler" in str(node.target):
             graph.graph.erase_node(node)
@@ -193,12 +193,12 @@ def _check_names(inputs: Sequence[str], states: Iterable[str]) -> None:
 
 
 def _step(
-    recipe: Recipe, options: ExportOptions, places: Sequence[Place], seen: EagerSteps, way: OptimizerTracing,
+    recipe: Recipe, options: ExportOptions, cells: Sequence[Place], eager: EagerSteps, way: OptimizerTracing,
     absent: set[str], values: Mapping[str, torch.Tensor],
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
     """The loss, and the new value of every state, on traced tensors."""
-    old = {each.name: values[each.name].clone() for each in places if each.owner is not None and options.scales_loss}
-    fixed = [values[each.name] for each in places if each.kind is StateForm.CONSTANT and each.name in values]
+    old = {cell.name: values[cell.name].clone() for cell in cells if cell.owner is not None and options.scales_loss}
+    fixed = [values[cell.name] for cell in cells if cell.kind is StateForm.CONSTANT and cell.name in values]
     with autocast(options), no_reads("the step", fixed):
         loss = recipe.loss_of({name: values[name] for name in recipe.batch})
     scale = values.get(SCALE, options.loss_scale)
@@ -206,18 +206,18 @@ def _step(
         (loss if scale is None else loss * scale).backward()
     overflowed = [] if scale is None else [_unscale(optimizer, scale) for optimizer in recipe.optimizers]
     clip(recipe, options)
-    new = run_optimizers(recipe, places, seen, way, absent, values)
-    for each in places:
-        if each.name in old and each.owner is not None:
-            new[each.name] = torch.where(overflowed[each.owner], old[each.name].detach(), new[each.name])
+    new = run_optimizers(recipe, cells, eager, way, absent, values)
+    for state in cells:
+        if state.name in old and state.owner is not None:
+            new[state.name] = torch.where(overflowed[state.owner], old[state.name].detach(), new[state.name])
     for index in sorted(way.apart):
         count = values[started(index)] + 1
         new[started(index)] = torch.where(overflowed[index], count - 1, count) if overflowed else count
     if options.ema is not None:
         new |= {
-            f"ema.{each.name}": values[f"ema.{each.name}"] * options.ema + new[each.name] * (1 - options.ema)
-            for each in places
-            if each.kind is StateForm.PARAMETER
+            f"ema.{cell.name}": values[f"ema.{cell.name}"] * options.ema + new[cell.name] * (1 - options.ema)
+            for cell in cells
+            if cell.kind is StateForm.PARAMETER
         }
     if options.loss_scale == DYNAMIC:
         new |= _new_scale(values[SCALE], values[TRACKER], torch.stack(overflowed).any())
@@ -252,70 +252,81 @@ _CONTAINERS = (dict, list, set, deque)
 
 @contextlib.contextmanager
 def swapped(
-    recipe: Recipe, places: Sequence[Place], values: Mapping[str, torch.Tensor], hyper: Hyper, scheduled: bool,
+    recipe: Recipe, cells: Sequence[Place], values: Mapping[str, torch.Tensor], hyper: Hyper, scheduled: bool,
     way: OptimizerTracing,
 ) -> Iterator[None]:  # fmt: skip
     """Replace the tensor of every place by a traced one, and options of groups by inputs; everything is restored at
     the end."""
     settings = {name: values[name] for name in hyper.values}
     rates = closed_form(recipe.scheduler, values[EPOCH], hyper.base_rates(settings)) if scheduled else None
-    kept = [place.read() for place in places]
+    reads = [cell.read() for cell in cells]
     owners = [*recipe.optimizers, *recipe.whole.modules()]
-    attributes = [dict(vars(each)) for each in owners]
-    optimizers = [(each, each.state, [dict(group) for group in each.param_groups]) for each in recipe.optimizers]
+    attributes = [dict(vars(owner)) for owner in owners]
+    optimizers = [
+        (optimizer, optimizer.state, [dict(group) for group in optimizer.param_groups])
+        for optimizer in recipe.optimizers
+    ]
     for optimizer in recipe.optimizers:  # what the trace stores in its containers is not a part of the user's
-        own = {key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups")}
-        vars(optimizer).update({key: copy.copy(value) for key, value in own.items() if isinstance(value, _CONTAINERS)})
-    held = [(each, dict(each)) for one in recipe.optimizers for each in one.state.values() if isinstance(each, dict)]
-    kinds = [each for module in recipe.whole.modules() for key, each in vars(module).items() if "hook" in key]
-    held += [(each, dict(each)) for each in kinds if isinstance(each, dict)]  # transformers adds some in a forward
+        attributes_of = {key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups")}
+        vars(optimizer).update(
+            {key: copy.copy(value) for key, value in attributes_of.items() if isinstance(value, _CONTAINERS)}
+        )
+    entries_of = [
+        (state, dict(state)) for one in recipe.optimizers for state in one.state.values() if isinstance(state, dict)
+    ]
+    kinds = [hooks for module in recipe.whole.modules() for key, hooks in vars(module).items() if "hook" in key]
+    entries_of += [
+        (hooks, dict(hooks)) for hooks in kinds if isinstance(hooks, dict)
+    ]  # transformers adds some in a forward
     replaced: dict[int, torch.Tensor] = {}
-    for place in places:
-        value, original = values[place.name], place.read()
-        if place.is_scalar:
+    for cell in cells:
+        value, original = values[cell.name], cell.read()
+        if cell.is_scalar:
             value = value.double()
-        if place.kind is StateForm.PARAMETER:
+        if cell.kind is StateForm.PARAMETER:
             value = value.requires_grad_(True)
-        if place.kind is not StateForm.OPTIMIZER and original is not None:
+        if cell.kind is not StateForm.OPTIMIZER and original is not None:
             replaced[id(original)] = value
-        place.write(value)
-    for place, original in zip(places, kept):
-        if place.kind is StateForm.PARAMETER and original is not None:
+        cell.write(value)
+    for cell, original in zip(cells, reads):
+        if cell.kind is StateForm.PARAMETER and original is not None:
             copy_tensor_hooks(original, replaced[id(original)], replaced)
     loss = recipe.loss
     recipe.loss = rebound(loss, replaced)
     for owner in owners:
         rebind_hooks(owner, replaced)
     for module in recipe.whole.modules():  # a plain list of parameters
-        vars(module).update({key: rebound(each, replaced) for key, each in vars(module).items() if type(each) is list})
-    alone = [each for each in recipe.optimizers if not (way.lists and chooses_lists(each))]
-    for optimizer in alone:  # third-party ones have it beside the option of groups
+        vars(module).update(
+            {key: rebound(parameters, replaced) for key, parameters in vars(module).items() if type(parameters) is list}
+        )
+    loops = [optimizer for optimizer in recipe.optimizers if not (way.lists and chooses_lists(optimizer))]
+    for optimizer in loops:  # third-party ones have it beside the option of groups
         if vars(optimizer).get("foreach", False) is not False:
             vars(optimizer)["foreach"] = False
     for index, (optimizer, state, groups) in enumerate(optimizers):
         optimizer.state = defaultdict(dict, {replaced[id(p)]: s for p, s in state.items() if id(p) in replaced})
         for position, (group, before) in enumerate(zip(optimizer.param_groups, groups)):
-            group["params"] = [replaced.get(id(each), each) for each in before["params"]]
+            group["params"] = [replaced.get(id(parameter), parameter) for parameter in before["params"]]
             hyper.apply(group, index, position, settings)
             if rates is not None:
                 group["lr"] = rates[position]
             if "capturable" in group:  # no branch on the count of steps; Adam has none, and divides by the rate there
                 group["capturable"] = not isinstance(optimizer, torch.optim.Adam)
-            for fast in ("foreach", "fused") if optimizer in alone else ("fused",):
+            for fast in ("foreach", "fused") if optimizer in loops else ("fused",):
                 if group.get(fast, False) is not False:  # None is a choice of the optimizer's own
                     group[fast] = False  # the same arithmetic, tensor by tensor
     try:
         yield
     finally:
         recipe.loss = loss
-        for place, value in zip(places, kept):
-            place.write(value)
-        for owner, own in zip(owners, attributes):
+        for cell, value in zip(cells, reads):
+            cell.write(value)
+        for owner, attributes_of in zip(owners, attributes):
             vars(owner).clear()
-            vars(owner).update(own)
-        for own, entries in held:
-            own.clear()
-            own.update(entries)
+            vars(owner).update(attributes_of)
+        for attributes_of, entries in entries_of:
+            attributes_of.clear()
+            attributes_of.update(entries)
         for optimizer, state, groups in optimizers:
             optimizer.state = state
             for group, before in zip(optimizer.param_groups, groups):

@@ -1,4 +1,4 @@
-"""Refuses steps whose shapes depend on values: a trace has the shapes of the example in its constants."""
+"""Refuses steps whose shapes depend on values: a trace has the shapes of the example in the constants."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _deciding(node: torch.fx.Node) -> list[torch.fx.Node]:
     if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
         return []
     if node.target is aten.index.Tensor:
-        return [each for each in node.args[1] if each is not None and _is_mask(each)]
+        return [index for index in node.args[1] if index is not None and _is_mask(index)]
     if node.target is aten.masked_select.default:
         return [node.args[1]]
     return node.all_input_nodes

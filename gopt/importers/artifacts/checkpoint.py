@@ -26,7 +26,7 @@ IDENTIFIER = b"ODTC"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor of a checkpoint. ``byte_range``: where its value lies in the file; None for one that has none there."""
+    """A tensor of a checkpoint. ``byte_range``: of its value in the file, or None."""
 
     name: str
     type: TensorType
@@ -39,7 +39,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class ParameterStates:
-    """The optimizer states of one parameter, named ``momentum0`` and so on."""
+    """The optimizer states of a parameter, named ``momentum0`` and so on."""
 
     parameter: str
     states: tuple[Stored, ...]
@@ -47,7 +47,7 @@ class ParameterStates:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerGroup:
-    """Parameters of one optimizer: ``step`` updates were made, the rate is ``learning_rate``."""
+    """Parameters of an optimizer after ``step`` updates, with the rate ``learning_rate``."""
 
     name: str
     step: int
@@ -57,7 +57,7 @@ class OptimizerGroup:
 
 @dataclass(frozen=True, slots=True)
 class OrtCheckpoint:
-    """A checkpoint. ``nominal``: it names tensors without values; ``external``: values are in a file beside it."""
+    """A checkpoint. ``nominal``: with names of tensors only; ``external``: values are in a file beside."""
 
     path: Path
     version: int
@@ -69,7 +69,7 @@ class OrtCheckpoint:
     external: bool
 
     def value(self, stored: Stored) -> Tensor | None:
-        """The value of a tensor, which stays in the file; None for one without. Raises InputError."""
+        """The value of a tensor, left in the file; None without a value. Raises InputError."""
         if stored.byte_range is None:
             if self.external:
                 raise UnsupportedError(
@@ -87,7 +87,7 @@ class OrtCheckpoint:
 
 
 def read_checkpoint(path: Path) -> OrtCheckpoint:
-    """Read a checkpoint; raises InputError for a damaged one, and for one that is too long."""
+    """Read a checkpoint; raises InputError for a damaged or too long file."""
     with naming(str(path)):
         size = regular_size(str(path))
         if size > limits.CHECKPOINT_BYTES:
@@ -107,9 +107,9 @@ def _checkpoint(path: Path, root: Fields) -> OrtCheckpoint:
     module, bag = root.table(1), root.table(3)
     properties: dict[str, int | float | str] = {}
     if bag is not None:
-        properties |= {each.text(0): each.number(1, number_types.Int64Flags) for each in bag.tables(0)}
-        properties |= {each.text(0): each.number(1, number_types.Float32Flags) for each in bag.tables(1)}
-        properties |= {each.text(0): each.text(1) for each in bag.tables(2)}
+        properties |= {table.text(0): table.number(1, number_types.Int64Flags) for table in bag.tables(0)}
+        properties |= {table.text(0): table.number(1, number_types.Float32Flags) for table in bag.tables(1)}
+        properties |= {table.text(0): table.text(1) for table in bag.tables(2)}
     return OrtCheckpoint(
         path=path,
         version=root.number(0, number_types.Int32Flags),
@@ -123,13 +123,13 @@ def _checkpoint(path: Path, root: Fields) -> OrtCheckpoint:
 
 
 def _tensors(tables: Iterable[Fields]) -> tuple[Stored, ...]:
-    found = tuple(map(_tensor, tables))
-    seen: set[str] = set()
-    for each in found:
-        if each.name in seen:
-            raise ValueError(f"it has {show(each.name)} twice")
-        seen.add(each.name)
-    return found
+    tensors = tuple(map(_tensor, tables))
+    names: set[str] = set()
+    for tensor in tensors:
+        if tensor.name in names:
+            raise ValueError(f"it has {show(tensor.name)} twice")
+        names.add(tensor.name)
+    return tensors
 
 
 def _tensor(fields: Fields) -> Stored:
@@ -141,7 +141,7 @@ def _tensor(fields: Fields) -> Stored:
 
 
 def _group(fields: Fields) -> OptimizerGroup:
-    parameters = tuple(ParameterStates(each.text(0), _tensors(each.tables(1))) for each in fields.tables(3))
+    parameters = tuple(ParameterStates(table.text(0), _tensors(table.tables(1))) for table in fields.tables(3))
     return OptimizerGroup(
         fields.text(0), fields.number(1, number_types.Int64Flags), fields.number(2, number_types.Float32Flags),
         parameters,

@@ -1,4 +1,4 @@
-"""Reads tables of a FlatBuffer by the numbers of their fields, and trusts no offset."""
+"""Reads tables of a FlatBuffer by the numbers of the fields, and trusts no offset."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ class ByteRange:
 
 
 class Fields:
-    """One table. Raises ValueError, IndexError or struct.error where the bytes do not hold what they say."""
+    """A table. Raises ValueError, IndexError or struct.error for contradictory bytes."""
 
-    def __init__(self, data: bytes, place: int) -> None:
-        if not 0 <= place < len(data):
-            raise ValueError(f"a table at byte {place} of {len(data)}")
-        self._data, self._table = data, Table(data, place)
+    def __init__(self, data: bytes, start: int) -> None:
+        if not 0 <= start < len(data):
+            raise ValueError(f"a table at byte {start} of {len(data)}")
+        self._data, self._table = data, Table(data, start)
 
     @classmethod
     def root(cls, data: bytes) -> Fields:
-        """The table that the file begins with."""
+        """The table the file begins with."""
         return cls(data, encode.Get(number_types.UOffsetTFlags.packer_type, data, 0))
 
     def number(self, field: int, flags: Any, default: Any = 0) -> Any:
-        """A number; ``default`` where it is not stored."""
-        place = self._place(field)
-        return self._table.Get(flags, place) if place else default
+        """A number; ``default`` if not stored."""
+        offset = self._place(field)
+        return self._table.Get(flags, offset) if offset else default
 
     def text(self, field: int) -> str:
-        """A string, '' where it is not stored."""
-        place = self._place(field)
-        return self._table.String(place).decode("utf-8") if place else ""
+        """A string, '' if not stored."""
+        offset = self._place(field)
+        return self._table.String(offset).decode("utf-8") if offset else ""
 
     def table(self, field: int) -> Fields | None:
-        """A table, None where it is not stored."""
-        place = self._place(field)
-        return Fields(self._data, self._table.Indirect(place)) if place else None
+        """A table, None if not stored."""
+        offset = self._place(field)
+        return Fields(self._data, self._table.Indirect(offset)) if offset else None
 
     def tables(self, field: int) -> Iterator[Fields]:
         """A list of tables."""
-        for place in self._items(field, 4):
-            yield Fields(self._data, self._table.Indirect(place))
+        for offset in self._items(field, 4):
+            yield Fields(self._data, self._table.Indirect(offset))
 
     def numbers(self, field: int, flags: Any) -> list[int]:
         """A list of numbers."""
-        return [self._table.Get(flags, place) for place in self._items(field, flags.bytewidth)]
+        return [self._table.Get(flags, offset) for offset in self._items(field, flags.bytewidth)]
 
     def byte_range(self, field: int) -> ByteRange | None:
-        """Where a list of bytes lies, None where it is not stored; the bytes are not read."""
+        """The range of a list of bytes, None if not stored; the bytes are not read."""
         offset = self._table.Offset(4 + 2 * field)
         if not offset:
             return None

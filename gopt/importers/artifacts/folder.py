@@ -1,4 +1,4 @@
-"""The files of a folder of training artifacts, known by what they hold and not by their names."""
+"""The files of a folder of training artifacts, recognised by content and not by name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Artifacts:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that a step is made of."""
+        """The files a step is made of."""
         return (self.training.path, self.optimizer.path, self.checkpoint.path)
 
     @property
@@ -53,7 +53,7 @@ class Artifacts:
         return sum(path.stat().st_size for path in self.files)
 
     def digest(self) -> bytes:
-        """SHA-256 of the digests of the files in order, so that no byte can move from one to the next."""
+        """SHA-256 of the digests of the files in order, so no byte can move between files."""
         whole = hashlib.sha256()
         for path in self.files:
             with path.open("rb") as file:
@@ -67,7 +67,7 @@ def is_training(model: ModelProto) -> bool:
 
 
 def is_optimizer(model: ModelProto) -> bool:
-    """Return whether a model has an optimizer that takes sequences; one that takes tensors is part of a step."""
+    """Return whether a model has an optimizer with sequences; an optimizer with tensors is part of a step."""
     if next(of_type(model, *OPTIMIZERS), None) is None:
         return False
     return any(value.type.HasField("sequence_type") for value in model.graph.input)
@@ -79,30 +79,29 @@ def of_type(model: ModelProto, *op_types: str) -> Iterator[NodeProto]:
 
 
 def read_artifacts(folder: Path) -> Artifacts | None:
-    """The training graph, the optimizer graph and the checkpoint of a folder; None where it has neither graph, and no
+    """The training graph, the optimizer graph and the checkpoint of a folder; None without any graph, and without a
     checkpoint beside a damaged file.
 
-    Raises InputError where one is missing or there twice, or a file is damaged.
+    Raises InputError for a missing or repeated part, or a damaged file.
     """
-    found = _scan(folder)
-    training = [each for each in found.models if is_training(each.model)]
-    optimizer = [each for each in found.models if is_optimizer(each.model)]
-    if not training and not optimizer and not (found.checkpoints and found.damaged):
+    scan = _scan(folder)
+    training = [file for file in scan.models if is_training(file.model)]
+    optimizer = [file for file in scan.models if is_optimizer(file.model)]
+    if not training and not optimizer and not (scan.checkpoints and scan.damaged):
         return None
-    used = {each.path for each in (*training, *optimizer)} | {*found.checkpoints}
-    found.others.extend(each for each in found.files if each not in used)
-    graphs = (_one(found, "training graph", training), _one(found, "optimizer graph", optimizer))
-    checkpoint = _one(found, CHECKPOINT, found.checkpoints)
-    for each in graphs:
-        with naming(str(each.path)):
-            check_functions(each.model)
+    used = {file.path for file in (*training, *optimizer)} | {*scan.checkpoints}
+    scan.others.extend(path for path in scan.files if path not in used)
+    graphs = (_one(scan, "training graph", training), _one(scan, "optimizer graph", optimizer))
+    checkpoint = _one(scan, CHECKPOINT, scan.checkpoints)
+    for model_file in graphs:
+        with naming(str(model_file.path)):
+            check_functions(model_file.model)
     return Artifacts(folder, *graphs, read_checkpoint(checkpoint))
 
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """The files of a folder. ``damaged``: why a file that begins as a model does could not be read; ``others``: files
-    that are not part."""
+    """The files of a folder. ``damaged``: the error of a damaged model file; ``others``: unrelated files."""
 
     folder: Path
     files: list[Path]
@@ -113,33 +112,33 @@ class _Scan:
 
 
 def _scan(folder: Path) -> _Scan:
-    found = _Scan(folder, sorted(path for path in folder.iterdir() if path.is_file())[:MOST])
-    for path in found.files:
+    scan = _Scan(folder, sorted(path for path in folder.iterdir() if path.is_file())[:MOST])
+    for path in scan.files:
         head = _head(path)
         if head[4:8] == IDENTIFIER:
-            found.checkpoints.append(path)
+            scan.checkpoints.append(path)
         elif head[:1] == b"\x08":  # the tag of ir_version, which ONNX Runtime writes first
             try:
-                found.models.append(ArtifactFile(path, read_file(str(path)).model))
+                scan.models.append(ArtifactFile(path, read_file(str(path)).model))
             except GoptError as error:
-                found.damaged[path] = error
-    return found
+                scan.damaged[path] = error
+    return scan
 
 
-def _one(scan: _Scan, what: str, found: list[T]) -> T:
-    if not found:
+def _one(scan: _Scan, what: str, choices: list[T]) -> T:
+    if not choices:
         parts = "artifacts are a training graph, an optimizer graph and a checkpoint"
         damaged = [f"{show(path.name)} {error.message}" for path, error in scan.damaged.items()]
         if damaged and what != CHECKPOINT:  # a file that is there is not missing
             path, error = next(iter(scan.damaged.items()))
             raise InputError(f"{path}: {error.message}", f"without it there is no {what}: {parts}", *damaged[1:])
         names = ", ".join(show(path.name) for path in scan.others if path not in scan.damaged)
-        others = (f"gopt finds no part of a step in {names}",) if names else ()
-        raise InputError(f"{scan.folder}: no {what} here", *damaged, *others, parts)
-    if len(found) > 1:
-        names = ", ".join(sorted((each if isinstance(each, Path) else each.path).name for each in found))
-        raise InputError(f"{scan.folder}: {len(found)} files are a {what}: {names}", "keep one of them in the folder")
-    return found[0]
+        hints = (f"gopt finds no part of a step in {names}",) if names else ()
+        raise InputError(f"{scan.folder}: no {what} here", *damaged, *hints, parts)
+    if len(choices) > 1:
+        names = ", ".join(sorted((entry if isinstance(entry, Path) else entry.path).name for entry in choices))
+        raise InputError(f"{scan.folder}: {len(choices)} files are a {what}: {names}", "keep one of them in the folder")
+    return choices[0]
 
 
 def _head(path: Path) -> bytes:

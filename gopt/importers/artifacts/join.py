@@ -1,4 +1,4 @@
-"""The roles of the values of a training graph, by its accumulators and the checkpoint's names."""
+"""The roles of the values of a training graph, by the accumulators and the checkpoint's names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUFFER = "_grad.accumulation.buffer"
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A parameter that is trained, its gradient, and where the checkpoint has its value and its moments."""
+    """A trained parameter, its gradient, and the places of value and moments in the checkpoint."""
 
     name: str
     type: TensorType
@@ -33,8 +33,8 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """A running mean or variance of a BatchNormInternal. ``made``: the result that replaces it; ``value``: None where
-    the training graph has it itself."""
+    """A running mean or variance of a BatchNormInternal. ``made``: the replacing result; ``value``: None if stored in
+    the training graph."""
 
     name: str
     made: str
@@ -43,7 +43,7 @@ class Statistic:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The roles in a training graph. ``apart``: what only accumulators make or read, and no step has."""
+    """The roles in a training graph. ``apart``: values of accumulators, not in any step."""
 
     parameters: tuple[Trained, ...]
     frozen: tuple[Stored, ...]
@@ -74,34 +74,34 @@ def _joined(parts: Artifacts) -> Joined:
     body, checkpoint = parts.training.model.graph, parts.checkpoint
     inputs = {value.name: read_type(value.type) for value in body.input}
     adds = list(of_type(parts.training.model, ACCUMULATOR))
-    trained = {each.name: each for each in checkpoint.trainable}
-    frozen = {each.name: each for each in checkpoint.frozen}
+    trained = {tensor.name: tensor for tensor in checkpoint.trainable}
+    frozen = {tensor.name: tensor for tensor in checkpoint.frozen}
     group = _group(checkpoint)
-    moments = {} if group is None else {each.parameter: each.states for each in group.parameters}
+    moments = {} if group is None else {parameter.parameter: parameter.states for parameter in group.parameters}
     owners = _owners(adds, inputs, trained)
     parameters = tuple(_trained(node, name, inputs, trained, moments) for node, name in zip(adds, owners))
     _check_counts(parameters, trained, moments, group is not None)
     for name in frozen.keys() & inputs.keys():
         _check_type(frozen[name], inputs[name])
-    statistics = tuple(_statistics(body.node, inputs, frozen, {each.name for each in body.initializer}))
+    statistics = tuple(_statistics(body.node, inputs, frozen, {tensor.name for tensor in body.initializer}))
     apart = frozenset(name for node in adds for name in (node.input[0], *node.input[2:], *node.output))
-    known = {*trained, *frozen, *apart, *(each.name for each in body.initializer)}
+    inputs_known = {*trained, *frozen, *apart, *(tensor.name for tensor in body.initializer)}
     outputs = tuple(value.name for value in body.output if value.name not in apart)
     if not outputs:
         raise InputError(
             "the training graph has no loss among its outputs",
             "generate the artifacts with a loss: generate_artifacts(..., loss=...)",
         )
-    running = {each.name for each in statistics}
+    running = {statistic.name for statistic in statistics}
     return Joined(
-        parameters, tuple(each for name, each in frozen.items() if name in inputs and name not in running),
-        statistics, tuple(name for name in inputs if name not in known), outputs, apart,
+        parameters, tuple(tensor for name, tensor in frozen.items() if name in inputs and name not in running),
+        statistics, tuple(name for name in inputs if name not in inputs_known), outputs, apart,
         0 if group is None else group.step,
     )  # fmt: skip
 
 
 def _group(checkpoint: OrtCheckpoint) -> OptimizerGroup | None:
-    """The one group of parameters with optimizer states; None where the checkpoint has none."""
+    """The group of parameters with optimizer states; None without such states."""
     if len(checkpoint.groups) > 1:
         raise UnsupportedError(
             f"the checkpoint has {len(checkpoint.groups)} groups of parameters",
@@ -113,9 +113,9 @@ def _group(checkpoint: OrtCheckpoint) -> OptimizerGroup | None:
 def _owners(adds: Sequence[NodeProto], inputs: Mapping[str, TensorType], trained: Mapping[str, Stored]) -> list[str]:
     """Return the parameter of each accumulator.
 
-    Its buffer is named after the parameter: an input of the graph, by whose name ONNX Runtime itself finds the
-    parameter. Names inside the graph may be any. A buffer with another name is that of the one parameter of its type
-    that has no buffer yet. Raises InputError where there is none, or several.
+    The buffer is named after the parameter: an input of the graph, by whose name ONNX Runtime itself finds the
+    parameter. Names inside the graph are free. A buffer with another name belongs to the only parameter of the type
+    without a buffer. Raises InputError for no or several such parameters.
     """
     for node in adds:
         if len(node.input) < 2 or node.input[0] not in inputs:
@@ -123,20 +123,20 @@ def _owners(adds: Sequence[NodeProto], inputs: Mapping[str, TensorType], trained
                 f"{ACCUMULATOR} {show(node.name)} does not add to a buffer that is an input of the graph", TOGETHER
             )
     named = {node.input[0]: node.input[0].removesuffix(BUFFER) for node in adds if node.input[0].endswith(BUFFER)}
-    left = [each for each in trained.values() if each.name in inputs and each.name not in named.values()]
+    unowned = [tensor for tensor in trained.values() if tensor.name in inputs and tensor.name not in named.values()]
     for node in adds:
         buffer = node.input[0]
         if buffer in named:
             continue
-        alike = [each.name for each in left if each.type == inputs[buffer]]
+        alike = [tensor.name for tensor in unowned if tensor.type == inputs[buffer]]
         if len(alike) != 1:
-            found = f"{len(alike)} parameters without a buffer have" if alike else "no parameter without a buffer has"
+            subject = f"{len(alike)} parameters without a buffer have" if alike else "no parameter without a buffer has"
             raise InputError(
-                f"the parameter of the buffer {show(buffer)} is not known: {found} its type {inputs[buffer]}",
+                f"the parameter of the buffer {show(buffer)} is not known: {subject} its type {inputs[buffer]}",
                 f"name the buffer of a parameter NAME as NAME{BUFFER}, as onnxruntime does",
             )
         named[buffer] = alike[0]
-        left = [each for each in left if each.name != alike[0]]
+        unowned = [tensor for tensor in unowned if tensor.name != alike[0]]
     return [named[node.input[0]] for node in adds]
 
 
@@ -158,14 +158,14 @@ def _trained(
         raise InputError(
             f"buffer {show(buffer)} is {inputs[buffer]}, and its parameter {show(name)} {inputs[name]}", TOGETHER
         )
-    held = moments.get(name, ())
-    for each in held:
-        if each.type != inputs[name]:
+    states = moments.get(name, ())
+    for row in states:
+        if row.type != inputs[name]:
             raise InputError(
-                f"{show(each.name)} of {show(name)} is {each.type} in the checkpoint, and the parameter {inputs[name]}",
+                f"{show(row.name)} of {show(name)} is {row.type} in the checkpoint, and the parameter {inputs[name]}",
                 TOGETHER,
             )
-    return Trained(name, inputs[name], gradient, trained[name], held)
+    return Trained(name, inputs[name], gradient, trained[name], states)
 
 
 def _check_type(stored: Stored, type: TensorType) -> None:
@@ -180,12 +180,12 @@ def _check_counts(
     moments: Mapping[str, tuple[Stored, ...]], optimized: bool,
 ) -> None:  # fmt: skip
     """The optimizer's sequences have a place for each trained parameter: lists of other lengths are no pair."""
-    names = {each.name for each in parameters}
-    for what, found in (
-        ("parameter", [each.name for each in parameters]),
-        ("gradient", [each.gradient for each in parameters]),
+    names = {parameter.name for parameter in parameters}
+    for what, names_used in (
+        ("parameter", [parameter.name for parameter in parameters]),
+        ("gradient", [parameter.gradient for parameter in parameters]),
     ):
-        twice = next((name for name, count in Counter(found).items() if count > 1), None)
+        twice = next((name for name, count in Counter(names_used).items() if count > 1), None)
         if twice is not None:
             raise InputError(f"{what} {show(twice)} has two accumulators", TOGETHER)
     surplus = trained.keys() - names
@@ -208,12 +208,12 @@ def _statistics(
     for node in nodes:
         if node.op_type != "BatchNormInternal" or node.domain != DOMAIN:
             continue
-        for place, made in zip(node.input[3:5], [*node.output[1:3], "", ""]):
-            if place not in stored and place not in frozen:
-                raise InputError(f"statistic {show(place)} of {show(node.name)} has no value", TOGETHER)
-            if not made:
+        for statistic, output in zip(node.input[3:5], [*node.output[1:3], "", ""]):
+            if statistic not in stored and statistic not in frozen:
+                raise InputError(f"statistic {show(statistic)} of {show(node.name)} has no value", TOGETHER)
+            if not output:
                 raise InputError(
-                    f"BatchNormInternal {show(node.name)} does not show the new {show(place)}",
+                    f"BatchNormInternal {show(node.name)} does not show the new {show(statistic)}",
                     "export the forward in training mode, and generate the artifacts again",
                 )
-            yield Statistic(place, made, frozen.get(place) if place in inputs else None)
+            yield Statistic(statistic, output, frozen.get(statistic) if statistic in inputs else None)

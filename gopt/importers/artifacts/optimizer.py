@@ -1,4 +1,4 @@
-"""The optimizer graph of artifacts, and the nodes that it becomes in a step: a clip, and one opaque optimizer.
+"""The optimizer graph of artifacts, and the nodes it becomes in a step: a clip, and one opaque optimizer.
 
 The graph takes sequences by position, one place for each parameter that is trained. ``gopt.ir.opaque`` knows the
 arithmetic of the optimizer.
@@ -40,38 +40,38 @@ class OrtOptimizer:
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """The slots of its moments."""
+        """The slots of the moments."""
         return tuple(slot.name for slot in self.schema.inputs if slot.name in MOMENTS)
 
 
 def read_optimizer(model: ModelProto) -> OrtOptimizer:
-    """Read an optimizer graph; raises UnsupportedError for an operator that gopt does not support there, InputError for
-    a damaged one."""
+    """Read an optimizer graph; raises UnsupportedError for an operator gopt does not support there, InputError for a
+    damaged one."""
     body = model.graph
     inputs = {value.name for value in body.input}
     clips: dict[str, NodeProto] = {}
-    found: NodeProto | None = None
+    update: NodeProto | None = None
     for node in body.node:
         if node.domain == DOMAIN and node.op_type == CLIP and len(node.input) == len(node.output) == 1:
             clips[node.output[0]] = node
-        elif node.domain == DOMAIN and node.op_type in OPTIMIZERS and found is None:
-            found = node
+        elif node.domain == DOMAIN and node.op_type in OPTIMIZERS and update is None:
+            update = node
         else:
             raise UnsupportedError(
                 f"the optimizer graph has {node.op_type} {show(node.name)}, which gopt does not support there",
                 "gopt reads one AdamWOptimizer or SGDOptimizerV2, and a clip of the norm in front of it",
             )
-    assert found is not None  # the file was chosen for it
-    for each in found.attribute:  # it goes into the step: there its file is no longer known
+    assert update is not None  # the file was chosen for it
+    for attribute in update.attribute:  # it goes into the step: there its file is no longer known
         try:
-            onnx.checker.check_attribute(each)
+            onnx.checker.check_attribute(attribute)
         except onnx.checker.ValidationError as error:
             why = str(error).strip().splitlines()[0]
             raise InputError(
-                f"attribute {show(each.name)} of {found.op_type} is not valid: {show(why)}", EXPORT_AGAIN
+                f"attribute {show(attribute.name)} of {update.op_type} is not valid: {show(why)}", EXPORT_AGAIN
             ) from None
-    schema = OPERATORS[DOMAIN, found.op_type]
-    slots = dict(zip((slot.name for slot in schema.inputs), found.input))
+    schema = OPERATORS[DOMAIN, update.op_type]
+    slots = dict(zip((slot.name for slot in schema.inputs), update.input))
     clip = clips.get(slots.get("gradient", ""))
     if clip is not None:
         slots["gradient"] = clip.input[0]
@@ -80,34 +80,34 @@ def read_optimizer(model: ModelProto) -> OrtOptimizer:
     for slot, name in slots.items():
         if name not in inputs:
             raise UnsupportedError(
-                f"the optimizer graph computes {show(name)}, the {slot} of {found.op_type}",
+                f"the optimizer graph computes {show(name)}, the {slot} of {update.op_type}",
                 "the inputs of the optimizer must be those of its graph",
             )
-    _check_order([value.name for value in body.input], slots, found.op_type)
-    return OrtOptimizer(found, schema, slots.get("rate", ""), slots.get("count", ""), _norm(clip))
+    _check_order([value.name for value in body.input], slots, update.op_type)
+    return OrtOptimizer(update, schema, slots.get("rate", ""), slots.get("count", ""), _norm(clip))
 
 
 def _check_order(inputs: Sequence[str], slots: Mapping[str, str], op_type: str) -> None:
-    """Raise UnsupportedError where the optimizer reads inputs in another order than its graph has them.
+    """Raise UnsupportedError where the optimizer reads inputs in another order than the graph has them.
 
-    The runtime feeds weights, gradients and moments by their places.
+    The runtime feeds weights, gradients and moments by the places.
     """
     last, before = -1, ""
     for name in slots.values():
-        place = inputs.index(name)
-        if place <= last:
+        position = inputs.index(name)
+        if position <= last:
             apart = f"{show(before)} before {show(name)}, and the optimizer graph has them the other way round"
             raise UnsupportedError(
                 f"{op_type} reads {apart if before != name else f'{show(name)} twice'}",
                 "generate the artifacts again: their runtime feeds these inputs by their places",
             )
-        last, before = place, name
+        last, before = position, name
 
 
 def _norm(clip: NodeProto | None) -> float | None:
     if clip is None:
         return None
-    return next((float(each.f) for each in clip.attribute if each.name == "max_norm"), 1.0)
+    return next((float(attribute.f) for attribute in clip.attribute if attribute.name == "max_norm"), 1.0)
 
 
 def clip_nodes(b: Builder, gradients: Sequence[str], clipped: Sequence[str], max_norm: float) -> list[NodeProto]:
@@ -116,20 +116,20 @@ def clip_nodes(b: Builder, gradients: Sequence[str], clipped: Sequence[str], max
     node = onnx.helper.make_node(CLIP, list(gradients), list(clipped), "clip_grad_norm", domain=DOMAIN)
 
     def body(b: Builder, *parts: str) -> tuple[Any, ...]:
-        squares = [b.op("ReduceSumSquare", each, keepdims=0) for each in parts]
+        squares = [b.op("ReduceSumSquare", part, keepdims=0) for part in parts]
         total = squares[0]
-        for each in squares[1:]:
-            total = b.op("Add", total, each)
+        for square in squares[1:]:
+            total = b.op("Add", total, square)
         below = b.op("Add", b.op("Sqrt", total), b.number_like(_EPSILON, like))
         factor = b.op("Min", b.op("Div", b.number_like(max_norm, like), below), b.number_like(1, like))
-        return tuple(b.op("Mul", each, factor) for each in parts)
+        return tuple(b.op("Mul", part, factor) for part in parts)
 
     return b.lower(node, body, {})
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The values that the optimizer of a step reads and replaces: per slot one name a parameter, in one order."""
+    """The values the optimizer of a step reads and replaces: per slot one name a parameter, in one order."""
 
     slots: dict[str, list[str]]
     results: dict[str, list[str]]
@@ -137,23 +137,23 @@ class Update:
 
 
 def update_nodes(optimizer: OrtOptimizer, update: Update, b: Builder) -> list[NodeProto]:
-    """Sequences, the opaque optimizer, and the places of its results."""
+    """Sequences, the opaque optimizer, and the places of the results."""
     make = onnx.helper.make_node
-    nodes, given, made = [], [], []
+    nodes, operands, results = [], [], []
     for slot in optimizer.schema.inputs:
         if slot.each:
             name = b.fresh(f"{slot.name}s")
             nodes.append(make("SequenceConstruct", update.slots[slot.name], [name]))
-            given.append(name)
+            operands.append(name)
         elif slot.name in ("rate", "count"):
-            given.append(optimizer.rate if slot.name == "rate" else update.count)
-    places = [b.array(place) for place in range(len(update.slots["weight"]))]
+            operands.append(optimizer.rate if slot.name == "rate" else update.count)
+    positions = [b.array(index) for index in range(len(update.slots["weight"]))]
     tail = []
     for slot in optimizer.schema.outputs:
         name = b.fresh(f"{slot.name}s" if slot.each else slot.name)
-        made.append(name)
-        for place, result in enumerate(update.results.get(slot.name, ())):
-            tail.append(make("SequenceAt", [name, places[place]], [result]))
-    node = make(optimizer.node.op_type, given, made, optimizer.node.name or "optimizer", domain=DOMAIN)
+        results.append(name)
+        for number, result in enumerate(update.results.get(slot.name, ())):
+            tail.append(make("SequenceAt", [name, positions[number]], [result]))
+    node = make(optimizer.node.op_type, operands, results, optimizer.node.name or "optimizer", domain=DOMAIN)
     node.attribute.extend(optimizer.node.attribute)
     return [*nodes, node, *tail]

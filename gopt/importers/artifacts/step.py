@@ -44,9 +44,9 @@ UPDATE = "update"
 
 
 def step_of(parts: Artifacts) -> Graph:
-    """The step of a folder, with roles in its metadata and values that stay in the checkpoint.
+    """The step of a folder, with roles in the metadata and values that stay in the checkpoint.
 
-    Raises InputError where the parts do not fit, UnsupportedError for an operator that has no record.
+    Raises InputError where the parts do not fit, UnsupportedError for an operator with no record.
     """
     with naming(str(parts.optimizer.path)):
         optimizer = read_optimizer(parts.optimizer.model)
@@ -56,7 +56,7 @@ def step_of(parts: Artifacts) -> Graph:
         graph = checked_graph(ModelFile(model.SerializeToString(deterministic=True)), str(parts.training.path))
         _check_gradients(graph, step.joined)
     with naming(str(parts.optimizer.path)):  # what is opaque in the graph is the optimizer
-        graph = _plain(expand(graph, prefix=UPDATE), {each.name for each in step.builder.constants})
+        graph = _plain(expand(graph, prefix=UPDATE), {constant.name for constant in step.builder.constants})
     with naming(str(parts.checkpoint.path)):
         graph.initializers.update(step.values())
     for frozen in step.joined.frozen:  # constants of the step; inputs where they have no value
@@ -66,12 +66,12 @@ def step_of(parts: Artifacts) -> Graph:
 
 
 def _check_gradients(graph: Graph, joined: Joined) -> None:
-    """Raise InputError where what is added to a buffer has another type than the parameter."""
-    for each in joined.parameters:
-        type = graph.type_of(each.gradient)
-        if type.static and type != each.type:
+    """Raise InputError where what is added to a buffer has another type than the row."""
+    for row in joined.parameters:
+        type = graph.type_of(row.gradient)
+        if type.static and type != row.type:
             raise InputError(
-                f"the gradient {show(each.gradient)} of {show(each.name)} is {type}, and {each.name} {each.type}",
+                f"the gradient {show(row.gradient)} of {show(row.name)} is {type}, and {row.name} {row.type}",
                 EXPORT_AGAIN,
             )
 
@@ -81,9 +81,9 @@ def _plain(graph: Graph, constants: set[str]) -> Graph:
     nodes = [_standard(node) for node in graph.nodes]
     for name in constants.difference(*(node.reads for node in nodes)):
         graph.initializers.pop(name, None)
-    kept = [each for each in graph.header.opset_import if each.domain in ("", "ai.onnx")]
+    opsets = [opset for opset in graph.header.opset_import if opset.domain in ("", "ai.onnx")]
     del graph.header.opset_import[:]
-    graph.header.opset_import.extend(kept)
+    graph.header.opset_import.extend(opsets)
     return replace(graph, nodes=nodes, file_nodes=None)
 
 
@@ -105,45 +105,45 @@ class _Step:
         if self.source.functions:
             raise UnsupportedError("the training graph has functions of its own", "export the forward without them")
         self.types = value_types(self.source)
-        taken = {name for node in body.node for name in (*node.input, *node.output)}
-        taken |= {each.name for each in (*body.input, *body.initializer)}
+        names = {name for node in body.node for name in (*node.input, *node.output)}
+        names |= {value.name for value in (*body.input, *body.initializer)}
         self.opset = _opset(self.source)
         self.builder = Builder(
             self.opset, self.types, {name: node for node in body.node for name in node.output if name},
-            {each.name: each for each in body.initializer}, taken,
+            {tensor.name: tensor for tensor in body.initializer}, names,
         )  # fmt: skip
-        self.outputs = {each: self.builder.fresh(f"{each}{UPDATED}") for each in self._states()}
+        self.outputs = {state: self.builder.fresh(f"{state}{UPDATED}") for state in self._states()}
 
     # --- states ---------------------------------------------------------------------------------------------------
 
-    def _moment(self, parameter: Trained, place: int) -> str:
-        return f"{parameter.name}.momentum{place}"
+    def _moment(self, parameter: Trained, number: int) -> str:
+        return f"{parameter.name}.momentum{number}"
 
     def _slots(self) -> Iterator[tuple[str, str, Trained, int]]:
         """Moment, slot, parameter and place of each state of the optimizer."""
         for parameter in self.joined.parameters:
-            for place, slot in enumerate(self.optimizer.moments):
-                yield self._moment(parameter, place), slot, parameter, place
+            for number, slot in enumerate(self.optimizer.moments):
+                yield self._moment(parameter, number), slot, parameter, number
 
     def _states(self) -> list[str]:
         """States that have an output of their own name, in the order of the step."""
         counts = [self.optimizer.count] if self.optimizer.count else []
-        return [*counts, *(each.name for each in self.joined.parameters), *(name for name, *_ in self._slots())]
+        return [*counts, *(param.name for param in self.joined.parameters), *(name for name, *_ in self._slots())]
 
     def values(self) -> Iterator[tuple[str, Tensor]]:
         """The values of states, none for those that the checkpoint names without a value."""
         checkpoint, optimizer = self.parts.checkpoint, self.optimizer
-        stored = [(each.name, each.value) for each in self.joined.parameters]
-        stored += [(each.name, each) for each in self.joined.frozen]
-        stored += [(each.name, each.value) for each in self.joined.statistics if each.value is not None]
-        for name, each in stored:
-            if (value := checkpoint.value(each)) is not None:
+        stored = [(parameter.name, parameter.value) for parameter in self.joined.parameters]
+        stored += [(tensor.name, tensor) for tensor in self.joined.frozen]
+        stored += [(row.name, row.value) for row in self.joined.statistics if row.value is not None]
+        for name, content in stored:
+            if (value := checkpoint.value(content)) is not None:
                 yield name, value
             elif not checkpoint.nominal:
                 raise InputError(f"{show(name)} has no value in the checkpoint", SAVE_AGAIN)
-        for name, _, parameter, place in self._slots():
-            if place < len(parameter.moments):
-                value = checkpoint.value(parameter.moments[place])
+        for name, _, parameter, number in self._slots():
+            if number < len(parameter.moments):
+                value = checkpoint.value(parameter.moments[number])
             elif parameter.moments:
                 raise InputError(
                     f"{show(parameter.name)} has {len(parameter.moments)} moments in the checkpoint, and "
@@ -160,11 +160,11 @@ class _Step:
     # --- the model --------------------------------------------------------------------------------------------------
 
     def model(self) -> ModelProto:
-        made = ModelProto(ir_version=max(self.source.ir_version, 8), producer_name=self.source.producer_name)
-        made.producer_version = self.source.producer_version
-        made.opset_import.append(onnx.helper.make_opsetid("", self.opset))
-        made.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
-        body = made.graph
+        model = ModelProto(ir_version=max(self.source.ir_version, 8), producer_name=self.source.producer_name)
+        model.producer_version = self.source.producer_version
+        model.opset_import.append(onnx.helper.make_opsetid("", self.opset))
+        model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+        body = model.graph
         body.name = self.source.graph.name or "step"
         body.node.extend(self._lowered())
         body.node.extend(self._update())
@@ -172,13 +172,13 @@ class _Step:
         body.initializer.extend(self.builder.constants)
         body.input.extend(self._inputs())
         body.output.extend(self._outputs())
-        known = {each.name for each in (*body.input, *body.output)}
+        names = {value.name for value in (*body.input, *body.output)}
         body.value_info.extend(
-            each for each in self.source.graph.value_info if each.name not in known | self.joined.apart
+            value for value in self.source.graph.value_info if value.name not in names | self.joined.apart
         )
-        entry = made.metadata_props.add()
+        entry = model.metadata_props.add()
         entry.key, entry.value = ROLES, self._roles().text()
-        return made
+        return model
 
     def _lowered(self) -> Iterator[NodeProto]:
         for node in self.source.graph.node:
@@ -193,34 +193,34 @@ class _Step:
 
     def _check_standard(self, node: NodeProto) -> None:
         """Raise UnsupportedError for an operator that is neither standard nor in the table."""
-        for each in nested([node]):
+        for inner in nested([node]):
             try:
-                onnx.defs.get_schema(each.op_type, self.opset, "" if each.domain == "ai.onnx" else each.domain)
+                onnx.defs.get_schema(inner.op_type, self.opset, "" if inner.domain == "ai.onnx" else inner.domain)
             except onnx.defs.SchemaError:
                 raise UnsupportedError(
-                    f"operator {show(f'{each.domain}.{each.op_type}'.lstrip('.'))} of node {show(each.name)} has no "
+                    f"operator {show(f'{inner.domain}.{inner.op_type}'.lstrip('.'))} of node {show(inner.name)} has no "
                     "standard form in gopt",
                     "gopt/importers/artifacts/lowering/table.py takes a record for it",
                 ) from None
-            if each.op_type in RAISED and self.opset != opset_of(self.source):
+            if inner.op_type in RAISED and self.opset != opset_of(self.source):
                 raise UnsupportedError(
-                    f"operator {each.op_type} of node {show(each.name)} changed after operator set "
+                    f"operator {inner.op_type} of node {show(inner.name)} changed after operator set "
                     f"{opset_of(self.source)}", f"export the forward for operator set {OPSET}",
                 )  # fmt: skip
 
     def _update(self) -> list[NodeProto]:
         joined, optimizer, b = self.joined, self.optimizer, self.builder
         nodes: list[NodeProto] = []
-        gradients = [each.gradient for each in joined.parameters]
+        gradients = [parameter.gradient for parameter in joined.parameters]
         if optimizer.max_norm is not None:
-            clipped = [b.fresh(f"{each}.clipped") for each in gradients]
+            clipped = [b.fresh(f"{gradient}.clipped") for gradient in gradients]
             nodes += clip_nodes(b, gradients, clipped, optimizer.max_norm)
             gradients = clipped
         count = ""
         if optimizer.count:  # the operator takes the number of this update, from 1
             count = self.outputs[optimizer.count]
             nodes.append(onnx.helper.make_node("Add", [optimizer.count, b.array([1])], [count], "count"))
-        slots = {"weight": [each.name for each in joined.parameters], "gradient": gradients}
+        slots = {"weight": [parameter.name for parameter in joined.parameters], "gradient": gradients}
         for name, slot, _, _ in self._slots():
             slots.setdefault(slot, []).append(name)
         pairs = optimizer.schema.pairs
@@ -235,25 +235,25 @@ class _Step:
         yield value_info(self.optimizer.rate, TensorType("float32", (1,)))
         if self.optimizer.count:
             yield value_info(self.optimizer.count, TensorType("int64", (1,)))
-        yield from (declared[each.name] for each in self.joined.parameters)
-        yield from (declared[each.name] for each in self.joined.frozen)
+        yield from (declared[parameter.name] for parameter in self.joined.parameters)
+        yield from (declared[tensor.name] for tensor in self.joined.frozen)
         yield from (value_info(name, parameter.type) for name, _, parameter, _ in self._slots())
-        yield from (value_info(each.name, self.types[each.name]) for each in self.joined.statistics)
+        yield from (value_info(statistic.name, self.types[statistic.name]) for statistic in self.joined.statistics)
 
     def _outputs(self) -> Iterable[ValueInfoProto]:
         declared = {value.name: value for value in self.source.graph.output}
         yield from (declared[name] for name in self.joined.outputs)
         types = {name: parameter.type for name, _, parameter, _ in self._slots()}
-        types |= {each.name: each.type for each in self.joined.parameters}
+        types |= {parameter.name: parameter.type for parameter in self.joined.parameters}
         types |= {self.optimizer.count: TensorType("int64", (1,))}
-        yield from (value_info(made, types[name]) for name, made in self.outputs.items())
-        yield from (value_info(each.made, self.types[each.name]) for each in self.joined.statistics)
+        yield from (value_info(output, types[name]) for name, output in self.outputs.items())
+        yield from (value_info(statistic.made, self.types[statistic.name]) for statistic in self.joined.statistics)
 
     def _roles(self) -> RolesRecord:
         return RolesRecord(
             loss=self.joined.loss,
-            states={**self.outputs, **{each.name: each.made for each in self.joined.statistics}},
-            params={each.name: each.gradient for each in self.joined.parameters},
+            states={**self.outputs, **{statistic.name: statistic.made for statistic in self.joined.statistics}},
+            params={parameter.name: parameter.gradient for parameter in self.joined.parameters},
             batch=tuple(self.joined.batch),
         )
 

@@ -18,7 +18,7 @@ from gopt.text.sanitize import line, show
 
 @dataclass(frozen=True, slots=True)
 class BoundUpdate:
-    """An initializer ``state``, the ``value`` that replaces it, and the graph output that is that value."""
+    """An initializer ``state``, the ``value`` replacing it, and the graph output that is that value."""
 
     state: str
     value: str
@@ -28,28 +28,28 @@ class BoundUpdate:
 def bind(model: ModelProto, info: TrainingInfoProto) -> tuple[BoundUpdate, ...]:
     """The updates of a joined step, whose graph is given an output for each and the states as inputs.
 
-    Raises InputError for a binding that names nothing, UnsupportedError where there is none.
+    Raises InputError for a binding naming nothing, UnsupportedError where there is none.
     """
     graph = model.graph
-    stored, fed = stored_types(graph), {each.name for each in graph.input}
-    made = {name for node in graph.node for name in node.output if name}
-    known, outputs = made | fed | set(stored), {each.name for each in graph.output}
-    free = FreeNames(known)
+    stored, fed = stored_types(graph), {value.name for value in graph.input}
+    outputs_of_nodes = {name for node in graph.node for name in node.output if name}
+    names, outputs = outputs_of_nodes | fed | set(stored), {value.name for value in graph.output}
+    free = FreeNames(names)
     updates: dict[str, BoundUpdate] = {}
-    taken: set[str] = set()
+    values: set[str] = set()
     for entry in info.update_binding:
         state, value = entry.key, entry.value
         if state not in stored:
             raise broken(f"update_binding replaces {show(state)}, which is not an initializer")
         if state in updates:
             raise broken(f"update_binding replaces {show(state)} twice")
-        if value not in known:
+        if value not in names:
             raise broken(f"update_binding replaces {show(state)} by {show(value)}, which nothing makes")
         output = value
-        if value in taken or value not in made:  # a value of its own for each state
+        if value in values or value not in outputs_of_nodes:  # a value of its own for each state
             output = free.take(f"{state}_out")
             graph.node.append(helper.make_node("Identity", [value], [output]))
-        taken.add(output)
+        values.add(output)
         updates[state] = BoundUpdate(state, value, output)
         if output not in outputs:
             graph.output.append(ValueInfoProto(name=output))
@@ -64,10 +64,10 @@ def bind(model: ModelProto, info: TrainingInfoProto) -> tuple[BoundUpdate, ...]:
 
 
 def check_types(model: ModelProto, updates: Sequence[BoundUpdate]) -> None:
-    """Raise InputError for a state that is replaced by a value of another type; a type that nothing tells is taken to
-    be the state's, and declared."""
+    """Raise InputError for a state replaced by a value of another type; a type that nothing tells is taken to be the
+    state's, and declared."""
     stored, types = stored_types(model.graph), value_types(model, "the step")
-    outputs = {each.name: each for each in model.graph.output}
+    outputs = {value.name: value for value in model.graph.output}
     for update in updates:
         old, new = stored[update.state], types[update.output]  # of an output there is one, known or not
         if not fits(new, old):
@@ -78,13 +78,13 @@ def check_types(model: ModelProto, updates: Sequence[BoundUpdate]) -> None:
         outputs[update.output].CopyFrom(value_info(update.output, old))
 
 
-def fits(found: TensorType, wanted: TensorType) -> bool:
+def fits(actual: TensorType, wanted: TensorType) -> bool:
     """Return whether what is known of a type agrees with a type that is known."""
-    return (not known(found.dtype) or found.dtype == wanted.dtype) and found.may_have_shape_of(wanted)
+    return (not known(actual.dtype) or actual.dtype == wanted.dtype) and actual.may_have_shape_of(wanted)
 
 
 def value_types(model: ModelProto, what: str) -> dict[str, TensorType]:
-    """Return the types that ``value_infos`` finds."""
+    """Return the types ``value_infos`` finds."""
     return {name: read_type(info.type) for name, info in value_infos(model, what).items()}
 
 
@@ -95,10 +95,10 @@ def value_infos(model: ModelProto, what: str) -> dict[str, ValueInfoProto]:
     """
     bare = ModelProto()
     bare.CopyFrom(model)
-    for each in bare.graph.output:  # what is declared must not hide what is computed
-        each.ClearField("type")
+    for value in bare.graph.output:  # what is declared must not hide what is computed
+        value.ClearField("type")
     try:
         inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
     except onnx.shape_inference.InferenceError as error:
         raise broken(f"types in {what} contradict each other: {line(str(error))}") from None
-    return {each.name: each for each in (*inferred.value_info, *inferred.output)}
+    return {info.name: info for info in (*inferred.value_info, *inferred.output)}

@@ -1,4 +1,4 @@
-"""The Gradient operator of ``ai.onnx.preview.training``: replaced by nodes that compute the derivatives."""
+"""The Gradient operator of ``ai.onnx.preview.training``: replaced by nodes computing the derivatives."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ PREVIEW = "ai.onnx.preview.training"
 
 
 def expand_gradients(model: ModelProto, states: Collection[str] = ()) -> list[GradientCall]:
-    """Replace Gradient operators, first to last, by what they ask for, and functions on their way by their nodes.
+    """Replace Gradient operators, first to last, by what they ask for, and functions on their way by the nodes.
 
-    ``states``: the stored values that the step replaces, which are no constants.
+    ``states``: the stored values the step replaces, which are no constants.
     """
     _refuse_in_functions(model)
     _write_out_functions(model)
     calls = []
-    while (node := next((each for each in model.graph.node if _is_gradient(each)), None)) is not None:
+    while (node := next((node for node in model.graph.node if _is_gradient(node)), None)) is not None:
         call = _read(node, model.graph)
         forward = _part(model, call.scalar)
-        inner = {name for each in forward.graph.node for name in each.output}
+        inner = {name for node in forward.graph.node for name in node.output}
         nodes = expand_gradient(forward, call, states)
-        rest = [each for each in model.graph.node if each is not node and not inner & set(each.output)]
+        rest = [other for other in model.graph.node if other is not node and not inner & set(other.output)]
         del model.graph.node[:]
         model.graph.node.extend([*nodes, *rest])
         calls.append(call)
-    kept = [each for each in model.opset_import if each.domain != PREVIEW or _uses_preview(model)]
+    opsets = [opset for opset in model.opset_import if opset.domain != PREVIEW or _uses_preview(model)]
     del model.opset_import[:]
-    model.opset_import.extend(kept)
+    model.opset_import.extend(opsets)
     return calls
 
 
@@ -50,7 +50,7 @@ def _refuse_in_functions(model: ModelProto) -> None:
 
 
 def _write_out_functions(model: ModelProto) -> None:
-    """Inline the functions that values to be differentiated are computed by."""
+    """Inline the functions values to be differentiated are computed by."""
     scalars = [_read(node, model.graph).scalar for node in model.graph.node if _is_gradient(node)]
     called = reached_functions(model, _behind(model.graph, scalars)) if model.functions and scalars else set()
     if called:
@@ -59,7 +59,7 @@ def _write_out_functions(model: ModelProto) -> None:
 
 
 def _behind(graph: GraphProto, names: Iterable[str]) -> list[NodeProto]:
-    """The nodes that values depend on, in order."""
+    """The nodes values depend on, in order."""
     read, chosen = set(names), []
     for node in reversed(graph.node):
         if read & set(node.output):
@@ -89,29 +89,29 @@ def _read(node: NodeProto, graph: GraphProto) -> GradientCall:
             f"{show(', '.join([*xs, *zs]))}: a gradient at other values than those of the step",
             "let it read the values that xs and zs name, in that order",
         )
-    twice = next((name for place, name in enumerate(xs) if name in xs[:place]), None)
+    twice = next((name for index, name in enumerate(xs) if name in xs[:index]), None)
     if twice is not None:
         raise InputError(
             f"Gradient {label} names {show(twice)} twice in xs", "name it once, and read that result twice"
         )
-    free = {each.name for each in (*graph.input, *graph.initializer)}
+    free = {value.name for value in (*graph.input, *graph.initializer)}
     for name in xs:
         if name not in free:
             raise UnsupportedError(
                 f"Gradient {label} differentiates by {show(name)}, which is computed",
                 "differentiate by initializers and inputs",
             )
-    return GradientCall(scalar, {name: made for name, made in zip(xs, node.output) if made})
+    return GradientCall(scalar, {name: gradient for name, gradient in zip(xs, node.output) if gradient})
 
 
 def _names(node: NodeProto, name: str, kind: int, label: str) -> list[str]:
     """The names in an attribute; raises InputError where it holds something else."""
-    found = next((each for each in node.attribute if each.name == name), None)
-    if found is None:
+    attribute = next((entry for entry in node.attribute if entry.name == name), None)
+    if attribute is None:
         return []
     try:
-        if found.type == kind:
-            return [each.decode() for each in (found.strings if kind == AttributeProto.STRINGS else [found.s])]
+        if attribute.type == kind:
+            return [text.decode() for text in (attribute.strings if kind == AttributeProto.STRINGS else [attribute.s])]
     except UnicodeDecodeError:
         pass
     wanted = "a list of names" if kind == AttributeProto.STRINGS else "a name"
@@ -121,7 +121,7 @@ def _names(node: NodeProto, name: str, kind: int, label: str) -> list[str]:
 
 
 def _part(model: ModelProto, scalar: str) -> ModelProto:
-    """The nodes that ``scalar`` depends on, as a model; what else reads their values makes them outputs."""
+    """The nodes ``scalar`` depends on, as a model; what else reads their values makes them outputs."""
     graph = model.graph
     chosen = _behind(graph, [scalar])
     read = {scalar}.union(*map(reads, chosen))
@@ -133,11 +133,11 @@ def _part(model: ModelProto, scalar: str) -> ModelProto:
     part.functions.extend(model.functions)
     part.graph.name = "forward"
     part.graph.node.extend(chosen)
-    part.graph.input.extend(each for each in graph.input if each.name in read)
-    part.graph.initializer.extend(each for each in graph.initializer if each.name in read)
-    made = {name for node in chosen for name in node.output if name}
-    others = [node for node in graph.node if not made & set(node.output)]
-    wanted = {name for node in others for name in reads(node)} | {each.name for each in graph.output} | {scalar}
+    part.graph.input.extend(value for value in graph.input if value.name in read)
+    part.graph.initializer.extend(tensor for tensor in graph.initializer if tensor.name in read)
+    outputs = {name for node in chosen for name in node.output if name}
+    other_nodes = [node for node in graph.node if not outputs & set(node.output)]
+    wanted = {name for node in other_nodes for name in reads(node)} | {value.name for value in graph.output} | {scalar}
     types = value_infos(part, "the step")
     kind = read_type(types[scalar].type) if scalar in types else None
     if kind is not None and kind.static and kind.elements != 1:
@@ -145,6 +145,6 @@ def _part(model: ModelProto, scalar: str) -> ModelProto:
             f"Gradient differentiates {show(scalar)}, which is {kind} and no scalar",
             "reduce it to one number first, such as its sum or its mean",
         )
-    wanted_here = sorted(made & wanted, key=lambda name: name != scalar)
+    wanted_here = sorted(outputs & wanted, key=lambda name: name != scalar)
     part.graph.output.extend(types.get(name, ValueInfoProto(name=name)) for name in wanted_here)
     return part

@@ -1,4 +1,4 @@
-"""``initialization`` and its binding: a graph without inputs that computes first values of initializers."""
+"""``initialization`` and the binding: a graph without inputs computing first values of initializers."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from gopt.text.sanitize import show
 
 def initialization_model(model: ModelProto, info: TrainingInfoProto) -> ModelProto:
     """The initialization graph as a model, with the versions and functions of ``model``."""
-    made = ModelProto(ir_version=model.ir_version)
-    made.opset_import.extend(model.opset_import)
-    made.functions.extend(model.functions)
-    made.graph.CopyFrom(info.initialization)
-    return made
+    initialization = ModelProto(ir_version=model.ir_version)
+    initialization.opset_import.extend(model.opset_import)
+    initialization.functions.extend(model.functions)
+    initialization.graph.CopyFrom(info.initialization)
+    return initialization
 
 
 def check_initialization(model: ModelProto, info: TrainingInfoProto, stored: dict[str, TensorType]) -> None:
     """Raise InputError where the initialization sets what is not stored, or to what its graph does not compute.
 
-    ``stored``: the initializers of the inference graph and of the algorithm, with their types.
+    ``stored``: the initializers of the inference graph and of the algorithm, with the types.
     """
     graph = info.initialization
     if graph.input:
         raise broken(f"initialization has an input, {show(graph.input[0].name)}", "it must compute values from nothing")
     check_reads(graph, "initialization")
-    made = {name for node in graph.node for name in node.output} | {each.name for each in graph.initializer}
-    for each in graph.output:
-        if each.name not in made:
-            raise broken(f"initialization has the output {show(each.name)}, which nothing makes")
+    defined = {name for node in graph.node for name in node.output} | {tensor.name for tensor in graph.initializer}
+    for value in graph.output:
+        if value.name not in defined:
+            raise broken(f"initialization has the output {show(value.name)}, which nothing makes")
     types = _types(initialization_model(model, info)) if info.initialization_binding else {}
     bound: set[str] = set()
     for entry in info.initialization_binding:
@@ -55,8 +55,8 @@ def check_initialization(model: ModelProto, info: TrainingInfoProto, stored: dic
 
 def _types(model: ModelProto) -> dict[str, TensorType]:
     """Types of the outputs: computed ones, and declared ones where nothing is computed."""
-    found = value_types(model, "initialization") | stored_types(model.graph)
+    types = value_types(model, "initialization") | stored_types(model.graph)
     return {
-        each.name: found[each.name] if known(found[each.name].dtype) else read_type(each.type)
-        for each in model.graph.output
+        value.name: types[value.name] if known(types[value.name].dtype) else read_type(value.type)
+        for value in model.graph.output
     }

@@ -19,8 +19,8 @@ def broken(text: str, *hints: str) -> InputError:
 
 
 def stored_types(graph: GraphProto) -> dict[str, TensorType]:
-    """Initializers with their types; sparse ones are not among them."""
-    return {each.name: TensorType(dtype_name(each.data_type), tuple(each.dims)) for each in graph.initializer}
+    """Initializers with the types; sparse ones are not among them."""
+    return {tensor.name: TensorType(dtype_name(tensor.data_type), tuple(tensor.dims)) for tensor in graph.initializer}
 
 
 def join(graph: GraphProto, algorithm: GraphProto) -> None:
@@ -34,28 +34,28 @@ def join(graph: GraphProto, algorithm: GraphProto) -> None:
     graph.node.extend(algorithm.node)
     graph.initializer.extend(algorithm.initializer)
     graph.sparse_initializer.extend(algorithm.sparse_initializer)
-    graph.input.extend(each for each in algorithm.input if each.name not in shared)
-    graph.output.extend(each for each in algorithm.output if each.name not in outputs)
+    graph.input.extend(value for value in algorithm.input if value.name not in shared)
+    graph.output.extend(value for value in algorithm.output if value.name not in outputs)
     graph.value_info.extend(algorithm.value_info)
 
 
 def check_reads(graph: GraphProto, what: str) -> None:
     """Raise InputError where a node reads what is not defined, or not yet; ``what`` is the graph's name in messages."""
-    made = {name for name, _ in _defined(graph)}
-    known = {each.name for each in graph.input} | {name for name, verb in _defined(graph) if verb == "stores"}
+    names = {name for name, _ in _defined(graph)}
+    available = {value.name for value in graph.input} | {name for name, verb in _defined(graph) if verb == "stores"}
     for node in graph.node:
-        for name in sorted(reads(node) - known):
-            label = f"{node.op_type} {show(next((each for each in node.output if each), node.name))}"
-            if name in made:
+        for name in sorted(reads(node) - available):
+            label = f"{node.op_type} {show(next((value for value in node.output if value), node.name))}"
+            if name in names:
                 raise broken(f"{label} of {what} reads {show(name)} before a node makes it", "sort the nodes")
             raise broken(f"{label} of {what} reads {show(name)}, which nothing makes")
-        known.update(node.output)
+        available.update(node.output)
 
 
 def _defined(graph: GraphProto) -> Iterator[tuple[str, str]]:
-    """The values that a graph stores and makes, each with that verb."""
-    for each in graph.initializer:
-        yield each.name, "stores"
+    """The values a graph stores and makes, each with that verb."""
+    for tensor in graph.initializer:
+        yield tensor.name, "stores"
     for sparse in graph.sparse_initializer:
         yield sparse.values.name, "stores"
     for node in graph.node:
@@ -65,35 +65,35 @@ def _defined(graph: GraphProto) -> Iterator[tuple[str, str]]:
 
 
 def _refuse_second_definitions(graph: GraphProto, algorithm: GraphProto) -> None:
-    found: dict[str, str] = {}
-    fed = {each.name for each in graph.input}
+    owners: dict[str, str] = {}
+    fed = {value.name for value in graph.input}
     for owner, part in (("the inference graph", graph), ("the algorithm", algorithm)):
-        own = {each.name for each in part.input}
+        inputs = {value.name for value in part.input}
         for name, verb in _defined(part):
-            if name in found:
-                raise broken(f"{show(name)} names two values: {found[name]} it, and {owner} {verb} it again")
-            if name in fed and (verb == "makes" or name not in own):
+            if name in owners:
+                raise broken(f"{show(name)} names two values: {owners[name]} it, and {owner} {verb} it again")
+            if name in fed and (verb == "makes" or name not in inputs):
                 raise broken(f"{show(name)} names two values: an input of the inference graph, and {owner} {verb} it")
-            if name in own and verb == "makes":
+            if name in inputs and verb == "makes":
                 raise broken(f"{show(name)} names two values: an input of {owner}, which makes it too")
-            found[name] = f"{owner} {verb}"
-    for each in algorithm.input:
-        if found.get(each.name) == "the inference graph makes":
+            owners[name] = f"{owner} {verb}"
+    for info in algorithm.input:
+        if owners.get(info.name) == "the inference graph makes":
             raise broken(
-                f"{show(each.name)} is an input of the algorithm, and the inference graph makes it",
+                f"{show(info.name)} is an input of the algorithm, and the inference graph makes it",
                 "leave it out of the algorithm's inputs: it reads values of the inference graph by their names",
             )
 
 
 def _outputs(graph: GraphProto, algorithm: GraphProto) -> set[str]:
     """Outputs of the inference graph; raises InputError for one that the algorithm declares as another type."""
-    types = {each.name: read_type(each.type) for each in graph.output}
-    for each in algorithm.output:
-        first, second = types.get(each.name), read_type(each.type)
-        agrees = first is None or (second.dtype == first.dtype and second.may_have_shape_of(first))
+    types = {value.name: read_type(value.type) for value in graph.output}
+    for info in algorithm.output:
+        declared, second = types.get(info.name), read_type(info.type)
+        agrees = declared is None or (second.dtype == declared.dtype and second.may_have_shape_of(declared))
         if not agrees and known(second.dtype):
             raise broken(
-                f"output {show(each.name)} of the algorithm is {second}, in the inference graph it is {first}",
+                f"output {show(info.name)} of the algorithm is {second}, in the inference graph it is {declared}",
                 "declare it the same way in both",
             )
     return set(types)
@@ -101,12 +101,12 @@ def _outputs(graph: GraphProto, algorithm: GraphProto) -> set[str]:
 
 def _shared_inputs(graph: GraphProto, algorithm: GraphProto) -> set[str]:
     """Inputs of both graphs; raises InputError for one of two types."""
-    types = stored_types(graph) | {each.name: read_type(each.type) for each in graph.input}
-    for each in algorithm.input:
-        first, second = types.get(each.name), read_type(each.type)
-        if first is not None and second != first:
+    types = stored_types(graph) | {value.name: read_type(value.type) for value in graph.input}
+    for info in algorithm.input:
+        declared, second = types.get(info.name), read_type(info.type)
+        if declared is not None and second != declared:
             raise broken(
-                f"input {show(each.name)} of the algorithm is {second}, in the inference graph it is {first}",
+                f"input {show(info.name)} of the algorithm is {second}, in the inference graph it is {declared}",
                 "declare it the same way in both",
             )
-    return {each.name for each in graph.input}
+    return {value.name for value in graph.input}

@@ -24,8 +24,8 @@ from gopt.text.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class TrainingInfoStep:
-    """A functional step, with its roles in the metadata of ``model``; ``notes``: remarks; ``startup``: the graph that
-    computes first values, see ``startup_model``."""
+    """A functional step, with the roles in the metadata of ``model``; ``notes``: remarks; ``startup``: the graph
+    computing first values, see ``startup_model``."""
 
     model: ModelProto
     notes: tuple[str, ...]
@@ -42,21 +42,21 @@ def step_of(model: ModelProto) -> TrainingInfoStep:
     step = ModelProto()
     step.CopyFrom(model)
     del step.training_info[:]
-    given = _given_roles(model)
-    kept = [each for each in step.metadata_props if each.key not in (ROLES, STEP_ROLES)]  # ROLES: of another form of it
+    roles_written = _given_roles(model)
+    entries = [row for row in step.metadata_props if row.key not in (ROLES, STEP_ROLES)]  # ROLES: of another form of it
     del step.metadata_props[:]
-    step.metadata_props.extend(kept)
+    step.metadata_props.extend(entries)
     join(step.graph, info.algorithm)
     check_reads(step.graph, "the step")
     check_initialization(model, info, stored_types(step.graph))
     updates = bind(step, info)
-    calls = expand_gradients(step, {each.state for each in updates})
+    calls = expand_gradients(step, {update.state for update in updates})
     check_types(step, updates)
     losses = tuple(dict.fromkeys(call.scalar for call in calls))
     for loss in losses:
         _add_output(step, loss)
-    _check_given(given, step.graph)
-    roles = replace(given, states={each.state: each.output for each in updates})
+    _check_given(roles_written, step.graph)
+    roles = replace(roles_written, states={update.state: update.output for update in updates})
     if losses:
         roles = replace(roles, loss=losses[0], more_losses=losses[1:])
     step.metadata_props.add(key=ROLES, value=roles.text())
@@ -73,17 +73,17 @@ def _given_roles(model: ModelProto) -> RolesRecord:
 
 
 def _check_given(roles: RolesRecord, graph: GraphProto) -> None:
-    """Raise InputError for a role of a value that the step does not have."""
-    inputs = {each.name for each in (*graph.input, *graph.initializer)}
+    """Raise InputError for a role of a value the step does not have."""
+    inputs = {value.name for value in (*graph.input, *graph.initializer)}
     values = {name for node in graph.node for name in node.output} | inputs
-    for name, known in (
+    for name, allowed in (
         *((name, inputs) for name in (*roles.params, *roles.batch)),
         *((name, values) for name in (*roles.losses, *roles.params.values(), *roles.shared)),
     ):
-        if name and name not in known:
+        if name and name not in allowed:
             raise broken(
                 f"the metadata entry {STEP_ROLES} names {show(name)}, which is not "
-                f"{'an input' if known is inputs else 'a value'} of the step",
+                f"{'an input' if allowed is inputs else 'a value'} of the step",
                 "a tool has changed the step: remove the entry, and data flow finds the roles",
             )
 
@@ -100,6 +100,6 @@ def _only(model: ModelProto) -> TrainingInfoProto:
 
 
 def _add_output(step: ModelProto, name: str) -> None:
-    if all(each.name != name for each in step.graph.output):
+    if all(value.name != name for value in step.graph.output):
         step.graph.output.append(ValueInfoProto(name=name))
         step.graph.output[-1].CopyFrom(value_infos(step, "the step")[name])

@@ -1,6 +1,6 @@
 """Writes the body of an optimizer operator: standard operators, weight by weight.
 
-Values that depend on scalars alone are written once and shared by all weights.
+Values depending on scalars alone are written once and shared by all weights.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ SHARED = -1
 
 
 class BodyBuilder(Tape):
-    """Builds the body of one node. Names inside are local: slots and numbers.
+    """Builds the body of a node. Names inside are local: slots and numbers.
 
-    All arithmetic is in ``compute``: float32, or float64 where a weight is; a narrower value is widened when it is
-    read and rounded once when it is written, as the kernels do.
+    All arithmetic is in ``compute``: float32, or float64 with a weight of float64; narrower values are widened on
+    reading and rounded once on writing, as in the kernels.
     """
 
     def __init__(
-        self, operator: OperatorSchema, attributes: Mapping[str, Any], given: SlotValues, dtypes: Mapping[str, str]
+        self, operator: OperatorSchema, attributes: Mapping[str, Any], values: SlotValues, dtypes: Mapping[str, str]
     ):
-        self.operator, self.slot_values = operator, given
+        self.operator, self.slot_values = operator, values
         self._attributes, self._dtypes = attributes, dtypes
         self.nodes: list[NodeProto] = []
         self.weight_of: list[int] = []
@@ -72,22 +72,22 @@ class BodyBuilder(Tape):
         return self.number(value, dtype or self.compute)
 
     def shared(self, key: str, write: Callable[[], str]) -> str:
-        """A value that all weights share; it is written for the first one."""
+        """Return a value shared by all weights; only the first weight writes the value."""
         if key not in self._shared:
-            held, self.weight = self.weight, SHARED
+            weight, self.weight = self.weight, SHARED
             self._shared[key] = write()
-            self.weight = held
+            self.weight = weight
         return self._shared[key]
 
     def attribute_value(self, name: str) -> str:
-        """A floating attribute as a constant, shared unless each weight has its own."""
+        """Return a floating attribute as a constant, shared unless each weight has its own."""
         value = float(self.attribute(name))
         if name in self.operator.lists:
             return self.const(value)
         return self.shared(f"attribute {name}", lambda: self.const(value))
 
     def scalar(self, slot: str, dtype: str = "") -> str:
-        """A scalar input without its dimensions of one, so that it does not raise the rank of a weight."""
+        """Return a scalar input without its dimensions, so the rank of a weight does not rise."""
         have, want = self.dtype(slot), dtype or self.compute
         plain = self.shared(f"plain {slot}", lambda: self.op("Squeeze", slot))
         return self.shared(f"{want} {slot}", lambda: self.cast(plain, want, have))
@@ -98,8 +98,8 @@ class BodyBuilder(Tape):
 
     def result(self, slot: str, value: str) -> None:
         """Set the value of an output slot; a scalar slot is set once."""
-        each = next(each for each in self.operator.outputs if each.name == slot).each
-        self._made[f"{slot}_{self.weight}" if each else slot] = value
+        by_weight = next(output for output in self.operator.outputs if output.name == slot).each
+        self._made[f"{slot}_{self.weight}" if by_weight else slot] = value
 
     def write(self) -> None:
         """The bodies of all weights in order."""
@@ -120,19 +120,19 @@ class BodyBuilder(Tape):
     # --- the body as a function ---------------------------------------------------------------------------------
 
     def function(self, attributes: Sequence[str], opset: int) -> tuple[FunctionProto, list[int]]:
-        """The body as a function of the model, for a node that carries ``attributes``; and every node's weight."""
+        """The body as a function of the model, for a node carrying ``attributes``; and every node's weight."""
         head, tail = self._border()
         function = FunctionProto(domain=self.operator.domain, name=self.operator.op_type)
         function.opset_import.add(domain="", version=opset)
         function.input.extend(self._names(self.operator.inputs, self.slot_values.scalars, self.slot_values.weights))
         function.output.extend(self._names(self.operator.outputs, self.slot_values.results, self.slot_values.updated))
         function.attribute.extend(sorted(attributes))
-        made = {name for node in (*self.nodes, *tail) for name in node.output}
+        results = {name for node in (*self.nodes, *tail) for name in node.output}
         # A result that the node leaves out keeps its place in the list, and a function must make what it lists.
         tail += [
             onnx.helper.make_node("Constant", [], [name], value_float=0.0)
             for name in function.output
-            if name not in made
+            if name not in results
         ]
         function.node.extend([*head, *self.nodes, *tail])
         tags = [SHARED] * len(head) + self.weight_of + [SHARED] * len(tail)
@@ -146,34 +146,34 @@ class BodyBuilder(Tape):
             tables = [{slot.name: f"{slot.name}_all" for slot in slots if slot.each}]
         else:
             tables = [
-                {slot.name: f"{slot.name}_{place}" for slot in slots if slot.each} for place in range(len(weights))
+                {slot.name: f"{slot.name}_{index}" for slot in slots if slot.each} for index in range(len(weights))
             ]
         names = operator.arrange(slots, one, tables)
-        held = operator.arrange(slots, dict(scalars), [dict(table) for table in weights])
-        return names[: len(held)]
+        arranged = operator.arrange(slots, dict(scalars), [dict(table) for table in weights])
+        return names[: len(arranged)]
 
     def _border(self) -> tuple[list[NodeProto], list[NodeProto]]:
-        """Nodes that unpack and build sequences, and those that name the results."""
+        """Return nodes that unpack and build sequences, and nodes that name the results."""
         make = onnx.helper.make_node
         head: list[NodeProto] = []
         tail: list[NodeProto] = []
         sequences = self.operator.arrangement is Arrangement.SEQUENCE
         for slot in self.operator.inputs if sequences else ():
-            for place, table in enumerate(self.slot_values.weights):
+            for number, table in enumerate(self.slot_values.weights):
                 if slot.each and slot.name in table:
-                    at = onnx.numpy_helper.from_array(np.array(place, np.int64))
-                    index = f"{slot.name}_{place}_at"
+                    at = onnx.numpy_helper.from_array(np.array(number, np.int64))
+                    index = f"{slot.name}_{number}_at"
                     head.append(make("Constant", [], [index], value=at))
-                    head.append(make("SequenceAt", [f"{slot.name}_all", index], [f"{slot.name}_{place}"]))
+                    head.append(make("SequenceAt", [f"{slot.name}_all", index], [f"{slot.name}_{number}"]))
         named = self._name_results(tail)
         for slot in self.operator.outputs if sequences else ():
-            parts = [f"{slot.name}_{place}" for place in range(len(self.slot_values.weights))]
+            parts = [f"{slot.name}_{index}" for index in range(len(self.slot_values.weights))]
             if slot.each and named.issuperset(parts):
                 tail.append(make("SequenceConstruct", parts, [f"{slot.name}_all"]))
         return head, tail
 
     def _name_results(self, tail: list[NodeProto]) -> set[str]:
-        """Name results by their slots; an input, or a value with two slots, goes through an Identity."""
+        """Name results by the slots; an input, or a value with two slots, goes through an Identity."""
         producers = {node.output[0]: node for node in self.nodes}
         new: dict[str, str] = {}
         for formal, value in self._made.items():
@@ -187,9 +187,9 @@ class BodyBuilder(Tape):
         return set(self._made)
 
     def missing(self) -> str:
-        """An output slot of the node that this body cannot compute, or ''."""
-        for place, table in enumerate(self.slot_values.updated):
+        """Return an output slot of the node missing in this body, or ''."""
+        for index, table in enumerate(self.slot_values.updated):
             for slot in table:
-                if f"{slot}_{place}" not in self._made:
+                if f"{slot}_{index}" not in self._made:
                     return slot
         return next((slot for slot in self.slot_values.results if slot not in self._made), "")

@@ -1,8 +1,8 @@
-"""Write out an If around an update: both branches run, and Where takes what the condition says.
+"""Write out an If around an update: both branches run, and Where chooses by the condition.
 
-A gate that a finite check closes is often written so: one branch updates, the other returns old values. With Where, the
-update can be cut like any other. Where computes nothing, so values are those of the If to the bit. A branch with an
-operator that may fail on values that the condition keeps from it stays in its If.
+A gate a finite check closes is often written so: one branch updates, the other returns old values. With Where, the
+update can be cut like any other. Where computes nothing, so values equal those of the If to the bit. A branch with an
+operator that may fail on values excluded by the condition stays in the If.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _OF_BFLOAT16 = 16
 
 
 def open_branches(graph: Graph, prefix: str) -> Graph:
-    """The graph with the Ifs around its updates written out; the same graph where it has none.
+    """The graph with the Ifs around its updates written out; the same graph without such Ifs.
 
     Values of branches are named ``<prefix>.if<number of the If>.…``.
     """
     chosen = _chosen(graph)
     while chosen:
-        result, made = _opened(graph, chosen, prefix)
-        failing = {each for each, nodes in made.items() if not all(_never_fails(result, node) for node in nodes)}
+        result, opened = _opened(graph, chosen, prefix)
+        failing = {key for key, nodes in opened.items() if not all(_never_fails(result, node) for node in nodes)}
         if not failing:
             return result
         chosen -= failing
@@ -43,53 +43,53 @@ def open_branches(graph: Graph, prefix: str) -> Graph:
 
 
 def _chosen(graph: Graph) -> set[int]:
-    """Ids of the Ifs that hold nothing but operators which never fail, and on which a new state may hang: from every
-    output a walk goes back through values of its own size."""
+    """Return ids of the Ifs with operators that never fail alone, and perhaps a new state behind: a walk goes back from
+    every output through values of the same size."""
     ifs = {id(node) for node in graph.nodes if node.is_a("If") and _writable(graph, node)}
     if not ifs:
         return ifs
-    producers, found, seen = graph.producers(), set[int](), set[str]()
+    producers, chosen_ids, visited = graph.producers(), set[int](), set[str]()
     for output, declared in graph.outputs.items():
         want = graph.types.get(output, declared)
         stack = [output]
         while stack:
             name = stack.pop()
             node = producers.get(name)
-            if name in seen or node is None or not (id(node) in ifs or node.is_in(THROUGH)):
+            if name in visited or node is None or not (id(node) in ifs or node.is_in(THROUGH)):
                 continue
-            seen.add(name)
+            visited.add(name)
             if id(node) in ifs:
-                found.add(id(node))
-            stack.extend(each for each in node.reads if alike(graph.type_of(each), want))
-    return found
+                chosen_ids.add(id(node))
+            stack.extend(name for name in node.reads if alike(graph.type_of(name), want))
+    return chosen_ids
 
 
 def _writable(graph: Graph, node: Node) -> bool:
-    """Return whether Where can stand for an If: one condition, results of one static type, operators that are known."""
+    """Return whether Where can stand for an If: one condition, results of one static type, known operators."""
     types = [graph.type_of(name) for name in node.outputs if name]
     inner = nested([node.to_proto()])
     return (
         graph.type_of(node.inputs[0]).elements == 1
         and all(type.static for type in types)
         and (opset_of(graph.header) >= _OF_BFLOAT16 or all(type.dtype != "bfloat16" for type in types))
-        and all(each.domain in ("", "ai.onnx") and each.op_type in _TOTAL for each in inner)
+        and all(node.domain in ("", "ai.onnx") and node.op_type in _TOTAL for node in inner)
     )
 
 
 def _opened(graph: Graph, chosen: set[int], prefix: str) -> tuple[Graph, dict[int, list[Node]]]:
-    """The graph with these Ifs written out, and the nodes that stand for each."""
+    """Return the graph with these Ifs written out, and the nodes in place of each."""
     nodes: list[Node] = []
-    made: dict[int, list[Node]] = {}
+    written_of: dict[int, list[Node]] = {}
     for node in graph.nodes:
         if id(node) not in chosen:
             nodes.append(node)
             continue
-        written = _written(node.to_proto(), f"{prefix}.if{len(made)}", graph.type_of(node.inputs[0]).shape == ())
-        made[id(node)] = [_node(each) for each in written]
-        nodes += made[id(node)]
+        written = _written(node.to_proto(), f"{prefix}.if{len(written_of)}", graph.type_of(node.inputs[0]).shape == ())
+        written_of[id(node)] = [_node(node) for node in written]
+        nodes += written_of[id(node)]
     result = replace(graph, nodes=nodes, types=dict(graph.types), file_nodes=graph.file_nodes or graph.nodes)
     infer_types(result)
-    return result, made
+    return result, written_of
 
 
 def _written(proto: NodeProto, prefix: str, scalar: bool) -> list[NodeProto]:
@@ -103,25 +103,25 @@ def _written(proto: NodeProto, prefix: str, scalar: bool) -> list[NodeProto]:
     for attribute in proto.attribute:
         at = f"{prefix}.{attribute.name[:4]}"
         inner, results[attribute.name] = inline_branch(attribute.g, proto, at)
-        kinds = [each.type.tensor_type.elem_type for each in attribute.g.output]
-        for number, each in enumerate(inner):
-            nodes += _written(each, f"{at}.if{number}", False) if each.op_type == "If" else [each]
+        kinds = [value.type.tensor_type.elem_type for value in attribute.g.output]
+        for number, node in enumerate(inner):
+            nodes += _written(node, f"{at}.if{number}", False) if node.op_type == "If" else [node]
     label = proto.name if len(proto.output) == 1 else ""
     rows = zip(proto.output, results["then_branch"], results["else_branch"], kinds, strict=True)
-    for number, (name, then, other, kind) in enumerate(rows):
+    for number, (name, then, otherwise, kind) in enumerate(rows):
         if name and kind == TensorProto.BOOL:
-            nodes += _flag(condition, then, other, name, label, f"{prefix}.{number}")
+            nodes += _flag(condition, then, otherwise, name, label, f"{prefix}.{number}")
         elif name:
-            nodes.append(helper.make_node("Where", [condition, then, other], [name], name=label))
+            nodes.append(helper.make_node("Where", [condition, then, otherwise], [name], name=label))
     return nodes
 
 
-def _flag(condition: str, then: str, other: str, name: str, label: str, prefix: str) -> list[NodeProto]:
-    """Where of truth values, for which ONNX Runtime has no kernel."""
+def _flag(condition: str, then: str, otherwise: str, name: str, label: str, prefix: str) -> list[NodeProto]:
+    """Write a Where of truth values, because ONNX Runtime has no kernel."""
     return [
         helper.make_node("And", [condition, then], [f"{prefix}.first"]),
         helper.make_node("Not", [condition], [f"{prefix}.not"]),
-        helper.make_node("And", [f"{prefix}.not", other], [f"{prefix}.second"]),
+        helper.make_node("And", [f"{prefix}.not", otherwise], [f"{prefix}.second"]),
         helper.make_node("Or", [f"{prefix}.first", f"{prefix}.second"], [name], name=label),
     ]
 

@@ -1,7 +1,7 @@
-"""Expand opaque optimizer nodes into standard operators, so that later stages read them as any update.
+"""Expand opaque optimizer nodes into standard operators, so that later stages see plain updates.
 
-An operator of the table, or a function of the model that updates a state, is replaced by its body, weight by weight;
-every node of it remembers its origin. The nodes as the file has them stay in ``Graph.file_nodes``.
+An operator of the table, or a model function updating a state, is replaced by the body, weight by weight; every new
+node remembers the origin. The file's nodes stay in ``Graph.file_nodes``.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Key = tuple[str, str, str]
 
 
 def expand(graph: Graph, prefix: str = PREFIX) -> Graph:
-    """The graph with its opaque updates expanded; the same graph where it has none.
+    """The graph with the opaque updates expanded; the same graph without such updates.
 
-    Values inside a body are named ``<prefix>.<number of the node>.…``. Raises InputError for a node whose lists do not
-    fit its operator, UnsupportedError for a sequence or a type that cannot be followed.
+    Values inside a body are named ``<prefix>.<number of the node>.…``. Raises InputError for a node with lists unlike
+    the operator's, UnsupportedError for an unknown sequence or type.
     """
     graph = open_branches(graph, prefix)
     chosen = select_opaque_nodes(graph)
@@ -64,14 +64,14 @@ def expand(graph: Graph, prefix: str = PREFIX) -> Graph:
 
 
 class _Expansion:
-    """The expansion of one graph: its nodes, level by level of calls."""
+    """The expansion of a graph: nodes, level by level of calls."""
 
     def __init__(self, graph: Graph, prefix: str) -> None:
         self.graph, self.prefix = graph, prefix
         self.types = dict(graph.types)
         self.nodes = list(graph.nodes)
         self.functions: dict[Key, FunctionProto] = {
-            (each.domain, each.name, each.overload): each for each in graph.header.functions
+            (function.domain, function.name, function.overload): function for function in graph.header.functions
         }
         self.calls: list[OpaqueCall] = []
         self.count = 0
@@ -80,7 +80,7 @@ class _Expansion:
     # --- bodies ---------------------------------------------------------------------------------------------------
 
     def first(self, chosen: set[int]) -> None:
-        """Replace the nodes of the graph that are to be expanded."""
+        """Replace the nodes to be expanded."""
         nodes: list[Node] = []
         for node in self.nodes:
             nodes.extend(self._open(node) if id(node) in chosen else [node])
@@ -89,16 +89,16 @@ class _Expansion:
     def deeper(self) -> bool:
         """Expand the calls inside bodies; returns whether there were any."""
         nodes: list[Node] = []
-        found = False
+        opened = False
         for node in self.nodes:
             origin = node.origin
             if isinstance(origin, Origin) and (self._key(node) in self.functions or self._operator(node)):
-                found = True
+                opened = True
                 nodes.extend(self._inner(node, origin))
             else:
                 nodes.append(node)
         self.nodes = nodes
-        return found
+        return opened
 
     def _key(self, node: Node) -> Key:
         return (node.domain, node.op_type, proto.overload if (proto := node.proto) is not None else "")
@@ -107,8 +107,8 @@ class _Expansion:
         return OPERATORS.get((node.domain, node.op_type))
 
     def _open(self, node: Node) -> list[Node]:
-        function, tags, given, operator = self._body(node)
-        call = OpaqueCall(len(self.calls), node, operator, given, dict(node.attributes))
+        function, tags, values, operator = self._body(node)
+        call = OpaqueCall(len(self.calls), node, operator, values, dict(node.attributes))
         self.calls.append(call)
         return self._written(node, function, tags, call)
 
@@ -124,26 +124,26 @@ class _Expansion:
         return [_node(proto, Origin(call, weight, 0)) for proto, weight in zip(protos, weights)]
 
     def _body(self, node: Node) -> tuple[FunctionProto, list[int], SlotValues, OperatorSchema | None]:
-        """A node's body, the weights of its nodes, the values in its slots, and its record in the table."""
-        held = self.functions.get(self._key(node))
+        """A node's body, the weights of the nodes, the values in the slots, and the record in the table."""
+        written = self.functions.get(self._key(node))
         operator = self._operator(node)
         if operator is not None:
-            given = self._given(operator, node)
-            function, tags = table_body(operator, node, given, self.types, opset_of(self.graph.header))
-            if held is None or same_body(held, function):
-                return function, tags, given, operator
-        assert held is not None
-        given = SlotValues(
-            {}, [{f: a for f, a in zip(held.input, node.inputs) if a}],
-            {}, [{f: a for f, a in zip(held.output, node.outputs) if a}],
+            values = self._given(operator, node)
+            function, tags = table_body(operator, node, values, self.types, opset_of(self.graph.header))
+            if written is None or same_body(written, function):
+                return function, tags, values, operator
+        assert written is not None
+        values = SlotValues(
+            {}, [{f: a for f, a in zip(written.input, node.inputs) if a}],
+            {}, [{f: a for f, a in zip(written.output, node.outputs) if a}],
         )  # fmt: skip
-        return held, [0] * len(held.node), given, None
+        return written, [0] * len(written.node), values, None
 
     def _given(self, operator: OperatorSchema, node: Node) -> SlotValues:
-        given = operator.read(node.label, node.inputs, node.outputs)
+        values = operator.read(node.label, node.inputs, node.outputs)
         if operator.arrangement is not Arrangement.SEQUENCE:
-            return given
-        members = {slot: self._members(node, slot, name) for slot, name in given.weights[0].items()}
+            return values
+        members = {slot: self._members(node, slot, name) for slot, name in values.weights[0].items()}
         counts = {slot: len(names) for slot, names in members.items()}
         if len(set(counts.values())) != 1 or not all(counts.values()):
             raise InputError(
@@ -152,9 +152,9 @@ class _Expansion:
             )
         count = next(iter(counts.values()))
         prefix = f"{self.prefix}.{self.count}"
-        given.weights = [{slot: names[place] for slot, names in members.items()} for place in range(count)]
-        given.updated = [{slot: f"{prefix}.{slot}_{place}" for slot in given.updated[0]} for place in range(count)]
-        return given
+        values.weights = [{slot: names[index] for slot, names in members.items()} for index in range(count)]
+        values.updated = [{slot: f"{prefix}.{slot}_{index}" for slot in values.updated[0]} for index in range(count)]
+        return values
 
     def _members(self, node: Node, slot: str, name: str) -> list[str]:
         producer = self.producers.get(name)
@@ -169,13 +169,13 @@ class _Expansion:
     # --- sequences and types --------------------------------------------------------------------------------------
 
     def read_sequences(self) -> None:
-        """Let readers of a sequence's members read the members directly, and remove nodes that are unused then."""
+        """Let readers of a sequence's members read the members directly, and remove unused nodes."""
         producers = {name: node for node in self.nodes for name in node.outputs if name}
-        found = look_through_sequences(self.nodes, producers, self.graph.initializers)
+        sequences = look_through_sequences(self.nodes, producers, self.graph.initializers)
         new: dict[str, str] = {}
         nodes = []
         for node in self.nodes:
-            value = found.get(node.outputs[0], "") if node.is_a("SequenceAt") else ""
+            value = sequences.get(node.outputs[0], "") if node.is_a("SequenceAt") else ""
             if not value or (node.origin is None and producers.get(value, node).origin is None):
                 nodes.append(node)
             elif node.origin is not None:
@@ -197,8 +197,11 @@ class _Expansion:
             return old
 
         for node in self.nodes:
-            if any(each in new for each in (*node.inputs, *node.outputs)):
-                node.inputs, node.outputs = [name(each) for each in node.inputs], [name(each) for each in node.outputs]
+            if any(name in new for name in (*node.inputs, *node.outputs)):
+                node.inputs, node.outputs = (
+                    [name(value) for value in node.inputs],
+                    [name(value) for value in node.outputs],
+                )
                 if node.encoded is not None:
                     node.proto = node.to_proto()
         for call in self.calls:
@@ -211,37 +214,37 @@ class _Expansion:
                 table.update({slot: name(value) for slot, value in table.items()})
 
     def _sweep(self) -> None:
-        """Remove nodes of bodies, and SequenceConstructs, that nothing reads."""
-        needed, kept = set(self.graph.outputs), []
+        """Remove unread nodes of bodies, and unread SequenceConstructs."""
+        needed, nodes = set(self.graph.outputs), []
         for node in reversed(self.nodes):
             loose = node.origin is not None or node.is_a("SequenceConstruct")
             if not loose or any(name in needed for name in node.outputs):
-                kept.append(node)
+                nodes.append(node)
                 needed.update(node.reads)
-        self.nodes = kept[::-1]
+        self.nodes = nodes[::-1]
 
     def _check_sequences(self) -> None:
-        made = {
+        calls = {
             name: node.origin.call
             for node in self.nodes
             if isinstance(node.origin, Origin) and node.is_a("SequenceConstruct")
             for name in node.outputs
         }
         for node in self.nodes:
-            for name in node.reads if made else ():
-                if name in made and not isinstance(node.origin, Origin):
+            for name in node.reads if calls else ():
+                if name in calls and not isinstance(node.origin, Origin):
                     raise UnsupportedError(
-                        f"sequence {name!r} that {made[name].label!r} makes is read by {node.op_type} {node.label!r}",
+                        f"sequence {name!r} that {calls[name].label!r} makes is read by {node.op_type} {node.label!r}",
                         "read its tensors by SequenceAt with constant places",
                     )
 
     def infer(self) -> None:
         """Types of the values of bodies."""
         nodes = [node for node in self.nodes if isinstance(node.origin, Origin)]
-        made = {name for node in nodes for name in node.outputs}
-        reads = dict.fromkeys(name for node in nodes for name in node.reads if name not in made)
+        results = {name for node in nodes for name in node.outputs}
+        reads = dict.fromkeys(name for node in nodes for name in node.reads if name not in results)
         model = ModelProto(ir_version=max(self.graph.header.ir_version, 10))
-        model.opset_import.extend(each for each in self.graph.header.opset_import if each.domain != COMM)
+        model.opset_import.extend(opset for opset in self.graph.header.opset_import if opset.domain != COMM)
         model.functions.extend(self.graph.header.functions)
         body = model.graph
         body.name = "bodies"
@@ -264,11 +267,11 @@ class _Expansion:
                 self.types[info.name] = type
 
     def finish(self) -> Graph:
-        places: dict[int, int] = {}
+        last_places: dict[int, int] = {}
         for node in self.nodes:
             if isinstance(node.origin, Origin):
-                place = places[node.origin.call.number] = places.get(node.origin.call.number, -1) + 1
-                node.origin = replace(node.origin, place=place)
+                index = last_places[node.origin.call.number] = last_places.get(node.origin.call.number, -1) + 1
+                node.origin = replace(node.origin, place=index)
         outputs = {
             name: type if known(type.dtype) else self.types.get(name, type) for name, type in self.graph.outputs.items()
         }

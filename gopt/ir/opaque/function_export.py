@@ -1,4 +1,4 @@
-"""Functions for opaque operators, so that any runtime can run the file: one for each distinct body."""
+"""Functions for opaque operators, so that any runtime can run the file: a function for each distinct body."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from gopt.ir.opset import opset_of
 def with_functions(
     nodes: Iterable[tuple[Node, FunctionProto | None]], header: ModelProto
 ) -> tuple[list[Node], list[FunctionProto]]:
-    """Return the nodes whose bodies are functions of the file, and the functions missing from its header.
+    """Return the nodes calling functions of the file, and the functions missing from the header.
 
-    A second body of one operator gets an overload of its own, and so do the nodes that need it.
+    A second body of an operator, and its nodes, get another overload.
     """
-    held = {(each.domain, each.name, each.overload): _bytes(each) for each in header.functions}
-    found: list[FunctionProto] = []
+    body_of = {(function.domain, function.name, function.overload): _bytes(function) for function in header.functions}
+    functions: list[FunctionProto] = []
     result: list[Node] = []
     for node, function in nodes:
         if function is None:
             result.append(node)
             continue
         body, number, overload = _bytes(function), 0, ""
-        while held.get((function.domain, function.name, overload), body) != body:
+        while body_of.get((function.domain, function.name, overload), body) != body:
             number += 1
             overload = f"body{number}"
         key = (function.domain, function.name, overload)
-        if key not in held:
-            held[key] = body
+        if key not in body_of:
+            body_of[key] = body
             copy = FunctionProto()
             copy.CopyFrom(function)
             copy.overload = overload
-            found.append(copy)
+            functions.append(copy)
         result.append(_overloaded(node, overload) if overload else node)
-    return result, found
+    return result, functions
 
 
 def _bytes(function: FunctionProto) -> bytes:
@@ -65,7 +65,7 @@ def _overloaded(node: Node, overload: str) -> Node:
 
 
 def source_nodes(graph: Graph) -> tuple[list[Node], list[FunctionProto]]:
-    """The nodes of a source as its file has them, and the functions that make it run."""
+    """Return the source's nodes as in the file, and the functions needed to run them."""
     if graph.file_nodes is None:
         return graph.nodes, []
     calls = {id(call.node): call for call in _calls(graph)}
@@ -74,8 +74,8 @@ def source_nodes(graph: Graph) -> tuple[list[Node], list[FunctionProto]]:
 
 
 def _calls(graph: Graph) -> list[OpaqueCall]:
-    found = {node.origin.call.number: node.origin.call for node in graph.nodes if isinstance(node.origin, Origin)}
-    return list(found.values())
+    call_of = {node.origin.call.number: node.origin.call for node in graph.nodes if isinstance(node.origin, Origin)}
+    return list(call_of.values())
 
 
 def _function(graph: Graph, call: OpaqueCall | None) -> FunctionProto | None:
@@ -85,13 +85,13 @@ def _function(graph: Graph, call: OpaqueCall | None) -> FunctionProto | None:
 
 
 def prepare(header: ModelProto, functions: Sequence[FunctionProto]) -> None:
-    """Prepare a file's header for functions: the version that has them, and the operator sets they import."""
+    """Prepare a file's header for functions: the version with functions, and imported operator sets."""
     if not functions:
         return
-    oldest = 10 if any(each.overload for each in functions) else 8
+    oldest = 10 if any(function.overload for function in functions) else 8
     header.ir_version = max(header.ir_version, oldest)
     header.functions.extend(functions)
-    domains = {each.domain for each in header.opset_import}
-    for each in dict.fromkeys(function.domain for function in functions):
-        if each not in domains:
-            header.opset_import.add(domain=each, version=1)
+    domains = {opset.domain for opset in header.opset_import}
+    for domain in dict.fromkeys(function.domain for function in functions):
+        if domain not in domains:
+            header.opset_import.add(domain=domain, version=1)

@@ -11,10 +11,10 @@ from gopt.ir.nodes import reads
 
 
 def inline_call(function: FunctionProto, call: NodeProto, prefix: str) -> list[NodeProto]:
-    """Copies of the function's nodes for one call; inner values get names below ``prefix``.
+    """Return copies of the function's nodes for a call; inner values get names below ``prefix``.
 
-    An operand that the call omits stays absent; a result that the call does not name is still computed. A
-    result that is an operand passes through an Identity.
+    An operand left out stays absent; an unnamed result is still computed. A result that is an operand passes an
+    Identity.
     """
     table = {"": ""}
     table.update(_formals(function.input, call.input))
@@ -24,23 +24,23 @@ def inline_call(function: FunctionProto, call: NodeProto, prefix: str) -> list[N
             nodes.append(onnx.helper.make_node("Identity", [table[formal]], [actual]))
         elif actual:
             table[formal] = actual
-    attributes = {each.name: each for each in function.attribute_proto}
-    attributes.update((each.name, each) for each in call.attribute)
+    attributes = {default.name: default for default in function.attribute_proto}
+    attributes.update((attribute.name, attribute) for attribute in call.attribute)
     rename = _Renaming(table, prefix, attributes)
-    return [rename.node(each) for each in function.node] + nodes
+    return [rename.node(node) for node in function.node] + nodes
 
 
 def inline_branch(body: GraphProto, node: NodeProto, prefix: str) -> tuple[list[NodeProto], list[str]]:
-    """Copies of the nodes of a body without inputs that ``node`` holds, and its results; inner values get names below
-    ``prefix``. What the body stores becomes Constant nodes."""
+    """Return copies of the nodes of a body without inputs, inside ``node``, and the results; inner values get names
+    below ``prefix``. Stored values become Constant nodes."""
     rename = _Renaming({name: name for name in ("", *reads(node))}, prefix, {})
-    stored = [onnx.helper.make_node("Constant", [], [each.name], value=each) for each in body.initializer]
-    nodes = [rename.node(each) for each in (*stored, *body.node)]
-    return nodes, [rename.name(each.name) for each in body.output]
+    stored = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in body.initializer]
+    nodes = [rename.node(proto) for proto in (*stored, *body.node)]
+    return nodes, [rename.name(value.name) for value in body.output]
 
 
 def _formals(formals: Sequence[str], actuals: Sequence[str]) -> dict[str, str]:
-    return {formal: actuals[place] if place < len(actuals) else "" for place, formal in enumerate(formals)}
+    return {formal: actuals[index] if index < len(actuals) else "" for index, formal in enumerate(formals)}
 
 
 class _Renaming:
@@ -77,8 +77,8 @@ class _Renaming:
             yield copy
 
     def _body(self, body: GraphProto) -> None:
-        for each in (*body.input, *body.output, *body.initializer, *body.value_info):
-            each.name = self.name(each.name)
+        for value in (*body.input, *body.output, *body.initializer, *body.value_info):
+            value.name = self.name(value.name)
         nodes = [self.node(node) for node in body.node]
         del body.node[:]
         body.node.extend(nodes)

@@ -1,7 +1,7 @@
-"""The record of an opaque optimizer operator: its slots, how they repeat per weight, and its body for one weight.
+"""The record of an opaque optimizer operator: slots, repetition per weight, and the body for a weight.
 
-A node lists its values in one of four arrangements; ``SlotValues`` holds the same values by slot and weight,
-whichever the arrangement, so that nothing else needs to know of it.
+A node lists values in one of four arrangements; ``SlotValues`` holds the values by slot and weight, so other code is
+independent of the arrangement.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Values = dict[str, str]
 
 
 class Arrangement(str, Enum):
-    """Order in which a node lists the values of several weights."""
+    """Order of several weights' values in a node."""
 
     SINGLE = "one weight a node"
     GROUPED = "scalars, then one group of slots per weight"
@@ -32,7 +32,7 @@ class Arrangement(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class SchemaSlot:
-    """One input or output; ``each``: a full-shaped value per weight, else one scalar per node."""
+    """An input or output; ``each``: a full-shaped value per weight, else a scalar per node."""
 
     name: str
     each: bool = False
@@ -41,7 +41,7 @@ class SchemaSlot:
 
 @dataclass(slots=True)
 class SlotValues:
-    """The values of one node by slot: scalars, and one table per weight."""
+    """The values of a node by slot: scalars, and a table per weight."""
 
     scalars: Values = field(default_factory=dict)
     weights: list[Values] = field(default_factory=list)
@@ -49,15 +49,15 @@ class SlotValues:
     updated: list[Values] = field(default_factory=list)
 
     def only(self, weight: int) -> SlotValues:
-        """The values of one weight, as of a node that has no other."""
+        """The values of the only weight."""
         return SlotValues(self.scalars, [self.weights[weight]], self.results, [self.updated[weight]])
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSchema:
-    """One row of the table. ``body`` writes what the operator does to one weight; ``attributes`` are the defaults.
+    """A row of the table. ``body`` writes the operator on a weight; ``attributes`` are the defaults.
 
-    ``lists``: attributes that hold one number per weight. ``pairs``: weight slot in -> the output that replaces it.
+    ``lists``: attributes with a number per weight. ``pairs``: weight slot in -> replacing output.
     """
 
     domain: str
@@ -81,24 +81,24 @@ class OperatorSchema:
     def read(self, label: str, inputs: Sequence[str], outputs: Sequence[str]) -> SlotValues:
         """The values of a node by slot. Sequences stay whole, under weight 0, until ``sequences`` takes them apart.
 
-        Raises InputError when a slot that must be there is not, or the lists do not come out even.
+        Raises InputError for a missing slot, or uneven lists.
         """
-        given = SlotValues()
-        given.scalars, given.weights = self._read(label, self.inputs, inputs)
-        given.results, given.updated = self._read(label, self.outputs, outputs)
-        if len(given.weights) != len(given.updated):
+        values = SlotValues()
+        values.scalars, values.weights = self._read(label, self.inputs, inputs)
+        values.results, values.updated = self._read(label, self.outputs, outputs)
+        if len(values.weights) != len(values.updated):
             raise InputError(
-                f"{self.op_type} {label!r} has {len(given.weights)} weights, but {len(given.updated)} new",
+                f"{self.op_type} {label!r} has {len(values.weights)} weights, but {len(values.updated)} new",
                 "give one new value for each weight",
             )
         for slot in self.inputs:
-            for table in given.weights if slot.each else [given.scalars]:
+            for table in values.weights if slot.each else [values.scalars]:
                 if slot.name not in table and not slot.optional:
                     raise InputError(
                         f"{self.op_type} {label!r} has no {slot.name}",
                         "gopt help optimizers lists the operators that gopt knows",
                     )
-        return given
+        return values
 
     def _read(self, label: str, slots: Sequence[SchemaSlot], names: Sequence[str]) -> tuple[Values, list[Values]]:
         if self.arrangement in (Arrangement.SINGLE, Arrangement.SEQUENCE):
@@ -107,40 +107,40 @@ class OperatorSchema:
                     f"{self.op_type} {label!r} has {len(names)} values, it takes {len(slots)}",
                     "gopt help optimizers lists the operators that gopt knows",
                 )
-            found = {slot.name: name for slot, name in zip(slots, names) if name}
-            each = {slot.name for slot in slots if slot.each}
-            return {k: v for k, v in found.items() if k not in each}, [{k: v for k, v in found.items() if k in each}]
-        alone = [slot for slot in slots if not slot.each]
-        each = [slot.name for slot in slots if slot.each]  # type: ignore[assignment]
-        scalars = {slot.name: name for slot, name in zip(alone, names) if name}
-        rest = list(names[len(alone) :])
+            table = {slot.name: name for slot, name in zip(slots, names) if name}
+            many = {slot.name for slot in slots if slot.each}
+            return {k: v for k, v in table.items() if k not in many}, [{k: v for k, v in table.items() if k in many}]
+        scalars_only = [slot for slot in slots if not slot.each]
+        many = [slot.name for slot in slots if slot.each]  # type: ignore[assignment]
+        scalars = {slot.name: name for slot, name in zip(scalars_only, names) if name}
+        rest = list(names[len(scalars_only) :])
         if self.arrangement is Arrangement.GROUPED:
-            rest += [""] * (-len(rest) % len(each))  # an exporter may leave out absent values at the end
-        if not rest or len(rest) % len(each):
+            rest += [""] * (-len(rest) % len(many))  # an exporter may leave out absent values at the end
+        if not rest or len(rest) % len(many):
             raise InputError(
-                f"{self.op_type} {label!r} lists {len(rest)} values in groups of {len(each)}",
+                f"{self.op_type} {label!r} lists {len(rest)} values in groups of {len(many)}",
                 "list as many values of each kind as there are weights",
             )
-        count = len(rest) // len(each)
+        count = len(rest) // len(many)
         if self.arrangement is Arrangement.GROUPED:
-            groups: Iterable[Sequence[str]] = (rest[i * len(each) : (i + 1) * len(each)] for i in range(count))
+            groups: Iterable[Sequence[str]] = (rest[i * len(many) : (i + 1) * len(many)] for i in range(count))
         else:
-            groups = zip(*(rest[i * count : (i + 1) * count] for i in range(len(each))))
-        return scalars, [{slot: name for slot, name in zip(each, group) if name} for group in groups]
+            groups = zip(*(rest[i * count : (i + 1) * count] for i in range(len(many))))
+        return scalars, [{slot: name for slot, name in zip(many, group) if name} for group in groups]
 
     # --- from slots to a node -----------------------------------------------------------------------------------
 
     def arrange(self, slots: Sequence[SchemaSlot], scalars: Values, weights: Sequence[Values]) -> list[str]:
-        """The list a node has for these values; for sequences, the names of their tensors by slot are expected in
-        ``weights[0]``."""
+        """Return a node's list for these values; for sequences, ``weights[0]`` must have the names of the tensors by
+        slot."""
         if self.arrangement in (Arrangement.SINGLE, Arrangement.SEQUENCE):
             names = [(weights[0] if slot.each else scalars).get(slot.name, "") for slot in slots]
         else:
-            each = [slot.name for slot in slots if slot.each]
+            repeated = [slot.name for slot in slots if slot.each]
             names = [scalars.get(slot.name, "") for slot in slots if not slot.each]
             if self.arrangement is Arrangement.GROUPED:
-                return names + [table.get(slot, "") for table in weights for slot in each]
-            return names + [table.get(slot, "") for slot in each for table in weights]
+                return names + [table.get(slot, "") for table in weights for slot in repeated]
+            return names + [table.get(slot, "") for slot in repeated for table in weights]
         while names and not names[-1]:
             names.pop()
         return names
@@ -148,7 +148,7 @@ class OperatorSchema:
     # --- attributes ---------------------------------------------------------------------------------------------
 
     def resolve_attributes(self, label: str, attributes: Mapping[str, Any], weights: int) -> dict[str, Any]:
-        """The attributes with their defaults; lists hold exactly one number per weight."""
+        """The attributes with the defaults; lists hold exactly one number per weight."""
         unknown = set(attributes) - set(self.attributes) - self.required
         if unknown:
             raise UnsupportedError(
@@ -170,8 +170,8 @@ class OperatorSchema:
                 )
         settled = {**self.attributes, **attributes}
         for name in self.lists:
-            held = settled[name]
-            values = list(held) if isinstance(held, (list, tuple)) else [held] * weights
+            value_set = settled[name]
+            values = list(value_set) if isinstance(value_set, (list, tuple)) else [value_set] * weights
             if len(values) < weights:
                 raise InputError(
                     f"{self.op_type} {label!r}: {name} has {len(values)} numbers for {weights} weights",
@@ -184,11 +184,11 @@ class OperatorSchema:
         return isinstance(self.attributes.get(name), int)
 
     def _fits(self, name: str, value: object) -> bool:
-        """Return whether an attribute holds what its default does; one without a default is a number, but for
+        """Return whether an attribute's type is that of the default; without a default, a number is expected, but for
         ``mode``."""
         if name == "mode":
             return isinstance(value, str)
         kind = int if self._is_whole(name) else (int, float)
         if name in self.lists and isinstance(value, (list, tuple)):
-            return all(isinstance(each, kind) for each in value)
+            return all(isinstance(member, kind) for member in value)
         return isinstance(value, kind)

@@ -1,4 +1,4 @@
-"""Arithmetic that the bodies of several optimizers share."""
+"""Arithmetic the bodies of several optimizers share."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def finite(b: BodyBuilder, value: str) -> str:
 
 
 def gated(b: BodyBuilder, slot: str, new: str, old: str, dtype: str) -> None:
-    """Write a result in its own type; the old value where the node's update signal is false."""
+    """Write a result in its own type; the old value if the node's update signal is false."""
     value = b.cast(new, dtype, b.compute)
     if b.has("update_signal"):
         value = b.op("Where", b.scalar("update_signal", "bool"), value, b.formal(old))
@@ -99,7 +99,7 @@ def unscaled(b: BodyBuilder) -> str:
 
 
 def low_precision_copy(b: BodyBuilder, new: str) -> None:
-    """The weight in half precision, for a forward that reads it so."""
+    """Return the weight in half precision, for forwards with half precision."""
     if b.has("narrow_weight"):
         dtype = b.dtype("narrow_weight")
         narrow = b.cast(new, dtype, b.compute)

@@ -15,11 +15,8 @@ __all__ = ["SHARED", "OpaqueCall", "Origin"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class OpaqueCall:
-    """One node that was expanded. ``operator`` is its record, None for a function of the model.
-
-    ``slot_values``: the values of its slots in the expanded graph (no sequence is among them); for a function of the
-    model, all in one table under the names of its operands.
-    """
+    """An expanded node. ``operator`` is the record, None for a model function. ``slot_values``: the slots' values in
+    the expanded graph (no sequences); for a model function, all in a table under the operands' names."""
 
     number: int
     node: Node
@@ -39,7 +36,7 @@ class OpaqueCall:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The call a node was written for, which weight of it, and the node's place in the body."""
+    """The call behind a node, the weight, and the node's place in the body."""
 
     call: OpaqueCall
     weight: int

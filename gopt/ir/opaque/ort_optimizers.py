@@ -1,7 +1,7 @@
 """The optimizers of ``com.microsoft`` on one weight, in standard operators.
 
-Sources of the formulas: the kernels of ONNX Runtime training (the CPU ones, and the CUDA ones for inputs that only
-those read), in words of our own. Every body is compared with a NumPy formula in ``tests/ir/opaque``.
+Sources of the formulas: the kernels of ONNX Runtime training (CPU, and CUDA for inputs read by CUDA kernels alone), in
+our own words. Every body is compared with a NumPy formula in ``tests/ir/opaque``.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def adam(b: BodyBuilder) -> None:
     """AdamOptimizer. Mode 0: decay beside the step, both moments corrected. Mode 1: the rate is corrected, and the
     decay acts on the weight after the step."""
     weight, gradient = b.full("weight"), unscaled(b)
-    first = average(b, b.full("moment_1"), gradient, "alpha")
+    mean = average(b, b.full("moment_1"), gradient, "alpha")
     second = average_square(b, b.full("moment_2"), gradient, "beta")
     rate, decay = b.scalar("rate"), b.attribute_value("lambda")
     corrected = bool(b.attribute("do_bias_correction"))
     corrections = [correction(b, name, "count", guarded=True) for name in ("alpha", "beta")] if corrected else []
     mode = int(b.attribute("weight_decay_mode"))
     if mode == 0:
-        delta = _adam_delta(b, weight, (first, second), rate, decay, corrections)
+        delta = _adam_delta(b, weight, (mean, second), rate, decay, corrections)
     elif mode == 1:
         size = rate
         if corrections:
@@ -43,7 +43,7 @@ def adam(b: BodyBuilder) -> None:
                 "step size", lambda: b.op("Div", b.op("Mul", rate, b.op("Sqrt", corrections[1])), corrections[0])
             )
         below = b.op("Add", b.op("Sqrt", second), b.attribute_value("epsilon"))
-        step = b.op("Div", b.op("Mul", size, first), below)
+        step = b.op("Div", b.op("Mul", size, mean), below)
         after = b.op("Mul", b.op("Mul", rate, decay), b.op("Sub", weight, step))
         delta = b.op("Sub", b.op("Neg", step), after)
     else:
@@ -51,7 +51,7 @@ def adam(b: BodyBuilder) -> None:
     new = b.op("Add", weight, delta)
     gated(b, "new_weight", new, "weight", b.dtype("weight"))
     gated(b, "new_gradient", delta, "gradient", b.dtype("gradient"))
-    gated(b, "new_moment_1", first, "moment_1", b.dtype("moment_1"))
+    gated(b, "new_moment_1", mean, "moment_1", b.dtype("moment_1"))
     gated(b, "new_moment_2", second, "moment_2", b.dtype("moment_2"))
     low_precision_copy(b, new)
     count_up(b)
@@ -60,11 +60,11 @@ def adam(b: BodyBuilder) -> None:
 def _adam_delta(
     b: BodyBuilder, weight: str, moments: tuple[str, str], rate: str, decay: str, corrections: list[str]
 ) -> str:
-    first, second = moments
+    mean, second = moments
     if corrections:
-        first, second = b.op("Div", first, corrections[0]), b.op("Div", second, corrections[1])
+        mean, second = b.op("Div", mean, corrections[0]), b.op("Div", second, corrections[1])
     below = b.op("Add", b.op("Sqrt", second), b.attribute_value("epsilon"))
-    update = b.op("Add", b.op("Div", first, below), b.op("Mul", decay, weight))
+    update = b.op("Add", b.op("Div", mean, below), b.op("Mul", decay, weight))
     return b.op("Mul", b.shared("minus rate", lambda: b.op("Neg", rate)), update)
 
 
@@ -79,7 +79,7 @@ def sgd(b: BodyBuilder) -> None:
 
 
 def _flag(b: BodyBuilder, like: str) -> None:
-    """Emit a flag that the weights were updated, in the shape of a scalar input."""
+    """Emit a flag the weights were updated, in the shape of a scalar input."""
 
     def write() -> str:
         done = b.scalar("update_signal", "bool") if b.has("update_signal") else b.const(True, "bool")
@@ -95,18 +95,18 @@ def adamw(b: BodyBuilder) -> None:
     """AdamWOptimizer. The count is that of this update, from 1. Mode 0: decay first, both moments corrected. Mode 1:
     the rate is corrected, decay last and by the plain rate."""
     weight, gradient = b.full("weight"), b.full("gradient")
-    first = average(b, b.full("moment_1"), gradient, "alpha")
+    mean = average(b, b.full("moment_1"), gradient, "alpha")
     second = average_square(b, b.full("moment_2"), gradient, "beta")
     rate, decay, epsilon = b.scalar("rate"), b.attribute_value("weight_decay"), b.attribute_value("epsilon")
     names = ("alpha", "beta") if int(b.attribute("correct_bias")) == 1 else ()
     corrections = [correction(b, name, "count", guarded=False) for name in names]
     mode = int(b.attribute("adam_mode"))
     if mode == 0:
-        kept = b.op("Sub", weight, b.op("Mul", b.op("Mul", weight, rate), decay))
+        decayed = b.op("Sub", weight, b.op("Mul", b.op("Mul", weight, rate), decay))
         square = b.op("Div", second, corrections[1]) if corrections else second
         below = b.op("Add", b.op("Sqrt", square), epsilon)
         below = b.op("Mul", corrections[0], below) if corrections else below
-        new = b.op("Sub", kept, b.op("Div", b.op("Mul", rate, first), below))
+        new = b.op("Sub", decayed, b.op("Div", b.op("Mul", rate, mean), below))
     elif mode == 1:
         size = rate
         if corrections:
@@ -114,13 +114,13 @@ def adamw(b: BodyBuilder) -> None:
                 "step size", lambda: b.op("Mul", rate, b.op("Div", b.op("Sqrt", corrections[1]), corrections[0]))
             )
         below = b.op("Add", b.op("Sqrt", second), epsilon)
-        moved = b.op("Sub", weight, b.op("Div", b.op("Mul", size, first), below))
+        moved = b.op("Sub", weight, b.op("Div", b.op("Mul", size, mean), below))
         share = b.shared("decay share", lambda: b.op("Mul", rate, decay))
         new = b.op("Sub", moved, b.op("Mul", share, moved))
     else:
         raise UnsupportedError(f"AdamWOptimizer has adam_mode {mode}", "gopt supports 0 and 1")
     gated(b, "new_weight", new, "weight", b.dtype("weight"))
-    gated(b, "new_moment_1", first, "moment_1", b.dtype("moment_1"))
+    gated(b, "new_moment_1", mean, "moment_1", b.dtype("moment_1"))
     gated(b, "new_moment_2", second, "moment_2", b.dtype("moment_2"))
     _flag(b, "count")
 
@@ -132,12 +132,12 @@ def lamb(b: BodyBuilder) -> None:
     """
     weight, gradient = b.full("weight"), unscaled(b)
     old = b.full("moment_1"), b.full("moment_2")
-    first = average(b, old[0], gradient, "alpha")
+    mean = average(b, old[0], gradient, "alpha")
     second = average_square(b, old[1], gradient, "beta")
-    plain = (first, second)
+    plain = (mean, second)
     if b.has("count") and int(b.attribute("do_bias_correction")):
         plain = (
-            b.op("Div", first, correction(b, "alpha", "count", guarded=True)),
+            b.op("Div", mean, correction(b, "alpha", "count", guarded=True)),
             b.op("Div", second, correction(b, "beta", "count", guarded=True)),
         )
     along = b.op("Div", plain[0], b.op("Add", b.op("Sqrt", plain[1]), b.attribute_value("epsilon")))
@@ -149,11 +149,11 @@ def lamb(b: BodyBuilder) -> None:
     direction = b.op("Where", good, direction, zero)
     delta = b.op("Mul", b.op("Neg", _trust(b, weight, direction)), direction)
     moved = b.op("Add", weight, delta)
-    taken = finite(b, moved)
-    new = b.op("Where", taken, moved, weight)
+    is_finite = finite(b, moved)
+    new = b.op("Where", is_finite, moved, weight)
     gated(b, "new_weight", new, "weight", b.dtype("weight"))
-    gated(b, "new_gradient", b.op("Where", taken, delta, zero), "gradient", narrow)
-    gated(b, "new_moment_1", b.op("Where", good, first, old[0]), "moment_1", b.dtype("moment_1"))
+    gated(b, "new_gradient", b.op("Where", is_finite, delta, zero), "gradient", narrow)
+    gated(b, "new_moment_1", b.op("Where", good, mean, old[0]), "moment_1", b.dtype("moment_1"))
     gated(b, "new_moment_2", b.op("Where", good, second, old[1]), "moment_2", b.dtype("moment_2"))
     low_precision_copy(b, new)
     count_up(b)

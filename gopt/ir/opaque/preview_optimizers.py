@@ -21,7 +21,7 @@ def _regularized(b: BodyBuilder) -> str:
 def adam(b: BodyBuilder) -> None:
     """Adam of onnx: the rate is corrected from the first counted update on; a decay may follow the step."""
     weight, gradient = b.full("weight"), _regularized(b)
-    first = average(b, b.full("moment_1"), gradient, "alpha")
+    mean = average(b, b.full("moment_1"), gradient, "alpha")
     second = average_square(b, b.full("moment_2"), gradient, "beta")
 
     def adjusted() -> str:
@@ -32,9 +32,9 @@ def adam(b: BodyBuilder) -> None:
 
     size = b.shared("adjusted rate", adjusted)
     below = b.op("Add", b.op("Sqrt", second), b.attribute_value("epsilon"))
-    moved = b.op("Sub", weight, b.op("Div", b.op("Mul", size, first), below))
+    moved = b.op("Sub", weight, b.op("Div", b.op("Mul", size, mean), below))
     gated(b, "new_weight", b.op("Mul", remainder(b, "norm_coefficient_post"), moved), "weight", b.dtype("weight"))
-    gated(b, "new_moment_1", first, "moment_1", b.dtype("moment_1"))
+    gated(b, "new_moment_1", mean, "moment_1", b.dtype("moment_1"))
     gated(b, "new_moment_2", second, "moment_2", b.dtype("moment_2"))
 
 

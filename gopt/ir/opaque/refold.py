@@ -1,4 +1,4 @@
-"""Opaque operators put back in the rank-independent graph, and their form on one rank."""
+"""Opaque operators put back in the rank-independent graph, and the form on a rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REFOLD = "Refold"
 
 @dataclass(frozen=True, slots=True)
 class CoveredRange:
-    """A source tensor that a member updates, and its elements in the member's bucket."""
+    """A source tensor updated by a member, and its elements in the member's bucket."""
 
     tensor: str
     start: int
@@ -29,7 +29,7 @@ class CoveredRange:
 
 @dataclass(frozen=True, slots=True)
 class RefoldedWeight:
-    """One weight, or one run of weights of a class, in a refolded operator: its sharding, and its values by slot."""
+    """A weight, or a run of weights of a class, in a refolded operator: sharding, and values by slot."""
 
     sharding: Sharding
     weight: int
@@ -58,41 +58,41 @@ class RefoldedCall:
     def on(
         self, coordinates: Mapping[str, int], types: Mapping[str, TensorType], version: int, made_by: str
     ) -> tuple[list[Node], FunctionProto | None, tuple[str, ...]]:
-        """The nodes of one rank, the body, and their results; nothing where it has no
-        weight. ``version`` is that of the standard operators."""
-        present = [each for each in self.members if each.sharding.covers(coordinates)]
-        made = (*self.results.values(), *(name for each in present for name in each.outputs.values()))
+        """The nodes of a rank, the body, and the results; nothing without a weight. ``version``: of the standard
+        operators."""
+        present = [member for member in self.members if member.sharding.covers(coordinates)]
+        results = (*self.results.values(), *(name for weight in present for name in weight.outputs.values()))
         if not present:
             return [], None, ()
         if self.call.operator is None:
-            return [self._call(present[0], made_by)], None, made
+            return [self._call(present[0], made_by)], None, results
         operator = self.call.operator
-        given = SlotValues(
-            self.scalars, [each.inputs for each in present], self.results, [each.outputs for each in present]
+        values = SlotValues(
+            self.scalars, [weight.inputs for weight in present], self.results, [weight.outputs for weight in present]
         )
         attributes = dict(self.call.attributes)
         for name in operator.lists & set(attributes):
-            attributes[name] = [attributes[name][each.weight] for each in present]
-        tables, news, before, after = given.weights, given.updated, list[Node](), list[Node]()
+            attributes[name] = [attributes[name][weight.weight] for weight in present]
+        tables, news, before, after = values.weights, values.updated, list[Node](), list[Node]()
         if operator.arrangement is Arrangement.SEQUENCE:
-            tables, before = self._pack_sequences(operator.inputs, given.weights, made_by)
-            news, after = self._unpack_sequences(operator.outputs, given.updated, made_by)
+            tables, before = self._pack_sequences(operator.inputs, values.weights, made_by)
+            news, after = self._unpack_sequences(operator.outputs, values.updated, made_by)
         node = Node(
             operator.op_type, operator.arrange(operator.inputs, self.scalars, tables),
             operator.arrange(operator.outputs, self.results, news),
             domain=operator.domain, name=self.call.node.name, attributes=attributes, made_by=made_by,
         )  # fmt: skip
-        function, _ = table_body(operator, node, given, types, version)
-        return [*before, node, *after], function, made
+        function, _ = table_body(operator, node, values, types, version)
+        return [*before, node, *after], function, results
 
     def _call(self, member: RefoldedWeight, made_by: str) -> Node:
         """A call of the model's own function."""
         source = self.call.node
         inputs, outputs = {**self.scalars, **member.inputs}, {**self.results, **member.outputs}
-        given = self.call.slot_values
+        values = self.call.slot_values
         return Node(
-            source.op_type, _in_call_order(source.inputs, given.weights[0], inputs),
-            _in_call_order(source.outputs, given.updated[0], outputs),
+            source.op_type, _in_call_order(source.inputs, values.weights[0], inputs),
+            _in_call_order(source.outputs, values.updated[0], outputs),
             domain=source.domain, name=source.name, made_by=made_by, encoded=source.encoded,
         )  # fmt: skip
 
@@ -111,9 +111,9 @@ class RefoldedCall:
     ) -> tuple[list[Values], list[Node]]:
         names = {slot.name: f"{self.name}.{slot.name}" for slot in slots if slot.each and slot.name in weights[0]}
         nodes = []
-        for place, table in enumerate(weights):
-            at = f"{self.name}.at{place}"
-            nodes.append(Node("Constant", [], [at], attributes={"value_int": place}, made_by=made_by))
+        for index, table in enumerate(weights):
+            at = f"{self.name}.at{index}"
+            nodes.append(Node("Constant", [], [at], attributes={"value_int": index}, made_by=made_by))
             nodes += [
                 Node("SequenceAt", [name, at], [table[slot]], made_by=made_by)
                 for slot, name in names.items()
@@ -122,7 +122,7 @@ class RefoldedCall:
         return [names], nodes
 
 
-def _in_call_order(names: list[str], given: Values, now: Values) -> list[str]:
-    """The operands of a call in its order, under their present names."""
-    slots = {name: slot for slot, name in given.items()}
+def _in_call_order(names: list[str], slots_of: Values, now: Values) -> list[str]:
+    """The operands of a call in the order, under the present names."""
+    slots = {name: slot for slot, name in slots_of.items()}
     return [now.get(slots.get(name, ""), "") for name in names]

@@ -8,28 +8,28 @@ from gopt.ir.opaque.origin import OpaqueCall, Origin
 
 def calls(graph: Graph) -> list[OpaqueCall]:
     """The expanded calls of a graph, in order."""
-    made = [node.origin for node in graph.nodes if node.origin is not None]
-    found = {each.call.number: each.call for each in made if isinstance(each, Origin)}
-    return [found[number] for number in sorted(found)]
+    origins = [node.origin for node in graph.nodes if node.origin is not None]
+    call_of = {origin.call.number: origin.call for origin in origins if isinstance(origin, Origin)}
+    return [call_of[number] for number in sorted(call_of)]
 
 
 def pairs(graph: Graph) -> dict[str, str]:
-    """States and the outputs that replace them, by the slots of opaque operators."""
-    found: dict[str, str] = {}
-    given = {*graph.inputs, *graph.initializers}
+    """States and the outputs replacing them, by the slots of opaque operators."""
+    pair_of: dict[str, str] = {}
+    inputs = {*graph.inputs, *graph.initializers}
     for call in calls(graph):
         if call.operator is None:
             continue
         for table, new in zip(call.slot_values.weights, call.slot_values.updated):
             for slot, result in call.operator.pairs.items():
-                if table.get(slot) in given and new.get(result) in graph.outputs:
-                    found.setdefault(table[slot], new[result])
+                if table.get(slot) in inputs and new.get(result) in graph.outputs:
+                    pair_of.setdefault(table[slot], new[result])
         if (
-            call.slot_values.scalars.get("count") in given
+            call.slot_values.scalars.get("count") in inputs
             and call.slot_values.results.get("new_count") in graph.outputs
         ):
-            found.setdefault(call.slot_values.scalars["count"], call.slot_values.results["new_count"])
-    return found
+            pair_of.setdefault(call.slot_values.scalars["count"], call.slot_values.results["new_count"])
+    return pair_of
 
 
 def notes(graph: Graph) -> list[str]:

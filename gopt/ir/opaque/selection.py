@@ -1,4 +1,4 @@
-"""Select the nodes of a graph that hold an opaque update."""
+"""Select the nodes of a graph holding an opaque update."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ THROUGH = ELEMENTWISE | SPREADS
 
 
 def select_opaque_nodes(graph: Graph) -> set[int]:
-    """Return the ids of the nodes to expand: operators of the table, and calls of model functions that compute a new
+    """Return the ids of the nodes to expand: operators of the table, and calls of model functions computing a new
     state.
 
-    From every non-scalar output a walk goes back through values of its own shape. A call on the walk that reads that
-    shape is part of an update, or close to one, and may be expanded as well.
+    From every non-scalar output a walk goes back through values of the same shape. A call on the walk that reads this
+    shape is part of an update, or close to an update, and may be expanded as well.
     """
-    functions = {(each.domain, each.name, each.overload): each for each in graph.header.functions}
+    functions = {(function.domain, function.name, function.overload): function for function in graph.header.functions}
     chosen = {id(node) for node in graph.nodes if (node.domain, node.op_type) in OPERATORS}
     if not functions or chosen.issuperset(map(id, graph.nodes)):
         return chosen
-    plain = {key for key, each in functions.items() if not _holds_control(key, functions)}
+    plain = {key for key, function in functions.items() if not _holds_control(key, functions)}
     called = [node for node in graph.nodes if _key(node) in plain]
     return chosen | _updates(graph, {id(node) for node in called}) if called else chosen
 
@@ -32,13 +32,13 @@ def _key(node: Node) -> tuple[str, str, str]:
 
 
 def _holds_control(key: tuple[str, str, str], functions: dict[tuple[str, str, str], object]) -> bool:
-    """Return whether a function, or one that it calls, branches or loops."""
-    stack, seen = [key], set()
+    """Return whether a function, or a function called inside, branches or loops."""
+    stack, reached = [key], set()
     while stack:
         top = stack.pop()
-        if top in seen:
+        if top in reached:
             continue
-        seen.add(top)
+        reached.add(top)
         for node in functions[top].node:  # type: ignore[attr-defined]
             if node.op_type in CONTROL_FLOW and node.domain in ("", "ai.onnx"):
                 return True
@@ -53,7 +53,7 @@ def alike(type: TensorType, want: TensorType) -> bool:
 
 
 def _updates(graph: Graph, called: set[int]) -> set[int]:
-    producers, types, found, seen = graph.producers(), graph.types, set(), set()
+    producers, types, updates, reached = graph.producers(), graph.types, set(), set()
     scalars = _of_scalars(graph, called)
     for output, declared in graph.outputs.items():
         want = types.get(output, declared)
@@ -67,19 +67,19 @@ def _updates(graph: Graph, called: set[int]) -> set[int]:
                 if name in types and alike(types[name], want) and (want.shape != () or name in scalars)
             ]  # fmt: skip
             if id(node) in called and any(want.shape != () or types[name] == want for name in read):
-                found.add(id(node))
+                updates.add(id(node))
             for name in read:
-                if name not in seen:
-                    seen.add(name)
+                if name not in reached:
+                    reached.add(name)
                     stack.append(name)
-    return found
+    return updates
 
 
 def _of_scalars(graph: Graph, called: set[int]) -> set[str]:
-    """Inputs and stored values without dimensions, and what calls and operators on the way make of them."""
-    found = {name for name in (*graph.inputs, *graph.initializers) if graph.type_of(name).shape == ()}
+    """Return inputs and stored values without dimensions, and the scalar results behind."""
+    names = {name for name in (*graph.inputs, *graph.initializers) if graph.type_of(name).shape == ()}
     for node in graph.nodes:
         on_way = id(node) in called or node.is_in(THROUGH)
-        if on_way and not found.isdisjoint(node.inputs):
-            found.update(name for name in node.outputs if graph.type_of(name).shape == ())
-    return found
+        if on_way and not names.isdisjoint(node.inputs):
+            names.update(name for name in node.outputs if graph.type_of(name).shape == ())
+    return names

@@ -1,4 +1,4 @@
-"""Look through sequences of tensors that one graph both builds and indexes."""
+"""Look through sequences of tensors that are both built and indexed in a graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gopt.ir.tensor import Tensor
 
 
 def constant_index(name: str, producers: Mapping[str, Node], stored: Mapping[str, Tensor]) -> int | None:
-    """The number of a one-element constant; None for a value that is not a constant."""
+    """The number of a single-element constant; None for a value that is not a constant."""
     if name in stored:
         return int(np.asarray(stored[name].numpy()).reshape(-1)[0]) if stored[name].type.elements == 1 else None
     producer = producers.get(name)
@@ -34,21 +34,21 @@ def _array(value: object) -> np.ndarray:
 def look_through_sequences(
     nodes: Iterable[Node], producers: Mapping[str, Node], stored: Mapping[str, Tensor]
 ) -> dict[str, str]:
-    """Output of a SequenceAt -> the value that a SequenceConstruct put in that place."""
-    found: dict[str, str] = {}
+    """Return output of a SequenceAt -> the value at this place of the SequenceConstruct."""
+    element_of: dict[str, str] = {}
     for node in nodes:
         if not node.is_a("SequenceAt"):
             continue
         source = producers.get(node.inputs[0])
-        place = constant_index(node.inputs[1], producers, stored)
-        if source is None or not source.is_a("SequenceConstruct") or place is None:
+        position = constant_index(node.inputs[1], producers, stored)
+        if source is None or not source.is_a("SequenceConstruct") or position is None:
             continue
-        if -len(source.inputs) <= place < len(source.inputs):
-            found[node.outputs[0]] = source.inputs[place]
-    return {name: _last(found, name) for name in found}
+        if -len(source.inputs) <= position < len(source.inputs):
+            element_of[node.outputs[0]] = source.inputs[position]
+    return {name: _last(element_of, name) for name in element_of}
 
 
-def _last(found: Mapping[str, str], name: str) -> str:
-    while name in found:
-        name = found[name]
+def _last(element_of: Mapping[str, str], name: str) -> str:
+    while name in element_of:
+        name = element_of[name]
     return name

@@ -1,4 +1,4 @@
-"""The table of opaque optimizer operators: a new one needs one record here and one body."""
+"""The table of opaque optimizer operators: a new operator needs a record here and a body."""
 
 from __future__ import annotations
 

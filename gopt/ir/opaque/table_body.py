@@ -1,4 +1,4 @@
-"""The body of one node whose operator is in the table."""
+"""The body of a node with an operator of the table."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gopt.ir.types import FLOATS, TensorType, known
 
 
 def table_body(
-    operator: OperatorSchema, node: Node, given: SlotValues, types: Mapping[str, TensorType], version: int
+    operator: OperatorSchema, node: Node, values: SlotValues, types: Mapping[str, TensorType], version: int
 ) -> tuple[FunctionProto, list[int]]:
-    """The body of an operator of the table as a function for one node, and the weight of each node of it."""
+    """Return the body of a table operator as a function for a node, and the weight of each body node."""
     dtypes = {}
-    for table in (given.scalars, *given.weights):
+    for table in (values.scalars, *values.weights):
         for slot, name in table.items():
             type = types.get(name)
             if type is None or not known(type.dtype):
@@ -32,8 +32,8 @@ def table_body(
                     "cast it to a floating type in front of the operator",
                 )
             dtypes[name] = type.dtype
-    attributes = operator.resolve_attributes(node.label, node.attributes, len(given.weights))
-    body = BodyBuilder(operator, attributes, given, dtypes)
+    attributes = operator.resolve_attributes(node.label, node.attributes, len(values.weights))
+    body = BodyBuilder(operator, attributes, values, dtypes)
     body.write()
     if body.missing():
         raise InputError(
@@ -43,11 +43,11 @@ def table_body(
     return body.function(list(node.attributes), version)
 
 
-def same_body(held: FunctionProto, made: FunctionProto) -> bool:
+def same_body(stored: FunctionProto, written: FunctionProto) -> bool:
     """Return whether a function of the file equals the body of the table."""
     copy = FunctionProto()
-    copy.CopyFrom(held)
+    copy.CopyFrom(stored)
     for field in ("overload", "doc_string"):
         copy.ClearField(field)
     del copy.metadata_props[:]
-    return bool(copy.SerializeToString(deterministic=True) == made.SerializeToString(deterministic=True))
+    return bool(copy.SerializeToString(deterministic=True) == written.SerializeToString(deterministic=True))

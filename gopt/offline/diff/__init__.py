@@ -1,9 +1,8 @@
-"""Two models, output folders or checkpoints, compared by what they compute; names of inner values do not matter.
+"""Two models, output folders or checkpoints, compared by their computations; names of inner values do not matter.
 
-``pairing`` settles which node is which; ``models`` and ``nodes`` tell where a pair differs; ``folders`` compares every
-rank's graph and, with ``json_records``, what the manifests and reports say; ``checkpoints`` compares the values of
-states; ``review`` compares records alone; ``sections`` are the tables that people read.
-"""
+``pairing`` matches nodes; ``models`` and ``nodes`` tell where a pair differs; ``folders`` compares every rank's graph
+and, with ``json_records``, manifests and reports; ``checkpoints`` compares the values of states; ``review`` compares
+records alone; ``sections`` are tables for people."""
 
 from __future__ import annotations
 
@@ -30,33 +29,32 @@ _HINT = "gopt merge makes a model of an output folder or a checkpoint, and model
 def diff(a: str | os.PathLike[str], b: str | os.PathLike[str], tolerance: Tolerance = EXACT) -> Diff:
     """Compare two ONNX files, two output folders, or a step of each of two checkpoints, with all their differences.
 
-    ``tolerance``: how far values of states may be apart. Raises InputError where one cannot be read, RunError for a
-    damaged checkpoint, OptionError for two that are not of one kind.
-    """
+    ``tolerance``: how far values of states may be apart. Raises InputError for an unreadable path, RunError for a
+    damaged checkpoint, OptionError for two paths of different kinds."""
     return _compare(Path(a), Path(b), tolerance, diff_folders)
 
 
 def review(a: str | os.PathLike[str], b: str | os.PathLike[str], tolerance: Tolerance = EXACT) -> Diff:
-    """As ``diff``, but of output folders whose manifests or reports differ no graph of a rank is read."""
+    """As ``diff``, but for output folders with unequal manifests or reports no graph of a rank is read."""
     return _compare(Path(a), Path(b), tolerance, review_folders)
 
 
 def _compare(
-    first: Path, second: Path, tolerance: Tolerance, compare_folders: Callable[[Path, Path, Tolerance], Diff]
+    old: Path, new: Path, tolerance: Tolerance, compare_folders: Callable[[Path, Path, Tolerance], Diff]
 ) -> Diff:
-    for path in (first, second):
+    for path in (old, new):
         if not path.exists():
             raise InputError(f"there is no {path}", *near_file(path))
-    models = [not path.is_dir() or holds_step(path) for path in (first, second)]
+    models = [not path.is_dir() or holds_step(path) for path in (old, new)]
     if models[0] != models[1]:
         raise OptionError("diff takes two models or two output folders, not one of each", _HINT)
     if all(models):
-        return diff_models(first, second, tolerance)
-    for path in (first, second):
+        return diff_models(old, new, tolerance)
+    for path in (old, new):
         check_folder(path, checkpoints=True)
-    checkpoints = [(path / INDEX_FILE).is_file() for path in (first, second)]
+    checkpoints = [(path / INDEX_FILE).is_file() for path in (old, new)]
     if all(checkpoints):
-        return diff_checkpoints(first, second, tolerance)
+        return diff_checkpoints(old, new, tolerance)
     if any(checkpoints):
         raise OptionError("diff takes two output folders or two checkpoints, not one of each", _HINT)
-    return compare_folders(first, second, tolerance)
+    return compare_folders(old, new, tolerance)

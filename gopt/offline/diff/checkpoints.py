@@ -1,4 +1,4 @@
-"""A step of each of two checkpoints: the value of every state, whatever ranks wrote it."""
+"""A step of each of two checkpoints: the value of every state, whatever ranks wrote."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gopt.offline.folder_contents import read_folder
 
 
 def diff_checkpoints(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
-    """Compare the states of two checkpoints value by value, their sources, meshes and steps."""
-    first, second = read_folder(a), read_folder(b)
+    """Compare the states of two checkpoints value by value, and sources, meshes and steps."""
+    old, new = read_folder(a), read_folder(b)
     lines = []
     for what, before, after in (
         ("step", *(open_index(path).step for path in (a, b))),
-        ("mesh", *(held.manifest.mesh.mesh() for held in (first, second))),
+        ("mesh", *(contents.manifest.mesh.mesh() for contents in (old, new))),
     ):
         if before != after:
             lines.append(FileDifference("record", f"{what}: {before} -> {after}"))
     result = diff_graphs(
-        str(a), first.graph, str(b), second.graph, states=True, roles=(first.roles, second.roles), tolerance=tolerance
+        str(a), old.graph, str(b), new.graph, states=True, roles=(old.roles, new.roles), tolerance=tolerance
     )
     return Diff(str(a), str(b), (*lines, *result.lines), result.renamed, result.notes)

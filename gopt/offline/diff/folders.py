@@ -1,4 +1,4 @@
-"""Two output folders: manifest, report, source, and every rank's graph with its values."""
+"""Two output folders: manifest, report, source, and every rank's graph with values."""
 
 from __future__ import annotations
 
@@ -33,38 +33,43 @@ class _Folders:
 
 
 def review_folders(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
-    """Compare manifests and reports, and what is left where these are equal: graphs of ranks, node by node.
+    """Compare manifests and reports, and for equal records the graphs of ranks, node by node.
 
-    Of two whose records differ, no graph of a rank is read; the source's is where it differs.
-    """
+    With unequal records no graph of a rank is read; the source's graph is read where sources differ."""
     manifests, reports = _records(a, b)
     sections = review_sections(manifests, reports)
     if not sections or any(manifest.parameter_server is not None for manifest in manifests):
         return diff_folders(a, b, tolerance)
-    both = _Folders(a, b, tolerance)
+    folders = _Folders(a, b, tolerance)
     if reports[0].source.sha256 != reports[1].source.sha256:
-        _file_lines(both, "source.onnx", _same_bytes(a / "states.bin", b / "states.bin"), states=False)
+        _file_lines(folders, "source.onnx", _same_bytes(a / "states.bin", b / "states.bin"), states=False)
     rows = [
-        FileDifference("record", ": ".join(filter(None, row)), each.title) for each in sections for row in each.rows
+        FileDifference("record", ": ".join(filter(None, row)), section.title)
+        for section in sections
+        for row in section.rows
     ]
-    source = kind_sections((line.kind, "", line.text) for line in both.lines)
-    review = (*sections[:-1], *(replace(each, title=f"Source: {each.title}") for each in source), *sections[-1:])
+    source = kind_sections((line.kind, "", line.text) for line in folders.lines)
+    review = (
+        *sections[:-1],
+        *(replace(section, title=f"Source: {section.title}") for section in source),
+        *sections[-1:],
+    )
     note = "graphs of ranks are not compared node by node: --full does"
-    return Diff(str(a), str(b), (*rows, *both.lines), both.renamed, (*both.notes, note), review)
+    return Diff(str(a), str(b), (*rows, *folders.lines), folders.renamed, (*folders.notes, note), review)
 
 
 def _records(a: Path, b: Path) -> tuple[list[Manifest], list[Report]]:
     # Values and reports are compared themselves, and values within a tolerance.
-    found = [read_manifest(folder)[0] for folder in (a, b)]
-    for folder, manifest in zip((a, b), found):
+    complete = [read_manifest(folder)[0] for folder in (a, b)]
+    for folder, manifest in zip((a, b), complete):
         check_files(folder, manifest.files)
-    manifests = [each.bare for each in found]
+    manifests = [manifest.bare for manifest in complete]
     return manifests, [read_report(folder, manifest) for folder, manifest in zip((a, b), manifests)]
 
 
 def diff_folders(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
-    """Compare two output folders: manifest, report, source and each rank's graph with its values."""
-    both = _Folders(a, b, tolerance)
+    """Compare two output folders: manifest, report, source and each rank's graph with values."""
+    folders = _Folders(a, b, tolerance)
     manifests, reports = _records(a, b)
     review: tuple[Section, ...] = ()
     if all(manifest.parameter_server is not None for manifest in manifests):
@@ -76,12 +81,12 @@ def diff_folders(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
     lists: dict[str, Sequence[Manifest | Report]] = {MANIFEST_FILE: manifests, REPORT_FILE: reports}
     for file, records in lists.items():
         texts = diff_json(records[0].to_json(), records[1].to_json())
-        both.lines += [FileDifference("record", text, file) for text in texts]
+        folders.lines += [FileDifference("record", text, file) for text in texts]
     same_values = _same_bytes(a / "states.bin", b / "states.bin")
     if (a / "source.onnx").is_file() and (b / "source.onnx").is_file():
-        _file_lines(both, "source.onnx", same_values)
+        _file_lines(folders, "source.onnx", same_values)
     files = [_files(manifest) for manifest in manifests]
-    found: dict[tuple[str, str, str], list[int]] = {}
+    ranks_of: dict[tuple[str, str, str], list[int]] = {}
     for rank, phase in sorted({*files[0], *files[1]}):
         names = files[0].get((rank, phase)), files[1].get((rank, phase))
         if names[0] is None or names[1] is None:
@@ -89,14 +94,15 @@ def diff_folders(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
         if same_values and names[0] == names[1] and _same_bytes(a / names[0], b / names[1]):
             continue
         result = diff_graphs("", load(a / names[0], own=True), "", load(b / names[1], own=True), states=False)
-        both.renamed += result.renamed
+        folders.renamed += result.renamed
         for line in result.lines:
             where = "" if phase == "step" else f", {phase}"
-            found.setdefault((line.kind, line.text, where), []).append(rank)
-    both.lines += [
-        FileDifference(kind, text, f"rank {rank_ranges(ranks)}{where}") for (kind, text, where), ranks in found.items()
+            ranks_of.setdefault((line.kind, line.text, where), []).append(rank)
+    folders.lines += [
+        FileDifference(kind, text, f"rank {rank_ranges(ranks)}{where}")
+        for (kind, text, where), ranks in ranks_of.items()
     ]
-    return Diff(str(a), str(b), tuple(both.lines), both.renamed, tuple(both.notes), review)
+    return Diff(str(a), str(b), tuple(folders.lines), folders.renamed, tuple(folders.notes), review)
 
 
 def _files(manifest: Manifest) -> dict[tuple[int, str], str]:
@@ -104,15 +110,15 @@ def _files(manifest: Manifest) -> dict[tuple[int, str], str]:
     return {(rank.rank, phase): name for rank in manifest.ranks for phase, name in rank.files.items()}
 
 
-def _file_lines(both: _Folders, name: str, same_values: bool, *, states: bool = True) -> None:
-    if same_values and _same_bytes(both.a / name, both.b / name):
+def _file_lines(folders: _Folders, name: str, same_values: bool, *, states: bool = True) -> None:
+    if same_values and _same_bytes(folders.a / name, folders.b / name):
         return
-    first, second = both.a / name, both.b / name
-    graphs = [load(path, own=True) for path in (first, second)]
-    result = diff_graphs(str(first), graphs[0], str(second), graphs[1], states=states, tolerance=both.tolerance)
-    both.lines += [FileDifference(line.kind, line.text, name) for line in result.lines]
-    both.renamed += result.renamed
-    both.notes += result.notes
+    old, new = folders.a / name, folders.b / name
+    graphs = [load(path, own=True) for path in (old, new)]
+    result = diff_graphs(str(old), graphs[0], str(new), graphs[1], states=states, tolerance=folders.tolerance)
+    folders.lines += [FileDifference(line.kind, line.text, name) for line in result.lines]
+    folders.renamed += result.renamed
+    folders.notes += result.notes
 
 
 def _same_bytes(a: Path, b: Path) -> bool:
@@ -120,9 +126,9 @@ def _same_bytes(a: Path, b: Path) -> bool:
         return a.is_file() == b.is_file()
     if a.stat().st_size != b.stat().st_size:
         return False
-    with a.open("rb") as first, b.open("rb") as second:
+    with a.open("rb") as old, b.open("rb") as new:
         while True:
-            pieces = first.read(1 << 22), second.read(1 << 22)
+            pieces = old.read(1 << 22), new.read(1 << 22)
             if pieces[0] != pieces[1]:
                 return False
             if not pieces[0]:

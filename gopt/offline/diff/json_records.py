@@ -13,7 +13,7 @@ _LONG = ("removed_ops", "removed_vars", "added_ops", "added_vars")
 
 
 def diff_json(a: Any, b: Any, path: str = "") -> Iterable[str]:
-    """Differences of two JSON records, one leaf a line; entries of a list go by their key, not their place."""
+    """Differences of two JSON records, one leaf a line; entries of a list are matched by key, not by position."""
     if a == b:
         return
     if isinstance(a, dict) and isinstance(b, dict):
@@ -24,17 +24,17 @@ def diff_json(a: Any, b: Any, path: str = "") -> Iterable[str]:
             else:
                 yield from diff_json(a[key], b[key], inner)
     elif isinstance(a, list) and isinstance(b, list) and path not in _LONG and (key := _list_key(a, b)):
-        first, second = ({str(each[key]): each for each in side} for side in (a, b))
-        for name in dict.fromkeys((*first, *second)):
+        entries_a, entries_b = ({str(entry[key]): entry for entry in side} for side in (a, b))
+        for name in dict.fromkeys((*entries_a, *entries_b)):
             inner = f"{path}[{name}]"
-            if name not in first or name not in second:
-                yield f"{inner} {'added' if name not in first else 'removed'}"
+            if name not in entries_a or name not in entries_b:
+                yield f"{inner} {'added' if name not in entries_a else 'removed'}"
             else:
-                yield from diff_json(first[name], second[name], inner)
-        if list(first) != list(second) and sorted(first) == sorted(second):
+                yield from diff_json(entries_a[name], entries_b[name], inner)
+        if list(entries_a) != list(entries_b) and sorted(entries_a) == sorted(entries_b):
             yield f"{path}: order changed"
-    elif isinstance(a, list) and isinstance(b, list) and any(isinstance(each, (dict, list)) for each in (*a, *b)):
-        texts = [{json.dumps(each, sort_keys=True) for each in side} for side in (a, b)]
+    elif isinstance(a, list) and isinstance(b, list) and any(isinstance(entry, (dict, list)) for entry in (*a, *b)):
+        texts = [{json.dumps(entry, sort_keys=True) for entry in side} for side in (a, b)]
         gone, new = len(texts[0] - texts[1]), len(texts[1] - texts[0])
         yield f"{path}: {gone} of {len(a)} entries gone, {new} of {len(b)} new"
     else:
@@ -43,8 +43,8 @@ def diff_json(a: Any, b: Any, path: str = "") -> Iterable[str]:
 
 def _list_key(a: Sequence[Any], b: Sequence[Any]) -> str:
     for key in _KEYS:
-        has = all(isinstance(each, dict) and isinstance(each.get(key), (str, int)) for each in (*a, *b))
-        if has and all(len({str(each[key]) for each in side}) == len(side) for side in (a, b)):
+        has = all(isinstance(entry, dict) and isinstance(entry.get(key), (str, int)) for entry in (*a, *b))
+        if has and all(len({str(entry[key]) for entry in side}) == len(side) for side in (a, b)):
             return key
     return ""
 

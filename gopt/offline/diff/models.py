@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def diff_models(a: Path, b: Path, tolerance: Tolerance = EXACT) -> Diff:
-    """Compare two ONNX files, with their states where both are training steps."""
+    """Compare two ONNX files, and states where both are training steps."""
     return diff_graphs(str(a), load_step(a, own=True), str(b), load_step(b, own=True), states=True, tolerance=tolerance)
 
 
@@ -38,15 +38,15 @@ def diff_graphs(
     roles: tuple[RoleMap, RoleMap] | None = None,
     tolerance: Tolerance = EXACT,
 ) -> Diff:
-    """Compare two graphs; ``states``: recover their roles and compare these too; ``roles``: what is known of them.
+    """Compare two graphs; ``states``: recover roles and compare these too; ``roles``: the known roles.
 
     ``tolerance`` is for initial values of inputs: values of states.
     """
     notes: list[str] = []
     trainings: list[TrainingGraph | None] = [None, None]
     if states:
-        known = roles or (_kept_roles(a, name_a), _kept_roles(b, name_b))
-        trainings = [_training(a, name_a, notes, known[0]), _training(b, name_b, notes, known[1])]
+        roles_of = roles or (_kept_roles(a, name_a), _kept_roles(b, name_b))
+        trainings = [_training(a, name_a, notes, roles_of[0]), _training(b, name_b, notes, roles_of[1])]
     pairing = Pairing(a, b)
     lines = [*_model_lines(a, b), *_interface_lines(a, b, *trainings)]
     lines += [*_value_lines(a, b, tolerance), *node_lines(pairing)]
@@ -64,7 +64,7 @@ def _training(graph: Graph, name: str, notes: list[str], roles: RoleMap) -> Trai
 
 
 def _kept_roles(graph: Graph, name: str) -> RoleMap:
-    """Roles that gopt wrote into its own copy of a source."""
+    """Roles written by gopt into a copy of a source."""
     if "gopt.roles" not in graph.metadata:
         return RoleMap()
     return stored_roles(graph, name)
@@ -73,7 +73,7 @@ def _kept_roles(graph: Graph, name: str) -> RoleMap:
 def _model_lines(a: Graph, b: Graph) -> Iterator[FileDifference]:
     opsets = [{e.domain or "ai.onnx": e.version for e in graph.header.opset_import} for graph in (a, b)]
     for domain in sorted({*opsets[0], *opsets[1]}):
-        versions = [each.get(domain, "none") for each in opsets]
+        versions = [opset.get(domain, "none") for opset in opsets]
         if versions[0] != versions[1]:
             yield FileDifference("model", f"opset {domain}: {versions[0]} -> {versions[1]}")
     functions = [
@@ -82,30 +82,30 @@ def _model_lines(a: Graph, b: Graph) -> Iterator[FileDifference]:
     ]
     for key in sorted({*functions[0], *functions[1]}):
         if functions[0].get(key) != functions[1].get(key):
-            both = key in functions[0] and key in functions[1]
-            word = "changed" if both else "added" if key in functions[1] else "removed"
+            shared = key in functions[0] and key in functions[1]
+            word = "changed" if shared else "added" if key in functions[1] else "removed"
             yield FileDifference("model", f"function {key[0]}.{key[1]} {word}")
 
 
 def _interface_lines(
-    a: Graph, b: Graph, first: TrainingGraph | None, second: TrainingGraph | None
+    a: Graph, b: Graph, training_a: TrainingGraph | None, training_b: TrainingGraph | None
 ) -> Iterator[FileDifference]:
     told_inputs: set[str] = set()
     told_outputs: set[str] = set()
-    if first is not None and second is not None:
-        for name, state, other in _joined(first.state_of(), second.state_of()):
-            for each in (state, other):
-                told_inputs.update([each.tensor] if each else [])
-                told_outputs.update([each.updated] if each else [])
-            yield from _state_lines(name, state, other, a, b)
-        yield from _byte_lines(first, second)
-        if first.losses != second.losses:
-            one, two = (", ".join(map(ref, each.losses)) for each in (first, second))
+    if training_a is not None and training_b is not None:
+        for name, state, state_b in _joined(training_a.state_of(), training_b.state_of()):
+            for side in (state, state_b):
+                told_inputs.update([side.tensor] if side else [])
+                told_outputs.update([side.updated] if side else [])
+            yield from _state_lines(name, state, state_b, a, b)
+        yield from _byte_lines(training_a, training_b)
+        if training_a.losses != training_b.losses:
+            one, two = (", ".join(map(ref, training.losses)) for training in (training_a, training_b))
             yield FileDifference("output", f"loss: {one} -> {two}")
     sides = ("input", a.inputs, b.inputs, told_inputs), ("output", a.outputs, b.outputs, told_outputs)
-    for kind, old, new, told in sides:
+    for kind, old, new, shown in sides:
         for name, before, after in _joined(old, new):
-            if name in told:
+            if name in shown:
                 continue
             if before is None or after is None:
                 yield FileDifference(kind, f"{ref(name)} {'added' if before is None else 'removed'}: {after or before}")
@@ -116,8 +116,8 @@ def _interface_lines(
 
 
 def _value_lines(a: Graph, b: Graph, tolerance: Tolerance) -> list[FileDifference]:
-    """Initial values of inputs that differ: first those that are no numbers, then the worst by their relative delta."""
-    found: list[tuple[float, FileDifference]] = []
+    """Unequal initial values of inputs: non-numbers first, then the worst by relative delta."""
+    ranked: list[tuple[float, FileDifference]] = []
     for name in a.inputs:
         old, new = a.initializers.get(name), b.initializers.get(name)
         if name not in b.inputs or _same_tensor(old, new):
@@ -128,31 +128,31 @@ def _value_lines(a: Graph, b: Graph, tolerance: Tolerance) -> list[FileDifferenc
         texts = ["none" if value is None else tensor_text(value) for value in (old, new)]
         by = "" if gap is None else f" ({gap})"
         rank = float("inf") if gap is None else gap.relative
-        found.append((rank, FileDifference("value", f"{ref(name)}: {texts[0]} -> {texts[1]}{by}")))
-    return [line for _, line in sorted(found, key=lambda each: -each[0])]
+        ranked.append((rank, FileDifference("value", f"{ref(name)}: {texts[0]} -> {texts[1]}{by}")))
+    return [line for _, line in sorted(ranked, key=lambda row: -row[0])]
 
 
-def _state_lines(name: str, state: State | None, other: State | None, a: Graph, b: Graph) -> Iterator[FileDifference]:
-    if state is None or other is None:
-        each, graph = (state, a) if state is not None else (other, b)
-        assert each is not None
-        owner = f" of {ref(each.of)}" if each.of else ""
+def _state_lines(name: str, state: State | None, changed: State | None, a: Graph, b: Graph) -> Iterator[FileDifference]:
+    if state is None or changed is None:
+        present, graph = (state, a) if state is not None else (changed, b)
+        assert present is not None
+        owner = f" of {ref(present.of)}" if present.of else ""
         word = "added" if state is None else "removed"
-        yield FileDifference("state", f"{ref(name)} {word}: {graph.types[name]} {each.kind.value}{owner}")
+        yield FileDifference("state", f"{ref(name)} {word}: {graph.types[name]} {present.kind.value}{owner}")
         return
     if a.types[name] != b.types[name]:
         yield FileDifference("state", f"{ref(name)}: {a.types[name]} -> {b.types[name]}")
-    if state.kind != other.kind:
-        yield FileDifference("state", f"{ref(name)}: {state.kind.value} -> {other.kind.value}")
-    if state.of != other.of:
-        yield FileDifference("state", f"{ref(name)}: of {ref(state.of or '')} -> of {ref(other.of or '')}")
-    if state.updated != other.updated:
-        yield FileDifference("state", f"{ref(name)}: replaced by {ref(state.updated)} -> {ref(other.updated)}")
+    if state.kind != changed.kind:
+        yield FileDifference("state", f"{ref(name)}: {state.kind.value} -> {changed.kind.value}")
+    if state.of != changed.of:
+        yield FileDifference("state", f"{ref(name)}: of {ref(state.of or '')} -> of {ref(changed.of or '')}")
+    if state.updated != changed.updated:
+        yield FileDifference("state", f"{ref(name)}: replaced by {ref(state.updated)} -> {ref(changed.updated)}")
 
 
-def _byte_lines(first: TrainingGraph, second: TrainingGraph) -> Iterator[FileDifference]:
+def _byte_lines(old: TrainingGraph, new: TrainingGraph) -> Iterator[FileDifference]:
     sums: list[dict[str, int]] = [{}, {}]
-    for training, total in zip((first, second), sums):
+    for training, total in zip((old, new), sums):
         for state in training.states:
             total[state.kind.value] = total.get(state.kind.value, 0) + training.graph.types[state.tensor].nbytes
     for kind in sorted({*sums[0], *sums[1]}):
@@ -162,7 +162,7 @@ def _byte_lines(first: TrainingGraph, second: TrainingGraph) -> Iterator[FileDif
 
 
 def _joined(a: Mapping[str, T], b: Mapping[str, T]) -> Iterator[tuple[str, T | None, T | None]]:
-    """Both mappings by key, in the order of ``a``, then what only ``b`` has."""
+    """Both mappings by key, in the order of ``a``, then the keys of ``b`` alone."""
     for name in dict.fromkeys((*a, *b)):
         yield name, a.get(name), b.get(name)
 

@@ -1,4 +1,4 @@
-"""Differences of nodes and constants between two graphs whose nodes are matched."""
+"""Differences of nodes and constants between two graphs with matched nodes."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from gopt.offline.text import attribute_text, node_text, ref, tensor_text
 
 
 def node_lines(pairing: Pairing) -> Iterator[FileDifference]:
-    """Changed constants; removed, changed and added nodes; outputs that are another value."""
+    """Changed constants; removed, changed and added nodes; outputs with another value."""
     for name, new in pairing.changed.items():
         shown = ref(name) if name == new else f"{ref(name)} (now {ref(new)})"
         old = tensor_text(pairing.a.constants[name])
         yield FileDifference("value", f"{shown}: {old} -> {tensor_text(pairing.b.constants[new])}")
     for node in pairing.a.graph.nodes:
-        other = pairing.match.get(id(node))
-        if other is None:
+        partner = pairing.match.get(id(node))
+        if partner is None:
             yield FileDifference("removed", node_text(node))
         elif not pairing.equal(node):
-            yield from _pair_lines(pairing, node, other)
+            yield from _pair_lines(pairing, node, partner)
     for node in pairing.b.open(pairing.back):
         yield FileDifference("added", node_text(node))
     for name in pairing.a.graph.outputs:
         if name in pairing.b.graph.outputs and not pairing.same(name, name):
-            made = [index.producers.get(name) for index in (pairing.a, pairing.b)]
-            texts = [ref(name) if node is None else node_text(node) for node in made]
+            makers = [index.producers.get(name) for index in (pairing.a, pairing.b)]
+            texts = [ref(name) if node is None else node_text(node) for node in makers]
             yield FileDifference("output", f"{ref(name)} is another value: {texts[0]} -> {texts[1]}")
 
 
-def _pair_lines(pairing: Pairing, node: Node, other: Node) -> Iterator[FileDifference]:
+def _pair_lines(pairing: Pairing, node: Node, partner: Node) -> Iterator[FileDifference]:
     label = ref(next((name for name in node.outputs if name), "")) if any(node.outputs) else node.label
-    if not same_signature(node, other):
-        yield FileDifference("op", f"{label}: {_called(node)} -> {_called(other)}")
-    label = f"{label} = {other.op_type}"
-    for key in sorted({*node.attributes, *other.attributes}):
-        texts = [attribute_text(n.attributes[key]) if key in n.attributes else "unset" for n in (node, other)]
+    if not same_signature(node, partner):
+        yield FileDifference("op", f"{label}: {_called(node)} -> {_called(partner)}")
+    label = f"{label} = {partner.op_type}"
+    for key in sorted({*node.attributes, *partner.attributes}):
+        texts = [attribute_text(n.attributes[key]) if key in n.attributes else "unset" for n in (node, partner)]
         if texts[0] != texts[1]:
             yield FileDifference("attribute", f"{label}: {key} {texts[0]} -> {texts[1]}")
-    for place in range(max(len(node.inputs), len(other.inputs))):
-        old, new = (n.inputs[place] if place < len(n.inputs) else "" for n in (node, other))
+    for index in range(max(len(node.inputs), len(partner.inputs))):
+        old, new = (n.inputs[index] if index < len(n.inputs) else "" for n in (node, partner))
         if not pairing.same(old, new):
             texts = [_shown(old, pairing.a), _shown(new, pairing.b)]
-            yield FileDifference("rewired", f"{label}: input {place} {texts[0]} -> {texts[1]}")
-    if len(node.outputs) != len(other.outputs):
-        yield FileDifference("op", f"{label}: {len(node.outputs)} outputs -> {len(other.outputs)}")
+            yield FileDifference("rewired", f"{label}: input {index} {texts[0]} -> {texts[1]}")
+    if len(node.outputs) != len(partner.outputs):
+        yield FileDifference("op", f"{label}: {len(node.outputs)} outputs -> {len(partner.outputs)}")
 
 
 def _shown(name: str, index: ComparedGraph) -> str:

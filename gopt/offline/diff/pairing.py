@@ -1,4 +1,4 @@
-"""Match the nodes of two graphs, whatever their inner values are called."""
+"""Match the nodes of two graphs, whatever the names of inner values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gopt.offline.text import digest
 
 
 class ComparedGraph:
-    """A graph with the tables that matching needs."""
+    """A graph with tables for matching."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -30,11 +30,10 @@ class ComparedGraph:
 
 
 class Pairing:
-    """Which node of ``a`` is which node of ``b``. Every step is linear in the graphs.
+    """The match between nodes of ``a`` and nodes of ``b``. Every step is linear in the graphs.
 
-    Equal structure is matched first (each node numbered by its operator, attributes and operands), then what hangs at
-    the graph's outputs, then what reads the same values, then equal names. What is left was removed or added.
-    """
+    Equal structure is matched first (each node numbered by operator, attributes and operands), then the makers of the
+    graph's outputs, then readers of the same values, then equal names. Unmatched nodes were removed or added."""
 
     def __init__(self, a: Graph, b: Graph) -> None:
         self.a, self.b = ComparedGraph(a), ComparedGraph(b)
@@ -48,7 +47,7 @@ class Pairing:
         self._match()
 
     def equal(self, node: Node) -> bool:
-        """Return whether a node of ``a`` is matched to a node that computes the same value."""
+        """Return whether a node of ``a`` is matched to a node with the same value."""
         return id(node) in self._equal
 
     def _match(self) -> None:
@@ -62,14 +61,14 @@ class Pairing:
         self._from_operands()
         self._pair_constants()
 
-    def _join(self, first: Node, second: Node) -> None:
-        self.match[id(first)], self.back[id(second)] = second, first
-        for name, other in zip(first.outputs, second.outputs):
-            if name and other:
-                self.value.setdefault(name, other)
+    def _join(self, node: Node, twin: Node) -> None:
+        self.match[id(node)], self.back[id(twin)] = twin, node
+        for name, partner in zip(node.outputs, twin.outputs):
+            if name and partner:
+                self.value.setdefault(name, partner)
 
     def _by_structure(self) -> None:
-        """Match nodes that compute the same value, in order where there are several."""
+        """Match nodes with the same value, in order if several."""
         table: dict[Hashable, int] = {}
         queues: dict[int, list[Node]] = {}
         for node, number in _numbers(self.a, table):
@@ -79,20 +78,20 @@ class Pairing:
         for node, number in _numbers(self.b, table):
             queue = queues.get(number, [])
             if queue:
-                first = queue.pop()
-                self._join(first, node)
-                self._equal.add(id(first))
+                twin = queue.pop()
+                self._join(twin, node)
+                self._equal.add(id(twin))
 
     def _from_readers(self) -> None:
         """Match the producers of operands of matched nodes."""
         while self._work:
-            name, other = self._work.pop()
-            first, second = self.a.producers.get(name), self.b.producers.get(other)
-            if first is None or second is None or id(first) in self.match or id(second) in self.back:
+            name, partner = self._work.pop()
+            node, twin = self.a.producers.get(name), self.b.producers.get(partner)
+            if node is None or twin is None or id(node) in self.match or id(twin) in self.back:
                 continue
-            if same_signature(first, second) and first.outputs.index(name) == second.outputs.index(other):
-                self._join(first, second)
-                self._work.extend(zip(reversed(first.inputs), reversed(second.inputs)))
+            if same_signature(node, twin) and node.outputs.index(name) == twin.outputs.index(partner):
+                self._join(node, twin)
+                self._work.extend(zip(reversed(node.inputs), reversed(twin.inputs)))
 
     def _from_operands(self) -> None:
         """Match the readers of matched operands."""
@@ -126,56 +125,55 @@ class Pairing:
         return (node.domain, node.op_type, len(node.outputs), tuple(keys))
 
     def _by_name(self, *, same_operator: bool) -> None:
-        others = {next((x for x in node.outputs if x), ""): node for node in self.b.open(self.back)}
+        by_output = {next((x for x in node.outputs if x), ""): node for node in self.b.open(self.back)}
         for node in self.a.open(self.match):
-            other = others.get(next((x for x in node.outputs if x), ""))
-            if other is None or id(other) in self.back:
+            partner = by_output.get(next((x for x in node.outputs if x), ""))
+            if partner is None or id(partner) in self.back:
                 continue
-            if same_signature(node, other) or not same_operator:
-                self._join(node, other)
-                self._work.extend(zip(node.inputs, other.inputs))
+            if same_signature(node, partner) or not same_operator:
+                self._join(node, partner)
+                self._work.extend(zip(node.inputs, partner.inputs))
                 self._from_readers()
 
     def _pair_constants(self) -> None:
-        """Constants at the same operand of matched nodes whose values differ; one pair for each."""
-        taken: set[str] = set()
+        """Constants with unequal values at the same operand of matched nodes; one pair for each."""
+        used: set[str] = set()
         for node in self.a.graph.nodes:
-            other = self.match.get(id(node))
-            if other is None or id(node) in self._equal:
+            partner = self.match.get(id(node))
+            if partner is None or id(node) in self._equal:
                 continue
-            for name, new in zip(node.inputs, other.inputs):
+            for name, new in zip(node.inputs, partner.inputs):
                 if name not in self.a.constants or new not in self.b.constants or name in self.changed:
                     continue
-                if self.a.constant(name) != self.b.constant(new) and (new not in taken or name == new):
+                if self.a.constant(name) != self.b.constant(new) and (new not in used or name == new):
                     self.changed[name] = new
-                    taken.add(new)
+                    used.add(new)
         for name in self.a.constants:
-            unread = name in self.b.constants and name not in self.changed and name not in taken
+            unread = name in self.b.constants and name not in self.changed and name not in used
             if unread and self.a.constant(name) != self.b.constant(name) and self._same_readers(name):
                 self.changed[name] = name
 
     def _same_readers(self, name: str) -> bool:
-        """Return whether a constant is an output, or read by nothing, in both graphs:
-        no operand shows its change."""
+        """Return whether a constant is an output, or unread, in both graphs: no operand shows a change."""
         return name in self.a.graph.outputs and name in self.b.graph.outputs
 
-    def same(self, name: str, other: str) -> bool:
-        """Return whether operands of ``a`` and ``b`` are matched values, or constants whose change has its own
-        line."""
-        if not name or not other:
-            return name == other
-        if name in self.a.constants and other in self.b.constants:
-            return self.changed.get(name) == other or self.a.constant(name) == self.b.constant(other)
-        return self.value.get(name) == other
+    def same(self, name: str, partner: str) -> bool:
+        """Return whether operands of ``a`` and ``b`` are matched values, or constants with a separate line for the
+        change."""
+        if not name or not partner:
+            return name == partner
+        if name in self.a.constants and partner in self.b.constants:
+            return self.changed.get(name) == partner or self.a.constant(name) == self.b.constant(partner)
+        return self.value.get(name) == partner
 
     def renamed(self) -> int:
         """Matched inner values with different names."""
         outputs = {*self.a.graph.outputs, *self.b.graph.outputs}
-        return sum(name != other and not {name, other} & outputs for name, other in self.value.items())
+        return sum(name != partner and not {name, partner} & outputs for name, partner in self.value.items())
 
 
-def same_signature(first: Node, second: Node) -> bool:
-    return first.op_type == second.op_type and domain(first) == domain(second)
+def same_signature(old: Node, new: Node) -> bool:
+    return old.op_type == new.op_type and domain(old) == domain(new)
 
 
 def domain(node: Node) -> str:

@@ -13,7 +13,7 @@ from gopt.text.notebook import HtmlTable
 @dataclass(frozen=True, slots=True)
 class FileDifference:
     """One difference. ``kind``: added, removed, op, attribute, rewired, input, output, value, state, bytes, model,
-    record; ``where``: the file it is in, '' for a pair of models."""
+    record; ``where``: the file, '' for a pair of models."""
 
     kind: str
     text: str
@@ -25,7 +25,7 @@ class FileDifference:
 
 @dataclass(frozen=True, slots=True)
 class Diff(HtmlTable):
-    """All differences between ``a`` and ``b``; ``renamed`` counts inner values that only changed their names."""
+    """All differences between ``a`` and ``b``; ``renamed`` counts inner values with a new name only."""
 
     a: str
     b: str
@@ -48,18 +48,18 @@ class Diff(HtmlTable):
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The review, or where there is none the differences as a table for each kind."""
+        """The review, or without a review the differences as a table for each kind."""
         return self.review or kind_sections((line.kind, line.where, line.text) for line in self.lines)
 
     @property
     def verdict(self) -> str:
         """Whether both are equal, and how many differences of each kind there are."""
         count = len(self.lines)
-        told = ", ".join(f"{number} {kind}" for kind, number in self.to_json()["counts"].items())
-        return "equal" if self.equal else f"not equal: {count} difference{'s' * (count != 1)} ({told})"
+        counts = ", ".join(f"{number} {kind}" for kind, number in self.to_json()["counts"].items())
+        return "equal" if self.equal else f"not equal: {count} difference{'s' * (count != 1)} ({counts})"
 
     def without(self, kinds: Collection[str]) -> Diff:
-        """The same comparison where differences of these kinds do not count."""
+        """The same comparison without differences of these kinds."""
         lines = tuple(line for line in self.lines if line.kind not in kinds)
         return replace(self, lines=lines, review=self.review if lines else ())
 

@@ -1,4 +1,4 @@
-"""Two output folders as a reviewer reads them, from manifests and reports alone: the cause first, then what follows."""
+"""Two output folders for a reviewer, from manifests and reports alone: the cause first, then the consequences."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _WORDS = frozenset({"what"})
 
 
 def review_sections(manifests: Sequence[Manifest], reports: Sequence[Report]) -> tuple[Section, ...]:
-    """Why two folders differ, and what differs: empty where their records are equal. Linear in the records."""
-    made = (
+    """Why two folders differ, and where: empty for equal records. Linear in the records."""
+    sections = (
         Section("Cause", ("what", "before", "after"), tuple(_causes(manifests, reports))),
         Section("Ranks", ("ranks", "what", "before", "after", "change"), tuple(_ranks(*reports)), prose=_WORDS),
         Section("States", ("kind", "what", "states", "which"), tuple(_states(*manifests)), prose=_WORDS),
@@ -33,11 +33,11 @@ def review_sections(manifests: Sequence[Manifest], reports: Sequence[Report]) ->
         Section("Interface", ("what",), tuple((text,) for text in _interface(*manifests))),
         Section("Figures", ("what",), tuple((text,) for text in _rest(*reports))),
     )
-    found = tuple(each for each in made if each.rows)
-    if found and found[0].title != "Cause":
+    filled = tuple(section for section in sections if section.rows)
+    if filled and filled[0].title != "Cause":
         text = "options, mesh and source are equal: another version of gopt made one, or it was changed"
-        return (Section("Cause", ("what",), ((text,),), prose=_WORDS), *found)
-    return found
+        return (Section("Cause", ("what",), ((text,),), prose=_WORDS), *filled)
+    return filled
 
 
 # --- the cause ------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def _causes(manifests: Sequence[Manifest], reports: Sequence[Report]) -> Iterato
 
 def _asked(manifest: Manifest, report: Report) -> dict[str, str]:
     """Return the source and the options of a folder, by name."""
-    found = {
+    settings = {
         "source": f"#{report.source.sha256[:12]}",
         "source file": report.source.file,
         **{f"source {name}": str(count) for name, count in report.source.counts.items()},
@@ -62,12 +62,12 @@ def _asked(manifest: Manifest, report: Report) -> dict[str, str]:
         "loss reduction": manifest.loss_reduction,
         "statistics": manifest.statistics,
         "split": ", ".join(f"{axis}: {rule}" for axis, rule in (manifest.split or {}).items()) or "no axis",
-        "passes": ", ".join(each.name for each in report.pipeline),
+        "passes": ", ".join(entry.name for entry in report.pipeline),
         "formats": f"{manifest.format}, {report.format}",
     }
-    for each in report.pipeline:
-        found |= {f"{each.name}.{name}": _short(value) for name, value in each.options.items()}
-    return found
+    for step in report.pipeline:
+        settings |= {f"{step.name}.{name}": _short(value) for name, value in step.options.items()}
+    return settings
 
 
 def _short(value: Any) -> str:
@@ -79,8 +79,8 @@ def _short(value: Any) -> str:
 
 
 def _ranks(a: Report, b: Report) -> Iterator[Row]:
-    """Return rows of bytes that ranks hold and send, where they differ: equal changes are one row."""
-    sides = [{each.rank: _usage(each) for each in report.ranks} for report in (a, b)]
+    """Return rows of bytes held and sent by ranks, where unequal: equal changes are one row."""
+    sides = [{rank.rank: _usage(rank) for rank in report.ranks} for report in (a, b)]
     for word, ranks in (("gone", sides[0].keys() - sides[1].keys()), ("new", sides[1].keys() - sides[0].keys())):
         if ranks:
             yield rank_ranges(sorted(ranks)), "the rank", *(("there", word) if word == "gone" else ("absent", word)), ""
@@ -97,10 +97,10 @@ def _ranks(a: Report, b: Report) -> Iterator[Row]:
 
 def _usage(usage: RankUsage) -> dict[str, int]:
     calls: Counter[str] = Counter()
-    for each in usage.communication:
-        calls[f"calls of {each.op} over {each.group}"] += each.calls
-    held = {kind.replace("_", " "): count for kind, count in usage.nbytes.by_kind.items()}
-    return {**held, "sent in a step": usage.bytes_sent, **calls}
+    for call in usage.communication:
+        calls[f"calls of {call.op} over {call.group}"] += call.calls
+    nbytes = {kind.replace("_", " "): count for kind, count in usage.nbytes.by_kind.items()}
+    return {**nbytes, "sent in a step": usage.bytes_sent, **calls}
 
 
 def _change(what: str, before: int, after: int) -> Row:
@@ -115,39 +115,39 @@ def _change(what: str, before: int, after: int) -> Row:
 
 
 def _states(a: Manifest, b: Manifest) -> Iterator[Row]:
-    known = [{state.tensor: state for state in manifest.states} for manifest in (a, b)]
+    sides = [{state.tensor: state for state in manifest.states} for manifest in (a, b)]
     placed = [_placed(a), _placed(b)]
-    found: dict[tuple[str, str], list[str]] = {}
-    for tensor in dict.fromkeys((*known[0], *known[1])):
-        before, after = (side.get(tensor) for side in known)
+    changes: dict[tuple[str, str], list[str]] = {}
+    for tensor in dict.fromkeys((*sides[0], *sides[1])):
+        before, after = (side.get(tensor) for side in sides)
         if before is None or after is None:
             one = before or after
             assert one is not None
-            found.setdefault((one.kind.value, "added" if before is None else "removed"), []).append(tensor)
+            changes.setdefault((one.kind.value, "added" if before is None else "removed"), []).append(tensor)
         elif before != after:
-            found.setdefault((after.kind.value, "of another kind, type or output"), []).append(tensor)
+            changes.setdefault((after.kind.value, "of another kind, type or output"), []).append(tensor)
         elif placed[0].get(tensor) != placed[1].get(tensor):
-            found.setdefault((after.kind.value, "held in other pieces, or on other ranks"), []).append(tensor)
-    for (kind, what), names in found.items():
+            changes.setdefault((after.kind.value, "held in other pieces, or on other ranks"), []).append(tensor)
+    for (kind, what), names in changes.items():
         yield kind, what, str(len(names)), _few(names)
 
 
 def _placed(manifest: Manifest) -> dict[str, list[object]]:
-    """State -> its pieces with the rank of each; what all ranks hold is of all."""
+    """State -> the pieces with the rank of each; a piece on all ranks is of all."""
     every = len(manifest.ranks)
-    found: dict[str, list[object]] = {}
+    pieces: dict[str, list[object]] = {}
     for rank in (RankEntry(-every, "", {}, manifest.common.state), *manifest.ranks):
         for state in rank.state:
             for piece in state.pieces:
-                found.setdefault(piece.tensor, []).append(
+                pieces.setdefault(piece.tensor, []).append(
                     (rank.rank if rank.rank >= 0 else "all", piece.start, piece.stop, piece.box, state.copy)
                 )
-    return found
+    return pieces
 
 
 def _few(names: Sequence[str]) -> str:
-    left = len(names) - FEW
-    return ", ".join(names[:FEW]) + (f" and {left} more" if left > 0 else "")
+    more = len(names) - FEW
+    return ", ".join(names[:FEW]) + (f" and {more} more" if more > 0 else "")
 
 
 # --- operators ------------------------------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ def _operators(a: Report, b: Report) -> Iterator[Row]:
     sides = [
         _counted({"removed": report.removed_ops, "added": report.added_ops}) for report in (a, b)
     ]  # fmt: skip
-    for place in dict.fromkeys((*sides[0], *sides[1])):
-        before, after = (side.get(place, Counter()) for side in sides)
+    for operator in dict.fromkeys((*sides[0], *sides[1])):
+        before, after = (side.get(operator, Counter()) for side in sides)
         if before == after:
             continue
         types: Counter[str] = Counter()
@@ -173,10 +173,10 @@ def _operators(a: Report, b: Report) -> Iterator[Row]:
                 types[op_type] += change
                 owners.setdefault(of)
         shown = [f"{change:+d} {op_type}" for op_type, change in sorted(types.items(), key=_largest) if change]
-        verb, owner, role = place
+        verb, owner, role = operator
         yield (
             verb, owner, role, str(before.total()), str(after.total()), _few(shown) or "on other ranks or of others",
-            _few([each for each in owners if each]),
+            _few([owner for owner in owners if owner]),
         )  # fmt: skip
 
 
@@ -185,12 +185,12 @@ def _largest(item: tuple[str, int]) -> tuple[int, str]:
 
 
 def _counted(lists: Mapping[str, Iterable[OpGroup]]) -> dict[_Place, Counter[tuple[str, str, str]]]:
-    found: dict[_Place, Counter[tuple[str, str, str]]] = {}
+    counters: dict[_Place, Counter[tuple[str, str, str]]] = {}
     for verb, groups in lists.items():
         for fact in expand_ops(groups):
-            counter = found.setdefault((verb, fact.pass_name, fact.role), Counter())
+            counter = counters.setdefault((verb, fact.pass_name, fact.role), Counter())
             counter[fact.op_type, fact.of or "", fact.ranks] += 1
-    return found
+    return counters
 
 
 # --- the rest -------------------------------------------------------------------------------------------------------
@@ -200,21 +200,21 @@ def _interface(a: Manifest, b: Manifest) -> Iterator[str]:
     """Inputs, outputs and phases of the ranks."""
     sides = [
         {
-            "losses": each.losses, "phases": each.schedule,
-            **{kind: to_document(each.common)[kind] for kind in ("inputs", "outputs")},
-            "synchronised": to_document(each.synchronised),
+            "losses": entry.losses, "phases": entry.schedule,
+            **{kind: to_document(entry.common)[kind] for kind in ("inputs", "outputs")},
+            "synchronised": to_document(entry.synchronised),
         }
-        for each in (a, b)
+        for entry in (a, b)
     ]  # fmt: skip
     yield from diff_json(sides[0], sides[1])
 
 
 def _rest(a: Report, b: Report) -> Iterator[str]:
-    """Keys that follow from the others, and the passes' own figures."""
-    sides = [each.to_json() for each in (a, b)]
+    """Keys that follow from others, and the passes' figures."""
+    sides = [report.to_json() for report in (a, b)]
     rest = [{key: side[key] for key in REST if key in side} for side in sides]
     yield from diff_json(rest[0], rest[1])
     facts = [
-        {each.name: {"facts": dict(each.facts), "note": each.note} for each in report.pipeline} for report in (a, b)
+        {entry.name: {"facts": dict(entry.facts), "note": entry.note} for entry in report.pipeline} for report in (a, b)
     ]
     yield from (f"pass {text}" for text in diff_json(facts[0], facts[1]))

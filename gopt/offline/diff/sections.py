@@ -1,4 +1,4 @@
-"""A comparison as short tables, for people: how both a terminal and a pull request show it."""
+"""A comparison as short tables for people, on a terminal and in a pull request."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table; ``hidden`` counts rows that are left out. ``prose``: the columns that hold gopt's own words; all others
-    hold names, numbers and changes, in the words of a file."""
+    """A table; ``hidden`` counts omitted rows. ``prose``: the columns with gopt's words; all others have names, numbers
+    and changes, in the words of a file."""
 
     title: str
     columns: tuple[str, ...]
@@ -29,8 +29,8 @@ class Section:
 
     def short(self, most: int = MOST_ROWS) -> Section:
         """The first rows alone."""
-        left = max(0, len(self.rows) - most)
-        return replace(self, rows=self.rows[:most], hidden=self.hidden + left) if left else self
+        more = max(0, len(self.rows) - most)
+        return replace(self, rows=self.rows[:most], hidden=self.hidden + more) if more else self
 
     def to_json(self) -> dict[str, Any]:
         rows = [list(row) for row in self.rows]
@@ -39,17 +39,17 @@ class Section:
 
 def kind_sections(lines: Iterable[tuple[str, str, str]]) -> tuple[Section, ...]:
     """Differences, each as kind, place and text, as one table for each kind."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    by_kind: dict[str, list[tuple[str, str]]] = {}
     for kind, where, text in lines:
-        found.setdefault(kind, []).append((where, text))
-    made = []
+        by_kind.setdefault(kind, []).append((where, text))
+    tables = []
     for kind, title in TITLES.items():
-        rows = found.get(kind, [])
+        rows = by_kind.get(kind, [])
         if rows:
-            made.append(table(title, ("where", "what") if any(where for where, _ in rows) else ("what",), rows))
-    return tuple(made)
+            tables.append(table(title, ("where", "what") if any(where for where, _ in rows) else ("what",), rows))
+    return tuple(tables)
 
 
 def table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Section:
-    """A table of the last columns of rows: as many as it has titles for."""
+    """A table of the last columns of rows, as many as titles."""
     return Section(title, columns, tuple(row[-len(columns) :] for row in rows))

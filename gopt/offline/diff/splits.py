@@ -1,7 +1,6 @@
-"""Two folders of trainers and servers: settings, where pieces lie, what servers hold, what travels, and values.
+"""Two folders of trainers and servers: settings, piece positions, bytes on servers, traffic, and values.
 
-Graphs of roles follow from these. They are compared only where all of these are equal.
-"""
+Graphs of roles follow from these. The graphs are compared only where all of these are equal."""
 
 from __future__ import annotations
 
@@ -23,16 +22,16 @@ Placed = list[tuple[int, int, int]]
 
 
 def diff_splits(a: Path, b: Path, manifests: Sequence[Manifest], reports: Sequence[Report]) -> Diff | None:
-    """Compare two splits; None where they differ in nothing but, perhaps, the graphs of their roles."""
+    """Compare two splits; None where only the graphs of roles may differ."""
     entries = [entry for manifest in manifests if (entry := manifest.parameter_server) is not None]
-    found = [inspect_split(manifest, entry, report) for manifest, entry, report in zip(manifests, entries, reports)]
-    lines = [FileDifference("record", text) for text in _settings(*found)]
+    splits = [inspect_split(manifest, entry, report) for manifest, entry, report in zip(manifests, entries, reports)]
+    lines = [FileDifference("record", text) for text in _settings(*splits)]
     lines += [FileDifference("record", text) for text in _moved(entries[0], entries[1])]
-    lines += [FileDifference("bytes", text) for text in _sizes(*found)]
+    lines += [FileDifference("bytes", text) for text in _sizes(*splits)]
     if not lines:
         return None
-    first, second = read_folder(a), read_folder(b)
-    result = diff_graphs(str(a), first.graph, str(b), second.graph, states=True, roles=(first.roles, second.roles))
+    old, new = read_folder(a), read_folder(b)
+    result = diff_graphs(str(a), old.graph, str(b), new.graph, states=True, roles=(old.roles, new.roles))
     lines += [FileDifference(line.kind, line.text, "source") for line in result.lines]
     return Diff(str(a), str(b), tuple(lines), result.renamed, result.notes)
 
@@ -51,24 +50,24 @@ def _shown(value: object) -> str:
 
 
 def _placed(entry: ServerPlanEntry) -> dict[str, Placed]:
-    found: dict[str, Placed] = {}
+    pieces_of: dict[str, Placed] = {}
     for key in entry.keys:
         for piece in key.pieces:
             server = -1 if key.server is None else key.server
-            found.setdefault(piece.tensor, []).append((piece.start, piece.stop, server))
-    return {tensor: sorted(pieces) for tensor, pieces in found.items()}
+            pieces_of.setdefault(piece.tensor, []).append((piece.start, piece.stop, server))
+    return {tensor: sorted(pieces) for tensor, pieces in pieces_of.items()}
 
 
 def _moved(a: ServerPlanEntry, b: ServerPlanEntry) -> Iterator[str]:
-    """Parameters whose pieces lie elsewhere, or are others."""
+    """Parameters with pieces elsewhere, or with other pieces."""
     before, after = _placed(a), _placed(b)
     for tensor in {**before, **after}:
         old, new = before.get(tensor, []), after.get(tensor, [])
         if [piece[:2] for piece in old] == [piece[:2] for piece in new]:
-            for (start, stop, server), (_, _, other) in zip(old, new):
-                if server != other:
+            for (start, stop, server), (_, _, new_server) in zip(old, new):
+                if server != new_server:
                     what = tensor if len(old) == 1 else f"{tensor}[{start}:{stop}]"
-                    yield f"{what}: {_server(server)} -> {_server(other)}"
+                    yield f"{what}: {_server(server)} -> {_server(new_server)}"
         else:
             yield f"{tensor}: {_pieces(old)} -> {_pieces(new)}"
     if len(a.keys) != len(b.keys):
@@ -90,8 +89,10 @@ def _pieces(pieces: Placed) -> str:
 def _sizes(a: SplitInspection, b: SplitInspection) -> Iterator[str]:
     kinds = ("parameters", "optimizer_states")
     for number in range(max(len(a.per_server), len(b.per_server))):
-        both = [each.per_server[number] if number < len(each.per_server) else None for each in (a, b)]
-        sizes = [None if each is None else sum(getattr(each, kind) for kind in kinds) for each in both]
+        sides = [
+            inspection.per_server[number] if number < len(inspection.per_server) else None for inspection in (a, b)
+        ]
+        sizes = [None if side is None else sum(getattr(side, kind) for kind in kinds) for side in sides]
         if sizes[0] != sizes[1]:
             before, after = ("absent" if size is None else format_bytes(size) for size in sizes)
             yield f"server {number}: {before} -> {after}"

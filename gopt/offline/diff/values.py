@@ -1,4 +1,4 @@
-"""How far two values are apart: the largest difference, and what it is of the value."""
+"""The distance of two values: the largest difference, absolute and relative to the value."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ class Distance:
 
 
 def distance(a: Tensor, b: Tensor, tolerance: Tolerance = EXACT) -> Distance | None:
-    """How far two tensors of one shape are apart; None where they are not numbers or their shapes differ."""
+    """The distance of two tensors of one shape; None for non-numbers and for unequal shapes."""
     if a.type.shape != b.type.shape or not a.type.static or "string" in (a.type.dtype, b.type.dtype):
         return None
-    first, second = a.flat(), b.flat()
+    old_values, new_values = a.flat(), b.flat()
     kind = np.complex128 if "complex" in f"{a.type.dtype} {b.type.dtype}" else np.float64
     most, square, norm, outside = 0.0, 0.0, 0.0, 0
     size = a.type.elements
     for start in range(0, size, BLOCK):
-        old, new = (read(start, min(start + BLOCK, size)).astype(kind) for read in (first, second))
-        same = (old == new) | (np.isnan(old) & np.isnan(new))
+        old, new = (read(start, min(start + BLOCK, size)).astype(kind) for read in (old_values, new_values))
+        equal = (old == new) | (np.isnan(old) & np.isnan(new))
         with np.errstate(invalid="ignore", over="ignore"):
-            gap = np.where(same, 0.0, np.abs(old - new))
-            inside = same | (gap <= tolerance.atol + tolerance.rtol * np.abs(new))
+            gap = np.where(equal, 0.0, np.abs(old - new))
+            inside = equal | (gap <= tolerance.atol + tolerance.rtol * np.abs(new))
             gap = np.where(np.isnan(gap), np.inf, gap)
             most = max(most, float(gap.max(initial=0.0)))
             square += float(np.square(gap).sum())

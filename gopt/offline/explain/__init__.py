@@ -19,7 +19,7 @@ __all__ = ["Fact", "Story", "explain"]
 def explain(path: str | os.PathLike[str], name: str) -> Story:
     """Return the story of ``name`` in an output folder of ``gopt shard`` or ``gopt split``.
 
-    It covers the origin, the ranks and the elements they hold, the bucket, the reason for removal or addition, and the
+    The story covers the origin, the ranks and their elements, the bucket, the reason for removal or addition, and the
     replacement.
 
     ``name`` is an operator, a value, a state, a parameter, a bucket (``b0``), or a key or table of a split. Raises
@@ -31,10 +31,10 @@ def explain(path: str | os.PathLike[str], name: str) -> Story:
     kinds: list[str] = []
     facts: list[Fact] = []
     for story in STORIES:
-        told = list(story(index, name))
-        if told:
-            kinds.append(told[0].about)
-            facts += told
+        lines = list(story(index, name))
+        if lines:
+            kinds.append(lines[0].about)
+            facts += lines
     if not facts:
         close, whole = get_close_matches(name, index.names(len(name)), 3), show(os.fspath(folder))
         hint = f"did you mean {' or '.join(map(show, close))}?" if close else f"gopt inspect {folder} shows what it has"

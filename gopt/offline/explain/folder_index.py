@@ -1,4 +1,4 @@
-"""Index of an output folder by name, built from its manifest, report, source and first rank."""
+"""Index of an output folder by name, from manifest, report, source and first rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FactType = TypeVar("FactType", OpFact, RemovedVarFact, AddedVarFact)
 
 
 class FolderIndex:
-    """Everything by name. What a story does not need is not read."""
+    """Everything by name. Only the parts needed by a story are read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,8 +38,8 @@ class FolderIndex:
         self.report = read_report(folder, self.manifest)
         self.states = {state.tensor: state for state in self.manifest.states}
         self.updated = {state.updated: state for state in self.manifest.states}
-        self.buckets: dict[str, BucketFacts] = {each.name: each for each in buckets(self.report.pipeline)}
-        self.bucket_of = {tensor: each for each in self.buckets.values() for tensor in each.tensors}
+        self.buckets: dict[str, BucketFacts] = {bucket.name: bucket for bucket in buckets(self.report.pipeline)}
+        self.bucket_of = {tensor: bucket for bucket in self.buckets.values() for tensor in bucket.tensors}
 
     @cached_property
     def removed_ops(self) -> Mapping[str, list[OpFact]]:
@@ -59,14 +59,14 @@ class FolderIndex:
 
     @cached_property
     def stands_for(self) -> Mapping[str, list[str]]:
-        """Value of the ranks -> the operators and states of the source that it replaces."""
-        found: dict[str, list[str]] = {}
-        ops = ((each.name, each.replaced_by) for facts in self.removed_ops.values() for each in facts)
-        values = ((each.name, each.replaced_by) for facts in self.removed_vars.values() for each in facts)
+        """Value of the ranks -> the replaced operators and states of the source."""
+        names_of: dict[str, list[str]] = {}
+        ops = ((fact.name, fact.replaced_by) for facts in self.removed_ops.values() for fact in facts)
+        values = ((fact.name, fact.replaced_by) for facts in self.removed_vars.values() for fact in facts)
         for name, now in (*ops, *(row for row in values if row[0] in self.states)):
-            for each in now:
-                found.setdefault(each, []).append(name)
-        return found
+            for value in now:
+                names_of.setdefault(value, []).append(name)
+        return names_of
 
     @cached_property
     def source(self) -> Wiring:
@@ -82,21 +82,21 @@ class FolderIndex:
 
     @cached_property
     def gradients(self) -> Mapping[str, str]:
-        """Parameter -> its gradient in the source."""
+        """Parameter -> the gradient in the source."""
         return stored_roles(self._source, self.folder / "source.onnx").params
 
     @cached_property
     def of_gradient(self) -> Mapping[str, list[str]]:
-        """Gradient -> the parameters that it is of."""
-        found: dict[str, list[str]] = {}
+        """Gradient -> the parameters of the gradient."""
+        parameters: dict[str, list[str]] = {}
         for parameter, gradient in self.gradients.items():
-            found.setdefault(gradient, []).append(parameter)
-        return found
+            parameters.setdefault(gradient, []).append(parameter)
+        return parameters
 
     def wiring(self, rank: int) -> list[Wiring]:
         """The wiring of each file of a rank."""
         if rank not in self._wirings:
-            entry = next((each for each in self.manifest.ranks if each.rank == rank), None)
+            entry = next((entry for entry in self.manifest.ranks if entry.rank == rank), None)
             files = dict.fromkeys(() if entry is None else entry.files.values())
             self._wirings[rank] = [Wiring(load(self.folder / Path(name).name, own=True)) for name in files]
         return self._wirings[rank]
@@ -106,7 +106,7 @@ class FolderIndex:
         return {}
 
     def first_rank(self, ranks: str = "") -> int:
-        """The first rank that was written, or the first of some ranges such as ``3-7,9``."""
+        """The first written rank, or the first of some ranges such as ``3-7,9``."""
         return int(ranks.split(",")[0].split("-")[0]) if ranks else self.manifest.ranks[0].rank
 
     def calls(self) -> Iterator[Node]:
@@ -115,7 +115,7 @@ class FolderIndex:
             yield from (node for node in wiring.graph.nodes if node.domain == COMM)
 
     def parameter(self, name: str) -> SourceState | None:
-        """The parameter to which a state belongs, or which it is."""
+        """The parameter of a state, or the state itself if a parameter."""
         state = self.states.get(name)
         return state if state is None or state.of is None else self.states.get(state.of, state)
 
@@ -131,7 +131,7 @@ class FolderIndex:
 
 
 def _by_name(facts: Iterable[FactType]) -> dict[str, list[FactType]]:
-    found: dict[str, list[FactType]] = {}
+    groups: dict[str, list[FactType]] = {}
     for fact in facts:
-        found.setdefault(fact.name, []).append(fact)
-    return found
+        groups.setdefault(fact.name, []).append(fact)
+    return groups

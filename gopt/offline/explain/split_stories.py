@@ -1,4 +1,4 @@
-"""Stories of trainers and servers: which server has which piece of a parameter, in which message it travels."""
+"""Stories of trainers and servers: the server of each piece of a parameter, and the message with the piece."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gopt.spmd.pass_records import format_bytes
 
 
 def key_story(index: FolderIndex, name: str) -> Iterator[Fact]:
-    """A key by its name, or all keys of a parameter."""
+    """A key by name, or all keys of a parameter."""
     plan = index.manifest.parameter_server
     if plan is None:
         return
@@ -37,7 +37,7 @@ def _told(key: KeyEntry) -> str:
 
 
 def table_story(index: FolderIndex, name: str) -> Iterator[Fact]:
-    """Explain a table whose rows are on servers, by its parameter."""
+    """Explain a table with rows on servers, by its parameter."""
     plan = index.manifest.parameter_server
     for table in () if plan is None else plan.tables:
         if name in (table.parameter, *table.inputs, *table.outputs, *table.gradients):

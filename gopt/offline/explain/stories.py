@@ -1,4 +1,4 @@
-"""The stories: each treats a name as one kind of thing, and yields nothing if it is of another kind."""
+"""The stories: each treats a name as one kind of thing, and yields nothing for another kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST = 6
 
 
 def state_story(index: FolderIndex, name: str) -> Iterator[Fact]:
-    """A state of the source, by its input or by the output that replaces it."""
+    """A state of the source, by input or by updated output."""
     state = index.states.get(name) or index.updated.get(name)
     if state is None:
         return
@@ -33,9 +33,9 @@ def state_story(index: FolderIndex, name: str) -> Iterator[Fact]:
     yield from _holders(index, state)
     parameter = index.parameter(state.tensor)
     if parameter is state:
-        others = [each.tensor for each in index.manifest.states if each.of == state.tensor]
-        if others:
-            yield Fact("optimizer", f"its states are {listed(others, _MOST)}", tuple(others))
+        statistics = [entry.tensor for entry in index.manifest.states if entry.of == state.tensor]
+        if statistics:
+            yield Fact("optimizer", f"its states are {listed(statistics, _MOST)}", tuple(statistics))
     if state.kind is StateKind.STATISTIC:
         yield Fact("combined", _rule(index, state.tensor))
     if parameter is not None and (gradient := index.gradients.get(parameter.tensor)) is not None:
@@ -48,9 +48,9 @@ def state_story(index: FolderIndex, name: str) -> Iterator[Fact]:
 
 
 def _rule(index: FolderIndex, statistic: str) -> str:
-    """How the ranks' values of a statistic become one."""
+    """The rule that joins the ranks' values of a statistic."""
     manifest = index.manifest
-    named = next((each for each in manifest.reductions if each.tensor == statistic), None)
+    named = next((reduction for reduction in manifest.reductions if reduction.tensor == statistic), None)
     rule = manifest.statistics if named is None else named.rule
     if named is not None and named.points:
         return f"over ranks by {rule} of {listed([point.value for point in named.points], _MOST)}"
@@ -96,15 +96,15 @@ def _bucket(index: FolderIndex, parameter: str) -> Iterator[Fact]:
     bucket = index.bucket_of.get(parameter)
     if bucket is None:
         return
-    place = bucket.tensors.index(parameter)
-    beside = [*bucket.tensors[max(place - 1, 0) : place], *bucket.tensors[place + 1 : place + 2]]
+    position = bucket.tensors.index(parameter)
+    beside = [*bucket.tensors[max(position - 1, 0) : position], *bucket.tensors[position + 1 : position + 2]]
     near = f", beside {' and '.join(beside)}" if beside else ""
-    text = f"{bucket.name}: tensor {place + 1} of {len(bucket.tensors)}, {format_bytes(bucket.nbytes)}{near}"
+    text = f"{bucket.name}: tensor {position + 1} of {len(bucket.tensors)}, {format_bytes(bucket.nbytes)}{near}"
     yield Fact("bucket", text, (bucket.name, *beside))
 
 
 def _calls(index: FolderIndex, gradient: str, parameter: SourceState) -> Iterator[Fact]:
-    """The calls that carry a parameter and its gradient, on the first rank."""
+    """The calls with a parameter and its gradient, on the first rank."""
     copies = [
         local.input
         for local in (*index.manifest.common.state, *index.manifest.ranks[0].state)
@@ -141,7 +141,7 @@ def _update(index: FolderIndex, parameter: str) -> Iterator[Fact]:
 
 
 def bucket_story(index: FolderIndex, name: str) -> Iterator[Fact]:
-    """A bucket, by its name."""
+    """A bucket, by name."""
     bucket = index.buckets.get(name)
     if bucket is None:
         return
@@ -161,8 +161,8 @@ def bucket_story(index: FolderIndex, name: str) -> Iterator[Fact]:
 
 
 def _bucket_calls(index: FolderIndex, bucket: BucketFacts) -> Iterator[tuple[str, Node]]:
-    """The calls of a bucket: those of its gradients, and those of its parameters."""
-    seen: set[int] = set()
+    """The calls of a bucket: for gradients and for parameters."""
+    visited: set[int] = set()
     for tensor in bucket.tensors:
         state = index.states.get(tensor)
         for wiring in index.wiring(index.first_rank()):
@@ -170,13 +170,13 @@ def _bucket_calls(index: FolderIndex, bucket: BucketFacts) -> Iterator[tuple[str
             names = () if state is None else (state.updated, tensor)
             sent += [("parameters", node) for name in names for node in wiring.brought_by(name)]
             for about, node in sent:
-                if id(node) not in seen:
-                    seen.add(id(node))
+                if id(node) not in visited:
+                    visited.add(id(node))
                     yield about, node
 
 
 def added_story(index: FolderIndex, name: str) -> Iterator[Fact]:
-    """An operator or a value that a pass added."""
+    """An operator or a value added by a pass."""
     if name in index.states:  # trainers give what they pulled the source's name
         return
     ops, variables = index.added_ops.get(name, []), index.added_vars.get(name, [])
@@ -185,11 +185,11 @@ def added_story(index: FolderIndex, name: str) -> Iterator[Fact]:
     for value in variables:
         text = f"value {value.dtype} by {value.pass_name}: {value.reason}; {_sizes(value.per_rank)}"
         yield Fact("added", text)
-    found: Sequence[OpFact | AddedVarFact] = [*ops, *variables]
-    if not found:
+    facts: Sequence[OpFact | AddedVarFact] = [*ops, *variables]
+    if not facts:
         return
-    if found[0].of in index.buckets:
-        yield Fact("bucket", found[0].of, (found[0].of,))
+    if facts[0].of in index.buckets:
+        yield Fact("bucket", facts[0].of, (facts[0].of,))
     if stands := index.stands_for.get(name):
         yield Fact("stands for", f"{len(stands)} of the source: {listed(stands, _MOST)}", tuple(stands[:_MOST]))
     ranks = ops[0].ranks if ops else variables[0].per_rank[0].ranks
@@ -198,7 +198,7 @@ def added_story(index: FolderIndex, name: str) -> Iterator[Fact]:
 
 
 def source_story(index: FolderIndex, name: str) -> Iterator[Fact]:
-    """An operator or a value of the source: where it stood, and what became of it."""
+    """An operator or a value of the source: its origin, and its fate."""
     wiring = index.source
     node = wiring.labels.get(name)
     is_value = name in wiring.producers or name in wiring.graph.inputs
@@ -211,15 +211,17 @@ def source_story(index: FolderIndex, name: str) -> Iterator[Fact]:
     if node is not None:
         yield Fact("operator", f"{node.op_type} of the source; reads {listed(node.reads, _MOST) or 'nothing'}")
     elif is_value:
-        made = wiring.producers.get(name)
-        how = f"made by {made.op_type} {made.label}" if made is not None else "an input of the step"
+        maker = wiring.producers.get(name)
+        how = f"made by {maker.op_type} {maker.label}" if maker is not None else "an input of the step"
         type = wiring.graph.types.get(name)
-        yield Fact("value", f"{'' if type is None else f'{type} '}of the source; {how}", (made.label,) if made else ())
+        yield Fact(
+            "value", f"{'' if type is None else f'{type} '}of the source; {how}", (maker.label,) if maker else ()
+        )
     for parameter in index.of_gradient.get(name, ()):
         yield Fact("gradient", f"of parameter {parameter}", (parameter,))
         yield from _bucket(index, parameter)
-        for here in index.wiring(index.first_rank()):
-            yield from (_call("sent", call, name) for call in here.sent_by(name))
+        for rank_wiring in index.wiring(index.first_rank()):
+            yield from (_call("sent", call, name) for call in rank_wiring.sent_by(name))
     yield from _neighbours(wiring, name)
     if gone:
         yield from _removed(index, gone)
@@ -229,8 +231,8 @@ def source_story(index: FolderIndex, name: str) -> Iterator[Fact]:
 
 def _run_by_all(index: FolderIndex, node: Node) -> str:
     """Return how every rank runs an operator that no pass removed."""
-    found = [wiring.labels.get(node.label) for wiring in index.wiring(index.first_rank())]
-    if node.is_a("If") and not any(each is not None and each.is_a("If") for each in found):
+    runs = [wiring.labels.get(node.label) for wiring in index.wiring(index.first_rank())]
+    if node.is_a("If") and not any(run is not None and run.is_a("If") for run in runs):
         return "both branches are written out, and Where takes what the condition says"
     return "every rank runs it as it was"
 
@@ -246,17 +248,17 @@ def _removed(index: FolderIndex, facts: Sequence[OpFact | RemovedVarFact]) -> It
         for name in fact.replaced_by:
             yield Fact("now", _described(index, name), (name,))
         if not fact.replaced_by:
-            left = _left(index, fact.ranks)
-            yield Fact("now", f"kept on {_on(left)}" if left else "removed without a replacement")
+            remaining = _left(index, fact.ranks)
+            yield Fact("now", f"kept on {_on(remaining)}" if remaining else "removed without a replacement")
 
 
 def _left(index: FolderIndex, ranks: str) -> str:
-    """Return the ranks that are not in ``ranks``."""
+    """Return the ranks outside ``ranks``."""
     lost: set[int] = set()
     for part in ranks.split(","):
-        first, _, last = part.partition("-")
-        lost.update(range(int(first), int(last or first) + 1))
-    return rank_ranges([each.rank for each in index.manifest.ranks if each.rank not in lost])
+        start, _, last = part.partition("-")
+        lost.update(range(int(start), int(last or start) + 1))
+    return rank_ranges([rank.rank for rank in index.manifest.ranks if rank.rank not in lost])
 
 
 def _described(index: FolderIndex, name: str) -> str:
@@ -270,10 +272,10 @@ def _described(index: FolderIndex, name: str) -> str:
 
 def _neighbours(wiring: Wiring, name: str) -> Iterator[Fact]:
     node = wiring.labels.get(name) or wiring.producers.get(name)
-    values = [name] if name in wiring.graph.inputs or node is None else [each for each in node.outputs if each]
+    values = [name] if name in wiring.graph.inputs or node is None else [output for output in node.outputs if output]
     readers = [reader for value in values for reader in wiring.users.get(value, ())]
     if node is not None:
-        makers = [made.label for value in node.reads if (made := wiring.producers.get(value)) is not None]
+        makers = [maker.label for value in node.reads if (maker := wiring.producers.get(value)) is not None]
         if makers:
             yield Fact("made from", listed([*dict.fromkeys(makers)], _MOST), tuple(dict.fromkeys(makers))[:_MOST])
     if readers:
@@ -282,12 +284,12 @@ def _neighbours(wiring: Wiring, name: str) -> Iterator[Fact]:
 
 
 def _sizes(shapes: Sequence[LocalShape]) -> str:
-    rows = [f"{_shape(each)} ({format_bytes(each.nbytes)}) on {_on(each.ranks)}" for each in shapes]
+    rows = [f"{_shape(shape)} ({format_bytes(shape.nbytes)}) on {_on(shape.ranks)}" for shape in shapes]
     return "; ".join(rows[:3]) + (f"; … {len(rows) - 3} more sizes" if len(rows) > 3 else "")
 
 
-def _shape(each: LocalShape) -> str:
-    return "[?]" if each.shape is None else f"[{','.join('?' if n is None else str(n) for n in each.shape)}]"
+def _shape(shape: LocalShape) -> str:
+    return "[?]" if shape.shape is None else f"[{','.join('?' if n is None else str(n) for n in shape.shape)}]"
 
 
 def _on(ranks: str) -> str:

@@ -11,7 +11,7 @@ from gopt.text.notebook import HtmlTable
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One line: what it is about, the sentence, and the names in it, which can be explained in turn."""
+    """One line: the subject, the sentence, and the names inside, each with a story."""
 
     about: str
     text: str

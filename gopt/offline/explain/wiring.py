@@ -1,4 +1,4 @@
-"""The calls that a value goes into, and the one that it comes out of."""
+"""The calls that receive a value, and the call that produces the value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _VIEWS = LAYOUT | CASTS
 
 
 class Wiring(GraphIndex):
-    """A graph with its nodes by label, and the calls at which its values arrive."""
+    """A graph with nodes by label, and the calls reached by values."""
 
     @cached_property
     def labels(self) -> dict[str, Node]:
@@ -20,19 +20,19 @@ class Wiring(GraphIndex):
         return {node.label: node for node in self.graph.nodes}
 
     def sent_by(self, name: str) -> list[Node]:
-        """Calls that a value goes into, also through casts and reshapes."""
+        """Calls that receive a value, also through casts and reshapes."""
         values = walk([name], lambda value: self.results(value, lambda node: node.op_type in _VIEWS))
         users = (node for value in values for node in self.users.get(value, ()))
         return list(dict.fromkeys(node for node in users if node.domain == COMM))
 
     def brought_by(self, name: str) -> list[Node]:
-        """The call that a value comes out of, also through casts and reshapes."""
-        seen: set[str] = set()
-        while name not in seen and (node := self.producers.get(name)) is not None:
+        """The call that produces a value, also through casts and reshapes."""
+        visited: set[str] = set()
+        while name not in visited and (node := self.producers.get(name)) is not None:
             if node.domain == COMM:
                 return [node]
             if node.op_type not in _VIEWS:
                 break
-            seen.add(name)
+            visited.add(name)
             name = node.inputs[0]
         return []

@@ -1,4 +1,4 @@
-"""Goldens: what gopt makes of a model, in a short text that people review and CI compares.
+"""Goldens: a short text of gopt's result for a model, reviewed by people and compared by CI.
 
 ``digests`` names a graph by its structure; ``golden_text`` writes the text of a case; ``golden_files`` reads and
 writes the files of a folder.

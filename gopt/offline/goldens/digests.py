@@ -1,4 +1,4 @@
-"""Digests of a graph by its structure: neither names of inner values nor the order of the file count."""
+"""Digests of a graph by structure: neither names of inner values nor the order of the file count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LENGTH = 12
 
 
 def short_digest(parts: Iterable[str]) -> str:
-    """The first digits of the SHA-256 of texts, in their order."""
+    """The first digits of the SHA-256 of texts in order."""
     sha = hashlib.sha256()
     for part in parts:
         sha.update(part.encode())
@@ -23,34 +23,35 @@ def short_digest(parts: Iterable[str]) -> str:
 
 
 def node_digests(graph: Graph) -> list[str]:
-    """A digest for every node, in order: its operator, its attributes, and all that it depends on.
+    """A digest for every node, in order: the operator, the attributes, and all that the node depends on.
 
-    Inputs go by name and type, constants by value, inner values by the node that makes them. One walk over the graph.
-    """
+    Inputs count by name and type, constants by value, inner values by their node. One walk over the graph."""
     values: dict[str, str] = {name: f"input {name} {type}" for name, type in graph.inputs.items()}
     for name, tensor in graph.initializers.items():
         if name not in values:
             values[name] = f"constant {tensor_text(tensor)}"
-    found: list[str] = []
+    digests: list[str] = []
     for node in graph.nodes:
         reads = [values.get(name, "") for name in node.reads]
         attributes = sorted(part.hex() for part in node.attribute_bytes())
-        own = short_digest([node.domain, node.op_type, str(len(node.outputs)), str(node.sharding), *attributes, *reads])
-        found.append(own)
-        values.update({name: f"{own}:{place}" for place, name in enumerate(node.outputs) if name})
-    return found
+        value = short_digest(
+            [node.domain, node.op_type, str(len(node.outputs)), str(node.sharding), *attributes, *reads]
+        )
+        digests.append(value)
+        values.update({name: f"{value}:{index}" for index, name in enumerate(node.outputs) if name})
+    return digests
 
 
 def phase_digests(graph: Graph, phases: Mapping[int, str]) -> dict[str, tuple[int, str]]:
-    """Phase -> how many nodes it has, and the digest of them; ``phases`` is the phase by ``id`` of a node."""
+    """Phase -> the number of nodes, and their digest; ``phases``: the phase by ``id`` of a node."""
     parts: dict[str, list[str]] = {}
-    for node, own in zip(graph.nodes, node_digests(graph)):
-        parts.setdefault(phases.get(id(node), "other"), []).append(own)
-    return {phase: (len(each), short_digest(sorted(each))) for phase, each in sorted(parts.items())}
+    for node, value in zip(graph.nodes, node_digests(graph)):
+        parts.setdefault(phases.get(id(node), "other"), []).append(value)
+    return {phase: (len(digests), short_digest(sorted(digests))) for phase, digests in sorted(parts.items())}
 
 
 def scalar_uses(graph: Graph, phases: Mapping[int, str]) -> Counter[tuple[str, str]]:
-    """(phase, text of a one-element constant) -> how many inputs of nodes read it: a changed beta is seen by value."""
+    """(phase, text of a one-element constant) -> the number of reading node inputs: a changed beta is seen by value."""
     texts = {
         name: tensor_text(tensor)
         for name, tensor in graph.initializers.items()
@@ -65,8 +66,8 @@ def scalar_uses(graph: Graph, phases: Mapping[int, str]) -> Counter[tuple[str, s
 
 
 def values_digest(graph: Graph) -> str:
-    """The digest of the initial values of all inputs that have one, by name."""
-    held = (name for name in sorted(graph.inputs) if name in graph.initializers)
+    """The digest of all initial values of inputs, by name."""
+    names = (name for name in sorted(graph.inputs) if name in graph.initializers)
     return short_digest(
-        f"{name} {digest(graph.initializers[name])}" for name in held if graph.initializers[name].type.static
+        f"{name} {digest(graph.initializers[name])}" for name in names if graph.initializers[name].type.static
     )

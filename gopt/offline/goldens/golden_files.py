@@ -1,4 +1,4 @@
-"""``gopt-golden.toml`` and the folder of goldens beside it, which is replaced as a whole."""
+"""``gopt-golden.toml`` and the folder of goldens beside the file, replaced as a whole."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class GoldenConfig:
 
 @dataclass(frozen=True, slots=True)
 class GoldenCase:
-    """A model, relative to the folder, what is asked of it, and the sections that its golden has."""
+    """A model, relative to the folder, the request, and the sections of the golden."""
 
     name: str
     model: Path
@@ -66,7 +66,7 @@ class GoldenCase:
 
 @dataclass(frozen=True, slots=True)
 class GoldenCheck:
-    """Differences: lines of unified diffs, goldens that are missing, and goldens that no case asks for."""
+    """Differences: lines of unified diffs, missing goldens, and goldens of no case."""
 
     differing: Mapping[str, tuple[str, ...]]
     missing: tuple[str, ...]
@@ -91,89 +91,89 @@ class GoldenCheck:
 
 
 def changes_to_json(changed: Sequence[str]) -> dict[str, Any]:
-    """The lines of ``update_goldens`` as JSON: files by what became of them."""
-    found: dict[str, Any] = {"format": "gopt-golden-update/1", "added": [], "changed": [], "removed": []}
+    """The lines of ``update_goldens`` as JSON: files by kind of change."""
+    changes: dict[str, Any] = {"format": "gopt-golden-update/1", "added": [], "changed": [], "removed": []}
     for line in changed:
         what, _, file = line.partition(" ")
-        found[what].append(file.removeprefix(f"{FOLDER}/"))
-    return found
+        changes[what].append(file.removeprefix(f"{FOLDER}/"))
+    return changes
 
 
 def only_folder() -> Path:
-    """The one folder with a configuration of goldens, the current one or below it; hidden folders are left out.
+    """The one folder with a configuration of goldens, at the current folder or below; hidden folders are left out.
 
-    Raises InputError where there is none, OptionError where there are several.
-    """
-    found = []
-    for place, folders, files in os.walk("."):
-        folders[:] = sorted(each for each in folders if not each.startswith(".") and each != "node_modules")
+    Raises InputError without a folder, OptionError for several."""
+    targets = []
+    for folder, folders, files in os.walk("."):
+        folders[:] = sorted(folder for folder in folders if not folder.startswith(".") and folder != "node_modules")
         if CONFIG_FILE in files:
-            found.append(os.path.normpath(place))
-    if not found:
+            targets.append(os.path.normpath(folder))
+    if not targets:
         raise InputError(f"no folder here has a {CONFIG_FILE}", "name it; gopt help golden shows one")
-    if len(found) > 1:
-        raise OptionError(f"several folders have a {CONFIG_FILE}: {listed(found)}", "name one of them")
-    return Path(found[0])
+    if len(targets) > 1:
+        raise OptionError(f"several folders have a {CONFIG_FILE}: {listed(targets)}", "name one of them")
+    return Path(targets[0])
 
 
 def read_cases(folder: Path) -> list[GoldenCase]:
-    """The cases of a folder. Raises InputError where it has no configuration, or a malformed one."""
+    """The cases of a folder. Raises InputError for a missing or malformed configuration."""
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise InputError(f"there is no {path}", "give the folder that holds it; gopt help golden shows one")
     table = from_document(GoldenConfig, documents.read_toml(path, documents.GOLDEN))
-    found = []
+    cases = []
     for name, case in sorted(table.cases.items()):
         if not _NAME.fullmatch(name):
             raise InputError(f"{path}: case: {show(name)} names no file", "letters, digits, - and _ do")
         keep = table.keep if case.keep is None else case.keep
-        asked = CaseRequest(case.command, case.options)
-        found.append(GoldenCase(name, folder / case.model, asked, tuple(each for each in SECTIONS if each in keep)))
-    return found
+        request = CaseRequest(case.command, case.options)
+        cases.append(
+            GoldenCase(name, folder / case.model, request, tuple(section for section in SECTIONS if section in keep))
+        )
+    return cases
 
 
 def check_goldens(folder: Path, texts: Mapping[str, str]) -> GoldenCheck:
     """Compare the goldens of a folder with ``texts``, case -> golden. Raises InputError, RunError."""
-    held = _read_goldens(folder / FOLDER)
+    goldens = _read_goldens(folder / FOLDER)
     wanted = _wanted(texts)
     differing = {}
     for name, text in wanted.items():
-        if name in held and held[name] != text:
+        if name in goldens and goldens[name] != text:
             differing[name] = tuple(
                 difflib.unified_diff(
-                    held[name].splitlines(), text.splitlines(), f"{FOLDER}/{name}", f"{FOLDER}/{name} (now)", n=1,
+                    goldens[name].splitlines(), text.splitlines(), f"{FOLDER}/{name}", f"{FOLDER}/{name} (now)", n=1,
                     lineterm="",
                 )
             )  # fmt: skip
-    missing, extra = (wanted.keys() - held.keys(), held.keys() - wanted.keys())
+    missing, extra = (wanted.keys() - goldens.keys(), goldens.keys() - wanted.keys())
     return GoldenCheck(differing, tuple(sorted(missing)), tuple(sorted(extra)))
 
 
 def update_goldens(folder: Path, texts: Mapping[str, str]) -> list[str]:
-    """Replace all goldens of a folder in one step; returns what changed, a line each.
+    """Replace all goldens of a folder in one step; returns a line for each change.
 
-    The old set stands there or the new one, whenever the process dies. Raises OptionError where the folder of goldens
-    holds what gopt did not write, RunError where it cannot be written.
-    """
+    The old set or the new one is there, whenever the process dies. Raises OptionError for foreign files in the folder
+    of goldens, RunError where the folder cannot be written."""
     target = folder / FOLDER
     sweep(folder, target)  # also where nothing is to be written: what a dead process left goes, or comes back
-    held = _read_goldens(target)
+    goldens = _read_goldens(target)
     wanted = _wanted(texts)
-    if held == wanted and target.is_dir():
+    if goldens == wanted and target.is_dir():
         return []
     with replaced_folder(target, target, lambda old: _check_replaceable(target, old)) as staged:
         for name, text in wanted.items():
             write_new(staged / name, text.encode())
-    names = sorted({*held, *wanted})
+    names = sorted({*goldens, *wanted})
     return [
-        f"{'added' if name not in held else 'changed' if name in wanted else 'removed'} {FOLDER}/{name}"
+        f"{'added' if name not in goldens else 'changed' if name in wanted else 'removed'} {FOLDER}/{name}"
         for name in names
-        if held.get(name) != wanted.get(name)
+        if goldens.get(name) != wanted.get(name)
     ]
 
 
 def _check_replaceable(target: Path, old: Path) -> None:
-    """Raises OptionError for what gopt did not write; ``old`` is the path that ``target`` has now."""
+    """Raises OptionError for foreign files; ``old``: the present path of ``target``."""
     if old.is_symlink() or not old.is_dir():
         raise OptionError(f"{target} is not a folder", "move it away: gopt keeps its goldens under this name")
     for path in sorted(old.iterdir()):
@@ -186,7 +186,7 @@ def _wanted(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_goldens(folder: Path) -> dict[str, str]:
-    """The goldens that stand there, by the names of their files."""
+    """The present goldens, by file name."""
     if not os.path.lexists(folder):
         return {}
     try:

@@ -1,4 +1,4 @@
-"""The text of a golden: one fact a line, made from the records of manifest and report."""
+"""The text of a golden: one fact a line, from the records of manifest and report."""
 
 from __future__ import annotations
 
@@ -31,39 +31,38 @@ FEW_PIECES = 8
 
 @dataclass(frozen=True, slots=True)
 class CaseRequest:
-    """The request of a case: the command, and its options as a user would type them."""
+    """The request of a case: the command, and the options as typed by a user."""
 
     command: str
     options: tuple[str, ...]
 
 
 def golden_text(
-    asked: CaseRequest,
+    request: CaseRequest,
     training: TrainingGraph,
     manifest: Manifest,
     report: Report,
     graphs: Mapping[str, Graph],
     keep: Collection[str] = SECTIONS,
 ) -> str:
-    """The golden of a case; ``graphs``: what ranks are made from, by name; ``keep``: its sections beside ``asked``.
+    """The golden of a case; ``graphs``: the sources of ranks, by name; ``keep``: sections beside ``asked``.
 
-    It knows neither file names, the machine, the time, nor gopt's patch version. Lines are at most 80 columns wide,
-    but for longer names.
-    """
-    names = RankNames([(each.rank, each.role) for each in manifest.ranks])
+    The golden knows neither file names, the machine, the time, nor gopt's patch version. Lines are at most 80 columns
+    wide, but for longer names."""
+    names = RankNames([(rank.rank, rank.role) for rank in manifest.ranks])
     sections: dict[str, Callable[[], Iterable[str]]] = {
         "source": lambda: _source(training),
         "ranks": lambda: _ranks(report, names),
         "calls": lambda: _calls(report, names),
         "states": lambda: _states(manifest, names),
-        "passes": lambda: (each.name for each in report.pipeline),
+        "passes": lambda: (entry.name for entry in report.pipeline),
         "removed": lambda: _ops(report.removed_ops, names),
         "added": lambda: _ops(report.added_ops, names),
         "graphs": lambda: (f"{name}: {len(graph.nodes)} nodes #{_digest(graph)}" for name, graph in graphs.items()),
     }
     minor = ".".join(__version__.split(".")[:2])
-    lines = [f"{FIRST_LINE} (gopt {minor})", "", "asked", f"  {asked.command}"]
-    lines += [f"  {each}" for each in _option_lines(asked.options)]
+    lines = [f"{FIRST_LINE} (gopt {minor})", "", "asked", f"  {request.command}"]
+    lines += [f"  {line}" for line in _option_lines(request.options)]
     for name in SECTIONS:
         if name in keep:
             lines += ["", name, *(line for fact in sections[name]() for line in wrapped(fact))]
@@ -71,7 +70,7 @@ def golden_text(
 
 
 def wrapped(fact: str) -> list[str]:
-    """Whole where it fits; else what follows the first colon on lines of its own, its parts unbroken."""
+    """The line if short enough; else the parts after the first colon on separate lines, unbroken."""
     if len(fact) + 2 <= WIDTH:
         return [f"  {fact}"]
     head, colon, rest = fact.partition(": ")
@@ -91,14 +90,14 @@ def _digest(graph: Graph) -> str:
 
 
 def _option_lines(options: Sequence[str]) -> Iterator[str]:
-    """An option and its value on one line."""
+    """An option and the value on one line."""
     line = ""
-    for each in options:
-        if each.startswith("-") and line:
+    for option in options:
+        if option.startswith("-") and line:
             yield line
-            line = each
+            line = option
         else:
-            line = f"{line} {each}".strip()
+            line = f"{line} {option}".strip()
     if line:
         yield line
 
@@ -106,52 +105,52 @@ def _option_lines(options: Sequence[str]) -> Iterator[str]:
 def _source(training: TrainingGraph) -> Iterator[str]:
     graph = training.graph
     phases = {id(node): node.phase.value for node in graph.nodes if node.phase}
-    for phase, (count, own) in phase_digests(graph, phases).items():
-        yield f"{phase}: {count} nodes #{own}"
+    for phase, (count, hashed) in phase_digests(graph, phases).items():
+        yield f"{phase}: {count} nodes #{hashed}"
     for (phase, text), count in sorted(scalar_uses(graph, phases).items()):
         yield f"{phase} constant {text}: read {count} times"
     yield f"  initial values #{values_digest(graph)}"
 
 
 def _ranks(report: Report, names: RankNames) -> Iterator[str]:
-    rows = [(each.rank, tuple(each.nbytes.by_kind.items())) for each in report.ranks]
+    rows = [(rank.rank, tuple(rank.nbytes.by_kind.items())) for rank in report.ranks]
     for ranks, sizes in group_ranks(rows):
         yield f"{names.of(ranks)}: {', '.join(f'{kind} {count}' for kind, count in sizes)} bytes"
 
 
 def _calls(report: Report, names: RankNames) -> Iterator[str]:
     rows = [
-        (each.rank, (call.op, call.group, call.calls, call.bytes_sent))
-        for each in report.ranks
-        for call in each.communication
+        (rank.rank, (call.op, call.group, call.calls, call.bytes_sent))
+        for rank in report.ranks
+        for call in rank.communication
     ]
     for ranks, (op, group, calls, sent) in group_ranks(rows):
         yield f"{names.of(ranks)}: {calls} {op} over {group}, {sent} bytes sent"
 
 
 def _states(manifest: Manifest, names: RankNames) -> Iterator[str]:
-    """States of one kind, type and parameter type in one line, with where their elements lie."""
-    held = _placed(manifest)
+    """States of one kind, type and parameter type in one line, with the ranks of their elements."""
+    placed = _placed(manifest)
     classes: dict[tuple[str, str], list[SourceState]] = {}
     for state in manifest.states:
         classes.setdefault((state.kind.value, str(state.type)), []).append(state)
     for (kind, type), members in sorted(classes.items()):
         few = len(members) <= FEW_STATES
-        what = ", ".join(sorted(each.tensor for each in members)) if few else f"{len(members)} states"
-        layouts = {_layout(held.get(each.tensor, ()), names) for each in members}
+        what = ", ".join(sorted(member.tensor for member in members)) if few else f"{len(members)} states"
+        layouts = {_layout(placed.get(member.tensor, ()), names) for member in members}
         if len(layouts) == 1:
             yield f"{kind} {type} {what}: {layouts.pop()}"
         elif few:
             for each in members:
-                yield f"{kind} {type} {each.tensor}: {_layout(held.get(each.tensor, ()), names)}"
+                yield f"{kind} {type} {each.tensor}: {_layout(placed.get(each.tensor, ()), names)}"
         else:
-            own = short_digest(_whole_layout(held.get(each.tensor, ()), names) for each in members)
-            yield f"{kind} {type} {what}: {len(layouts)} layouts #{own}"
+            digest = short_digest(_whole_layout(placed.get(member.tensor, ()), names) for member in members)
+            yield f"{kind} {type} {what}: {len(layouts)} layouts #{digest}"
 
 
 def _placed(manifest: Manifest) -> dict[str, list[tuple[str, int]]]:
-    """State -> its pieces with the rank of each, -1: all ranks."""
-    found: dict[str, list[tuple[str, int]]] = {}
+    """State -> the pieces with the rank of each, -1: all ranks."""
+    pieces: dict[str, list[tuple[str, int]]] = {}
     common = RankEntry(-1, "", {}, manifest.common.state)
     for rank in (common, *manifest.ranks):
         for state in rank.state:
@@ -159,8 +158,8 @@ def _placed(manifest: Manifest) -> dict[str, list[tuple[str, int]]]:
                 box = "" if piece.box is None else f" of box {piece.box}"
                 box += "" if piece.every is None else f" of rows {piece.every[0]}, {sum(piece.every)}, …"
                 copy = " as a copy" if state.copy else ""
-                found.setdefault(piece.tensor, []).append((f"[{piece.start}, {piece.stop}){box}{copy}", rank.rank))
-    return found
+                pieces.setdefault(piece.tensor, []).append((f"[{piece.start}, {piece.stop}){box}{copy}", rank.rank))
+    return pieces
 
 
 def _grouped(placed: Sequence[tuple[str, int]], names: RankNames) -> list[str]:
@@ -180,14 +179,14 @@ def _layout(placed: Sequence[tuple[str, int]], names: RankNames) -> str:
 
 
 def _ops(groups: Sequence[OpGroup], names: RankNames) -> Iterator[str]:
-    """Operators counted by pass and type, with the ranks that have them."""
+    """Operators counted by pass and type, with their ranks."""
     counts: Counter[tuple[str, str, str]] = Counter()
-    for each in groups:
-        for op_type, count in type_counts(each).items():
-            counts[each.pass_name, op_type, each.ranks] += count
-    found: dict[tuple[str, str], list[str]] = {}
+    for group in groups:
+        for op_type, count in type_counts(group).items():
+            counts[group.pass_name, op_type, group.ranks] += count
+    parts_of: dict[tuple[str, str], list[str]] = {}
     for (owner, op_type, ranks), count in sorted(counts.items()):
-        found.setdefault((owner, op_type), []).append(f"{count} on {names.of_ranges(ranks)}")
-    for (owner, op_type), parts in found.items():
-        told = ", ".join(parts) if len(parts) <= FEW_KINDS else f"{len(parts)} kinds of ranks #{short_digest(parts)}"
-        yield f"{owner}: {op_type}: {told}"
+        parts_of.setdefault((owner, op_type), []).append(f"{count} on {names.of_ranges(ranks)}")
+    for (owner, op_type), parts in parts_of.items():
+        summary = ", ".join(parts) if len(parts) <= FEW_KINDS else f"{len(parts)} kinds of ranks #{short_digest(parts)}"
+        yield f"{owner}: {op_type}: {summary}"

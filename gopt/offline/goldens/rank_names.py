@@ -1,4 +1,5 @@
-"""Names of sets of ranks in goldens: by role and number in it, so that another number of trainers renames no server."""
+"""Names of sets of ranks in goldens: by role and number in the role, so that another number of trainers renames no
+server."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from gopt.spmd.pass_records import rank_ranges
 
 
 class RankNames:
-    """Names of sets of ranks, given every rank with its role."""
+    """Names of sets of ranks, given every rank with a role."""
 
     def __init__(self, roles: Sequence[tuple[int, str]]) -> None:
         self._roles = dict(roles)
@@ -24,20 +25,20 @@ class RankNames:
             return "all ranks"
         if len(self._members) == 1:
             return _numbered("rank", ranks)
-        found: dict[str, list[int]] = {}
+        sets: dict[str, list[int]] = {}
         for rank in ranks:
             role = self._roles[rank]
-            found.setdefault(role, []).append(self._members[role][rank])
+            sets.setdefault(role, []).append(self._members[role][rank])
         return ", ".join(
             f"all {role}s" if 1 < len(numbers) == len(self._members[role]) else _numbered(role, numbers)
-            for role, numbers in found.items()
+            for role, numbers in sets.items()
         )
 
     def of_ranges(self, text: str) -> str:
         """The name of ``0-2,5``."""
         if text not in self._known:
             spans = [part.partition("-") for part in text.split(",")]
-            ranks = [rank for first, _, last in spans for rank in range(int(first), int(last or first) + 1)]
+            ranks = [rank for start, _, last in spans for rank in range(int(start), int(last or start) + 1)]
             self._known[text] = self.of(ranks)
         return self._known[text]
 

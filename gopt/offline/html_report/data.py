@@ -1,4 +1,4 @@
-"""Builds what the page shows from an output folder: its manifest, its report, and the files of one rank."""
+"""Builds the page's record from an output folder: the manifest, the report, and the files of one rank."""
 
 from __future__ import annotations
 
@@ -38,10 +38,8 @@ def report_page(
 ) -> ReportPage:
     """Return the record of the page of an output folder.
 
-    ``trace``: what ``gopt run --trace`` wrote; without it the timeline is that of the plan. ``verification``: what
-    ``gopt verify --json`` printed, or that record. Raises InputError for a folder or a file that is broken or of
-    something else.
-    """
+    ``trace``: a file of ``gopt run --trace``; without a trace the timeline is that of the plan. ``verification``:
+    output of ``gopt verify --json``, or the record. Raises InputError for a broken or foreign folder or file."""
     check_folder(folder)
     manifest, _ = read_manifest(folder)
     check_graphs(folder, manifest)
@@ -64,7 +62,7 @@ def report_page(
         },
         timeline=_timeline(folder, manifest, report, trace),
         roles=_role_counts(report),
-        passes=tuple(_pass(each) for each in report.pipeline),
+        passes=tuple(_pass(entry) for entry in report.pipeline),
         notes=report.notes,
         checks=report.checks,
         proof=None if verification is None else read_proof(verification, manifest.mesh.ranks),
@@ -79,7 +77,7 @@ def _roles(manifest: Manifest) -> dict[int, str]:
     """Rank -> ``trainer`` or ``server``; empty for ranks without such roles."""
     if manifest.parameter_server is None:
         return {}
-    return {each.rank: each.role for each in manifest.ranks}
+    return {rank.rank: rank.role for rank in manifest.ranks}
 
 
 def _heading(manifest: Manifest, report: Report) -> Heading:
@@ -101,32 +99,32 @@ def _heading(manifest: Manifest, report: Report) -> Heading:
 
 
 def _before_after(manifest: Manifest, report: Report, roles: Mapping[int, str]) -> SizeTable:
-    """The source against the rank that holds most; of a split, against the fullest trainer and the fullest server."""
+    """The source against the fullest rank; of a split, against the fullest trainer and the fullest server."""
     if report.before_after is not None:
         return _sizes(report.before_after)
     fullest = [
         (role, most)
-        for role in dict.fromkeys(roles.get(each.rank, "rank") for each in report.ranks)
-        if (most := rank_groups.fullest([each for each in report.ranks if roles.get(each.rank, "rank") == role]))
+        for role in dict.fromkeys(roles.get(rank.rank, "rank") for rank in report.ranks)
+        if (most := rank_groups.fullest([rank for rank in report.ranks if roles.get(rank.rank, "rank") == role]))
     ]
     whole = Counter[str]()
     for state in manifest.states:
         if state.kind in _KINDS and state.type.static:
             whole[_KINDS[state.kind]] += state.type.nbytes
     usages = [most for _, most in fullest]
-    calls = [sum(call.calls for call in each.communication) for each in usages]
+    calls = [sum(call.calls for call in usage.communication) for usage in usages]
     rows = (
-        SizeRow("parameters", "bytes", (whole["parameters"], *(each.nbytes.parameters for each in usages))),
+        SizeRow("parameters", "bytes", (whole["parameters"], *(usage.nbytes.parameters for usage in usages))),
         SizeRow("optimizer states", "bytes", _row(whole["optimizer_states"], usages, "optimizer_states")),
         SizeRow("gradients", "bytes", _row(None, usages, "gradients")),
         SizeRow("calls in a step", "count", (0, *calls)),
-        SizeRow("sent in a step", "bytes", (0, *(each.bytes_sent for each in usages))),
+        SizeRow("sent in a step", "bytes", (0, *(usage.bytes_sent for usage in usages))),
     )
     return SizeTable(("source", *(f"{role} {most.rank}" for role, most in fullest)), rows)
 
 
 def _row(whole: int | None, usages: Iterable[RankUsage], kind: str) -> tuple[int | None, ...]:
-    return (whole, *(each.nbytes.by_kind[kind] for each in usages))
+    return (whole, *(usage.nbytes.by_kind[kind] for usage in usages))
 
 
 def _sizes(sizes: BeforeAfter) -> SizeTable:
@@ -138,12 +136,12 @@ def _sizes(sizes: BeforeAfter) -> SizeTable:
 
 def _timeline(folder: Path, manifest: Manifest, report: Report, trace: Path | None) -> Timeline:
     roles = _roles(manifest)
-    first = [group.ranks.replace("-", ",").split(",")[0] for group in rank_groups.alike(report.ranks, roles)]
+    leaders = [group.ranks.replace("-", ",").split(",")[0] for group in rank_groups.alike(report.ranks, roles)]
     if trace is not None:
-        return trace_timeline(trace, manifest.total_ranks, [int(each) for each in first])
-    there = {each.rank for each in manifest.ranks}
-    rank = report.before_after.rank if report.before_after is not None else min(there, default=0)
-    return step_timeline(folder, manifest, report, rank if rank in there else min(there))
+        return trace_timeline(trace, manifest.total_ranks, [int(leader) for leader in leaders])
+    present = {rank.rank for rank in manifest.ranks}
+    rank = report.before_after.rank if report.before_after is not None else min(present, default=0)
+    return step_timeline(folder, manifest, report, rank if rank in present else min(present))
 
 
 def _role_counts(report: Report) -> tuple[RoleCounts, ...]:

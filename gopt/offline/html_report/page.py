@@ -1,4 +1,4 @@
-"""Puts a record into the template: one HTML file with its styles, scripts and data, which asks nothing of a network.
+"""Puts a record into the template: one HTML file with styles, scripts and data, without any network request.
 
 The content security policy allows the page's own scripts by their digests, and no request at all.
 """
@@ -44,17 +44,17 @@ def page_text(record: ReportPage) -> str:
 
 
 def data_block(record: ReportPage) -> str:
-    """The record as JSON that can stand in a script element whatever its names are: no ``<``, ``>`` or ``&`` in it."""
+    """The record as JSON for a script element, whatever its names: without ``<``, ``>`` or ``&``."""
     text = json.dumps(finite(record.to_json()), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.translate(_ESCAPES).encode("utf-8", "backslashreplace").decode()
 
 
 def finite(value: Any) -> Any:
-    """A document in which null stands for a number that is not finite."""
+    """A document with null for numbers that are not finite."""
     if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
+        return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
+        return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

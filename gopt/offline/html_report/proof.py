@@ -17,37 +17,38 @@ DOUBTS = 100
 
 
 def read_proof(verification: Path | Mapping[str, Any], ranks: int) -> Proof:
-    """The proof that a file or a document holds.
+    """The proof in a file or a document.
 
-    Raises InputError where the file holds none, or where the proof is of another number of ranks.
-    """
+    Raises InputError for a file without a proof, or a proof of another number of ranks."""
     if isinstance(verification, Path):
         document, name = documents.read_json(verification, documents.VERIFICATION), verification.name
     else:
         document, name = {"format": FORMAT, **verification}, "the verification"
-    found = from_document(VerificationRecord, document)
-    if found.ranks != ranks:
+    record = from_document(VerificationRecord, document)
+    if record.ranks != ranks:
         raise InputError(
-            f"{name} is of another folder: it is of {found.ranks} ranks, the folder has {ranks}",
+            f"{name} is of another folder: it is of {record.ranks} ranks, the folder has {ranks}",
             "verify this folder: gopt verify DIR --json > proof.json",
         )
     refuted = [
-        PageDoubt(each.parameter, f"{each.gradient} is not its gradient") for each in found.gradients if each.refuted
+        PageDoubt(gradient.parameter, f"{gradient.gradient} is not its gradient")
+        for gradient in record.gradients
+        if gradient.refuted
     ]
-    doubts = [*refuted, *(PageDoubt(each.name, each.why) for each in found.unconfirmed)]
+    doubts = [*refuted, *(PageDoubt(value.name, value.why) for value in record.unconfirmed)]
     return Proof(
-        outcome=found.outcome,
-        tolerance=found.tolerance,
-        steps=found.steps,
-        ranks=found.ranks,
-        compared=found.compared,
+        outcome=record.outcome,
+        tolerance=record.tolerance,
+        steps=record.steps,
+        ranks=record.ranks,
+        compared=record.compared,
         worst=tuple(
-            WorstError(variant, each.name, each.kind, each.rank, each.step, each.relative_error(found.tolerance))
-            for variant, each in found.worst.items()
+            WorstError(variant, value.name, value.kind, value.rank, value.step, value.relative_error(record.tolerance))
+            for variant, value in record.worst.items()
         ),
-        gradients=len(found.gradients),
-        confirmed=sum(each.holds for each in found.gradients),
+        gradients=len(record.gradients),
+        confirmed=sum(gradient.holds for gradient in record.gradients),
         unconfirmed=len(doubts),
         doubts=tuple(doubts[:DOUBTS]),
-        notes=found.notes if found.large_batch is None else (found.large_batch.line, *found.notes),
+        notes=record.notes if record.large_batch is None else (record.large_batch.line, *record.notes),
     )

@@ -1,4 +1,4 @@
-"""Ranks that are alike as one, and figures over all of them: what a page can show of 1,024 ranks."""
+"""Equal ranks as one, and figures over all ranks: the page's view of 1,024 ranks."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ BARS = 32
 
 
 def alike(usages: Sequence[RankUsage], roles: Mapping[int, str]) -> tuple[RankGroup, ...]:
-    """Ranks with the same role, bytes and calls, in the order of their first ranks."""
-    rows = [(each.rank, (roles.get(each.rank, ""), each.nbytes, each.communication)) for each in usages]
+    """Ranks with the same role, bytes and calls, in the order of first ranks."""
+    rows = [(usage.rank, (roles.get(usage.rank, ""), usage.nbytes, usage.communication)) for usage in usages]
     return tuple(
-        RankGroup(role, rank_ranges(ranks), len(ranks), held, sum(each.bytes_sent for each in calls), calls)
-        for ranks, (role, held, calls) in group_ranks(rows)
+        RankGroup(role, rank_ranges(ranks), len(ranks), nbytes, sum(call.bytes_sent for call in calls), calls)
+        for ranks, (role, nbytes, calls) in group_ranks(rows)
     )
 
 
 def bars(usages: Sequence[RankUsage], roles: Mapping[int, str]) -> tuple[Bar, ...]:
-    """A bar for ranks that hold the same; with more than ``BARS`` of these, a bar for the fullest of a block of
+    """A bar for ranks with equal bytes; with more than ``BARS`` of these, a bar for the fullest of a block of
     neighbouring ranks."""
-    found = group_ranks([(each.rank, (roles.get(each.rank, ""), each.nbytes)) for each in usages])
-    if len(found) <= BARS:
-        return tuple(Bar(_label(role, ranks), held) for ranks, (role, held) in found)
-    made = []
+    groups = group_ranks([(usage.rank, (roles.get(usage.rank, ""), usage.nbytes)) for usage in usages])
+    if len(groups) <= BARS:
+        return tuple(Bar(_label(role, ranks), nbytes) for ranks, (role, nbytes) in groups)
+    chart = []
     size = -(-len(usages) // BARS)
     for part in (usages[at : at + size] for at in range(0, len(usages), size)):
         most = max(part, key=_total)
-        label = _label(roles.get(most.rank, ""), [each.rank for each in part])
-        made.append(Bar(f"{label}, the fullest: {most.rank}", most.nbytes))
-    return tuple(made)
+        label = _label(roles.get(most.rank, ""), [usage.rank for usage in part])
+        chart.append(Bar(f"{label}, the fullest: {most.rank}", most.nbytes))
+    return tuple(chart)
 
 
 def _label(role: str, ranks: list[int]) -> str:
@@ -49,16 +49,16 @@ def _total(usage: RankUsage) -> int:
 
 
 def balance(usages: Sequence[RankUsage], roles: Mapping[int, str]) -> tuple[BalanceRow, ...]:
-    """For each role and kind of bytes, the smallest, the mean and the largest; what is sent is a kind as well."""
+    """For each role and kind of bytes, the smallest, the mean and the largest; sent bytes are a kind as well."""
     measures: dict[str, Callable[[RankUsage], int]] = {
-        "parameters": lambda each: each.nbytes.parameters,
-        "optimizer_states": lambda each: each.nbytes.optimizer_states,
-        "gradients": lambda each: each.nbytes.gradients,
-        "sent": lambda each: each.bytes_sent,
+        "parameters": lambda usage: usage.nbytes.parameters,
+        "optimizer_states": lambda usage: usage.nbytes.optimizer_states,
+        "gradients": lambda usage: usage.nbytes.gradients,
+        "sent": lambda usage: usage.bytes_sent,
     }
     rows = []
-    for role in dict.fromkeys(roles.get(each.rank, "") for each in usages):
-        mine = [each for each in usages if roles.get(each.rank, "") == role]
+    for role in dict.fromkeys(roles.get(usage.rank, "") for usage in usages):
+        mine = [usage for usage in usages if roles.get(usage.rank, "") == role]
         for kind, measure in measures.items():
             most = max(mine, key=measure)
             mean, largest = fmean(map(measure, mine)), measure(most)
@@ -68,20 +68,20 @@ def balance(usages: Sequence[RankUsage], roles: Mapping[int, str]) -> tuple[Bala
 
 
 def traffic(usages: Sequence[RankUsage]) -> tuple[GroupTraffic, ...]:
-    """The calls of each group by their operator."""
-    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    """The calls of each group by operator."""
+    rows_of: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for usage in usages:
         for call in usage.communication:
-            found.setdefault((call.group, call.op), []).append((call.calls, call.bytes_sent))
+            rows_of.setdefault((call.group, call.op), []).append((call.calls, call.bytes_sent))
     return tuple(
         GroupTraffic(
             group, op, len(rows), fmean(calls for calls, _ in rows), fmean(sent for _, sent in rows),
             max(sent for _, sent in rows),
         )
-        for (group, op), rows in found.items()
+        for (group, op), rows in rows_of.items()
     )  # fmt: skip
 
 
 def fullest(usages: Sequence[RankUsage]) -> RankUsage | None:
-    """The first rank that holds the most; None without ranks."""
+    """The first of the fullest ranks; None without ranks."""
     return max(usages, key=_total, default=None)

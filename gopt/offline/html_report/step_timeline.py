@@ -1,8 +1,7 @@
 """The step as a timeline of compute and calls, from the files of one rank.
 
-Nothing is timed: the axis counts operators in the order of the files. A call reaches from its place to the first node
-that computes with its result: that is the work that it can overlap with.
-"""
+Nothing is timed: the axis counts operators in the order of the files. A call reaches to the first node that computes
+with the result: the call can overlap with the work in between."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from gopt.spmd.traffic import GATHERS, uses_of_results
 
 SPANS = 4000
 """Spans of a timeline at most."""
-_PHASES = tuple(each.value for each in Phase)
+_PHASES = tuple(phase.value for phase in Phase)
 _UPDATES = ("shard", "refold-optimizers", "parameter-server")
 """Passes that write updates anew. What others add belongs to the phase that it stands in."""
 _COMPUTE = "compute"
@@ -34,7 +33,7 @@ _COMPUTE = "compute"
 
 def step_timeline(folder: Path, manifest: Manifest, report: Report, rank: int) -> Timeline:
     """The step of a rank; raises InputError where a file is missing or broken."""
-    entry = next(each for each in manifest.ranks if each.rank == rank)
+    entry = next(entry for entry in manifest.ranks if entry.rank == rank)
     phases = _phases(folder, report)
     spans: list[Span] = []
     lanes = _Lanes()
@@ -54,7 +53,7 @@ def step_timeline(folder: Path, manifest: Manifest, report: Report, rank: int) -
 
 
 def _file(folder: Path, entry: RankEntry, phase: str) -> Graph:
-    """The graph of a phase. Of a trainer or server that has another file, the one it has."""
+    """The graph of a phase. For a trainer or server with another file, this file."""
     name = entry.files.get(phase) or next(iter(entry.files.values()), None)
     if name is None or not (folder / Path(name).name).is_file():
         raise InputError(f"rank {entry.rank} has no file for the phase {phase}", "write the folder again")
@@ -62,36 +61,36 @@ def _file(folder: Path, entry: RankEntry, phase: str) -> Graph:
 
 
 def _phases(folder: Path, report: Report) -> Mapping[str, str]:
-    """First output of a node of the source, or label of a node that a pass added -> its phase."""
+    """First output of a node of the source, or label of an added node -> the phase."""
     path = folder / "source.onnx"
     if not path.is_file():
         raise InputError(f"{folder} has no {path.name}", "write the folder again with gopt shard")
     graph = load(path, own=True)
     training = load_stored_source(expand(graph), stored_roles(graph, path), path)
-    found = {node.first_output: node.phase.value for node in training.graph.nodes if node.phase is not None}
-    added = expand_ops(each for each in report.added_ops if each.pass_name in _UPDATES and each.role in _PHASES)
-    return {each.name: each.role for each in added} | found
+    phases = {node.first_output: node.phase.value for node in training.graph.nodes if node.phase is not None}
+    added = expand_ops(fact for fact in report.added_ops if fact.pass_name in _UPDATES and fact.role in _PHASES)
+    return {fact.name: fact.role for fact in added} | phases
 
 
 def _spans(graph: Graph, phases: Mapping[str, str], start: int, lanes: _Lanes, suffix: str) -> Iterator[Span]:
-    """The spans of one file, which stands at ``start``; ``lanes`` get those of the groups that it calls."""
+    """The spans of one file, from ``start`` on; ``lanes`` get the spans of called groups."""
     nodes = graph.nodes
-    first, _ = uses_of_results(nodes)
+    first_use, _ = uses_of_results(nodes)
     work = [0, *accumulate(int(heavy(node)) for node in nodes)]
     yield from _compute(nodes, phases, start, suffix)
-    for place, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         if node.domain != COMM:
             continue
-        end = max(min((first.get(name, len(nodes)) for name in node.outputs), default=len(nodes)), place + 1)
-        lane = lanes.free(_lane(node), start + place, start + end)
+        end = max(min((first_use.get(name, len(nodes)) for name in node.outputs), default=len(nodes)), index + 1)
+        lane = lanes.free(_lane(node), start + index, start + end)
         yield Span(
-            lane, node.op_type, node.label + suffix, start + place, start + end, _payload(graph, node),
-            work[end] > work[place + 1],
+            lane, node.op_type, node.label + suffix, start + index, start + end, _payload(graph, node),
+            work[end] > work[index + 1],
         )  # fmt: skip
 
 
 class _Lanes:
-    """The lanes of a timeline. Calls of a group that are open at once get lanes of their own, up to ``BESIDE``."""
+    """The lanes of a timeline. Calls of a group that are open at once get separate lanes, up to ``BESIDE``."""
 
     BESIDE = 4
 
@@ -101,9 +100,9 @@ class _Lanes:
         self._ends: dict[int, int] = {}
 
     def free(self, name: str, start: int, end: int) -> int:
-        """A lane of this name in which nothing stands at ``start``; the last one where all are taken."""
+        """A lane of this name that is free at ``start``; the last lane if all are taken."""
         mine = self._of.setdefault(name, [])
-        lane = next((each for each in mine if self._ends[each] <= start), None)
+        lane = next((number for number in mine if self._ends[number] <= start), None)
         if lane is None and len(mine) < self.BESIDE:
             lane = len(self.names)
             self.names.append(f"{name} ({len(mine) + 1})" if mine else name)
@@ -114,10 +113,12 @@ class _Lanes:
         return lane
 
     def in_groups(self, spans: Sequence[Span]) -> tuple[tuple[str, ...], tuple[Span, ...]]:
-        """The lanes of a group below one another, and the spans on them."""
+        """The lanes of a group below one another, and their spans."""
         order = [0, *(lane for lanes in self._of.values() for lane in lanes)]
-        place = {lane: number for number, lane in enumerate(order)}
-        return tuple(self.names[lane] for lane in order), tuple(replace(each, lane=place[each.lane]) for each in spans)
+        order_of = {lane: number for number, lane in enumerate(order)}
+        return tuple(self.names[lane] for lane in order), tuple(
+            replace(span, lane=order_of[span.lane]) for span in spans
+        )
 
 
 def _lane(node: Node) -> str:
@@ -130,17 +131,17 @@ def _lane(node: Node) -> str:
 
 
 def _compute(nodes: Sequence[Node], phases: Mapping[str, str], start: int, suffix: str) -> Iterator[Span]:
-    """Runs of nodes of one phase between calls. What a pass added belongs to the phase that it stands in."""
+    """Runs of nodes of one phase between calls. Added nodes belong to the phase around them."""
     begin, now, count, products = 0, "", 0, 0
-    for place, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         call = node.domain == COMM
         mine = now if call else phases.get(node.label if node.made_by else node.first_output, now)
         if count and (call or (now and mine != now)):
-            yield _run(now, count, products, start + begin, start + place, suffix)
+            yield _run(now, count, products, start + begin, start + index, suffix)
             count = products = 0
         now = mine
         if not call:
-            begin = begin if count else place
+            begin = begin if count else index
             count += 1
             products += heavy(node)
     if count:
@@ -153,9 +154,9 @@ def _run(phase: str, count: int, products: int, begin: int, end: int, suffix: st
 
 
 def _payload(graph: Graph, node: Node) -> int | None:
-    """Bytes of the tensors that a call moves, None where a size is not known."""
+    """Bytes of the tensors moved by a call, None for an unknown size."""
     names = node.outputs if node.op_type in GATHERS or node.op_type == "Pull" else node.inputs
     types = [graph.types.get(name) for name in names if name]
-    if not all(each is not None and each.static for each in types):
+    if not all(type is not None and type.static for type in types):
         return None
-    return sum(each.nbytes for each in types if each is not None)
+    return sum(type.nbytes for type in types if type is not None)

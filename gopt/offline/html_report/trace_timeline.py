@@ -1,4 +1,4 @@
-"""The step as a timeline of compute and calls, from what ``gopt run --trace`` measured."""
+"""The step as a timeline of compute and calls, measured by ``gopt run --trace``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIRST_CALL = re.compile(r"\w+ 0 over ")
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """One event; times in microseconds from the first one."""
+    """One event; times in microseconds from the first event."""
 
     rank: int
     lane: int
@@ -41,36 +41,36 @@ def trace_timeline(path: Path, total_ranks: int, wanted: Sequence[int]) -> Timel
     events = _events(from_document(TraceFile, documents.read_json(path, documents.TRACE)).events)
     if not events:
         raise InputError(f"{path} has no events", "write it with gopt run DIR --trace FILE")
-    there = {each.rank for each in events}
-    if max(there) >= total_ranks:
+    present = {event.rank for event in events}
+    if max(present) >= total_ranks:
         raise InputError(
-            f"{path} is of another folder: it has rank {max(there)}, the folder {total_ranks} ranks",
+            f"{path} is of another folder: it has rank {max(present)}, the folder {total_ranks} ranks",
             "write it with gopt run DIR --trace FILE",
         )
-    ranks = sorted(there) if len(there) <= RANKS else _drawn(there, wanted)
-    mine = [each for each in events if each.rank in ranks]
-    kept = mine[-SPANS:]
-    zero = min(each.begin for each in kept)
-    spans = tuple(_span(each, ranks, zero) for each in kept)
-    drawn = "every rank" if len(ranks) == len(there) else f"{len(ranks)} of {len(there)} ranks"
+    ranks = sorted(present) if len(present) <= RANKS else _drawn(present, wanted)
+    mine = [event for event in events if event.rank in ranks]
+    shown = mine[-SPANS:]
+    zero = min(event.begin for event in shown)
+    spans = tuple(_span(event, ranks, zero) for event in shown)
+    drawn = "every rank" if len(ranks) == len(present) else f"{len(ranks)} of {len(present)} ranks"
     note = f"measured by {path.name}, of {drawn}; a call's time includes the wait for other ranks."
     lanes = tuple(f"rank {rank} {lane}" for rank in ranks for lane in _LANES)
-    return Timeline("trace", "ms", note, lanes, spans, _focus(spans), len(mine) - len(kept))
+    return Timeline("trace", "ms", note, lanes, spans, _focus(spans), len(mine) - len(shown))
 
 
-def _drawn(there: set[int], wanted: Sequence[int]) -> list[int]:
+def _drawn(present: set[int], wanted: Sequence[int]) -> list[int]:
     """The wanted ranks, then the first others, as many as are drawn."""
-    chosen = dict.fromkeys([*(each for each in wanted if each in there), *sorted(there)])
+    chosen = dict.fromkeys([*(rank for rank in wanted if rank in present), *sorted(present)])
     return sorted(list(chosen)[:RANKS])
 
 
 def _events(rows: Sequence[TraceEvent]) -> list[_Event]:
-    found = [
-        _Event(each.pid, each.tid, each.name, each.ts, each.ts + each.dur)
-        for each in rows
-        if each.ph == "X" and each.ts is not None and each.dur is not None and each.tid in (0, 1)
+    events = [
+        _Event(row.pid, row.tid, row.name, row.ts, row.ts + row.dur)
+        for row in rows
+        if row.ph == "X" and row.ts is not None and row.dur is not None and row.tid in (0, 1)
     ]
-    return sorted(found, key=lambda each: each.begin)
+    return sorted(events, key=lambda event: event.begin)
 
 
 def _span(event: _Event, ranks: Sequence[int], zero: float) -> Span:
@@ -84,11 +84,11 @@ def _ms(microseconds: float) -> float:
 
 
 def _focus(spans: Sequence[Span]) -> tuple[float, float]:
-    """The last step: from the compute before its first call; all there is where no call tells of steps."""
-    end = max(each.end for each in spans)
-    firsts = [each for each in spans if each.lane == 1 and _FIRST_CALL.match(each.name)]
+    """The last step: from the compute before its first call; everything without calls."""
+    end = max(span.end for span in spans)
+    firsts = [span for span in spans if span.lane == 1 and _FIRST_CALL.match(span.name)]
     if not firsts:
         return 0, end
     start = firsts[-1].start
-    before = [each.start for each in spans if each.lane == 0 and each.end <= start]
+    before = [span.start for span in spans if span.lane == 0 and span.end <= start]
     return max(before, default=0), end

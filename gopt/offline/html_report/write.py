@@ -1,4 +1,4 @@
-"""Gives a page its place on disk: whole or not at all (``docs/disk.md``)."""
+"""Puts a page on disk: whole or not at all (``docs/disk.md``)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ _HINT = "choose another path with --html"
 
 
 def check_page(target: Path, *, force: bool) -> Path:
-    """The real path of a page; raises OptionError where it may not be written, RunError where it cannot.
+    """The real path of a page; raises OptionError where the page may not be written, RunError where it cannot.
 
-    ``force`` replaces a page that gopt wrote, and nothing else.
-    """
+    ``force`` replaces a page of gopt, and nothing else."""
     whole = resolve_output(target)
     check_not_inside(target, whole, _HINT)
     if not os.path.lexists(whole):
@@ -32,7 +31,7 @@ def check_page(target: Path, *, force: bool) -> Path:
 
 
 def write_page(record: ReportPage, target: Path, *, force: bool) -> int:
-    """Write the page of a record; returns its bytes. Raises as ``check_page``."""
+    """Write the page of a record; returns the page's bytes. Raises as ``check_page``."""
     whole, data = check_page(target, force=force), page_text(record).encode()
     try:
         make_folders(whole.parent)
@@ -51,7 +50,7 @@ def write_page(record: ReportPage, target: Path, *, force: bool) -> int:
 
 
 def _check_own(target: Path, path: Path) -> None:
-    """Raise OptionError unless this is a page that gopt wrote."""
+    """Raise OptionError unless this is a page of gopt."""
     if not is_regular_file(path):
         raise OptionError(f"{target} is not a file: --force does not replace it", _HINT)
     with path.open("rb") as file:

@@ -1,1 +1,1 @@
-"""From a training step to a model of its forward alone: what ``gopt merge --inference`` writes."""
+"""From a training step to a model of the forward alone, as ``gopt merge --inference`` writes."""

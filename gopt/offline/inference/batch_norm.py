@@ -1,8 +1,7 @@
-"""Running statistics in place of those of the batch: BatchNorm as it is evaluated.
+"""Running statistics in place of batch statistics: BatchNorm in evaluation.
 
-A running statistic S is updated as a S + b k V, a + b = 1, where V is the statistic of the batch that the forward reads
-and k = 1, or n / (n - 1) for an unbiased variance of n elements. The coefficients are measured on the graph itself.
-"""
+A running statistic S is updated as a S + b k V, a + b = 1, where V is the batch statistic read by the forward and k =
+1, or n / (n - 1) for an unbiased variance of n elements. The coefficients are measured on the graph itself."""
 
 from __future__ import annotations
 
@@ -26,12 +25,13 @@ _TOLERANCE = 1e-4
 
 
 def evaluated(subgraph: ForwardSubgraph, statistics: Iterable[tuple[str, str]]) -> list[Node]:
-    """Nodes that make, under their old names, what BatchNorm reads when it is evaluated.
+    """Nodes that make, under the old names, the values read by BatchNorm in evaluation.
 
-    ``statistics``: running statistics with their new values. Raises UnsupportedError for one whose batch statistic
-    stands in the forward in a way that is not understood.
-    """
-    found = [_as_evaluated(node) for node in subgraph.graph.nodes if id(node) in subgraph.nodes and _trains(node)]
+    ``statistics``: running statistics with new values. Raises UnsupportedError for a batch statistic in an unknown
+    position of the forward."""
+    replacements = [
+        _as_evaluated(node) for node in subgraph.graph.nodes if id(node) in subgraph.nodes and _trains(node)
+    ]
     for state, updated in statistics:
         producer = subgraph.index.producers.get(updated)
         if producer is None or _trains(producer):
@@ -39,8 +39,8 @@ def evaluated(subgraph: ForwardSubgraph, statistics: Iterable[tuple[str, str]]) 
         shared = _nearest_shared(subgraph, updated)
         batch = [name for name in shared if _over_batch(subgraph, name)]
         if batch or any(_elements(subgraph, name) == _elements(subgraph, state) for name in shared):
-            found.append(_replaced(subgraph, state, updated, shared))
-    return found
+            replacements.append(_replaced(subgraph, state, updated, shared))
+    return replacements
 
 
 def _trains(node: Node) -> bool:
@@ -53,7 +53,7 @@ def _as_evaluated(node: Node) -> Node:
 
 
 def _nearest_shared(subgraph: ForwardSubgraph, updated: str) -> list[str]:
-    """Values of the forward, computed from the batch, that a new statistic is computed from, nearest first."""
+    """Values of the forward, computed from the batch, on the way to a new statistic, nearest first."""
     index = subgraph.index
 
     def fed(name: str) -> bool:
@@ -63,21 +63,21 @@ def _nearest_shared(subgraph: ForwardSubgraph, updated: str) -> list[str]:
 
 
 def _over_batch(subgraph: ForwardSubgraph, name: str) -> bool:
-    """Return whether a value is a reduction over the first axis, but for its layout and scale."""
+    """Return whether a value is a reduction over the first axis, except for layout and scale."""
     producers = subgraph.index.producers
 
     def following(value: str) -> Iterable[str]:
         node = producers.get(value)
         if node is not None and node.op_type in _LAYOUT:
             return node.inputs[:1]
-        return (each for each in node.inputs if each in subgraph.fed) if node and node.op_type in _SCALE else ()
+        return (name for name in node.inputs if name in subgraph.fed) if node and node.op_type in _SCALE else ()
 
     nodes = (producers[value] for value in walk([name], following) if value in producers)
     return any(0 in _axes(subgraph, node) for node in nodes if node.op_type in _REDUCE)
 
 
 def _axes(subgraph: ForwardSubgraph, node: Node) -> list[int]:
-    """Axes that a node reduces, counted from the front."""
+    """Axes reduced by a node, counted from the front."""
     shape = subgraph.graph.type_of(node.inputs[0]).shape
     rank = 0 if shape is None else len(shape)
     axes = subgraph.constants.axes(node)
@@ -90,7 +90,7 @@ def _elements(subgraph: ForwardSubgraph, name: str) -> int:
 
 
 def _replaced(subgraph: ForwardSubgraph, state: str, updated: str, shared: list[str]) -> Node:
-    """The node that makes the batch statistic out of the running one; raises UnsupportedError."""
+    """The node from the running statistic to the batch statistic; raises UnsupportedError."""
     if len(shared) != 1 or _elements(subgraph, shared[0]) != _elements(subgraph, state):
         raise _unknown(state, f"it is updated from {', '.join(map(show, shared[:3]))}, not from one batch statistic")
     (value,) = shared
@@ -105,28 +105,30 @@ def _replaced(subgraph: ForwardSubgraph, state: str, updated: str, shared: list[
 
 
 def _measured(subgraph: ForwardSubgraph, state: str, updated: str, value: str) -> str:
-    """Why a statistic is not a moving average of a batch statistic; '' where it is one."""
+    """Why a statistic is not a moving average of a batch statistic, or ''."""
     kinds = {name: subgraph.graph.type_of(name) for name in (state, value)}
 
     def at(running: float, batch: float) -> float:
-        given = {
+        feeds = {
             state: np.full(kinds[state].dims, running, np.float32),
             value: np.full(kinds[value].dims, batch, np.float32),
         }
-        found = evaluate(subgraph, updated, given)
-        return float(found.reshape(-1)[0]) if np.ptp(found) < _TOLERANCE else float("nan")
+        array = evaluate(subgraph, updated, feeds)
+        return float(array.reshape(-1)[0]) if np.ptp(array) < _TOLERANCE else float("nan")
 
     if any(kind.dtype != "float32" for kind in kinds.values()):
         return "it is not float32"
     try:
-        base, kept, taken, both = at(0, 0), at(1, 0), at(0, 1), at(2, 3)
+        base, old_share, new_share, mixed = at(0, 0), at(1, 0), at(0, 1), at(2, 3)
     except MemoryError:
         raise
     except Exception as error:  # whatever the reference evaluator has no rule for
         return f"its update cannot be evaluated ({type(error).__name__})"
-    if not np.isclose(base, 0, atol=_TOLERANCE) or not np.isclose(both, 2 * kept + 3 * taken, rtol=_TOLERANCE):
+    if not np.isclose(base, 0, atol=_TOLERANCE) or not np.isclose(
+        mixed, 2 * old_share + 3 * new_share, rtol=_TOLERANCE
+    ):
         return "its update is not a weighted mean"
-    factor = taken / (1 - kept) if kept < 1 else float("nan")
+    factor = new_share / (1 - old_share) if old_share < 1 else float("nan")
     if np.isclose(factor, 1, rtol=_TOLERANCE):
         return ""
     count = factor / (factor - 1) if factor > 1 else float("nan")  # n, of k = n / (n - 1)
@@ -135,7 +137,7 @@ def _measured(subgraph: ForwardSubgraph, state: str, updated: str, value: str) -
 
 
 def _constant(subgraph: ForwardSubgraph, value: str, shape: tuple[int, ...]) -> str:
-    """The name of a new constant that holds a shape."""
+    """The name of a new shape constant."""
     name = f"{value}.shape"
     while name in subgraph.graph.types or name in subgraph.graph.initializers:
         name += "_"

@@ -1,8 +1,7 @@
-"""Dropout as it is evaluated: the identity.
+"""Dropout in evaluation: the identity.
 
 Written out, dropout is x times a mask times 1/p, where a comparison of uniform numbers with a constant makes the mask,
-and p is the share that it keeps. What a mask keeps is measured; where scale and share do not fit, it is not a dropout.
-"""
+and p is the kept share. The kept share is measured; where scale and share do not fit, the nodes are no dropout."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ _COMPARE = COMPARISONS | STEPWISE
 
 
 def as_identities(subgraph: ForwardSubgraph, draws: Iterable[str]) -> Iterator[Node]:
-    """Nodes that make, under its old name, what dropout makes when it is evaluated. ``draws``: values that may be
-    uniform random numbers, of inputs or of nodes; one that is used otherwise as well gives nothing."""
+    """Nodes that make, under the old names, dropout's values in evaluation. ``draws``: values that may be uniform
+    random numbers, of inputs or of nodes; a draw with another use as well gives nothing."""
     for node in subgraph.graph.nodes:
         if id(node) in subgraph.nodes and node.is_a("Dropout"):
             yield _identity(node.inputs[0], node.outputs[0])
@@ -30,9 +29,9 @@ def as_identities(subgraph: ForwardSubgraph, draws: Iterable[str]) -> Iterator[N
         ends = [
             (mask, reader) for mask in masks for reader in subgraph.readers(mask) if not masks >= set(reader.outputs)
         ]
-        found = [_scaled(subgraph, draw, mask, reader) for mask, reader in ends]
-        if found and None not in found:
-            yield from filter(None, found)
+        scaled = [_scaled(subgraph, draw, mask, reader) for mask, reader in ends]
+        if scaled and None not in scaled:
+            yield from filter(None, scaled)
 
 
 def _identity(value: str, output: str) -> Node:
@@ -51,55 +50,55 @@ def _steps(subgraph: ForwardSubgraph, node: Node, draw: str) -> bool:
 
 
 def _levels(subgraph: ForwardSubgraph, draw: str) -> Iterator[str]:
-    known, front = {draw}, [draw]
+    reached, front = {draw}, [draw]
     while front:
         name = front.pop()
         for node in subgraph.readers(name):
-            others = [each for each in node.inputs if each and each not in known]
+            operands = [name for name in node.inputs if name and name not in reached]
             name = node.outputs[0]
-            constant = all(subgraph.constants.number(each) is not None for each in others)
-            if len(node.outputs) == 1 and constant and name not in known:
-                known.add(name)
+            constant = all(subgraph.constants.number(operand) is not None for operand in operands)
+            if len(node.outputs) == 1 and constant and name not in reached:
+                reached.add(name)
                 front.append(name)
                 yield name
 
 
 def _rest(subgraph: ForwardSubgraph, node: Node, name: str) -> float | None:
-    """The constant scalar that a node of two inputs reads beside ``name``."""
-    others = [each for each in node.inputs if each != name]
-    return subgraph.constants.number(others[0]) if len(others) == 1 else None
+    """The constant scalar beside ``name`` among two operands of a node."""
+    operands = [operand for operand in node.inputs if operand != name]
+    return subgraph.constants.number(operands[0]) if len(operands) == 1 else None
 
 
 def _scaled(subgraph: ForwardSubgraph, draw: str, mask: str, reader: Node) -> Node | None:
-    """The node of an identity where a reader of the mask is dropout; None where it is not."""
-    kept, height = _measured(subgraph, draw, mask)
-    if not kept or len(reader.outputs) != 1:
+    """The node of an identity where a reader of the mask is dropout, or None."""
+    share, height = _measured(subgraph, draw, mask)
+    if not share or len(reader.outputs) != 1:
         return None
     if reader.op_type == "Mul":
-        (value,) = [each for each in reader.inputs if each != mask] or [""]
+        (value,) = [name for name in reader.inputs if name != mask] or [""]
     elif reader.op_type == "Where" and reader.inputs[0] == mask and subgraph.constants.number(reader.inputs[2]) == 0:
         value = reader.inputs[1]
     else:
         return None
     output = reader.outputs[0]
-    if _fits(kept * height):
+    if _fits(share * height):
         return _identity(value, output)
     before, after = subgraph.index.producers.get(value), subgraph.readers(output)
-    if before is not None and (scale := _scale(subgraph, before)) and _fits(kept * height * scale[1]):
+    if before is not None and (scale := _scale(subgraph, before)) and _fits(share * height * scale[1]):
         return _identity(scale[0], output)
     scale = _scale(subgraph, after[0]) if len(after) == 1 else None
-    if scale is not None and scale[0] == output and _fits(kept * height * scale[1]):
+    if scale is not None and scale[0] == output and _fits(share * height * scale[1]):
         return _identity(value, after[0].outputs[0])
     return None
 
 
 def _scale(subgraph: ForwardSubgraph, node: Node) -> tuple[str, float] | None:
-    """Return what a node multiplies by a constant, and that constant."""
+    """Return a node's factor beside a constant, and this constant."""
     if node.op_type == "Div" and (number := subgraph.constants.number(node.inputs[1])):
         return node.inputs[0], 1 / number
     if node.op_type == "Mul":
-        for value, other in (node.inputs, reversed(node.inputs)):
-            if (number := subgraph.constants.number(other)) is not None:
+        for value, factor in (node.inputs, reversed(node.inputs)):
+            if (number := subgraph.constants.number(factor)) is not None:
                 return value, number
     return None
 
@@ -109,7 +108,7 @@ def _fits(scale: float) -> bool:
 
 
 def _measured(subgraph: ForwardSubgraph, draw: str, mask: str) -> tuple[float, float]:
-    """The share of uniform numbers that a mask keeps, and its value there; 0 where it is not a mask."""
+    """The share of uniform numbers kept by a mask, and the value there; 0 for a value that is no mask."""
     numbers = ((np.arange(_SAMPLES) + 0.5) / _SAMPLES).astype(np.float32)
     try:
         values = np.asarray(evaluate(subgraph, mask, {draw: numbers}), np.float64)

@@ -1,4 +1,4 @@
-"""The part of a step that some values need, and its small pieces, evaluated."""
+"""The part of a step needed by some values, and small pieces, evaluated."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ OPEN = 3
 
 @dataclass(slots=True)
 class ForwardSubgraph:
-    """All nodes (by id) and values that the outputs of a forward need. ``fed``: what depends on an input that is no
-    state, or on a random node, by more than its size."""
+    """All nodes (by id) and values needed by the outputs of a forward. ``fed``: values that depend on more than the
+    size of an input that is no state, or of a random node."""
 
     index: GraphIndex
     nodes: set[int]
@@ -50,30 +50,29 @@ class ForwardSubgraph:
         return [node for node in self.index.users.get(name, ()) if id(node) in self.nodes]
 
 
-def evaluate(subgraph: ForwardSubgraph, target: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The value ``target`` from ``given`` ones; other inputs on the way are 3 (integers) or 0.1, open dimensions 3.
+def evaluate(subgraph: ForwardSubgraph, target: str, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The value ``target`` from ``values``; other inputs on the way are 3 (integers) or 0.1, open dimensions 3.
 
-    Raises whatever the reference evaluator raises of an operator that it does not know.
-    """
+    Raises as the reference evaluator for an unknown operator."""
     from onnx.reference import ReferenceEvaluator
 
-    graph, index, feeds = subgraph.graph, subgraph.index, dict(given)
+    graph, index, feeds = subgraph.graph, subgraph.index, dict(values)
     sized = {name for node in graph.nodes if node.is_in(SIZES) for name in node.inputs}
-    ends = given.keys() | sized
-    needed = set(walk([target], lambda name: () if name in ends else index.operands(name))) - given.keys()
+    ends = values.keys() | sized
+    needed = set(walk([target], lambda name: () if name in ends else index.operands(name))) - values.keys()
     for name in needed & (sized | (needed - index.producers.keys())):
         constant = index.constants.value(name)
         feeds[name] = _stand_in(graph.type_of(name)) if constant is None else constant
-    nodes = [each for each in graph.nodes if not (needed - feeds.keys()).isdisjoint(each.outputs)]
-    made = {name for node in nodes for name in node.outputs}
+    nodes = [node for node in graph.nodes if not (needed - feeds.keys()).isdisjoint(node.outputs)]
+    computed = {name for node in nodes for name in node.outputs}
     body = onnx.helper.make_graph(
-        [as_constant(name, value) for name, value in feeds.items() if name not in made]
+        [as_constant(name, value) for name, value in feeds.items() if name not in computed]
         + [node.to_proto() for node in nodes],
         "piece", [], [value_info(target, TensorType(graph.type_of(target).dtype, None))],
     )  # fmt: skip
     model = onnx.helper.make_model(body, opset_imports=list(graph.header.opset_import))
-    (found,) = ReferenceEvaluator(model).run([target], {})
-    return np.asarray(found)
+    (array,) = ReferenceEvaluator(model).run([target], {})
+    return np.asarray(array)
 
 
 def _stand_in(type: TensorType) -> np.ndarray:

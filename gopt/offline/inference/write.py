@@ -1,4 +1,4 @@
-"""Ranks, or a step, into one model of the forward alone."""
+"""Ranks, or a step, into a model of the forward alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gopt.offline.merge import save_model
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """Result of ``merge_inference``: what the model reads and computes, and what is another thing than in training."""
+    """Result of ``merge_inference``: the model's inputs and outputs, and the differences from training."""
 
     model: str
     data: str
@@ -39,18 +39,17 @@ class Inference:
 def merge_inference(
     path: str | os.PathLike[str], model: str | os.PathLike[str], *, outputs: Sequence[str] = (), force: bool = False
 ) -> Inference:
-    """Write the forward of a folder or checkpoint as a model for inference, with the values that its ranks hold; of a
-    step, with its own values.
+    """Write the forward of a folder or checkpoint as a model for inference, with the ranks' values; of a step, with the
+    step's values.
 
-    ``outputs``: values of the source; none: its outputs beside the loss and the states. Raises OptionError,
-    UnsupportedError and InputError as ``forward_only``; InputError, RunError as ``merge``.
-    """
+    ``outputs``: values of the source; none: the source's outputs beside the loss and the states. Raises OptionError,
+    UnsupportedError and InputError as ``forward_only``; InputError, RunError as ``merge``."""
     target = resolve_output(model)
     check_model(target, shown=Path(model), force=force)
-    found = forward_only(step_at(path).training, outputs, called=True)
-    graph = found.graph
+    forward = forward_only(step_at(path).training, outputs, called=True)
+    graph = forward.graph
     data = save_model(target, graph, Path(model), force=force)
     return Inference(
-        str(Path(model)), data, sum(each.nbytes for each in graph.initializers.values()),
-        tuple(graph.inputs), tuple(graph.outputs), found.dropped, found.running,
+        str(Path(model)), data, sum(initializer.nbytes for initializer in graph.initializers.values()),
+        tuple(graph.inputs), tuple(graph.outputs), forward.dropped, forward.running,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Describes a file or a folder by its content; ``registry`` lists the known kinds."""
+"""Describes a file or a folder by content; ``registry`` lists the known kinds."""
 
 from __future__ import annotations
 

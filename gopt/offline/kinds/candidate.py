@@ -1,4 +1,4 @@
-"""A path that may be anything: its first bytes, and its ONNX message where it has one, each read on demand."""
+"""A path of unknown kind: the first bytes, and an ONNX message if any, each read on demand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEAD = 4096
 
 
 class FileCandidate:
-    """``path`` and what can be read of it. Nothing goes by its name."""
+    """``path`` and its readable parts. The name does not count."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -28,13 +28,13 @@ class FileCandidate:
 
     @cached_property
     def size(self) -> int:
-        """Size of the file in bytes; raises InputError if it is missing or not a regular file."""
+        """Size of the file in bytes; raises InputError for a missing file or no regular file."""
         with naming(os.fspath(self.path)):
             return regular_size(os.fspath(self.path))
 
     @cached_property
     def head(self) -> bytes:
-        """The first bytes; none of a folder."""
+        """The first bytes; empty for a folder."""
         if self.is_folder or not self.size:
             return b""
         with self.path.open("rb") as file:

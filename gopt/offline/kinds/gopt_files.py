@@ -1,4 +1,4 @@
-"""Files that gopt writes besides ranks: manifests, reports, and checkpoints with their indices."""
+"""Files of gopt besides ranks: manifests, reports, and checkpoints with indices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ManifestInspection(HtmlTable):
 
 @dataclass(frozen=True, slots=True)
 class ReportInspection(HtmlTable):
-    """A report by itself: what was removed and added, by pass."""
+    """A report by itself: removed and added parts, by pass."""
 
     file: str
     source: str
@@ -61,8 +61,8 @@ class ReportInspection(HtmlTable):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInspection(HtmlTable):
-    """Checkpoints of a folder. ``steps``: the complete ones; the rest is of the newest. ``damaged``: its files that are
-    missing or have another size than the index says (digests are checked when it is read)."""
+    """Checkpoints of a folder. ``steps``: the complete ones; the rest is of the newest. ``damaged``: files that are
+    missing or have another size than in the index (digests are checked by readers)."""
 
     folder: str
     steps: tuple[int, ...]
@@ -79,7 +79,7 @@ class CheckpointInspection(HtmlTable):
 
 @dataclass(frozen=True, slots=True)
 class RecordInspection(HtmlTable):
-    """The record of a run without rounds. ``received``: trainer or server -> how many messages it received."""
+    """The record of a run without rounds. ``received``: trainer or server -> the number of received messages."""
 
     file: str
     trainers: int
@@ -95,14 +95,14 @@ class RecordInspection(HtmlTable):
 
 
 def stated_format(candidate: FileCandidate) -> str:
-    """The ``format`` that a JSON document states; '' for anything else."""
+    """The ``format`` stated by a JSON document; '' for anything else."""
     if not candidate.head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
         return ""
     try:
-        found = json.loads(documents.read_bytes(candidate.path, documents.MANIFEST.limit))
+        document = json.loads(documents.read_bytes(candidate.path, documents.MANIFEST.limit))
     except (ValueError, RecursionError, InputError):
         return ""
-    stated = found.get("format") if isinstance(found, dict) else None
+    stated = document.get("format") if isinstance(document, dict) else None
     return stated if isinstance(stated, str) else ""
 
 
@@ -126,34 +126,34 @@ def is_checkpoint(candidate: FileCandidate) -> bool:
 
 
 def inspect_manifest(candidate: FileCandidate) -> ManifestInspection:
-    """Describe a manifest; raises InputError if it is damaged."""
+    """Describe a manifest; raises InputError for a damaged file."""
     path = candidate.path
     manifest = from_document(Manifest, documents.read_json(path, documents.MANIFEST))
-    files = {name for rank in manifest.ranks for name in rank.files.values()}
+    files = {entry for rank in manifest.ranks for entry in rank.files.values()}
     present = sum((path.parent / name).is_file() for name in files)
     whole = present == len(files)
     return ManifestInspection(
         path.name, manifest.mesh.axes, manifest.mesh.ranks, Counter(rank.role for rank in manifest.ranks),
         ", ".join(manifest.losses), Counter(state.kind.value for state in manifest.states),
-        tuple(each.name for each in manifest.common.inputs if each.kind == "batch"), len(files), present,
+        tuple(name.name for name in manifest.common.inputs if name.kind == "batch"), len(files), present,
         f"gopt inspect {path.parent} shows the whole folder" if whole else "the files of its ranks are not beside it",
     )  # fmt: skip
 
 
 def inspect_report(candidate: FileCandidate) -> ReportInspection:
-    """Describe a report of a rewrite; raises InputError if it is damaged."""
+    """Describe a report of a rewrite; raises InputError for a damaged file."""
     report = from_document(Report, documents.read_json(candidate.path, documents.REPORT))
     return ReportInspection(
-        candidate.path.name, report.source.file, report.mesh.axes, tuple(each.name for each in report.pipeline),
+        candidate.path.name, report.source.file, report.mesh.axes, tuple(step.name for step in report.pipeline),
         total(report.removed_ops), total(report.added_ops), sum(check.count for check in report.checks),
         f"gopt inspect {candidate.path.parent} shows the whole folder",
     )  # fmt: skip
 
 
 def inspect_record(candidate: FileCandidate) -> RecordInspection:
-    """Describe the record of a run; raises InputError if it is damaged."""
+    """Describe the record of a run; raises InputError for a damaged file."""
     record = documents.read_json(candidate.path, documents.RECORD)
-    received = {name: len(given) for name, given in record["received"].items()}
+    received = {name: len(messages) for name, messages in record["received"].items()}
     trainers, steps, data = (record["job"][name] for name in ("trainers", "steps", "data"))
     return RecordInspection(
         candidate.path.name, trainers, max(len(received) - trainers, 0), steps, data["name"], received,
@@ -163,7 +163,7 @@ def inspect_record(candidate: FileCandidate) -> RecordInspection:
 
 
 def inspect_checkpoint(candidate: FileCandidate) -> CheckpointInspection:
-    """The complete steps of a checkpoint, and the newest of them; raises RunError where its index is damaged."""
+    """The complete steps of a checkpoint, and the newest; raises RunError for a damaged index."""
     folder = candidate.path if candidate.is_folder else candidate.path.parent
     steps = complete_steps(folder)
     newest = folder / step_dir(steps[-1]) if steps else folder

@@ -1,9 +1,7 @@
-"""A model without a training step: what it computes from what, its weights, and how to get a step of it.
+"""A model without a training step: the inputs and outputs, the weights, and the way to a step.
 
-Any valid ONNX file is described: with weights or without, with functions, with states that are carried from call to
-call, and with values that are no tensors. Only a file that looks like a step is refused, with the reason why its roles
-are open.
-"""
+Any valid ONNX file is described: with weights or without, with functions, with states carried from call to call, and
+with values that are no tensors. Only a file that looks like a step is refused, with the reason for open roles."""
 
 from __future__ import annotations
 
@@ -39,8 +37,8 @@ NO_STEP = "no output is a loss of values that other outputs replace"
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Stored values that are not inputs, Constant nodes among them: ``elements`` and ``bytes`` of all, ``dtypes``: how
-    many there are of each."""
+    """Stored values that are not inputs, with Constant nodes: ``elements`` and ``bytes`` of all, ``dtypes``: the number
+    of each."""
 
     tensors: int
     elements: int
@@ -50,8 +48,8 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class InferenceInspection(HtmlTable):
-    """A model that trains nothing. ``refusal``: why it is not a training step; ``next``: how to get one;
-    ``functions``: the model's own; ``carried``: states that a call hands to the next, each with its new value."""
+    """A model without training. ``refusal``: why the model is no training step; ``next``: the way to a step;
+    ``functions``: the model's own; ``carried``: states handed from call to call, with new values."""
 
     file: str
     sha256: str
@@ -74,7 +72,7 @@ class InferenceInspection(HtmlTable):
 
 
 def inspect_inference(path: Path, refusal: GoptError) -> InferenceInspection:
-    """Describe a model which ``refusal`` found not to be a training step.
+    """Describe a model that ``refusal`` found not to be a training step.
 
     Raises ``refusal`` for a damaged file, and for a graph with a loss and with outputs that look like new parameters.
     """
@@ -93,7 +91,7 @@ def inspect_inference(path: Path, refusal: GoptError) -> InferenceInspection:
         producer=f"{graph.header.producer_name} {graph.header.producer_version}".strip(),
         opsets={entry.domain or "ai.onnx": entry.version for entry in graph.header.opset_import},
         nodes=len(graph.nodes),
-        operators=dict(Counter(f"{each.domain}.{each.op_type}".lstrip(".") for each in graph.nodes).most_common()),
+        operators=dict(Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.nodes).most_common()),
         inputs=_named(graph, graph.inputs),
         outputs=_named(graph, graph.outputs),
         weights=Weights(
@@ -109,7 +107,7 @@ def inspect_inference(path: Path, refusal: GoptError) -> InferenceInspection:
 
 
 def how_to_train(path: Path, graph: Graph) -> str:
-    """How to turn a model without a training step into one; each dimension with a name gets a size."""
+    """The way from a model without a training step to a step; each named dimension gets a size."""
     fed = [graph.type_of(name) for name in graph.inputs if name not in graph.initializers]
     named = {str(dim) for type in fed for dim in type.shape or () if isinstance(dim, str) and dim}
     sizes = "".join(f" --dim {quote(f'{name}={SIZE}')}" for name in sorted(named))
@@ -126,7 +124,7 @@ def _written_out(path: Path, graph: Graph) -> Graph:
 
 
 def _carried(graph: Graph, refusal: GoptError) -> dict[str, str]:
-    """Output -> the input that it replaces; none where that is open. Raises ``refusal`` for what looks like a step."""
+    """Output -> the replaced input; empty if open. Raises ``refusal`` for a model that looks like a step."""
     pairs = None
     with suppress(UnsupportedError):
         pairs = carried_states(graph)
@@ -145,13 +143,13 @@ def _of_samples(graph: Graph, pairs: Mapping[str, str]) -> set[str]:
     context = start(graph, batch)
     sizes = {shape[0] for name in batch if (shape := graph.inputs[name].shape)}
     propagate(context, graph.nodes)
-    found = set()
+    names = set()
     for name, type in graph.outputs.items():
         mark = context.marks.get(name)
         unknown = mark is not None and mark.kind is Relation.UNKNOWN
         if (unknown and type.shape and type.shape[0] in sizes) or context.samples(name) is not None:
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def _named(graph: Graph, values: Mapping[str, Any]) -> tuple[NamedValue, ...]:

@@ -1,4 +1,4 @@
-"""A folder of ONNX Runtime's training artifacts: which of its files is what, and whether they fit each other."""
+"""A folder of ONNX Runtime's training artifacts: the role of each file, and whether files fit each other."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ NEXT = "gopt shard takes the folder as a model; gopt import FOLDER -o STEP write
 
 @dataclass(frozen=True, slots=True)
 class OrtArtifactsInspection(HtmlTable):
-    """The parts of a folder, None for a missing one; ``others``: its other models, such as ``eval_model.onnx``.
+    """The parts of a folder, None for a missing part; ``others``: further models, such as ``eval_model.onnx``.
 
-    ``notes``: what does not fit, such as parameters without values. ``step``: the training step that they make; None
-    where they make none, and ``refusal`` says why.
-    """
+    ``notes``: misfits, such as parameters without values. ``step``: the resulting training step; without a step None,
+    and ``refusal`` says why."""
 
     folder: str
     training: OrtTrainingInspection | None
@@ -54,23 +53,23 @@ class OrtArtifactsInspection(HtmlTable):
 
 
 def is_ort_artifacts(candidate: FileCandidate) -> bool:
-    """Return whether a folder has one of the two graphs, whatever its name."""
-    return candidate.is_folder and any(is_ort_training(each) or is_ort_optimizer(each) for each in _files(candidate))
+    """Return whether a folder has one of the two graphs, under any name."""
+    return candidate.is_folder and any(is_ort_training(file) or is_ort_optimizer(file) for file in _files(candidate))
 
 
 def inspect_ort_artifacts(candidate: FileCandidate) -> OrtArtifactsInspection:
     """Describe the files of a folder; raises InputError for a damaged checkpoint."""
     files = list(_files(candidate))
-    training = next((inspect_ort_training(each) for each in files if is_ort_training(each)), None)
-    optimizer = next((inspect_ort_optimizer(each) for each in files if is_ort_optimizer(each)), None)
-    checkpoint = next((inspect_ort_checkpoint(each) for each in files if is_ort_checkpoint(each)), None)
+    training = next((inspect_ort_training(file) for file in files if is_ort_training(file)), None)
+    optimizer = next((inspect_ort_optimizer(file) for file in files if is_ort_optimizer(file)), None)
+    checkpoint = next((inspect_ort_checkpoint(file) for file in files if is_ort_checkpoint(file)), None)
     named = {part.file for part in (training, optimizer, checkpoint) if part is not None}
-    others = tuple(each.path.name for each in files if each.model is not None and each.path.name not in named)
+    unused = tuple(file.path.name for file in files if file.model is not None and file.path.name not in named)
     notes = tuple(_notes(training, optimizer, checkpoint))
     return OrtArtifactsInspection(
         candidate.path.name,
         training and replace(training, next=""), optimizer and replace(optimizer, next=""),
-        checkpoint and replace(checkpoint, next=""), others, notes,
+        checkpoint and replace(checkpoint, next=""), unused, notes,
     )  # fmt: skip
 
 
@@ -90,14 +89,18 @@ def _notes(
         yield f"no {' and no '.join(lacking)} here"
     if training is None or checkpoint is None:
         return
-    held = {each.name: each for each in checkpoint.trainable}
-    missing = [each.name for each in training.parameters if each.name not in held]
+    values = {value.name: value for value in checkpoint.trainable}
+    missing = [parameter.name for parameter in training.parameters if parameter.name not in values]
     if missing:
         yield f"{len(missing)} parameters have no value in the checkpoint, {missing[0]} first"
-    wrong = [each.name for each in training.parameters if each.name in held and held[each.name].shape != each.shape]
+    wrong = [
+        parameter.name
+        for parameter in training.parameters
+        if parameter.name in values and values[parameter.name].shape != parameter.shape
+    ]
     if wrong:
         yield f"{len(wrong)} parameters have another shape in the checkpoint, {wrong[0]} first"
-    surplus = held.keys() - {each.name for each in training.parameters}
+    surplus = values.keys() - {parameter.name for parameter in training.parameters}
     if surplus:
         yield f"{len(surplus)} trainable values of the checkpoint have no gradient in the graph, {min(surplus)} first"
     states = sum(group.parameters for group in checkpoint.groups)

@@ -1,4 +1,4 @@
-"""Describes a training checkpoint of ONNX Runtime: its tensors and properties, without values."""
+"""Describes a training checkpoint of ONNX Runtime: tensors and properties, without values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEXT = "it holds values for the training_model.onnx beside it: gopt inspect FOLD
 
 @dataclass(frozen=True, slots=True)
 class OrtGroup:
-    """Parameters of one optimizer. ``states``: how many tensors each has, ``bytes`` of them all."""
+    """Parameters of one optimizer. ``states``: the number of tensors of each, ``bytes`` of all."""
 
     name: str
     step: int
@@ -30,8 +30,7 @@ class OrtGroup:
 class OrtCheckpointInspection(HtmlTable):
     """A checkpoint.
 
-    ``nominal``: it names tensors without values; ``external``: the values are in a file beside it.
-    """
+    ``nominal``: names of tensors without values; ``external``: the values are in a file beside the checkpoint."""
 
     file: str
     file_bytes: int
@@ -54,17 +53,17 @@ def is_ort_checkpoint(candidate: FileCandidate) -> bool:
 
 def inspect_ort_checkpoint(candidate: FileCandidate) -> OrtCheckpointInspection:
     """Describe a checkpoint; raises InputError for a damaged one."""
-    held = read_checkpoint(candidate.path)
+    checkpoint = read_checkpoint(candidate.path)
     return OrtCheckpointInspection(
         file=candidate.path.name,
         file_bytes=candidate.size,
-        version=held.version,
-        trainable=tuple(map(_named, held.trainable)),
-        frozen=tuple(map(_named, held.frozen)),
-        groups=tuple(map(_group, held.groups)),
-        properties=held.properties,
-        nominal=held.nominal,
-        external=held.external,
+        version=checkpoint.version,
+        trainable=tuple(map(_named, checkpoint.trainable)),
+        frozen=tuple(map(_named, checkpoint.frozen)),
+        groups=tuple(map(_group, checkpoint.groups)),
+        properties=checkpoint.properties,
+        nominal=checkpoint.nominal,
+        external=checkpoint.external,
     )
 
 
@@ -73,8 +72,8 @@ def _named(stored: Stored) -> NamedValue:
 
 
 def _group(group: OptimizerGroup) -> OrtGroup:
-    states = [each.states for each in group.parameters]
+    states = [parameter.states for parameter in group.parameters]
     return OrtGroup(
         group.name, group.step, group.learning_rate, len(states), max(map(len, states), default=0),
-        sum(tensor.nbytes for each in states for tensor in each),
+        sum(tensor.nbytes for state in states for tensor in state),
     )  # fmt: skip

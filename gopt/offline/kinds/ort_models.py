@@ -1,8 +1,7 @@
 """The two graphs of ONNX Runtime's training artifacts: gradients into accumulators, and one optimizer for all.
 
 Facts of the form: parameters are inputs without values, ``InPlaceAccumulatorV2`` adds a gradient to a buffer that is an
-input too, and the optimizer graph takes sequences of tensors, in the order of the parameters, by no name.
-"""
+input too, and the optimizer graph takes sequences of tensors, in the order of the parameters, by no name."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ NEXT = "it is one part of training artifacts: gopt shard takes the folder, with 
 
 @dataclass(frozen=True, slots=True)
 class OrtTrainingInspection(HtmlTable):
-    """The training graph of artifacts. ``parameters``: those that are trained; ``inputs``: the batch and what is
-    frozen, which only the checkpoint tells apart."""
+    """The training graph of artifacts. ``parameters``: the trained ones; ``inputs``: the batch and frozen parameters,
+    which only the checkpoint tells apart."""
 
     file: str
     file_bytes: int
@@ -48,7 +47,7 @@ class OrtTrainingInspection(HtmlTable):
 
 @dataclass(frozen=True, slots=True)
 class OrtOptimizerInspection(HtmlTable):
-    """The optimizer graph of artifacts; ``max_norm`` of a clip of all gradients, None if there is no such clip."""
+    """The optimizer graph of artifacts; ``max_norm`` of a clip of all gradients, None without a clip."""
 
     file: str
     file_bytes: int
@@ -67,7 +66,7 @@ def is_ort_training(candidate: FileCandidate) -> bool:
 
 
 def is_ort_optimizer(candidate: FileCandidate) -> bool:
-    """Return whether a model has an optimizer that takes sequences; one that takes tensors is part of a step."""
+    """Return whether a model has an optimizer on sequences; an optimizer on tensors is part of a step."""
     return candidate.model is not None and is_optimizer(candidate.model)
 
 
@@ -80,7 +79,7 @@ def inspect_ort_training(candidate: FileCandidate) -> OrtTrainingInspection:
     types = {value.name: _named(value) for value in body.input}
     apart = {name for node in adds for name in (node.input[0], *node.input[2:])}
     trained = dict.fromkeys(node.input[1].removesuffix("_grad") for node in adds if len(node.input) > 1)
-    known = [types[name] for name in trained if name in types]
+    values = [types[name] for name in trained if name in types]
     backward = sum(node.doc_string == BACKWARD for node in body.node)
     return OrtTrainingInspection(
         file=candidate.path.name,
@@ -90,13 +89,13 @@ def inspect_ort_training(candidate: FileCandidate) -> OrtTrainingInspection:
         backward=backward,
         accumulators=len(adds),
         operators=dict(Counter(_label(node) for node in body.node).most_common()),
-        parameters=tuple(known),
+        parameters=tuple(values),
         inputs=tuple(value for name, value in types.items() if name not in trained and name not in apart),
     )
 
 
 def inspect_ort_optimizer(candidate: FileCandidate) -> OrtOptimizerInspection:
-    """Describe an optimizer graph: its optimizer and constants."""
+    """Describe an optimizer graph: the optimizer and the constants."""
     model = candidate.model
     assert model is not None
     node = next(of_type(model, *OPTIMIZERS))
@@ -114,15 +113,19 @@ def _label(node: NodeProto) -> str:
 
 def _numbers(node: NodeProto) -> dict[str, float]:
     kinds = {onnx.AttributeProto.FLOAT: "f", onnx.AttributeProto.INT: "i"}
-    return {each.name: float(getattr(each, kinds[each.type])) for each in node.attribute if each.type in kinds}
+    return {
+        attribute.name: float(getattr(attribute, kinds[attribute.type]))
+        for attribute in node.attribute
+        if attribute.type in kinds
+    }
 
 
 def _named(value: ValueInfoProto) -> NamedValue:
     tensor = value.type.tensor_type
-    known = tensor.elem_type in onnx.TensorProto.DataType.values() and tensor.elem_type
-    dtype = dtype_name(tensor.elem_type) if known else "undefined"
+    supported = tensor.elem_type in onnx.TensorProto.DataType.values() and tensor.elem_type
+    dtype = dtype_name(tensor.elem_type) if supported else "undefined"
     if not tensor.HasField("shape"):
         return NamedValue(value.name, dtype, None, 0)
     shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
     kind = TensorType(dtype, shape)
-    return NamedValue(value.name, dtype, shape, kind.nbytes if kind.static and known else 0)
+    return NamedValue(value.name, dtype, shape, kind.nbytes if kind.static and supported else 0)

@@ -1,4 +1,4 @@
-"""One rank's file of an output folder, by itself: its calls, the states it carries, and its operators."""
+"""One rank's file of an output folder, by itself: calls, states, and operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANK, MESH, FORMAT = "gopt.rank", "gopt.mesh", "gopt.format"
 
 @dataclass(frozen=True, slots=True)
 class RankFileInspection(HtmlTable):
-    """A rank's file. ``calls``: how many of each collective over each group; ``made_by``: pass -> nodes that it made;
+    """A rank's file. ``calls``: the number of each collective over each group; ``made_by``: pass -> its nodes;
     ``stored``: inputs with an initial value, in bytes."""
 
     file: str

@@ -1,4 +1,4 @@
-"""The kinds of files and folders that gopt knows by their content, and how each is described."""
+"""The kinds of files and folders known to gopt by content, and the description of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Description(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """One kind: ``name`` in words, how it is recognised (never by a file's name), and what describes it."""
+    """One kind: ``name`` in words, the test (never by a file's name), and the description."""
 
     name: str
     recognise: Callable[[FileCandidate], bool]
@@ -36,16 +36,18 @@ class FileKind:
 
 
 def _role(candidate: FileCandidate) -> Description:
-    found = inspect_role(candidate.path)
-    if found is None:
+    role = inspect_role(candidate.path)
+    if role is None:
         raise InputError(f"{candidate.path}: its metadata name no role", "write the folder again with gopt split")
-    return found
+    return role
 
 
 KINDS = (
     FileKind("checkpoint of gopt", gopt_files.is_checkpoint, gopt_files.inspect_checkpoint),
     FileKind("training artifacts of ONNX Runtime", is_ort_artifacts, inspect_ort_artifacts),
-    FileKind("output folder of gopt", lambda candidate: candidate.is_folder, lambda each: inspect_folder(each.path)),
+    FileKind(
+        "output folder of gopt", lambda candidate: candidate.is_folder, lambda candidate: inspect_folder(candidate.path)
+    ),
     FileKind("manifest of gopt", gopt_files.is_manifest, gopt_files.inspect_manifest),
     FileKind("report of gopt", gopt_files.is_report, gopt_files.inspect_report),
     FileKind("record of a run", gopt_files.is_record, gopt_files.inspect_record),
@@ -63,19 +65,19 @@ only the analysis of the graph can tell: see ``gopt.cli.inspect``."""
 
 
 def kind_of(candidate: FileCandidate) -> FileKind | None:
-    """The kind of a path; None for other models, and for what is no model. Raises InputError where there is no file."""
+    """The kind of a path; None for other models, and for files that are no model. Raises InputError where there is no
+    file."""
     return next((kind for kind in KINDS if kind.recognise(candidate)), None)
 
 
 def inspect_path(path: str | os.PathLike[str]) -> Description | None:
-    """Return the description of a path; None if it may be a step or an inference model.
+    """Return the description of a path; None for a possible step or inference model.
 
-    Raises InputError for damaged files, and for files of other tools, with what they look like.
-    """
+    Raises InputError for damaged files, and for files of other tools, with the guessed tool."""
     candidate = FileCandidate(path)
     kind = kind_of(candidate)
     if kind is not None:
         return kind.inspect(candidate)
-    if candidate.model is None and (other := looks_like(candidate)) is not None:
-        raise other
+    if candidate.model is None and (error := looks_like(candidate)) is not None:
+        raise error
     return None

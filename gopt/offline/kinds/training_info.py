@@ -1,4 +1,4 @@
-"""A model with ``training_info``: ONNX's own form of a step, which lists an algorithm beside the inference graph."""
+"""A model with ``training_info``: ONNX's own form of a step, with an algorithm beside the inference graph."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ REFUSED = "correct what is refused, or write the step as one plain graph: new st
 
 @dataclass(frozen=True, slots=True)
 class TrainingStepEntry:
-    """One entry. ``updates``: initializer -> the value that replaces it; ``initialized``: initializers that its
-    initialization sets; ``differentiates``: values that a Gradient operator takes derivatives by."""
+    """One entry. ``updates``: initializer -> the new value; ``initialized``: initializers set by the initialization;
+    ``differentiates``: values by which a Gradient operator takes derivatives."""
 
     nodes: int
     operators: Mapping[str, int]
@@ -31,8 +31,8 @@ class TrainingStepEntry:
 
 @dataclass(frozen=True, slots=True)
 class TrainingInfoInspection(HtmlTable):
-    """An inference graph of ``nodes`` nodes with training steps beside it. ``refusal``: why gopt does not shard it, or
-    ''; ``parameters``, ``loss``: what the step trains, where it does."""
+    """An inference graph of ``nodes`` nodes with training steps beside it. ``refusal``: why gopt does not shard the
+    model, or ''; ``parameters``, ``loss``: of the step, if trainable."""
 
     file: str
     file_bytes: int

@@ -1,4 +1,4 @@
-"""Guesses the format of a file of no kind that gopt inspects."""
+"""Guesses the format of a file of a kind unknown to gopt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gopt.offline.kinds.candidate import FileCandidate
 
 @dataclass(frozen=True, slots=True)
 class FileSignature:
-    """Files that have ``magic`` at byte ``offset``: their format, and how to get something gopt reads."""
+    """Files with ``magic`` at byte ``offset``: the format, and the way to a file for gopt."""
 
     magic: bytes
     offset: int
@@ -43,7 +43,7 @@ SIGNATURES = (
 
 
 def looks_like(candidate: FileCandidate) -> InputError | None:
-    """Return the error for a file of another kind; None if the format cannot be guessed."""
+    """Return the error for a file of another kind; None for an unknown format."""
     head = candidate.head
     for signature in SIGNATURES:
         if head[signature.offset : signature.offset + len(signature.magic)] == signature.magic:

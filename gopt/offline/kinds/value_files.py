@@ -24,8 +24,8 @@ NEXT = "it holds only values: gopt shard MODEL --state FILE gives them to a step
 
 @dataclass(frozen=True, slots=True)
 class ValuesInspection(HtmlTable):
-    """Named tensors. ``kind``: ``safetensors`` or ``npz``; ``dtypes``: how many there are of each; ``metadata``: what
-    a safetensors file says of itself."""
+    """Named tensors. ``kind``: ``safetensors`` or ``npz``; ``dtypes``: the number of each; ``metadata``: of a
+    safetensors file."""
 
     file: str
     kind: str
@@ -41,7 +41,7 @@ class ValuesInspection(HtmlTable):
 
 
 def is_safetensors(candidate: FileCandidate) -> bool:
-    """Return whether a file begins with the length of a JSON header that fits into it."""
+    """Return whether a file begins with the length of a JSON header that fits into the file."""
     head = candidate.head
     return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= candidate.size - 8
 
@@ -59,19 +59,19 @@ def is_npz(candidate: FileCandidate) -> bool:
 
 
 def inspect_safetensors(candidate: FileCandidate) -> ValuesInspection:
-    """The tensors of a file; raises InputError for a damaged one."""
+    """The tensors of a file; raises InputError for a damaged file."""
     with naming(str(candidate.path)):
-        found = read_safetensors(str(candidate.path), candidate.size)
+        safetensors = read_safetensors(str(candidate.path), candidate.size)
     with candidate.path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = documents.parse_json(file.read(length), documents.HEADER, "its header")
-    said = header.get("__metadata__")
-    metadata = {str(key): str(value) for key, value in said.items()} if isinstance(said, dict) else {}
-    return _values(candidate, "safetensors", {name: tensor.type for name, tensor in found.items()}, metadata)
+    entries = header.get("__metadata__")
+    metadata = {str(key): str(value) for key, value in entries.items()} if isinstance(entries, dict) else {}
+    return _values(candidate, "safetensors", {name: tensor.type for name, tensor in safetensors.items()}, metadata)
 
 
 def inspect_npz(candidate: FileCandidate) -> ValuesInspection:
-    """The arrays of an archive by their headers; raises InputError for a damaged one."""
+    """The arrays of an archive by headers; raises InputError for a damaged file."""
     types = {}
     try:
         with zipfile.ZipFile(candidate.path) as archive:
@@ -92,10 +92,10 @@ def _values(
     candidate: FileCandidate, kind: str, types: Mapping[str, TensorType], metadata: Mapping[str, str]
 ) -> ValuesInspection:
     tensors = tuple(NamedValue(name, type.dtype, type.shape, _nbytes(type)) for name, type in types.items())
-    dtypes = Counter(each.dtype for each in tensors)
+    dtypes = Counter(tensor.dtype for tensor in tensors)
     return ValuesInspection(
         candidate.path.name, kind, candidate.size, tensors, dict(dtypes.most_common()),
-        sum(each.bytes for each in tensors), metadata,
+        sum(tensor.bytes for tensor in tensors), metadata,
     )  # fmt: skip
 
 

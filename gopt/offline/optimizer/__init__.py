@@ -1,6 +1,6 @@
-"""Identifies the optimizer that updates a parameter, its constants, and the controls around it.
+"""Identifies the optimizer of a parameter, the constants, and the controls around the rule.
 
-A formula is found by running the update on numbers, and believed only where it reproduces them. In the order in which
+A formula is found by running the update on numbers, and believed only if it reproduces them. In the order in which
 ``recogniser`` uses them:
 
 - ``probe`` runs the small values of the update, and one parameter's, by the operators' kernels;

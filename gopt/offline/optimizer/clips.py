@@ -1,4 +1,4 @@
-"""Clips of gradients: of each element, of each parameter's norm, of the norm of them all."""
+"""Clips of gradients: of each element, of each parameter's norm, of the global norm."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ class Clip:
     """A bound on gradients.
 
     ``kind``: ``global norm``, ``norm of each parameter`` or ``value`` (each element). ``bound`` is the largest norm, or
-    the largest magnitude of an element; None where it is not the same throughout, or no constant. ``norm_type``: ``2``,
-    ``1``, ``inf``, '' where it could not be told. ``norm`` and ``coefficient`` are values of the graph, '' where there
-    is none or, for clips of each parameter, the first one's. ``gradients`` of ``of`` are clipped.
-    """
+    the largest magnitude of an element; None for bounds that vary or are no constant. ``norm_type``: ``2``, ``1``,
+    ``inf``, '' if unknown. ``norm`` and ``coefficient`` are values of the graph, '' if absent or, for clips of each
+    parameter, of the first parameter. ``gradients`` of ``of`` are clipped."""
 
     kind: str
     bound: float | None
@@ -41,46 +40,49 @@ class Clip:
 def find_clips(paths: GradientPaths, parameters: Sequence[str]) -> tuple[Clip, ...]:
     """The clips on the paths of these parameters' gradients."""
     ways = [paths.path(name) for name in parameters]
-    found, norms = list[Clip](), _Norms(paths.probe)
+    clips, norms = list[Clip](), _Norms(paths.probe)
     bounds = [
         tidy(path.high) if path.high is not None and path.low == -path.high else None
         for path in ways if path.low is not None or path.high is not None
     ]  # fmt: skip
     if bounds:
-        found.append(Clip("value", _common(bounds, None), "", "", "", len(bounds), len(ways)))
+        clips.append(Clip("value", _common(bounds, None), "", "", "", len(bounds), len(ways)))
     ways_of: dict[tuple[str, ...], list[GradientPath]] = {}
     for path in ways:
         ways_of.setdefault(tuple(dict.fromkeys(path.factors)), []).append(path)
-    shared, own = dict[tuple[int, float | None, str], Clip](), list[Clip]()
+    shared, separate = dict[tuple[int, float | None, str], Clip](), list[Clip]()
     for factors, members in ways_of.items():
         clip, owners = norms.clip(members[0], len(ways)) if factors else (None, 0)
         if clip is not None and (clip.gradients > 1 or len(members) > 1 or len(ways) == 1):
             shared.setdefault((owners, clip.bound, clip.norm_type), clip)
         elif clip is not None:
-            own.append(replace(clip, kind="norm of each parameter"))
-    if own:
-        bound, kind = _common([clip.bound for clip in own], None), _common([clip.norm_type for clip in own], "")
-        own[0] = replace(own[0], bound=bound, norm_type=kind, gradients=len(own))
-    return (*found, *shared.values(), *own[:1])
+            separate.append(replace(clip, kind="norm of each parameter"))
+    if separate:
+        bound, kind = (
+            _common([clip.bound for clip in separate], None),
+            _common([clip.norm_type for clip in separate], ""),
+        )
+        separate[0] = replace(separate[0], bound=bound, norm_type=kind, gradients=len(separate))
+    return (*clips, *shared.values(), *separate[:1])
 
 
 def _common(values: Sequence[T], default: T) -> T:
-    """The one value that all are."""
+    """The common value of all."""
     return values[0] if all(value == values[0] for value in values) else default
 
 
 class _Norms:
-    """Finds what gradients are clipped by: they are scaled by constant / norm once they are large."""
+    """Finds the norms that clip gradients: large gradients are scaled by constant / norm."""
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
         trials = [spread(probe.inputs, seed) for seed in range(_TRIALS)]
-        self._inactive = [Scalars(probe, given) for given in trials]
-        self._active = [Scalars(probe, given, large) for large in _LARGE for given in trials]
+        self._inactive = [Scalars(probe, trial) for trial in trials]
+        self._active = [Scalars(probe, trial, large) for large in _LARGE for trial in trials]
         self._bits: dict[str, int] = {}
 
     def clip(self, path: GradientPath, count: int) -> tuple[Clip | None, int]:
-        """The clip of a norm from which the factors of a path are computed, and a bit for each gradient in the norm."""
+        """The clip of the norm behind a path's factors, and a bit for each gradient in the norm."""
         gains = self._gains(path)
         if not ((gains > 0) & (gains < 1)).all():  # not all gradients shrink
             return None, 0
@@ -88,22 +90,22 @@ class _Norms:
         every = max(masks.values(), default=0)
         for name in (name for name, mask in masks.items() if mask == every):
             norms = self._values(name)
-            first, last = (gains * norms).reshape(len(_LARGE), _TRIALS)
-            if np.isfinite(norms).all() and (norms > 1).all() and (np.abs(first - last) <= 1e-3 * last).all():
-                bound = tidy(float(last[0])) if (np.abs(last - last[0]) <= 1e-6 * last[0]).all() else None
+            small, large = (gains * norms).reshape(len(_LARGE), _TRIALS)
+            if np.isfinite(norms).all() and (norms > 1).all() and (np.abs(small - large) <= 1e-3 * large).all():
+                bound = tidy(float(large[0])) if (np.abs(large - large[0]) <= 1e-6 * large[0]).all() else None
                 factor = next((x for x in path.factors if np.allclose(self._values(x), gains, 1e-9, 0)), "")
                 owners = every.bit_count()
                 return Clip("global norm", bound, self._type(name), name, factor, owners, count), every
         return None, 0
 
     def _values(self, name: str) -> Array:
-        return np.array([np.nan if (value := each.number(name)) is None else value for each in self._active])
+        return np.array([np.nan if (value := scalars.number(name)) is None else value for scalars in self._active])
 
     def _gains(self, path: GradientPath) -> Array:
-        """The factor by which the gradient shrinks when norms are large."""
+        """The shrink factor of the gradient for large norms."""
         update_fn = UpdateFunction(self.probe, [path.start], [path.end], path.factors)
-        made = {name for node in update_fn.nodes for name in node.outputs}
-        read = {name for node in update_fn.nodes for name in node.reads} - made
+        computed = {name for node in update_fn.nodes for name in node.outputs}
+        read = {name for node in update_fn.nodes for name in node.reads} - computed
         points = {name: np.zeros(1) for name in sorted(read) if name in self.probe.owners.full}  # sums of gradients
         points[path.start] = np.array([1e-9])
         runs = [update_fn(scalars, points) for scalars in (*self._active, *self._inactive)]
@@ -112,8 +114,8 @@ class _Norms:
             return np.asarray(np.abs(values[:-_TRIALS] / np.tile(values[-_TRIALS:], len(_LARGE))))
 
     def _behind(self, factors: Iterable[str]) -> dict[str, int]:
-        """Small values, in order, that lead to the factors and come from reductions -> a bit for each gradient that was
-        reduced to them; a norm of thousands of gradients is a chain of as many sums."""
+        """Small values, in order, that lead to the factors and come from reductions -> a bit for each reduced gradient;
+        a norm of thousands of gradients is a chain of as many sums."""
         probe, reduced, full = self.probe, self.probe.owners.reduced, self.probe.owners.full
 
         def following(name: str) -> list[str]:
@@ -130,22 +132,26 @@ class _Norms:
         return masks
 
     def _type(self, name: str) -> str:
-        """The type of the norm, from how it combines what each gradient was reduced to."""
+        """The type of the norm, from the combination of the reduced gradients."""
         probe = self.probe
         behind = self._behind([name])
         leaves = [x for x in behind if any(operand in probe.owners.full for operand in probe.producers[x].reads)]
         small, large = (Scalars(probe, spread(probe.inputs, 0), size) for size in (1e4, 4e4))
         values = np.array([small.number(leaf) or np.nan for leaf in leaves])
-        first, second = small.number(name) or np.nan, large.number(name) or np.nan
-        if np.allclose([second, values.sum()], [2 * first, first**2], 1e-6, 0):
+        small_norm, large_norm = small.number(name) or np.nan, large.number(name) or np.nan
+        if np.allclose([large_norm, values.sum()], [2 * small_norm, small_norm**2], 1e-6, 0):
             return "2"
         joined = {"2": np.sqrt(np.square(values).sum()), "inf": values.max(), "1": values.sum()}
         kinds = {self._kind(leaf) for leaf in leaves}
-        alike = (kind for kind, value in joined.items() if np.allclose([second, value], [4 * first, first], 1e-6, 0))
+        alike = (
+            kind
+            for kind, value in joined.items()
+            if np.allclose([large_norm, value], [4 * small_norm, small_norm], 1e-6, 0)
+        )
         return next((kind for kind in alike if kinds == {kind}), "")
 
     def _kind(self, leaf: str) -> str:
-        """Return the norm of one gradient that a reduction computes; '' if it cannot be determined."""
+        """Return the norm of one gradient computed by a reduction; '' if unknown."""
         node = self.probe.producers[leaf]
         source = self.probe.producers.get(node.inputs[0])
         plain = node.is_a("ReduceSum", "ReduceMax") and (source is None or not source.is_a("Abs"))

@@ -1,4 +1,4 @@
-"""Controls of an update outside its rule: learning rate and schedule, clips, finite check, loss scale."""
+"""Controls of an update outside the rule: learning rate and schedule, clips, finite check, loss scale."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Gates = dict[str, list[tuple[State, bool]]]
 
 @dataclass(frozen=True, slots=True)
 class LearningRate:
-    """``input``: the input it is fed through, '' if it is a constant or none was found; ``effective``: the scalar
-    that the update uses; ``schedule``: the nodes in between; ``follows``: the states that the schedule reads."""
+    """``input``: the feeding input, '' for a constant or no rate; ``effective``: the scalar of the update;
+    ``schedule``: the nodes in between; ``follows``: the states read by the schedule."""
 
     input: str
     effective: str
@@ -31,7 +31,7 @@ class LearningRate:
 
 @dataclass(frozen=True, slots=True)
 class FiniteCheck:
-    """A condition on the gradients that lets states keep their old values."""
+    """A condition on the gradients under which states keep their old values."""
 
     condition: str
     states: int
@@ -39,7 +39,7 @@ class FiniteCheck:
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """The scalar that gradients are divided by; the factors are None where none was found (or it never changes)."""
+    """The divisor of gradients; the factors are None if not found (or the scale never changes)."""
 
     input: str
     dynamic: bool
@@ -67,7 +67,7 @@ class Controls:
 
 
 def find_controls(recogniser: Recogniser, rules: Iterable[Rule]) -> Controls:
-    """All controls of a step; ``rules`` are those of its subgraphs."""
+    """All controls of a step; ``rules``: of the step's subgraphs."""
     training, probe, gates = recogniser.training, recogniser.probe, Gates()
     for state in training.states:
         if state.kind in (StateKind.PARAMETER, StateKind.OPTIMIZER_STATE):
@@ -105,16 +105,16 @@ def _learning_rate(recogniser: Recogniser, rules: Iterable[Rule]) -> LearningRat
 
 def _proportional(probe: Probe, value: str, name: str) -> bool:
     """Return whether a value is proportional to an input."""
-    given = spread(probe.inputs, 0)
-    before, doubled = (Scalars(probe, given | {name: times * given[name]}).number(value) for times in (1, 2))
+    feeds = spread(probe.inputs, 0)
+    before, doubled = (Scalars(probe, feeds | {name: times * feeds[name]}).number(value) for times in (1, 2))
     return doubled is not None and bool(before) and abs(doubled - 2 * (before or 0)) <= 1e-9 * abs(before or 0)
 
 
 def _finite_check(probe: Probe, gates: Gates) -> FiniteCheck | None:
-    """The condition on gradients that changes where one is infinite."""
+    """The condition on gradients that changes for an infinite gradient."""
     runs = [Scalars(probe, spread(probe.inputs, 0), reduced) for reduced in (0.0, float("inf"))]
     for condition, states in gates.items():
-        values = [each.number(condition) for each in runs]
+        values = [run.number(condition) for run in runs]
         if condition in probe.owners.reduced and None not in values and values[0] != values[1]:
             return FiniteCheck(condition, len(states))
     return None
@@ -128,11 +128,11 @@ def _loss_scale(
     if finite is None or updated == name:
         return LossScale(name, updated != name) if name else None
     good, (interval, counter) = gated[0][1], _threshold(recogniser, updated)
-    given, growth = dict.fromkeys(probe.inputs, 1.0), None
-    backoff = Scalars(probe, given, pinned={finite.condition: not good}).number(updated)
+    feeds, growth = dict.fromkeys(probe.inputs, 1.0), None
+    backoff = Scalars(probe, feeds, pinned={finite.condition: not good}).number(updated)
     if interval is not None:
-        given[counter] = 2 * interval
-        growth = Scalars(probe, given, pinned={finite.condition: good}).number(updated)
+        feeds[counter] = 2 * interval
+        growth = Scalars(probe, feeds, pinned={finite.condition: good}).number(updated)
     return LossScale(
         name, True, None if growth is None or growth <= 1 else tidy(growth),
         None if backoff is None or backoff >= 1 else tidy(backoff), interval,
@@ -140,17 +140,17 @@ def _loss_scale(
 
 
 def _threshold(recogniser: Recogniser, value: str) -> tuple[float | None, str]:
-    """The one constant that a counter is compared with before ``value``, and the counter's input."""
-    probe, found = recogniser.probe, dict[tuple[float, str], None]()
+    """The one constant compared with a counter before ``value``, and the counter's input."""
+    probe, thresholds = recogniser.probe, dict[tuple[float, str], None]()
     for name in probe.scalars_before([value]):
         node = probe.producers.get(name)
         if node is None or not node.is_in(COMPARISONS) or name in probe.owners.reduced:
             continue
-        for constant, other in (node.inputs, reversed(node.inputs)):
-            number, counters = recogniser.trials[0].number(constant), probe.inputs_behind(other)
+        for constant, operand in (node.inputs, reversed(node.inputs)):
+            number, counters = recogniser.trials[0].number(constant), probe.inputs_behind(operand)
             if probe.is_constant(constant) and number is not None and len(counters) == 1:
-                found[tidy(number), next(iter(counters))] = None
-    return next(iter(found)) if len(found) == 1 else (None, "")
+                thresholds[tidy(number), next(iter(counters))] = None
+    return next(iter(thresholds)) if len(thresholds) == 1 else (None, "")
 
 
 def _accumulation(recogniser: Recogniser, gates: Gates) -> Accumulation | None:

@@ -1,8 +1,7 @@
-"""The constants on which the fits of all trials agree: a number that is equal in every trial is a hyper-parameter.
+"""The constants on which the fits of all trials agree: a number equal in every trial is a hyper-parameter.
 
-Steps that follow the count of steps (bias corrections, RAdam, NAdam, ASGD, decays of Adagrad) agree under a
-hypothesis, a ``Correction``; the one that explains most is believed.
-"""
+Steps that follow the count of steps (bias corrections, RAdam, NAdam, ASGD, decays of Adagrad) agree under a hypothesis,
+a ``Correction``; the best explanation is believed."""
 
 from __future__ import annotations
 
@@ -23,11 +22,10 @@ _SOON = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A recognised update: its name, its constants (None: not found), what each state is, its step size.
+    """A recognised update: the name, the constants (None: not found), the role of each state, the step size.
 
-    ``step_size``: the scalar of the graph that is the learning rate after schedule; '' when none is. ``flipped``: the
-    rule goes up the gradient that it is given.
-    """
+    ``step_size``: the scalar of the graph for the learning rate after schedule, or ''. ``flipped``: the rule goes up
+    the gradient."""
 
     name: str
     hyper: dict[str, Hyper] = field(default_factory=dict)
@@ -39,8 +37,8 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A hypothesis: what each trial divides its moments by; ``late``: epsilon joins the uncorrected root; ``factor``:
-    what else the step is multiplied by. ``name`` and ``hyper``: of a rule that is known by its correction."""
+    """A hypothesis: each trial's divisor of the moments; ``late``: epsilon joins the uncorrected root; ``factor``: a
+    further factor of the step. ``name`` and ``hyper``: of a rule known by its correction."""
 
     made: bool = True
     first: Array | float = 1.0
@@ -57,7 +55,7 @@ class Correction:
 
 
 class Evidence:
-    """The fits of one update, and the scalars of the graph that may have entered them."""
+    """The fits of one update, and the scalars of the graph that may be part of them."""
 
     def __init__(self, probe: Probe, runs: Sequence[Scalars], update_fn: UpdateFunction, fits: Sequence[Fit]) -> None:
         self.probe, self.runs, self.fits = probe, runs, fits
@@ -66,8 +64,8 @@ class Evidence:
         self.first = stored(float(hyper.get("beta1") or 0))
         self.second = stored(float(hyper.get("beta2") or 0)) if self.kind != "Adamax" else 0.0
         """Betas that a bias correction may follow; 0 where there are none."""
-        seen = {x for node in update_fn.nodes for name in node.inputs for x in probe.inputs_behind(name)}
-        self.inputs = [name for name in probe.inputs if name in seen]
+        used = {x for node in update_fn.nodes for name in node.inputs for x in probe.inputs_behind(name)}
+        self.inputs = [name for name in probe.inputs if name in used]
         before = (x for node in update_fn.nodes for x in probe.scalars_before(node.inputs))
         self.sources = sorted(
             dict.fromkeys([*self.inputs, *before]),
@@ -80,18 +78,18 @@ class Evidence:
         return np.array([getattr(fit, key) for fit in self.fits], np.float64)
 
     def values(self, name: str) -> Array:
-        """A scalar's values in all trials; NaN where it has none."""
+        """A scalar's values in all trials; NaN where absent."""
         return np.array([np.nan if (value := run.number(name)) is None else value for run in self.runs])
 
     def counts(self) -> Iterator[Array]:
-        """For each scalar that may count steps: its value in every trial, or that plus one."""
+        """For each possible step counter: the value in every trial, or the value plus one."""
         for name in self.inputs:
             for counts in (self.values(name), self.values(name) + 1):
                 if (counts > 0).all():
                     yield counts
 
     def rule(self, correction: Correction) -> tuple[Rule, int]:
-        """The rule under one hypothesis, and how much of the update it explains."""
+        """The rule under one hypothesis, and the explained share of the update."""
         last = self.fits[-1]
         kind, hyper = last.kind, {key: agreed([fit.hyper[key] for fit in self.fits]) for key in last.hyper}
         sizes = self.of("size") * (1.0 if kind == "LAMB" else correction.gain)
@@ -99,7 +97,7 @@ class Evidence:
         if kind not in _ROOTLESS:
             below = 1.0 if correction.late else correction.second
             eps = self.of("eps") / (below if last.inside else np.sqrt(below))
-            hyper["eps"] = agreed([each for each, fit in zip(eps, self.fits) if fit.kind == kind])
+            hyper["eps"] = agreed([epsilon for epsilon, fit in zip(eps, self.fits) if fit.kind == kind])
             score += 4 if hyper["eps"] is not None else 0
             if last.inside and kind != "Adadelta":  # Adadelta has its epsilon in no other place
                 hyper["eps_inside_root"] = True
@@ -117,14 +115,14 @@ class Evidence:
         return Rule(correction.name or kind, hyper | correction.hyper, last.roles, source, flipped=last.flipped), score
 
     def _source(self, sizes: Array) -> tuple[str, int]:
-        """The scalar that equals the step size in every trial, and how much evidence that is."""
+        """The scalar equal to the step size in every trial, and the weight of this evidence."""
         for name in self.sources if sizes.any() else ():
             if alike(np.abs(self.values(name)), sizes):
                 return name, 3 if name in self.probe.hyper else 2 if self.probe.is_constant(name) else 1
         return "", 0
 
-    def _decay(self, sizes: Array, correction: Correction, found: bool) -> tuple[Hyper, bool]:
-        """Weight decay and whether it is coupled (added to the gradient); ``found``: the step size is known."""
+    def _decay(self, sizes: Array, correction: Correction, known_size: bool) -> tuple[Hyper, bool]:
+        """Weight decay and whether it is coupled (added to the gradient); ``known_size``: the step size is known."""
         if self.kind == "LAMB":
             return agreed(self.of("coupled") / correction.gain), False
         coupled, lost = self.of("coupled"), 1 - self.of("kept")
@@ -132,15 +130,19 @@ class Evidence:
             return agreed(coupled) if (np.abs(lost) < 1e-12).all() else None, True
         if (np.abs(lost) < 1e-12).all():
             return 0.0, False
-        return agreed(lost / sizes) if found else None, False
+        return agreed(lost / sizes) if known_size else None, False
 
 
 def fit_rule(probe: Probe, runs: Sequence[Scalars], update_fn: UpdateFunction, fits: Sequence[Fit]) -> Rule | None:
-    """The rule on which the fits of one update, one for each trial, agree; None where they do not agree."""
+    """The rule on which the fits of one update, one for each trial, agree, or None."""
     kinds, last = {fit.kind for fit in fits}, fits[-1]
-    known = [(fit.roles, fit.flipped, fit.inside) for fit in fits if fit.kind == last.kind]
+    results = [(fit.roles, fit.flipped, fit.inside) for fit in fits if fit.kind == last.kind]
     kind = "RAdam" if kinds == {"Adam", "unrectified"} else last.kind
-    if any(each != known[-1] for each in known) or (len(kinds) > 1 and kind != "RAdam") or kind == "unrectified":
+    if (
+        any(result != results[-1] for result in results)
+        or (len(kinds) > 1 and kind != "RAdam")
+        or kind == "unrectified"
+    ):
         return None
     if update_fn.reduces and kind != "LAMB":  # a norm that happens to change nothing at the points
         return None
@@ -148,26 +150,26 @@ def fit_rule(probe: Probe, runs: Sequence[Scalars], update_fn: UpdateFunction, f
         evidence = Evidence(probe, runs, update_fn, fits)
         if kind == "ASGD":
             return _averaged(evidence)
-        found = [evidence.rule(each) for each in _CORRECTIONS.get(kind, _biases)(evidence)]
-    if not found:
+        ranked = [evidence.rule(correction) for correction in _CORRECTIONS.get(kind, _biases)(evidence)]
+    if not ranked:
         return None
-    rule = max(found, key=lambda each: each[1])[0]  # the first of the best
+    rule = max(ranked, key=lambda pair: pair[1])[0]  # the first of the best
     # A step size that no scalar explains, beside a count of steps: some other function of the count is in it.
     counted = kind in ("RAdam", "NAdam") or any(name in probe.counters for name in evidence.inputs)
     return None if evidence.first and not rule.step_size and counted else rule
 
 
 def _biases(evidence: Evidence) -> Iterator[Correction]:
-    """No division of the moments, or that by 1 - beta^t, for each scalar t that the update reads."""
+    """No division of the moments, or a division by 1 - beta^t, for each scalar t read by the update."""
     yield Correction(made=False)
     for t in evidence.counts() if evidence.first else ():
-        first, second = 1 - evidence.first**t, 1 - evidence.second**t
-        if (first > 0).all() and (second > 0).all():
-            yield from (Correction(True, first, second, late) for late in (False, True))
+        mean_share, square_share = 1 - evidence.first**t, 1 - evidence.second**t
+        if (mean_share > 0).all() and (square_share > 0).all():
+            yield from (Correction(True, mean_share, square_share, late) for late in (False, True))
 
 
 def _rectifications(evidence: Evidence) -> Iterator[Correction]:
-    """RAdam: Adam's step times a factor where the second moment has been gathered long enough, else none of it."""
+    """RAdam: Adam's step times a factor where the second moment has been gathered long enough, else without."""
     rooted = np.array([fit.kind == "Adam" for fit in evidence.fits])
     for t in evidence.counts():
         second = 1 - evidence.second**t
@@ -182,20 +184,24 @@ def _rectifications(evidence: Evidence) -> Iterator[Correction]:
 
 
 def _ahead(evidence: Evidence) -> Iterator[Correction]:
-    """NAdam: the gradient has a part of its own in the step, with a momentum that grows with the count of steps."""
+    """NAdam: the gradient has a separate part in the step, with a momentum that grows with the count of steps."""
     corrections: dict[float, Correction] = {}
     # The betas as they were written, and as they were stored: the difference counts at early steps.
-    for t, kept in product(evidence.counts(), (tidy, stored)):
-        beta, second, late = kept(evidence.first), 1 - kept(evidence.second) ** t, np.flatnonzero(t < _SOON)[-1:]
+    for t, rounding in product(evidence.counts(), (tidy, stored)):
+        beta, second, late = (
+            rounding(evidence.first),
+            1 - rounding(evidence.second) ** t,
+            np.flatnonzero(t < _SOON)[-1:],
+        )
         direct, size = (evidence.of(key) / np.sqrt(second) for key in ("direct", "size"))
         for rate in (np.abs(evidence.values(name)) for name in evidence.sources):
             for before in map(evidence.values, evidence.inputs):
                 share = direct / rate
-                found = np.log(2 * (1 - (1 - share) / (1 - share * before) / beta)) / (t * np.log(0.96))
-                decay = tidy(float(found[late].sum()))
+                decays = np.log(2 * (1 - (1 - share) / (1 - share * before) / beta)) / (t * np.log(0.96))
+                decay = tidy(float(decays[late].sum()))
                 now, later = (beta * (1 - 0.5 * 0.96 ** (step * decay)) for step in (t, t + 1))
-                one, other = rate * (1 - now) / (1 - before * now), rate * later / (1 - before * now * later)
-                apart = float(np.abs([direct / one - 1, size / other - 1]).max())
+                this_step, next_step = rate * (1 - now) / (1 - before * now), rate * later / (1 - before * now * later)
+                apart = float(np.abs([direct / this_step - 1, size / next_step - 1]).max())
                 if decay > 0 and apart < 1e-5:
                     factor, hyper = size / rate, {"momentum_decay": decay}  # explained: the factor is divided out
                     corrections[apart] = Correction(True, 1.0, second, False, factor, "NAdam", dict(hyper))
@@ -219,7 +225,7 @@ _CORRECTIONS: Mapping[str, Callable[[Evidence], Iterator[Correction]]] = {
 
 
 def _averaged(evidence: Evidence) -> Rule | None:
-    """ASGD: a rate that is a state, lr / (1 + lambd lr t)^alpha, and an average that begins after t0 steps."""
+    """ASGD: a rate as a state, lr / (1 + lambd lr t)^alpha, and an average that begins after t0 steps."""
     probe, last = evidence.probe, evidence.fits[-1]
     states = [name for name in evidence.inputs if name in probe.updated]
     size = next((x for x in states if alike(evidence.values(x), evidence.of("size"))), "")
@@ -240,7 +246,7 @@ def _after(probe: Probe, count: float, seed: int = 0) -> Scalars:
 
 
 def _rate_of(probe: Probe, updated: str) -> tuple[str, Hyper, Hyper]:
-    """The learning rate behind a decaying one, with lambd and alpha."""
+    """The learning rate behind a decaying rate, with lambd and alpha."""
     runs = [[_after(probe, count, seed) for count in (1e12, 1e18, 50.0)] for seed in range(3)]
     rates = np.array([[run.number(updated) or np.nan for run in row] for row in runs])
     alphas = np.log(rates[:, 0] / rates[:, 1]) / np.log(1e6)
@@ -266,26 +272,26 @@ def _begins(probe: Probe, updated: str) -> float | None:
 
 
 def stored(beta: float) -> float:
-    """0.1f in place of 1 - 0.9f makes a beta differ in the eighth digit from the 0.9f that a power is taken of."""
+    """0.1f in place of 1 - 0.9f makes a beta differ in the eighth digit from the 0.9f under a power."""
     return float(np.float32(tidy(beta)))
 
 
 def tidy(value: float) -> float:
-    """The number rounded to six significant digits, where that is the same number."""
+    """The number rounded to six significant digits, where equal."""
     short, shorter = float(f"{value:.6g}"), float(f"{value:.3g}")
     return shorter if abs(shorter - value) <= 2e-6 * abs(value) else short
 
 
-def alike(values: Array, others: Array, tolerance: float = 1e-6) -> bool:
-    """Return whether all numbers are close to their counterparts."""
-    return all(map(close, values.flat, others.flat, [tolerance] * values.size))
+def alike(values: Array, twins: Array, tolerance: float = 1e-6) -> bool:
+    """Return whether all numbers are close to their counterparts in ``twins``."""
+    return all(map(close, values.flat, twins.flat, [tolerance] * values.size))
 
 
 def agreed(values: Sequence[float | bool | None] | Array) -> Hyper:
-    """The one value of all trials, or None."""
-    first = values[0]
-    if first is None or isinstance(first, bool):
-        return first if all(value == first for value in values) else None
-    if any(value is None or not np.isfinite(value) or not close(value, first, ABOUT) for value in values):
+    """The common value of all trials, or None."""
+    reference = values[0]
+    if reference is None or isinstance(reference, bool):
+        return reference if all(value == reference for value in values) else None
+    if any(value is None or not np.isfinite(value) or not close(value, reference, ABOUT) for value in values):
         return None
-    return tidy(float(first))
+    return tidy(float(reference))

@@ -1,8 +1,7 @@
-"""The formulas of the optimizers, by signature: the forms of the states that an update keeps choose the candidates.
+"""The formulas of the optimizers, by signature: the forms of an update's states choose the candidates.
 
-A formula's coefficients are read off at chosen points, and it is believed only where it then reproduces the new
-parameter, and the states that it speaks of, at random points.
-"""
+A formula's coefficients are read off at chosen points, and the formula is believed only if it then reproduces the new
+parameter and states at random points."""
 
 from __future__ import annotations
 
@@ -26,18 +25,18 @@ _FEWEST = 12
 """Random points that must be finite."""
 
 
-def close(value: float | None, other: float, tolerance: float = 1e-6) -> bool:
-    return value is not None and bool(abs(value - other) <= tolerance * max(abs(value), abs(other)) + 1e-300)
+def close(value: float | None, target: float, tolerance: float = 1e-6) -> bool:
+    return value is not None and bool(abs(value - target) <= tolerance * max(abs(value), abs(target)) + 1e-300)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """A formula's coefficients for one choice of the scalar inputs.
 
-    ``kept``: factor of the parameter when gradient and moments are 0; ``coupled``: factor of the parameter in what is
+    ``kept``: factor of the parameter when gradient and moments are 0; ``coupled``: factor of the parameter in the term
     added to the gradient, in LAMB to the direction. ``flipped``: the step goes up the gradient. ``direct``: beside a
-    first moment, the factor of the gradient itself; beside an average of the parameter, the weight of the new one.
-    """
+    first moment, the factor of the gradient itself; beside an average of the parameter, the weight of the new
+    parameter."""
 
     kind: str
     roles: tuple[str, ...] = ()
@@ -72,19 +71,18 @@ class Form:
         return self.keep * s + self._taken(g, p)
 
     def old(self, new: Array, g: Array, p: Array) -> Array:
-        """The old value that becomes ``new``; of a peak, where it outweighs the gradient."""
+        """The old value that becomes ``new``; of a peak, where the old value outweighs the gradient."""
         return (new - (0.0 if self.kind == "peak" else self._taken(g, p))) / self.keep
 
 
 class Sampler:
-    """Calls an update on columns: gradient, parameter, then the states. ``truth``: its results at random points.
+    """Calls an update on columns: gradient, parameter, then the states. ``truth``: the results at random points.
 
-    The points: states that are positive, large and small against the gradient, some that are large with it, and some of
-    any sign. Where the update is not finite, as under a root of a negative state, a point is left out.
-    """
+    The points: positive states, large and small against the gradient, some large with it, and some of any sign. Where
+    the update is not finite, as under a root of a negative state, a point is left out."""
 
     def __init__(self, update_fn: UpdateFunction, scalars: Scalars, names: Sequence[str]) -> None:
-        """``names``: of the gradient, the parameter and the states, in the order in which the function returns them."""
+        """``names``: of the gradient, the parameter and the states, in the function's order of results."""
         self.update_fn, self.scalars, self.names = update_fn, scalars, list(names)
         rng = np.random.default_rng(7)
         points = rng.normal(size=(len(names), _POINTS))
@@ -101,10 +99,10 @@ class Sampler:
         self.truth = self._call(self.points)
         self.forms = [Form()] * (len(names) - 2)
         """The form of every state's new value, in order."""
-        for place in [*range(len(self.forms))] * 2:  # twice: a maximum is known after what it is a maximum of
-            if self.forms[place].kind == "other" and np.isfinite(self.truth).all():
-                self.forms[place] = self._form(place + 1)
-        self.place = {form.kind: place for place, form in enumerate(self.forms, 1)}
+        for index in [*range(len(self.forms))] * 2:  # twice: a maximum is known after what it is a maximum of
+            if self.forms[index].kind == "other" and np.isfinite(self.truth).all():
+                self.forms[index] = self._form(index + 1)
+        self.place = {form.kind: index for index, form in enumerate(self.forms, 1)}
 
     def form(self, *kinds: str) -> Form | None:
         """The form of the one state of these kinds."""
@@ -112,8 +110,8 @@ class Sampler:
 
     def _call(self, columns: Array) -> Array:
         """The new values; NaN where the update cannot be run."""
-        found = self.update_fn(self.scalars, dict(zip(self.names, columns, strict=True)))
-        return np.full((len(columns) - 1, columns.shape[1]), np.nan) if found is None else np.array(found)
+        results = self.update_fn(self.scalars, dict(zip(self.names, columns, strict=True)))
+        return np.full((len(columns) - 1, columns.shape[1]), np.nan) if results is None else np.array(results)
 
     def at(
         self, g: Column, p: Column = 0.0, new: Mapping[int, Column] = {}, old: Mapping[int, Column] = {}
@@ -121,25 +119,25 @@ class Sampler:
         """New values at points; states, by place from 1, become ``new`` or start from ``old``, else from 0."""
         columns = np.zeros((len(self.names), len(np.atleast_1d(g))))
         columns[0], columns[1] = g, p
-        for place, values in new.items():
-            columns[place + 1] = self.forms[place - 1].old(np.asarray(values), columns[0], columns[1])
-        for place, values in old.items():
-            columns[place + 1] = values
+        for index, values in new.items():
+            columns[index + 1] = self.forms[index - 1].old(np.asarray(values), columns[0], columns[1])
+        for index, values in old.items():
+            columns[index + 1] = values
         return self._call(columns)
 
-    def explains(self, value: Array, place: int = 0) -> bool:
-        """Return whether this is the new parameter, or the state at ``place``, at the random points.
+    def explains(self, value: Array, index: int = 0) -> bool:
+        """Return whether this is the new parameter, or the state at ``index``, at the random points.
 
         NaN and infinity are ignored where a state that cannot be negative is negative.
         """
-        truth = self.truth[place]
+        truth = self.truth[index]
         alike = np.abs(value - truth) <= _EXACT * (np.abs(value) + np.abs(truth)) + 1e-13
         return bool(np.all(alike | (self._signed & ~np.isfinite(value))))
 
-    def _form(self, place: int) -> Form:
-        """The form of the new value of the state at ``place``."""
-        found = self.at([0, 0, 1, 0, 2], [0, 0, 0, 1, 0], old={place: [0, 1, 0, 0, 0]})[place]
-        nothing, keep, take, decay, double = map(float, found)
+    def _form(self, index: int) -> Form:
+        """The form of the new value of the state at ``index``."""
+        probes = self.at([0, 0, 1, 0, 2], [0, 0, 0, 1, 0], old={index: [0, 1, 0, 0, 0]})[index]
+        nothing, keep, take, decay, double = map(float, probes)
         forms = []
         if nothing == 0 and take and abs(double - 2 * take) < 1e-9 * abs(take):
             forms.append(Form("mean", keep, take, decay / take))
@@ -147,16 +145,16 @@ class Sampler:
             forms.append(Form("square", keep, take, float(np.sqrt(decay / take))))
         forms.append(Form("peak", keep, 1.0, decay - nothing, nothing))
         for form in forms:
-            if self.explains(form.new(self.points[place + 1], self.g, self.p), place):
+            if self.explains(form.new(self.points[index + 1], self.g, self.p), index):
                 return form
-        squares = [other for other, form in enumerate(self.forms, 1) if form.kind == "square"]
-        top = any(self.explains(np.maximum(self.points[place + 1], self.truth[other]), place) for other in squares)
+        squares = [index for index, form in enumerate(self.forms, 1) if form.kind == "square"]
+        top = any(self.explains(np.maximum(self.points[index + 1], self.truth[square]), index) for square in squares)
         return Form("maximum", 1.0) if top else Form()
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A denominator: the root of a state, with epsilon inside it or beside it; ``size`` is what stands above it."""
+    """A denominator: the root of a state, with epsilon inside or beside; ``size`` is the numerator."""
 
     inside: bool
     eps: float
@@ -167,9 +165,9 @@ class Root:
 
 
 def find_root(
-    sampler: Sampler, bare: float, full: float, made: Callable[[Root], Array], place: int = 0, least: float = 0.0
+    sampler: Sampler, bare: float, full: float, value_of: Callable[[Root], Array], index: int = 0, least: float = 0.0
 ) -> Root | None:
-    """The root with which ``made`` gives the new value at ``place``; ``bare``, ``full``: quotients by that of
+    """The root with which ``value_of`` gives the new value at ``index``; ``bare``, ``full``: quotients by the root of
     ``least`` squared, and of 1.
 
     Epsilon beside the root goes first.
@@ -183,11 +181,11 @@ def find_root(
         beside, inside = (1 - ratio * least) / (ratio - 1), 1 / (ratio**2 - 1)
         beside = beside if abs(beside) > 1e-14 else 0.0
         roots = [Root(False, beside, full * (1 + beside)), Root(True, inside, full * float(np.sqrt(1 + inside)))]
-    return next((root for root in roots if sampler.explains(made(root), place)), None)
+    return next((root for root in roots if sampler.explains(value_of(root), index)), None)
 
 
 def _averages(sampler: Sampler, below: str) -> bool:
-    """Return whether the moments are averages, of one and the same gradient with decay."""
+    """Return whether the moments are averages of the same gradient with decay."""
     mean, second = sampler.form("mean"), sampler.form("square", "peak")
     if second is None:
         return mean is None or bool(mean.keep)
@@ -206,8 +204,8 @@ def _quotient(below: str, sampler: Sampler) -> Fit | None:
     """kept·p - (size·mean + direct·(g + w·p)) / root of ``below``; or a state gathers the steps, and is subtracted."""
     if not _averages(sampler, below):
         return None
-    place, truth, g, p = sampler.place, sampler.truth, sampler.g, sampler.p
-    m, v, k = place.get("mean", 0), place.get("square", place.get("peak", 0)), place.get("other", 0)
+    index_of, truth, g, p = sampler.place, sampler.truth, sampler.g, sampler.p
+    m, v, k = index_of.get("mean", 0), index_of.get("square", index_of.get("peak", 0)), index_of.get("other", 0)
     moment = m > 0 and below != "centred"
     w = sampler.forms[(m if moment else v) - 1].decay if m or v else 0.0
     # The parameter alone, the mean over root 0 and over root 1, the gradient alone over root 0 and over root 1, the sum
@@ -215,15 +213,15 @@ def _quotient(below: str, sampler: Sampler) -> Fit | None:
     states: dict[int, Column] = {m: [0, moment, moment, 0, 0, 0]} if m else {}
     states |= {v: [1, 0, 1, 0, 1, 1]} if v else {}
     new = sampler.at([-w, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0], states, {k: [0, 0, 0, 0, 0, 1]} if k else {})
-    kept, steps = float(new[0][0]), new[k] if k else -new[0]
+    factor, steps = float(new[0][0]), new[k] if k else -new[0]
     bare, full = map(float, steps[1:3] if moment else steps[3:5])
     direct = float(steps[4]) if moment else 0.0
     gathered, slope = (float(steps[5]), float(-new[0][5] / steps[5])) if k else (0.0, 1.0)
-    if not full or not slope or (k and not sampler.explains(kept * p - slope * truth[k])):
+    if not full or not slope or (k and not sampler.explains(factor * p - slope * truth[k])):
         return None
     below_of: dict[str, Callable[[], Array]] = {
         "one": lambda: np.ones(1),
-        "square": lambda: truth[place.get("maximum", v)],
+        "square": lambda: truth[index_of.get("maximum", v)],
         "peak": lambda: truth[v] ** 2,
         "centred": lambda: truth[v] - truth[m] ** 2,
     }
@@ -231,14 +229,14 @@ def _quotient(below: str, sampler: Sampler) -> Fit | None:
 
     def made(root: Root) -> Array:
         step = root.size * (truth[m] + direct / full * (g + w * p) if moment else g + w * p) / root.of(square)
-        return np.asarray(gathered * sampler.points[k + 1] + step if k else kept * p - step)
+        return np.asarray(gathered * sampler.points[k + 1] + step if k else factor * p - step)
 
     root = find_root(sampler, float("inf") if below == "one" else bare, full, made, k, least)
     if root is None:
         return None
     direct *= root.size / full
     fit = Fit(
-        kind="", size=slope * root.size, kept=kept, coupled=w, eps=root.eps, inside=root.inside,
+        kind="", size=slope * root.size, kept=factor, coupled=w, eps=root.eps, inside=root.inside,
         direct=direct if abs(direct) > 1e-12 else 0.0,
     )  # fmt: skip
     return _named(sampler, fit, below, gathered)
@@ -282,14 +280,14 @@ def _momentum(form: Form, fit: Fit) -> Fit | None:
 def _lamb(sampler: Sampler) -> Fit | None:
     """Adam's direction plus decay, scaled by |parameter| / |direction|."""
     m, v, p = sampler.place["mean"], sampler.place["square"], sampler.p
-    first = sampler.forms[m - 1]
+    mean = sampler.forms[m - 1]
     # Decay against the moments over root 1; then moments over root 0, which are far larger, against those over root 1:
     # the scale of the direction cancels.
     beside = sampler.at([0, 0], [1, 0], {m: [0, 1], v: [1, 1]})[0]
     over = sampler.at([0, 0, 0], [0, 0, 1], {m: [1, 1, 0], v: [0, 1, 1]})[0]
     decay, full = 1 - float(beside[0]), -float(beside[1])
     size = float(np.hypot(decay, full))
-    if not full or not _averages(sampler, "square") or first.decay:
+    if not full or not _averages(sampler, "square") or mean.decay:
         return None
 
     def made(root: Root) -> Array:
@@ -299,15 +297,15 @@ def _lamb(sampler: Sampler) -> Fit | None:
     root = find_root(sampler, full * float(over[0] / over[1]), full, made)
     if root is None:
         return None
-    hyper = {"beta1": first.keep, "beta2": sampler.forms[v - 1].keep}
+    hyper = {"beta1": mean.keep, "beta2": sampler.forms[v - 1].keep}
     return Fit(kind="LAMB", size=size, eps=root.eps, inside=root.inside, coupled=decay / root.size, hyper=hyper)
 
 
 def _lion(sampler: Sampler) -> Fit | None:
-    """Steps of one size along the sign of a mean that is taken before the state's own."""
+    """Steps of one size along the sign of a mean, taken before the state's own mean."""
     form, w = sampler.forms[0], sampler.forms[0].decay
     new = sampler.at([0, -w], [0, 1], old={1: [1, 0]})[0]
-    size, kept = -float(new[0]), float(new[1])
+    size, factor = -float(new[0]), float(new[1])
     low, high = 1e-6, 1e6
     for _ in range(6):
         points = np.geomspace(low, high, 200)
@@ -317,19 +315,19 @@ def _lion(sampler: Sampler) -> Fit | None:
         low, high = points[turned[0] - 1], points[turned[0]]
     ratio = float(np.sqrt(low * high))
     direction = np.sign(ratio * sampler.points[2] + sampler.g + w * sampler.p)
-    if not sampler.explains(kept * sampler.p - size * direction) or not close(form.take, 1 - form.keep, 1e-4):
+    if not sampler.explains(factor * sampler.p - size * direction) or not close(form.take, 1 - form.keep, 1e-4):
         return None
-    return Fit(kind="Lion", hyper={"beta1": ratio / (1 + ratio), "beta2": form.keep}, size=size, kept=kept, coupled=w)
+    return Fit(kind="Lion", hyper={"beta1": ratio / (1 + ratio), "beta2": form.keep}, size=size, kept=factor, coupled=w)
 
 
 def _asgd(sampler: Sampler) -> Fit | None:
     """Gradient descent beside a running average of the parameter."""
     new = sampler.at([1, 0, 0], [0, 1, 0], old={1: [0, 0, 1]})
-    size, kept, share = -float(new[0][0]), float(new[0][1]), 1 - float(new[1][2])
+    size, factor, share = -float(new[0][0]), float(new[0][1]), 1 - float(new[1][2])
     average = sampler.points[2] + share * (sampler.truth[0] - sampler.points[2])
-    if not size or not sampler.explains(kept * sampler.p - size * sampler.g) or not sampler.explains(average, 1):
+    if not size or not sampler.explains(factor * sampler.p - size * sampler.g) or not sampler.explains(average, 1):
         return None
-    return Fit(kind="ASGD", size=size, kept=kept, direct=share)
+    return Fit(kind="ASGD", size=size, kept=factor, direct=share)
 
 
 def _adadelta(sampler: Sampler) -> Fit | None:
@@ -337,21 +335,21 @@ def _adadelta(sampler: Sampler) -> Fit | None:
     v, k = sampler.place["square"], sampler.place["other"]
     square, u = sampler.forms[v - 1], sampler.points[k + 1]
     new = sampler.at([1, 1, -square.decay], [0, 0, 1], {v: [0, 1, 1]})[0]
-    size, kept = -float(new[0]), float(new[2])  # root eps / root eps = 1
+    size, factor = -float(new[0]), float(new[2])  # root eps / root eps = 1
     ratio = float(np.square(new[1] / size)) if size else 0.0
     if not 0 < ratio < 1 or not _averages(sampler, "square"):
         return None
     eps = ratio / (1 - ratio)
     delta = np.sqrt((u + eps) / (sampler.truth[v] + eps)) * (sampler.g + square.decay * sampler.p)
     steps = square.keep * u + square.take * np.square(delta)
-    if not sampler.explains(kept * sampler.p - size * delta) or not sampler.explains(steps, k):
+    if not sampler.explains(factor * sampler.p - size * delta) or not sampler.explains(steps, k):
         return None
     hyper = {"rho": square.keep}
-    return Fit(kind="Adadelta", hyper=hyper, size=size, kept=kept, coupled=square.decay, eps=eps, inside=True)
+    return Fit(kind="Adadelta", hyper=hyper, size=size, kept=factor, coupled=square.decay, eps=eps, inside=True)
 
 
 def _rprop(sampler: Sampler) -> Fit | None:
-    """A step size for each element, which grows while the gradient keeps its sign and shrinks where it turns."""
+    """A step size for each element, growing while the gradient keeps its sign and shrinking at a turn."""
     for prev, size in ((1, 2), (2, 1)):
         least, most = map(float, sampler.at([0, 0], old={size: [0.0, 1e30]})[size])
         if not 0 < least < most:
@@ -362,9 +360,9 @@ def _rprop(sampler: Sampler) -> Fit | None:
             continue
         turn = np.sign(sampler.g * sampler.points[prev + 1])
         steps = sampler.points[size + 1] * np.where(turn > 0, plus, np.where(turn < 0, minus, 1.0))
-        steps, kept = np.clip(steps, least, most), np.where(turn < 0, 0.0, sampler.g)
-        good = sampler.explains(sampler.p - np.sign(kept) * steps)
-        if good and sampler.explains(kept, prev) and sampler.explains(steps, size):
+        steps, gradient = np.clip(steps, least, most), np.where(turn < 0, 0.0, sampler.g)
+        good = sampler.explains(sampler.p - np.sign(gradient) * steps)
+        if good and sampler.explains(gradient, prev) and sampler.explains(steps, size):
             hyper: dict[str, Hyper] = {"etaminus": minus, "etaplus": plus, "step_size_min": least}
             hyper["step_size_max"] = most if most < 1e30 else None
             return Fit(kind="Rprop", roles=("last gradient", "step sizes")[:: 2 * size - 3], hyper=hyper, size=0.0)
@@ -397,17 +395,17 @@ _ROLES_OF: Mapping[str, Mapping[str, str]] = {
 
 
 def fit_update(update_fn: UpdateFunction, scalars: Scalars, names: Sequence[str]) -> Fit | None:
-    """The formula, with its coefficients, of an update of these values (gradient, parameter, then states), or None."""
+    """The formula, with coefficients, of an update of these values (gradient, parameter, then states), or None."""
     with np.errstate(all="ignore"):
         sampler = Sampler(update_fn, scalars, names)
         if not np.isfinite(sampler.truth).all():
             return None
         kinds = [form.kind for form in sampler.forms]
-        found = next(filter(None, (formula(sampler) for formula in _FORMULAS.get(tuple(sorted(kinds)), ()))), None)
-    if found is None:
+        fit = next(filter(None, (formula(sampler) for formula in _FORMULAS.get(tuple(sorted(kinds)), ()))), None)
+    if fit is None:
         return None
-    roles = {**_ROLES, **_ROLES_OF.get(found.kind, {})}
+    roles = {**_ROLES, **_ROLES_OF.get(fit.kind, {})}
     return replace(
-        found, roles=found.roles or tuple(roles[kind] for kind in kinds), size=abs(found.size), flipped=found.size < 0,
-        direct=-found.direct if found.size < 0 and found.kind == "NAdam" else found.direct,
+        fit, roles=fit.roles or tuple(roles[kind] for kind in kinds), size=abs(fit.size), flipped=fit.size < 0,
+        direct=-fit.direct if fit.size < 0 and fit.kind == "NAdam" else fit.direct,
     )  # fmt: skip

@@ -24,10 +24,9 @@ _SAMPLE: Array = np.concatenate([sign * np.geomspace(1e-6, 1e6, 25) for sign in 
 class GradientPath:
     """Operations on a gradient before the rule begins at ``end``.
 
-    ``flipped``: the rule goes up the gradient that it was given, or the backward leaves out a sign. ``low``, ``high``:
-    the bounds of each element. ``factors``: one-element values that multiply the gradient, or choose what it becomes,
-    and depend on gradients.
-    """
+    ``flipped``: the rule goes up the gradient, or the backward leaves out a sign. ``low``, ``high``: the bounds of each
+    element. ``factors``: one-element values that multiply the gradient, or choose its replacement, and depend on
+    gradients."""
 
     start: str
     end: str
@@ -40,7 +39,7 @@ class GradientPath:
 
 
 class GradientPaths:
-    """The paths from the gradients of one step to its rules."""
+    """The paths from the gradients of one step to the rules."""
 
     def __init__(self, training: TrainingGraph, probe: Probe, runs: Sequence[Scalars]) -> None:
         self.training, self.probe, self.runs = training, probe, runs
@@ -66,10 +65,10 @@ class GradientPaths:
         if parameter not in self._found:
             start = self.training.gradients[parameter]
             path = self._found[parameter] = GradientPath(start, start)
-            while (found := self._next(path.end)) is not None:
-                name, nodes = found
-                here = {path.end, *(x for node in nodes for x in node.outputs)}
-                beside = [x for node in nodes for x in node.reads if x not in here]
+            while (following := self._next(path.end)) is not None:
+                name, nodes = following
+                names = {path.end, *(x for node in nodes for x in node.outputs)}
+                beside = [x for node in nodes for x in node.reads if x not in names]
                 factors = [x for x in beside if x in self.probe.owners.reduced and self.probe.single(x)]
                 if not self._passes(parameter, path, name, nodes, beside, bool(factors)):
                     break
@@ -80,8 +79,8 @@ class GradientPaths:
     def _passes(
         self, parameter: str, path: GradientPath, name: str, nodes: Sequence[Node], beside: Sequence[str], reduced: bool
     ) -> bool:
-        """Return whether the next value ``name`` is the gradient: unchanged, negated, clipped, or times a factor that
-        is not part of the rule. ``beside``: operands of its nodes; ``reduced``: some were reduced from gradients."""
+        """Return whether the next value ``name`` is the gradient: unchanged, negated, clipped, or times a factor
+        outside the rule. ``beside``: operands of the nodes; ``reduced``: some were reduced from gradients."""
         if len(nodes) == 1 and nodes[0].is_a("Cast", *MOVES):
             return True
         summed = [x for x in beside if x in self._accumulators]
@@ -121,40 +120,40 @@ class GradientPaths:
         """The value ``name`` in every trial where the gradient ``start`` is the sample, and sums of gradients are 0."""
         key = None if len(nodes) > 1 else (signature(nodes[0]), *("" if x == start else x for x in nodes[0].inputs))
         if key is None or key not in self._of_node:
-            update_fn, made = UpdateFunction(self.probe, [start, *summed], [name], beside), list[Array]()
+            update_fn, samples = UpdateFunction(self.probe, [start, *summed], [name], beside), list[Array]()
             for scalars in (*self.runs, *(self._normed if reduced else ())):
-                found = update_fn(scalars, {start: _SAMPLE} | dict.fromkeys(summed, np.zeros_like(_SAMPLE)))
-                if found is None:
+                results = update_fn(scalars, {start: _SAMPLE} | dict.fromkeys(summed, np.zeros_like(_SAMPLE)))
+                if results is None:
                     break
-                made += found
-            self._of_node[key] = None if found is None else np.array(made)
+                samples += results
+            self._of_node[key] = None if results is None else np.array(samples)
         return self._of_node[key]
 
     def _of_the_chain(self, name: str) -> bool:
-        """Return whether a factor was made by the forward or the backward: the last of the chain rule, as exp(w) of a
-        parameter that is used as exp(w)."""
+        """Return whether a factor comes from the forward or the backward: the last of the chain rule, as exp(w) of a
+        parameter used as exp(w)."""
         graph, probe = self.training.graph, self.probe
         return name not in probe.producers and not probe.is_constant(name) and name not in graph.inputs
 
     def _read_by_rule(self, parameter: str, name: str) -> bool:
         """Return whether a scaled gradient is used more than once, clipped, or added to weight decay.
 
-        Then its constant is a scale of the loss (the backward of a mean), not a factor of the rule such as dampening.
-        """
+        The constant is then a scale of the loss (the backward of a mean), not a factor of the rule such as
+        dampening."""
         readers = [n for n in self.probe.index.users.get(name, ()) if any(x in self._carries for x in n.outputs)]
         if len(readers) != 1:
             return len(readers) > 1
         reader, producers = readers[0], self.probe.producers
-        others = [x for x in reader.reads if x != name]
+        operands = [x for x in reader.reads if x != name]
         if reader.is_a("Clip", "Min", "Max"):
-            return all(map(self.probe.is_constant, others))
-        decays = (x in producers and producers[x].is_a("Mul") and parameter in producers[x].inputs for x in others)
+            return all(map(self.probe.is_constant, operands))
+        decays = (x in producers and producers[x].is_a("Mul") and parameter in producers[x].inputs for x in operands)
         return reader.is_a("Add") and any(decays)
 
     def _onward(self, name: str) -> list[Node]:
         """The nodes of the update that read a value and carry it on."""
-        found = (n for n in self.probe.index.users.get(name, ()) if any(x in self._carries for x in n.outputs))
-        return [n for n in found if self.probe.producers.get(n.outputs[0]) is n and not self._reduces(n)]
+        readers = (n for n in self.probe.index.users.get(name, ()) if any(x in self._carries for x in n.outputs))
+        return [n for n in readers if self.probe.producers.get(n.outputs[0]) is n and not self._reduces(n)]
 
     def _reduces(self, node: Node) -> bool:
         """Return whether a node reduces full-shaped values to one element."""
@@ -164,7 +163,7 @@ class GradientPaths:
         return node.is_in(ALL_REDUCTIONS) or not all(map(single, node.reads))
 
     def _next(self, name: str) -> tuple[str, list[Node]] | None:
-        """The next value that everything behind ``name`` comes from, with the nodes up to it."""
+        """The next value on every way from ``name``, with the nodes up to there."""
         position = self.probe.index.position
         reached, nodes = {name}, list[Node]()
         waiting = {position[id(node)]: node for node in self._onward(name)}
@@ -176,7 +175,7 @@ class GradientPaths:
                 return outputs[0], nodes
             reached.update(outputs)
             for output in outputs:
-                waiting.update({position[id(each)]: each for each in self._onward(output)})
+                waiting.update({position[id(node)]: node for node in self._onward(output)})
         return None
 
     def _carriers(self) -> set[str]:

@@ -1,9 +1,7 @@
-"""Runs parts of a step's update on chosen numbers: its small values, and the subgraphs one at a time.
+"""Runs parts of a step's update on chosen numbers: small values, and the subgraphs one at a time.
 
-Everything runs in float64 by the kernels of ``gopt.operators``, casts between floats included, so that a formula
-either agrees to the last digits or does not agree. An operator without a kernel yields None, and so does everything
-behind it.
-"""
+Everything runs in float64 by the kernels of ``gopt.operators``, with casts between floats, so that a formula either
+agrees to the last digits or does not agree. An operator without a kernel yields None, and so does everything behind."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ _MOST_ELEMENTS = 64
 
 
 def compute(node: Node, operands: Sequence[Array | None], type: TensorType, *, flat: bool) -> Array | None:
-    """The first output of a node; ``flat``: full-shaped operands are vectors and one-element ones have no shape."""
+    """The first output of a node; ``flat``: full-shaped operands are vectors and one-element operands have no shape."""
     if node.domain not in ("", "ai.onnx") or any(
         operand is None for operand, name in zip(operands, node.inputs) if name
     ):
@@ -70,18 +68,19 @@ def _computed(node: Node, operands: Sequence[Array | None], type: TensorType, fl
 class Scalars:
     """The small values of the update for one choice of the scalar inputs.
 
-    What a full-shaped value is reduced to is ``reduced`` (0: no norm, nothing infinite), times a factor between 1 and
-    2 that differs from one to the next; inputs that are not in ``given`` get a fixed number between 0.2 and 0.8, a
-    different one each. ``pinned``: values of conditions that are not computed.
-    """
+    A full-shaped value reduces to ``reduced`` (0: no norm, nothing infinite), times a factor between 1 and 2 that
+    differs between values; inputs outside ``inputs`` get a fixed number between 0.2 and 0.8, a different number each.
+    ``pinned``: values of conditions, not computed."""
 
     def __init__(
-        self, probe: Probe, given: Mapping[str, float], reduced: float = 0.0, pinned: Mapping[str, bool] = {}
+        self, probe: Probe, inputs: Mapping[str, float], reduced: float = 0.0, pinned: Mapping[str, bool] = {}
     ) -> None:  # fmt: skip
         self._probe, leaves = probe, 0
         self.values: Values = {}
-        for place, name in enumerate(probe.inputs):
-            self.values[name] = probe.typed(name, given.get(name, 0.2 + 0.6 * ((place + 1) * 0.6180339887498949 % 1.0)))
+        for index, name in enumerate(probe.inputs):
+            self.values[name] = probe.typed(
+                name, inputs.get(name, 0.2 + 0.6 * ((index + 1) * 0.6180339887498949 % 1.0))
+            )
         for node, reduces in probe.small:
             leaves += reduces
             for name in node.outputs if reduces or pinned else node.outputs[:1]:
@@ -94,7 +93,7 @@ class Scalars:
                     self.values[name] = probe.typed(name, reduced * (1 + leaves % 4 / 4))
 
     def get(self, name: str) -> Array | None:
-        """A small value or a constant; None when it is neither, or could not be computed."""
+        """A small value or a constant; None for another value, or for failure."""
         return self.values[name] if name in self.values else self._probe.constant(name)
 
     def number(self, name: str) -> float | None:
@@ -104,7 +103,7 @@ class Scalars:
 
 
 class Probe:
-    """The values of a step's update that are small, and what leads to them."""
+    """The small values of a step's update, and the nodes before them."""
 
     def __init__(self, training: TrainingGraph) -> None:
         self.graph = graph = training.graph
@@ -123,7 +122,7 @@ class Probe:
         """Nodes with small values, in order, and whether they reduce full-shaped ones."""
         self.producers: dict[str, Node] = {}
         self._behind = {name: frozenset([name]) for name in self.inputs}
-        known = {*self.inputs, ""}
+        computable = {*self.inputs, ""}
         for node in graph.nodes:
             by_type = node.is_a("CastLike")  # the second operand is read for its type alone
             if node.phase is Phase.UPDATE:
@@ -133,8 +132,12 @@ class Probe:
                 small = not wide_result and not control_flow(node) and not self.is_constant(node.outputs[0])
             else:
                 reads = node.reads
-                small = bool(reads) and all(x in known or self.is_constant(x) for x in reads) and not control_flow(node)
-                known.update(node.outputs if small else ())
+                small = (
+                    bool(reads)
+                    and all(x in computable or self.is_constant(x) for x in reads)
+                    and not control_flow(node)
+                )
+                computable.update(node.outputs if small else ())
             if small or node.phase is Phase.UPDATE:
                 self.producers.update(dict.fromkeys(node.outputs, node))
             if small:
@@ -148,27 +151,27 @@ class Probe:
 
     def _counters(self) -> tuple[str, ...]:
         """Return states that grow by one, and the exponents of constants, as in 1 - beta^t."""
-        known, found = Scalars(self, spread(self.inputs, 1)), dict[str, None]()
+        scalars, counters = Scalars(self, spread(self.inputs, 1)), dict[str, None]()
         for state, updated in self.updated.items():
-            before, after = known.number(state), known.number(updated)
+            before, after = scalars.number(state), scalars.number(updated)
             if state in self._behind and before is not None and after is not None and abs(after - before - 1) < 1e-9:
-                found[state] = None
+                counters[state] = None
         for node, _ in self.small:
             if node.is_a("Pow") and self.constant(node.inputs[0]) is not None:
-                found.update(dict.fromkeys(sorted(self.inputs_behind(node.inputs[1]))))
-        return tuple(found)
+                counters.update(dict.fromkeys(sorted(self.inputs_behind(node.inputs[1]))))
+        return tuple(counters)
 
     def runs(self) -> list[Scalars]:
-        """The small values for several choices of the scalar inputs: at the first steps, and at late ones."""
-        made = []
+        """The small values for several choices of the scalar inputs: at first steps, and at late steps."""
+        trials = []
         for seed, step in enumerate(_STEPS):
-            given = spread(self.inputs, seed)
-            given |= {name: float(step + (place % 7 if step > 1 else 0)) for place, name in enumerate(self.counters)}
-            made.append(Scalars(self, given))
-        return made
+            inputs = spread(self.inputs, seed)
+            inputs |= {name: float(step + (index % 7 if step > 1 else 0)) for index, name in enumerate(self.counters)}
+            trials.append(Scalars(self, inputs))
+        return trials
 
     def constant(self, name: str) -> Array | None:
-        """A constant of few elements, or one that repeats a single value (as that value)."""
+        """A constant of few elements, or a constant that repeats a single value (as this value)."""
         if name not in self._constants:
             value = self.index.constants.value(name) if self.is_constant(name) else None
             if value is not None and value.size > _MOST_ELEMENTS:
@@ -185,7 +188,7 @@ class Probe:
         return node is not None and node.is_a("Constant")
 
     def scalars_before(self, names: Sequence[str]) -> list[str]:
-        """The small values that lead to these, constants included; nothing of full shape is crossed."""
+        """The small values before these, with constants; nothing of full shape is crossed."""
 
         def before(name: str) -> Sequence[str]:
             node = self.producers.get(name)
@@ -195,7 +198,7 @@ class Probe:
         return list(walk((x for x in names if x and self.single(x) and x not in self.owners.full), before))
 
     def inputs_behind(self, name: str) -> frozenset[str]:
-        """The scalar inputs that a small value depends on."""
+        """The scalar inputs behind a small value."""
         return self._behind.get(name, frozenset())
 
     def single(self, name: str) -> bool:
@@ -212,8 +215,8 @@ class Probe:
         return np.full(type.dims if type.static else (), bool(number) if type.dtype == "bool" else number)
 
     def ungated(self, state: State) -> tuple[str, list[tuple[str, bool]]]:
-        """A state's new value before the conditions that let it keep its old one, and these conditions, each with the
-        value for which the state gets its new value."""
+        """A state's new value before the conditions that let the state keep its old value, and these conditions, each
+        with the value that selects the new value."""
         name, conditions = state.updated, list[tuple[str, bool]]()
         while (node := self.producers.get(name)) is not None:
             if node.is_a("Where") and state.tensor in node.inputs[1:] and self.single(node.inputs[0]):
@@ -231,24 +234,24 @@ class UpdateFunction:
     """Computes the full-shaped values ``wanted`` from the values ``given``, as short vectors."""
 
     def __init__(
-        self, probe: Probe, given: Iterable[str], wanted: Iterable[str], small: Container[str] = ()
+        self, probe: Probe, inputs: Iterable[str], wanted: Iterable[str], small: Container[str] = ()
     ) -> None:  # fmt: skip
-        """``small``: values that are taken from the scalars, whatever they are made of."""
-        self.probe, self._given, self.wanted = probe, set(given), tuple(wanted)
+        """``small``: values taken from the scalars, whatever their makers."""
+        self.probe, self._given, self.wanted = probe, set(inputs), tuple(wanted)
 
         def following(name: str) -> Sequence[str]:
             node = probe.producers.get(name)
             # What is reduced from several: another parameter's values are behind it.
-            others = probe.owners.reduced.get(name) == "" and name not in self.wanted
-            if node is None or name in self._given or name in small or others:
+            reduced = probe.owners.reduced.get(name) == "" and name not in self.wanted
+            if node is None or name in self._given or name in small or reduced:
                 return ()
-            found[id(node)] = node
+            collected[id(node)] = node
             return node.reads
 
-        found: dict[int, Node] = {}
+        collected: dict[int, Node] = {}
         for _ in walk(self.wanted, following):
             pass
-        self.nodes = sorted(found.values(), key=lambda node: probe.index.position[id(node)])
+        self.nodes = sorted(collected.values(), key=lambda node: probe.index.position[id(node)])
 
     @property
     def reduces(self) -> bool:
@@ -260,15 +263,15 @@ class UpdateFunction:
             for node in self.nodes
         )
 
-    def __call__(self, scalars: Scalars, given: Mapping[str, Array]) -> list[Array] | None:
-        """The wanted values for vectors of one length; None where they cannot be computed."""
-        values: Values = dict(given)
+    def __call__(self, scalars: Scalars, arrays: Mapping[str, Array]) -> list[Array] | None:
+        """The wanted values for vectors of one length; None if not computable."""
+        values: Values = dict(arrays)
         for node in self.nodes:
-            made = node.outputs[0]
-            if made not in self._given and any(name in values for name in node.reads):
+            output = node.outputs[0]
+            if output not in self._given and any(name in values for name in node.reads):
                 operands = [self._operand(name, values, scalars) for name in node.inputs]
-                values[made] = compute(node, operands, self.probe.graph.type_of(made), flat=True)
-        shape = next(iter(given.values())).shape
+                values[output] = compute(node, operands, self.probe.graph.type_of(output), flat=True)
+        shape = next(iter(arrays.values())).shape
         result = [self._operand(name, values, scalars) for name in self.wanted]
         if any(value is None for value in result):
             return None

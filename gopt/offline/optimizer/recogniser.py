@@ -1,4 +1,4 @@
-"""Recognise the rule that updates a parameter: follow the gradient to the input of the rule, then try formulas."""
+"""Recognise the rule of a parameter: follow the gradient to the input of the rule, then try formulas."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Expression = tuple[int, tuple[str, ...]]
 
 
 class Recogniser:
-    """Recognises the rules of one step, subgraph by subgraph; updates that are one function of their own values are
-    tried once. A one-element state that an update reads, such as a step counter of its own, is such a value."""
+    """Recognises the rules of one step, subgraph by subgraph; updates that are the same function are tried once. A
+    one-element state read by an update, such as a separate step counter, is an operand of the function."""
 
     def __init__(self, training: TrainingGraph) -> None:
         self.training, self.probe = training, Probe(training)
@@ -41,8 +41,8 @@ class Recogniser:
             key = self._key(subgraph, path.end), path.flipped
             if key not in self._known:
                 self._known[key] = subgraph, self._tried(subgraph)
-            first, rule = self._known[key]
-            rule = replace(rule, step_size=self._counterpart(rule.step_size, first, subgraph))
+            reference, rule = self._known[key]
+            rule = replace(rule, step_size=self._counterpart(rule.step_size, reference, subgraph))
             if number < 0:
                 return rule
             self._known[alike] = subgraph, rule
@@ -58,10 +58,10 @@ class Recogniser:
         floats = all(self.training.graph.type_of(tensor).dtype in FLOATS for tensor in tensors)
         if floats and len(states) <= _MOST_STATES and update_fn.nodes:
             for scalars in self.trials:
-                found = fit_update(update_fn, scalars, names)
-                if found is None:
+                fit = fit_update(update_fn, scalars, names)
+                if fit is None:
                     break
-                fits.append(found)
+                fits.append(fit)
             else:
                 rule = fit_rule(self.probe, self.trials, update_fn, fits)
                 if rule is not None:
@@ -69,12 +69,12 @@ class Recogniser:
         # Clips before an update without a known rule are not part of it.
         count = f"{len(states) - 1} state{'' if len(states) == 2 else 's'}" if len(states) > 1 else "no state"
         whole = subgraph.mode is UpdateMode.WHOLE
-        own = " and norms of its own" if update_fn.reduces and not whole else ""
-        return Rule(f"{'non-' if whole else ''}elementwise update with {count}{own}", recognised=False)
+        suffix = " and norms of its own" if update_fn.reduces and not whole else ""
+        return Rule(f"{'non-' if whole else ''}elementwise update with {count}{suffix}", recognised=False)
 
     def _key(self, subgraph: UpdateSubgraph, start: str) -> Hashable:
-        """A key that is equal for updates that are one function of their own values: the gradient ``start``, behind
-        casts and clips, and their states."""
+        """A key, equal for updates that are the same function: the gradient ``start``, behind casts and clips, and the
+        states."""
         dtype, updated = self.training.graph.type_of(start).dtype, [state.updated for state in subgraph.states]
         self._expressions[start] = self._number(("gradient", dtype)), (start,)
         kinds = tuple((state.kind, self.training.graph.type_of(state.tensor).dtype) for state in subgraph.states)
@@ -86,23 +86,23 @@ class Recogniser:
 
     def _expression(self, name: str) -> Expression:
         """The expression of a value; without recursion, because a schedule may be a long chain."""
-        probe, found, stack = self.probe, self._expressions, [name]
+        probe, expressions, stack = self.probe, self._expressions, [name]
         while stack:
             top = stack[-1]
             node = probe.producers.get(top)
-            if top in found:
+            if top in expressions:
                 stack.pop()
             elif node is None or probe.owners.reduced.get(top) == "" or control_flow(node):
-                found[top] = self._leaf(top)
-            elif missing := [x for x in node.inputs if x not in found]:
+                expressions[top] = self._leaf(top)
+            elif missing := [x for x in node.inputs if x not in expressions]:
                 stack.extend(missing)
             else:
-                operands, names = _joined([found[x] for x in node.inputs])
-                found[top] = self._number((signature(node), operands, node.outputs.index(top))), names
-        return found[name]
+                operands, names = _joined([expressions[x] for x in node.inputs])
+                expressions[top] = self._number((signature(node), operands, node.outputs.index(top))), names
+        return expressions[name]
 
     def _leaf(self, name: str) -> Expression:
-        """A state by its type, a small constant by its value, else a value by its name."""
+        """A state by type, a small constant by value, else a value by name."""
         type = self.training.graph.type_of(name)
         if name in self.probe.updated:
             return self._number(("state", str(type) if self.probe.single(name) else type.dtype)), (name,)
@@ -110,22 +110,23 @@ class Recogniser:
             return self._number(("constant", type.dtype, value.shape, value.tobytes())), ()
         return self._number(("value", name)), ()
 
-    def _counterpart(self, name: str, first: UpdateSubgraph, other: UpdateSubgraph) -> str:
-        """Return the value of ``other`` that corresponds to ``name``, a value of ``first``; both are one function."""
-        if first is other or self.probe.inputs_behind(name) <= self.probe.hyper:
+    def _counterpart(self, name: str, reference: UpdateSubgraph, target: UpdateSubgraph) -> str:
+        """Return the value of ``target`` that corresponds to ``name``, a value of ``reference``; both are one
+        function."""
+        if reference is target or self.probe.inputs_behind(name) <= self.probe.hyper:
             return name
 
         def following(pair: tuple[str, str]) -> Sequence[tuple[str, str]]:
-            nodes = [self.probe.producers.get(each) for each in pair]
+            nodes = [self.probe.producers.get(value) for value in pair]
             ends = pair[0] == pair[1] or nodes[0] is None or nodes[1] is None
             return () if ends else [*zip(*(node.inputs for node in nodes if node is not None))]
 
-        pairs = walk([(s.updated, o.updated) for s, o in zip(first.states, other.states)], following)
-        return next((theirs for own, theirs in pairs if own == name), name)
+        pairs = walk([(s.updated, o.updated) for s, o in zip(reference.states, target.states)], following)
+        return next((theirs for mine, theirs in pairs if mine == name), name)
 
 
 def _joined(operands: Sequence[Expression]) -> tuple[Hashable, tuple[str, ...]]:
-    """A key of several expressions, with the places of their operands among all; and all these operands."""
-    place: dict[str, int] = {}
-    key = tuple((number, tuple(place.setdefault(x, len(place)) for x in names)) for number, names in operands)
-    return key, tuple(place)
+    """A key of several expressions, with the places of operands among all; and all these operands."""
+    positions: dict[str, int] = {}
+    key = tuple((number, tuple(positions.setdefault(x, len(positions)) for x in names)) for number, names in operands)
+    return key, tuple(positions)

@@ -1,5 +1,4 @@
-"""Makes a smaller model on which a command fails in the same way (docs/reproducers.md).
+"""Makes a smaller model with the same failure of a command (docs/reproducers.md).
 
-``search`` tries candidates and keeps those that fail so; ``steps`` are the ways to make a graph smaller; ``chunks``
-halves what a step removes at a time; ``cut`` builds a candidate, ``sizes`` and ``values`` shrink what it holds.
-"""
+``search`` tries candidates and keeps failing ones; ``steps`` are the ways to make a graph smaller; ``chunks`` halves a
+step's removals; ``cut`` builds a candidate, ``sizes`` and ``values`` shrink the contents."""

@@ -1,4 +1,4 @@
-"""Delta debugging: what can be removed is removed in chunks, of which each is half as long as those before."""
+"""Delta debugging: items are removed in chunks, each half as long as the chunks before."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ T = TypeVar("T")
 
 
 def remove_chunks(items: Sequence[T], attempt: Callable[[Sequence[T]], bool], alive: Callable[[T], bool]) -> None:
-    """Try to remove items, from the last to the first: all of them, then halves, quarters, down to single ones.
+    """Try to remove items, from the last to the first: all of them, then halves, quarters, down to single items.
 
-    ``attempt`` removes a chunk and says whether that was kept; ``alive`` whether an item is still there, since one
-    removal may take others along. It is asked at most twice for each item, and for each length of chunks.
-    """
-    left = list(items)
-    size = len(left)
-    while size and left:
-        stop = len(left)
+    ``attempt`` removes a chunk and says whether the result was kept; ``alive`` whether an item is still there, since
+    one removal may take others along. At most two calls for each item, and for each length of chunks."""
+    remaining = list(items)
+    size = len(remaining)
+    while size and remaining:
+        stop = len(remaining)
         while stop > 0:
-            chunk = [each for each in left[max(0, stop - size) : stop] if alive(each)]
+            chunk = [element for element in remaining[max(0, stop - size) : stop] if alive(element)]
             if chunk and attempt(chunk):
-                left[max(0, stop - size) : stop] = []
+                remaining[max(0, stop - size) : stop] = []
             stop -= size
-        left = [each for each in left if alive(each)]
-        size = min(size, len(left)) // 2 if size > 1 else 0
+        remaining = [element for element in remaining if alive(element)]
+        size = min(size, len(remaining)) // 2 if size > 1 else 0

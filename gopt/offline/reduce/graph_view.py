@@ -1,4 +1,4 @@
-"""A model with what the steps ask of it: who makes a value, who reads it, its type. Built in linear time."""
+"""A model with tables for the steps: the maker, the readers and the type of a value. Built in linear time."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 
 def body_reads(body: GraphProto) -> Iterator[str]:
-    """Values that a body of control flow reads from outside of it."""
-    own = {info.name for info in body.input} | {tensor.name for tensor in body.initializer}
+    """Outer values read by a body of control flow."""
+    defined = {info.name for info in body.input} | {tensor.name for tensor in body.initializer}
     for node in body.node:
-        yield from (name for name in node_reads(node) if name not in own)
-        own.update(node.output)
-    yield from (info.name for info in body.output if info.name not in own)
+        yield from (name for name in node_reads(node) if name not in defined)
+        defined.update(node.output)
+    yield from (info.name for info in body.output if info.name not in defined)
 
 
 def captures(node: NodeProto) -> Iterator[str]:
-    """Values that the bodies of a node read from outside of them."""
+    """Outer values read by the bodies of a node."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield from body_reads(attribute.g)
@@ -27,18 +27,18 @@ def captures(node: NodeProto) -> Iterator[str]:
 
 
 def node_reads(node: NodeProto) -> Iterator[str]:
-    """Values that a node reads, its bodies included."""
+    """Values read by a node and its bodies."""
     yield from filter(None, node.input)
     yield from captures(node)
 
 
 def key_of(node: NodeProto) -> str:
-    """Return the name of a node, the same in all candidates: its first output."""
+    """Return the name of a node, the same in all candidates: the first output."""
     return next(filter(None, node.output), "")
 
 
 class GraphView:
-    """A model, not to be changed, and its tables."""
+    """A model, not to be changed, and tables."""
 
     def __init__(self, model: ModelProto) -> None:
         self.model = model
@@ -53,17 +53,17 @@ class GraphView:
 
     @property
     def keys(self) -> list[str]:
-        """The nodes in order, by their keys."""
+        """The nodes in order, by key."""
         return [key for key in map(key_of, self.nodes) if key]
 
 
 def _types(model: ModelProto) -> dict[str, ValueInfoProto]:
-    """The type of every value for which the model has one, or inference finds one."""
+    """The type of every value, from the model or from inference."""
     try:
         graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     except MemoryError:
         raise
     except Exception:  # inference raises many types on models that are wrong, which may be the very failure
         graph = model.graph
-    known = {info.name: info for info in (*model.graph.value_info, *graph.value_info, *graph.input, *graph.output)}
-    return {name: info for name, info in known.items() if info.type.tensor_type.HasField("shape")}
+    infos = {info.name: info for info in (*model.graph.value_info, *graph.value_info, *graph.input, *graph.output)}
+    return {name: info for name, info in infos.items() if info.type.tensor_type.HasField("shape")}

@@ -1,4 +1,4 @@
-"""The reduction of a model: rounds of all steps until none makes the graph smaller."""
+"""The reduction of a model: rounds of all steps until no step makes the graph smaller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MODEL_BYTES = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A reduced model. ``stopped``: the bound that ended the search, empty where no step makes it smaller."""
+    """A reduced model. ``stopped``: the bound that ended the search, empty where no step makes the model smaller."""
 
     model: ModelProto
     failure: Failure
@@ -36,15 +36,14 @@ class Reduction:
 
     @property
     def nodes(self) -> int:
-        """Nodes that are left."""
+        """Remaining nodes."""
         return len(self.model.graph.node)
 
 
 def read_model(path: Path) -> ModelProto:
-    """A model with its values inside; above ``limits.REPRODUCER_VALUES`` bytes, states lose theirs.
+    """A model with values inside; above ``limits.REPRODUCER_VALUES`` bytes, states lose their values.
 
-    Raises InputError for a file that is none, or whose constants are beyond that.
-    """
+    Raises InputError for a file that is no model, or for constants beyond the limit."""
     with naming(str(path)):
         data = documents.read_bytes(path, _MODEL_BYTES)
         check_parts(data)
@@ -66,9 +65,9 @@ def _embed(model: ModelProto, folder: DataFolder) -> None:
                 f"its constants outside of the file have more than {most} bytes (REPRODUCER_VALUES)",
                 limits.hint("REPRODUCER_VALUES", sum(map(tensor_bytes, outside))),
             )
-        kept = [tensor for tensor in model.graph.initializer if not is_external(tensor)]
+        embedded = [tensor for tensor in model.graph.initializer if not is_external(tensor)]
         del model.graph.initializer[:]
-        model.graph.initializer.extend(kept)
+        model.graph.initializer.extend(embedded)
         return
     for tensor in outside:
         value = folder.tensor(tensor, TensorType(dtype_name(tensor.data_type), tuple(tensor.dims))).numpy().tobytes()
@@ -78,10 +77,9 @@ def _embed(model: ModelProto, folder: DataFolder) -> None:
 
 
 def parameter_groups(path: Path) -> Groups:
-    """For every parameter of a step the outputs that are its new value and those of its states.
+    """For every parameter of a step the outputs with the new values of the parameter and its states.
 
-    None where gopt does not read the step: that may be the very failure.
-    """
+    None where gopt does not read the step: the very failure, perhaps."""
     from gopt import api
 
     try:
@@ -106,11 +104,10 @@ def reduce_model(
     bounds: SearchBudget = SearchBudget(),
     tell: Callable[[str], None],
 ) -> Reduction:
-    """Make a model smaller on which ``fails`` finds the same failure as on the whole one.
+    """Make a model smaller while ``fails`` finds the same failure as on the whole model.
 
-    Every candidate that is kept passes ``onnx.checker`` if the model does. Raises OptionError where the command does
-    not fail on the model.
-    """
+    Every kept candidate passes ``onnx.checker`` if the model does. Raises OptionError where the command does not fail
+    on the model."""
     tell("running the command on the whole model")
     failure = fails(model.SerializeToString(deterministic=True))
     if failure is None:
@@ -126,9 +123,9 @@ def reduce_model(
 
 def _rounds(search: Search, groups: Groups) -> None:
     remove_parameters(search, groups)
-    kept = -1
-    while kept != search.kept:
-        kept = search.kept
+    count = -1
+    while count != search.kept:
+        count = search.kept
         for step in STEPS:
             step(search)
     drop_comments(search)

@@ -1,4 +1,4 @@
-"""Tries candidates: valid ones on which the command fails in the same way are kept."""
+"""Tries candidates: valid candidates with the same failure of the command are kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Fails = Callable[[bytes], Failure | None]
 
 
 class BudgetSpentError(Exception):
-    """The tries or the time are used up; ``why`` says which."""
+    """The tries or the time are used up; ``why`` tells the bound."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -26,14 +26,14 @@ class BudgetSpentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SearchBudget:
-    """The most runs of the command, and the seconds after which no further one is begun."""
+    """The most runs of the command, and the seconds after which no further run begins."""
 
     tries: int = 2000
     seconds: float = 3600.0
 
 
 class Search:
-    """The smallest model so far (``view``), and the runs it took (``tries``), of which ``kept`` made it smaller."""
+    """The smallest model so far (``view``), and the runs (``tries``), with ``kept`` smaller models."""
 
     def __init__(
         self, model: ModelProto, failure: Failure, fails: Fails, bounds: SearchBudget, tell: Callable[[str], None]
@@ -51,7 +51,7 @@ class Search:
         self._seen: set[int] = set()
 
     def attempt(self, step: str, model: ModelProto | None) -> bool:
-        """Keep a candidate if it is valid, and the command fails on it in the same way; raises BudgetSpentError."""
+        """Keep a candidate if valid, and if the command fails in the same way; raises BudgetSpentError."""
         if model is None:
             return False
         data = model.SerializeToString(deterministic=True)
@@ -67,8 +67,8 @@ class Search:
             f"{step}: {len(self.view.nodes)} of {self.nodes_before} nodes left, "
             f"{self.tries} of {self._bounds.tries} tries, {self.kept} kept"
         )
-        found = self._fails(data)
-        if found is None or not found.same_as(self.failure):
+        fails = self._fails(data)
+        if fails is None or not fails.same_as(self.failure):
             return False
         self.kept += 1
         self.view = GraphView(model)

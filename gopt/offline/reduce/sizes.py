@@ -15,24 +15,23 @@ SMALL = 2
 
 def sizes(view: GraphView) -> list[int]:
     """Sizes above ``SMALL`` of dimensions of inputs and stored values, the largest first."""
-    found: set[int] = set()
+    lengths: set[int] = set()
     for info in view.inputs.values():
-        found.update(dim.dim_value for dim in info.type.tensor_type.shape.dim)
+        lengths.update(dim.dim_value for dim in info.type.tensor_type.shape.dim)
     for tensor in view.stored.values():
-        found.update(tensor.dims)
-    return sorted((size for size in found if size > SMALL), reverse=True)
+        lengths.update(tensor.dims)
+    return sorted((size for size in lengths if size > SMALL), reverse=True)
 
 
 def resized(view: GraphView, mapping: Mapping[int, int]) -> ModelProto:
-    """The model in which dimensions have other sizes; stored values keep their first elements.
+    """The model with other sizes of dimensions; stored values keep the first elements.
 
-    The caller checks that the result is a model: a size that is a product of others has no meaning of its own.
-    """
+    The caller checks that the result is a model: a product of other sizes has no meaning of its own."""
     model = ModelProto()
     model.CopyFrom(view.model)
     graph = model.graph
     shapes = {
-        node.input[place] for node in graph.node for place in _lengths(node.op_type) if place < len(node.input)
+        node.input[index] for node in graph.node for index in _lengths(node.op_type) if index < len(node.input)
     }  # fmt: skip
     for info in (*graph.input, *graph.output, *graph.value_info):
         _resize_type(info, mapping)
@@ -49,7 +48,7 @@ def resized(view: GraphView, mapping: Mapping[int, int]) -> ModelProto:
 
 
 def _lengths(op_type: str) -> list[int]:
-    """The operands that hold lengths of dimensions."""
+    """The operands with lengths of dimensions."""
     record = operator(op_type)
     return [*record.lengths] if record.shape is None else [*record.lengths, record.shape]
 

@@ -1,4 +1,4 @@
-"""The ways to make a graph smaller, those first that remove most with the fewest runs."""
+"""The ways to make a graph smaller, largest removals with the fewest runs first."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _SHORT = 16
 
 
 def remove_parameters(search: Search, groups: Groups) -> None:
-    """Whole parameters: their new values and those of their optimizer states are not outputs any more.
+    """Whole parameters: the new values of parameter and optimizer states are no outputs any more.
 
-    What computed them goes along; the parameter itself stays as an input where the forward reads it.
-    """
+    The nodes behind them go along; the parameter itself stays as an input where the forward reads it."""
 
     def attempt(chunk: Groups) -> bool:
         names = {name for group in chunk for name in group}
@@ -33,7 +32,7 @@ def remove_parameters(search: Search, groups: Groups) -> None:
 
 
 def remove_outputs(search: Search) -> None:
-    """Graph outputs, and the nodes that nothing else needs."""
+    """Graph outputs, and the nodes needed by nothing else."""
 
     def attempt(chunk: Sequence[str]) -> bool:
         return search.attempt("outputs", cut(search.view, outputs=set(chunk)))
@@ -42,7 +41,7 @@ def remove_outputs(search: Search) -> None:
 
 
 def remove_nodes(search: Search) -> None:
-    """Runs of nodes; what others read of them become inputs."""
+    """Runs of nodes; results read by others become inputs."""
     alive = _NodePresence(search)
 
     def attempt(chunk: Sequence[str]) -> bool:
@@ -52,7 +51,7 @@ def remove_nodes(search: Search) -> None:
 
 
 def bypass_nodes(search: Search) -> None:
-    """Nodes whose result has the type of one of their inputs: readers read that input."""
+    """Nodes with a result of the type of an input: readers read the input."""
     alive = _NodePresence(search)
 
     def attempt(chunk: Sequence[str]) -> bool:
@@ -63,19 +62,19 @@ def bypass_nodes(search: Search) -> None:
 
 
 def _bypassed(search: Search, keys: set[str]) -> dict[str, str]:
-    """Result -> the value that takes its place, of nodes with one result."""
+    """Result -> the replacing value, of nodes with one result."""
     view = search.view
-    found: dict[str, str] = {}
+    replacements: dict[str, str] = {}
     for node in view.nodes:
         if len(node.output) != 1 or node.output[0] not in keys or node.output[0] in view.captured:
             continue
         kind = view.types.get(node.output[0])
         for name in node.input:
-            other = view.types.get(name)
-            if kind is not None and other is not None and other.type == kind.type:
-                found[node.output[0]] = found.get(name, name)
+            source = view.types.get(name)
+            if kind is not None and source is not None and source.type == kind.type:
+                replacements[node.output[0]] = replacements.get(name, name)
                 break
-    return found
+    return replacements
 
 
 def drop_values(search: Search) -> None:
@@ -90,21 +89,21 @@ def drop_values(search: Search) -> None:
 
 def shrink_sizes(search: Search) -> None:
     """Dimensions become small: all at once, else one size after the other, to 2 or by halves."""
-    found = sizes(search.view)
-    if found and search.attempt("sizes", resized(search.view, dict.fromkeys(found, SMALL))):
+    lengths = sizes(search.view)
+    if lengths and search.attempt("sizes", resized(search.view, dict.fromkeys(lengths, SMALL))):
         return
-    for size in found:
+    for size in lengths:
         now = size
         while now > SMALL:
             tried = [small for small in dict.fromkeys((SMALL, now // 2)) if SMALL <= small < now]
-            kept = next((s for s in tried if search.attempt("sizes", resized(search.view, {now: s}))), None)
-            if kept is None:
+            length = next((s for s in tried if search.attempt("sizes", resized(search.view, {now: s}))), None)
+            if length is None:
                 break
-            now = kept
+            now = length
 
 
 def drop_comments(search: Search) -> None:
-    """Documentation, metadata, types of inner values, and functions and operator sets that no node uses."""
+    """Documentation, metadata, types of inner values, and unused functions and operator sets."""
     model = ModelProto()
     model.CopyFrom(search.view.model)
     for node in model.graph.node:
@@ -112,17 +111,17 @@ def drop_comments(search: Search) -> None:
         node.ClearField("metadata_props")
     del model.graph.value_info[:], model.metadata_props[:]
     used = {(node.domain, node.op_type) for node in model.graph.node}
-    if not any((each.domain, each.name) in used for each in model.functions):
+    if not any((function.domain, function.name) in used for function in model.functions):
         del model.functions[:]
         domains = {"", *(domain for domain, _ in used)}
-        kept = [each for each in model.opset_import if each.domain in domains or each.domain == "ai.onnx"]
+        imports = [entry for entry in model.opset_import if entry.domain in domains or entry.domain == "ai.onnx"]
         del model.opset_import[:]
-        model.opset_import.extend(kept)
+        model.opset_import.extend(imports)
     search.attempt("comments", model)
 
 
 class _NodePresence:
-    """Whether a node is still in the graph: the set of keys is made once for each graph that was kept."""
+    """Whether a node is still in the graph: the set of keys is made once for each kept graph."""
 
     def __init__(self, search: Search) -> None:
         self._search = search

@@ -1,4 +1,4 @@
-"""The file of a reproducer: an archive with ``reproducer.json`` and the files of each input in a folder of its own."""
+"""The file of a reproducer: an archive with ``reproducer.json`` and the files of each input in a separate folder."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ _AS_WRITTEN = "give a file that gopt COMMAND --reproducer FILE wrote"
 
 
 def folder_of(index: int) -> str:
-    """The folder of an input, in the archive and where it is unpacked."""
+    """The folder of an input, in the archive and unpacked."""
     return f"input_{index}"
 
 
 def write(path: Path, reproducer: Reproducer, files: Sequence[Sequence[Content]]) -> None:
-    """Write a reproducer, whole or not at all; ``files``: those of each input.
+    """Write a reproducer, whole or not at all; ``files``: of each input.
 
     The same command and inputs give the same bytes. Raises OptionError where something else than a reproducer has the
     name, OSError, InputError.
     """
     target = real_path(path)
-    taken = os.path.lexists(target)
-    if taken and not is_reproducer(target):
+    exists = os.path.lexists(target)
+    if exists and not is_reproducer(target):
         raise OptionError(f"{path} exists already, and is not a reproducer", "choose another name")
     text = json.dumps(to_document(reproducer), indent=1, ensure_ascii=False)
     with staged_file(target) as staged:
         with staged.open() as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
             _add(archive, RECORD_FILE, Content(RECORD_FILE, text.encode()))
-            for index, each in enumerate(files):
-                for content in each:
+            for index, contents in enumerate(files):
+                for content in contents:
                     _add(archive, f"{folder_of(index)}/{content.name}", content)
-        staged.commit_over() if taken else staged.commit()
+        staged.commit_over() if exists else staged.commit()
 
 
 def _add(archive: zipfile.ZipFile, name: str, content: Content) -> None:
@@ -72,7 +72,7 @@ def _add(archive: zipfile.ZipFile, name: str, content: Content) -> None:
 
 
 def is_reproducer(path: Path) -> bool:
-    """Return whether a regular file is a reproducer, which may be replaced by another."""
+    """Return whether a regular file is a reproducer, to be replaced by another."""
     try:
         read(path)
     except (InputError, OSError):
@@ -87,23 +87,22 @@ def read(path: Path) -> Reproducer:
 
 
 def unpack(path: Path, folder: Path) -> Reproducer:
-    """Write the inputs of a reproducer into a folder, ``input_N/NAME``; values that it does not have are drawn.
+    """Write the inputs of a reproducer into a folder, ``input_N/NAME``; missing values are drawn.
 
-    Raises InputError for a file that is damaged, or made to harm, and OSError.
-    """
+    Raises InputError for a damaged or harmful file, and OSError."""
     with _opened(path) as archive:
         record = _record(archive, path)
-        for index, each in enumerate(record.inputs):
-            place = folder / folder_of(index)
-            place.mkdir()
-            if each.kind == "folder":
-                (place / each.name).mkdir()
-            for name, size in each.files.items():
-                target = place / each.name / name if each.kind == "folder" else place / name
+        for index, entry in enumerate(record.inputs):
+            destination = folder / folder_of(index)
+            destination.mkdir()
+            if entry.kind == "folder":
+                (destination / entry.name).mkdir()
+            for name, size in entry.files.items():
+                target = destination / entry.name / name if entry.kind == "folder" else destination / name
                 _extract(archive, f"{folder_of(index)}/{name}", size, target)
             if not record.values:
-                for name in each.files:
-                    _complete(place / each.name if each.kind == "folder" else place, name)
+                for name in entry.files:
+                    _complete(destination / entry.name if entry.kind == "folder" else destination, name)
     return record
 
 
@@ -130,14 +129,14 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _check_directory(path: Path, size: int) -> None:
-    """Raise InputError where the list of members, which zipfile reads at once, is beyond the limit."""
+    """Raise InputError for a list of members beyond the limit, since zipfile reads the list at once."""
     with path.open("rb") as file:
         file.seek(max(0, size - (1 << 16) - 22))
         tail = file.read()
-    place = tail.rfind(_END)
-    if place < 0 or len(tail) < place + 22:
+    offset = tail.rfind(_END)
+    if offset < 0 or len(tail) < offset + 22:
         raise InputError("is not a reproducer")
-    (listed,) = struct.unpack_from("<L", tail, place + 12)
+    (listed,) = struct.unpack_from("<L", tail, offset + 12)
     if min(listed, size) > limits.ARCHIVE_DIRECTORY:
         most = limits.ARCHIVE_DIRECTORY
         raise InputError(
@@ -147,25 +146,25 @@ def _check_directory(path: Path, size: int) -> None:
 
 
 def _check_members(archive: zipfile.ZipFile, size: int) -> None:
-    """Raise InputError for members that are too many or too large, or stored in a way that gopt never writes."""
-    found = archive.infolist()
+    """Raise InputError for members that are too many or too large, or stored in a form that gopt never writes."""
+    members = archive.infolist()
     most = max(limits.ARCHIVE_FREE, limits.ARCHIVE_GROWTH * size)
-    total = sum(entry.file_size for entry in found)
+    total = sum(entry.file_size for entry in members)
     if total > most:
         raise InputError(
             f"its files take {total} bytes, those of a file of this size at most {most} (ARCHIVE_FREE, ARCHIVE_GROWTH)",
             limits.hint("ARCHIVE_FREE", total),
         )
-    if len(found) > limits.REPRODUCER_FILES:
+    if len(members) > limits.REPRODUCER_FILES:
         most = limits.REPRODUCER_FILES
         raise InputError(
-            f"it holds {len(found)} files, at most {most} are read (REPRODUCER_FILES)",
-            limits.hint("REPRODUCER_FILES", len(found)),
+            f"it holds {len(members)} files, at most {most} are read (REPRODUCER_FILES)",
+            limits.hint("REPRODUCER_FILES", len(members)),
         )
-    twice = next((name for name, count in Counter(entry.filename for entry in found).items() if count > 1), None)
+    twice = next((name for name, count in Counter(entry.filename for entry in members).items() if count > 1), None)
     if twice is not None:
         raise InputError(f"file {show(twice)} is in it twice")
-    if any(entry.compress_type not in _METHODS or entry.flag_bits & 1 for entry in found):
+    if any(entry.compress_type not in _METHODS or entry.flag_bits & 1 for entry in members):
         raise InputError("its files are compressed or encrypted in a way that gopt never writes")
 
 
@@ -187,9 +186,9 @@ def _record(archive: zipfile.ZipFile, path: Path) -> Reproducer:
             limits.hint("REPRODUCER_INPUTS", len(record.inputs)),
         )
     listed = {}
-    for index, each in enumerate(record.inputs):
-        _check_names(each)
-        listed.update({f"{folder_of(index)}/{name}": size for name, size in each.files.items()})
+    for index, source in enumerate(record.inputs):
+        _check_names(source)
+        listed.update({f"{folder_of(index)}/{name}": size for name, size in source.files.items()})
     if listed != names:
         odd = sorted(listed.items() ^ names.items())[0][0]
         raise InputError(f"{show(odd)} is not as {RECORD_FILE} lists it")
@@ -201,17 +200,17 @@ def _record(archive: zipfile.ZipFile, path: Path) -> Reproducer:
     return record
 
 
-def _check_names(each: Input) -> None:
-    for name in (each.name, *each.files):
+def _check_names(entry: Input) -> None:
+    for name in (entry.name, *entry.files):
         if not documents.safe_name(name) or name.startswith("-"):
             raise InputError(f"{show(name)} is not the name of a file")
-    known = {each.name, VALUES_FILE} if each.kind == "model" else {each.name}
-    if each.kind != "folder" and not set(each.files) <= known:
-        raise InputError(f"input {show(each.name)} has other files than its own")
+    expected = {entry.name, VALUES_FILE} if entry.kind == "model" else {entry.name}
+    if entry.kind != "folder" and not set(entry.files) <= expected:
+        raise InputError(f"input {show(entry.name)} has other files than its own")
 
 
 def _extract(archive: zipfile.ZipFile, name: str, size: int, target: Path) -> None:
-    """Write one member; raises InputError where it is not as long as it says."""
+    """Write one member; raises InputError for a member of another length than stated."""
     with archive.open(name) as source, target.open("xb") as file:
         while size:
             block = source.read(min(size, _BLOCK))
@@ -224,7 +223,7 @@ def _extract(archive: zipfile.ZipFile, name: str, size: int, target: Path) -> No
 
 
 def _complete(folder: Path, name: str) -> None:
-    """Draw the values that a model lacks, and make the file of those outside of it."""
+    """Draw the missing values of a model, and make the file of external values."""
     if not name.endswith(".onnx"):
         return
     path = folder / name
@@ -241,7 +240,7 @@ def _complete(folder: Path, name: str) -> None:
 
 
 def _location(model: ModelProto) -> str:
-    """The file of the first external value; one file has them all in what gopt writes."""
+    """The file of the first external value; gopt writes all into one file."""
     for tensor in filter(is_external, model.graph.initializer):
         return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
     return ""

@@ -16,10 +16,9 @@ class Failure:
     """The end of a command that did not end with 0.
 
     ``kind``: the class of the error; ``result`` for a command that ended normally with another code, ``signal`` for a
-    process that died of one, ``time-out``, ``program`` for a program other than gopt. ``message``: the first line.
-    ``where``: module and function of gopt that raised a defect; empty for a refusal. ``command``: which one of several
-    commands failed, from 0.
-    """
+    process ended by a signal, ``time-out``, ``program`` for a program other than gopt. ``message``: the first line.
+    ``where``: module and function of gopt that raised a defect; empty for a refusal. ``command``: the index of the
+    failed command among several, from 0."""
 
     exit_code: int
     kind: str
@@ -27,21 +26,20 @@ class Failure:
     where: str = ""
     command: int = 0
 
-    def same_as(self, other: Failure) -> bool:
-        """Return whether code, kind, place and the shape of the message are those of ``other``."""
+    def same_as(self, failure: Failure) -> bool:
+        """Return whether code, kind, place and the shape of the message equal those of ``failure``."""
         mine = (self.exit_code, self.kind, self.where, self.command, message_shape(self.message))
-        return mine == (other.exit_code, other.kind, other.where, other.command, message_shape(other.message))
+        return mine == (failure.exit_code, failure.kind, failure.where, failure.command, message_shape(failure.message))
 
     def __str__(self) -> str:
-        place = f" in {self.where}" if self.where else ""
-        return f"exit code {self.exit_code}, {self.kind}{place}" + (f": {self.message}" if self.message else "")
+        location = f" in {self.where}" if self.where else ""
+        return f"exit code {self.exit_code}, {self.kind}{location}" + (f": {self.message}" if self.message else "")
 
 
 def message_shape(message: str) -> str:
-    """A message without the names, paths and numbers in it: what two refusals for one reason have in common.
+    """A message without names, paths and numbers: the common part of two refusals for one reason.
 
-    Quoted texts, words with a digit, a dot, a slash or an underscore in them, and numbers stand for any other.
-    """
+    Quoted texts, words with a digit, a dot, a slash or an underscore, and numbers stand for any other."""
     text = _QUOTED.sub("§", message.split("\n", 1)[0])
     text = _NAME.sub("§", _NUMBER.sub("§", text))
     return re.sub(r"§(?:[\s,]*(?:and )?§)*", "§", text)
@@ -49,18 +47,18 @@ def message_shape(message: str) -> str:
 
 def place_of(trace: TracebackType | None) -> str:
     """Module and function of the innermost frame of gopt, such as ``gopt.passes.prune:prune``; empty without one."""
-    found = ""
+    location = ""
     while trace is not None:
         frame = trace.tb_frame
         module = frame.f_globals.get("__name__", "")
         if module == "gopt" or module.startswith("gopt."):
-            found = f"{module}:{frame.f_code.co_name}"
+            location = f"{module}:{frame.f_code.co_name}"
         trace = trace.tb_next
-    return found
+    return location
 
 
 def failure_of(error: BaseException, exit_code: int) -> Failure:
-    """The failure that an error is; only defects say where they were raised."""
+    """The failure of an error; only defects say where they were raised."""
     from gopt.errors import GoptError
 
     message = error.message if isinstance(error, GoptError) else str(error)

@@ -1,8 +1,7 @@
-"""The parts of a command's input files and folders that a reproducer keeps.
+"""The parts of a command's input files and folders in a reproducer.
 
-Of a model its graph, and the values that it refers to if they are asked for; of an output folder what gopt wrote into
-it; a configuration as it is. No other file is opened.
-"""
+Of a model the graph, and the external values if requested; of an output folder gopt's files; a configuration unchanged.
+No other file is opened."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ _DOCUMENTS = (MANIFEST_FILE, REPORT_FILE)
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A file to be kept: its bytes, or the ranges of other files that it is made of."""
+    """A file to be kept: the bytes, or the ranges of other files."""
 
     name: str
     data: bytes = b""
@@ -50,7 +49,7 @@ class Content:
         return len(self.data) + sum(size for _, _, size in self.ranges)
 
     def blocks(self) -> Iterator[bytes]:
-        """The content, a block at a time; raises OSError, InputError for a file that has become shorter."""
+        """The content, a block at a time; raises OSError, InputError for a shortened file."""
         if self.data:
             yield self.data
         for path, offset, size in self.ranges:
@@ -70,7 +69,7 @@ def kind_of(path: Path, configuration: bool) -> str:
 
 
 def contents(path: Path, kind: str, values: bool) -> list[Content]:
-    """Return the files that are kept of an input. Raises InputError for an unreadable one, OSError."""
+    """Return the kept files of an input. Raises InputError for an unreadable input, OSError."""
     if kind == "configuration":
         return [Content(path.name, documents.read_bytes(path, "SERVERS_BYTES"))]
     if kind == "folder":
@@ -84,12 +83,12 @@ def contents(path: Path, kind: str, values: bool) -> list[Content]:
     moved = move_external(model, DataFolder(str(path)), VALUES_FILE)
     if not values:
         leave_out_values(model)
-    kept = [Content(path.name, model.SerializeToString(deterministic=True))]
-    return [*kept, Content(VALUES_FILE, ranges=tuple(moved))] if moved and values else kept
+    files = [Content(path.name, model.SerializeToString(deterministic=True))]
+    return [*files, Content(VALUES_FILE, ranges=tuple(moved))] if moved and values else files
 
 
 def _parse(data: bytes, path: Path, values: bool) -> ModelProto | None:
-    """The model, or None for a file that is none; it is kept only where values may be."""
+    """The model, or None for another file; such a file is kept only where values may be."""
     try:
         check_parts(data)
         model: ModelProto | None = parse_model(data)
@@ -106,10 +105,9 @@ def _parse(data: bytes, path: Path, values: bool) -> ModelProto | None:
 
 
 def _without_digests(name: str, data: bytes) -> bytes:
-    """The bytes of a document; of a manifest without the digests of values that others take the place of.
+    """The bytes of a document; of a manifest without the digests of replaced values.
 
-    A damaged manifest stays as it is, because that may be what fails.
-    """
+    A damaged manifest stays unchanged, because the damage may be the failure."""
     if name == MANIFEST_FILE:
         with suppress(InputError):
             manifest, _ = parse_manifest(data, name)
@@ -119,30 +117,30 @@ def _without_digests(name: str, data: bytes) -> bytes:
 
 
 def _folder(path: Path, values: bool) -> list[Content]:
-    """The files of an output folder that gopt wrote, in the order of their names; links are left out."""
-    kept = []
-    for each in sorted(path.iterdir()):
-        if not is_regular_file(each):
+    """The files written by gopt in an output folder, in the order of names; links are left out."""
+    files = []
+    for file in sorted(path.iterdir()):
+        if not is_regular_file(file):
             continue
-        if each.name in _DOCUMENTS:
-            data = documents.read_bytes(each, "DOCUMENT_BYTES")
-            kept.append(Content(each.name, data if values else _without_digests(each.name, data)))
-        elif each.name == SOURCE_FILE or _RANK.fullmatch(each.name):
-            data = documents.read_bytes(each, _MODEL_BYTES)
-            model = _parse(data, each, values)
+        if file.name in _DOCUMENTS:
+            data = documents.read_bytes(file, "DOCUMENT_BYTES")
+            files.append(Content(file.name, data if values else _without_digests(file.name, data)))
+        elif file.name == SOURCE_FILE or _RANK.fullmatch(file.name):
+            data = documents.read_bytes(file, _MODEL_BYTES)
+            model = _parse(data, file, values)
             if model is not None and not values:
                 leave_out_values(model)
                 data = model.SerializeToString(deterministic=True)
-            kept.append(Content(each.name, data))
-        elif each.name == STATES_FILE and values:
-            kept.append(Content(each.name, ranges=((each, 0, each.stat().st_size),)))
-    if not kept and holds_step(path):
+            files.append(Content(file.name, data))
+        elif file.name == STATES_FILE and values:
+            files.append(Content(file.name, ranges=((file, 0, file.stat().st_size),)))
+    if not files and holds_step(path):
         raise InputError(
             f"{path} holds training artifacts, which a reproducer does not take",
             f"gopt import {path} -o step.onnx makes a model of them",
         )
-    if not kept:
+    if not files:
         raise InputError(
             f"{path} holds nothing that gopt shard or gopt split wrote", "give a model, or an output folder"
         )
-    return kept
+    return files

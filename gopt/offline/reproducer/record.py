@@ -83,18 +83,18 @@ class Reproducer:
 
     def failed(self) -> Failure:
         """How the command failed when it was recorded."""
-        kept = self.failure
-        return Failure(kept.exit_code, kept.kind, kept.message, kept.where)
+        failure = self.failure
+        return Failure(failure.exit_code, failure.kind, failure.message, failure.where)
 
 
 def versions() -> dict[str, str]:
     """The versions of gopt, of Python, and of the libraries that read and run graphs."""
     from gopt import __version__
 
-    found = {"gopt": __version__, "python": platform.python_version(), "machine": platform.machine()}
+    result = {"gopt": __version__, "python": platform.python_version(), "machine": platform.machine()}
     for name in _LIBRARIES:
         try:
-            found[name] = version(name)
+            result[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return result

@@ -1,7 +1,6 @@
-"""Models without their values: large stored values are taken out of a model, and others are drawn in their place.
+"""Models without values: large stored values are taken out of a model, and others drawn instead.
 
-Values of at most ``limits.CHECKED_BYTES`` stay: they are shapes, axes and scalars, which say what the graph is.
-"""
+Values of at most ``limits.CHECKED_BYTES`` stay: shapes, axes and scalars, which define the graph."""
 
 from __future__ import annotations
 
@@ -53,14 +52,14 @@ def is_external(tensor: TensorProto) -> bool:
 
 
 def tensor_bytes(tensor: TensorProto) -> int:
-    """Bytes that the value takes; raises InputError for sizes that no tensor has."""
+    """Bytes of the value; raises InputError for sizes that no tensor has."""
     if any(size < 0 for size in tensor.dims) or len(tensor.dims) > limits.DIMENSIONS:
         raise InputError(f"the shape of tensor {show(tensor.name)} is none")
     return nbytes(dtype_name(tensor.data_type), math.prod(tensor.dims))
 
 
 def leave_out_values(model: ModelProto) -> None:
-    """Take every value above ``limits.CHECKED_BYTES`` that the model file itself holds out of it."""
+    """Take every value above ``limits.CHECKED_BYTES`` out of the model file."""
     for tensor in model_tensors(model):
         _leave_out(tensor)
 
@@ -83,21 +82,21 @@ def move_external(model: ModelProto, folder: DataFolder, location: str) -> list[
         if not is_external(tensor):
             continue
         kind = TensorType(dtype_name(tensor.data_type), tuple(tensor.dims))
-        found = folder.tensor(tensor, kind)
+        external = folder.tensor(tensor, kind)
         tensor.ClearField("external_data")
         if kind.nbytes <= limits.CHECKED_BYTES:
             tensor.ClearField("data_location")
-            tensor.raw_data = found.numpy().tobytes()
+            tensor.raw_data = external.numpy().tobytes()
             continue
         for key, value in (("location", location), ("offset", str(offset)), ("length", str(kind.nbytes))):
             tensor.external_data.add(key=key, value=value)
-        moved.append((Path(found.path), found.offset, kind.nbytes))
+        moved.append((Path(external.path), external.offset, kind.nbytes))
         offset += kind.nbytes
     return moved
 
 
 def draw(tensor: TensorProto) -> bytes:
-    """A value for a tensor that has lost its own: small positive numbers by its name; zeros where it is not a float."""
+    """A value for a tensor without a value: small positive numbers by name; zeros for other types than floats."""
     kind, count = dtype_name(tensor.data_type), math.prod(tensor.dims)
     if kind not in FLOATS:
         return bytes(tensor_bytes(tensor))
@@ -107,11 +106,10 @@ def draw(tensor: TensorProto) -> bytes:
 
 
 def fill_values(model: ModelProto) -> bool:
-    """Draw the values that were taken out of a model; says whether there were any.
+    """Draw the values taken out of a model; says whether any were missing.
 
-    Raises InputError where they would take more than ``limits.REPRODUCER_VALUES``.
-    """
-    missing = [each for each in model_tensors(model) if each.doc_string == LEFT_OUT and not is_external(each)]
+    Raises InputError for values of more than ``limits.REPRODUCER_VALUES``."""
+    missing = [tensor for tensor in model_tensors(model) if tensor.doc_string == LEFT_OUT and not is_external(tensor)]
     total = sum(map(tensor_bytes, missing))
     if total > limits.REPRODUCER_VALUES:
         raise InputError(
@@ -125,27 +123,27 @@ def fill_values(model: ModelProto) -> bool:
 
 
 def write_external(model: ModelProto, path: Path) -> None:
-    """Make the file of external values that was left out: drawn, or all zeros where they are many.
+    """Make the missing file of external values: drawn, or all zeros if many.
 
     Raises InputError for places beyond ``limits.REPRODUCER_FILE``, OSError.
     """
-    found = []
+    ranges = []
     for tensor in model.graph.initializer:
         if is_external(tensor):
             entries = {entry.key: entry.value for entry in tensor.external_data}
             offset, size = entries.get("offset", "0"), tensor_bytes(tensor)
             if len(offset) > limits.NUMBER_DIGITS or not offset.isdecimal():
                 raise InputError(f"the offset of tensor {show(tensor.name)} is not a number")
-            found.append((int(offset), size, tensor))
-    end = max((offset + size for offset, size, _ in found), default=0)
+            ranges.append((int(offset), size, tensor))
+    end = max((offset + size for offset, size, _ in ranges), default=0)
     if end > limits.REPRODUCER_FILE:
         raise InputError(
             f"its values would take {end} bytes, at most {limits.REPRODUCER_FILE} (REPRODUCER_FILE)",
             limits.hint("REPRODUCER_FILE", end),
         )
-    drawn = sum(size for _, size, _ in found) <= limits.REPRODUCER_VALUES
+    drawn = sum(size for _, size, _ in ranges) <= limits.REPRODUCER_VALUES
     with path.open("r+b" if path.exists() else "wb") as file:
         file.truncate(max(end, path.stat().st_size))
-        for offset, _, tensor in found if drawn else ():
+        for offset, _, tensor in ranges if drawn else ():
             file.seek(offset)
             file.write(draw(tensor))

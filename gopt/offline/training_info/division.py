@@ -1,8 +1,8 @@
-"""The algorithm of a step: what the inference graph does not compute.
+"""The algorithm of a step: the part outside the inference graph.
 
-The standard joins both graphs: a value of the inference graph is computed once, and each name is one value. Values that
-BatchNorm and dropout change in evaluation are therefore computed a second time, as in training, under other names.
-"""
+The standard joins both graphs: a value of the inference graph is computed once, and each name is one value. Values
+changed by BatchNorm and dropout in evaluation are therefore computed a second time, as in training, under other
+names."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ IN_TRAINING = "training"
 
 @dataclass(frozen=True, slots=True)
 class StepDivision:
-    """A step as an inference graph and the nodes of its algorithm, in order.
+    """A step as an inference graph and the algorithm's nodes, in order.
 
-    ``functions``: bodies of optimizers that the source does not have. ``names``: a value of the step -> its name in the
-    algorithm, where evaluation computes another value under the step's name.
-    """
+    ``functions``: bodies of optimizers missing in the source. ``names``: a value of the step -> the name in the
+    algorithm, where evaluation computes another value under the step's name."""
 
     inference: Graph
     nodes: Sequence[Node]
@@ -40,24 +39,23 @@ class StepDivision:
     free: FreeNames
 
     def name(self, value: str) -> str:
-        """The name that a value of the step has in the joined graph."""
+        """The name of a step's value in the joined graph."""
         return self.names.get(value, value)
 
 
 def divide(training: TrainingGraph, forward: InferenceForward) -> StepDivision:
-    """Divide a step at its forward. Nodes of optimizers are those of the file, not what they are written out as.
+    """Divide a step at the forward. Nodes of optimizers are as in the file, not written out.
 
     Raises UnsupportedError for a collective, and for a body of control flow that reads a value with two names;
-    OptionError where the loss would need two names.
-    """
+    OptionError for a loss with two names."""
     nodes, functions = source_nodes(training.graph)
     _refuse_collectives(training.graph.nodes)
     free = FreeNames(_names(training.graph, nodes) | _names(forward.graph, ()))
     inference = _with_own_names(forward.graph, free)
-    made = {name for node in inference.nodes for name in node.outputs if name}
-    same = made - forward.changed
-    left = [node for node in nodes if not same.issuperset(filter(None, node.outputs))]
-    again = dict.fromkeys(name for node in left for name in node.outputs if name in made)
+    computed = {name for node in inference.nodes for name in node.outputs if name}
+    unchanged = computed - forward.changed
+    remaining = [node for node in nodes if not unchanged.issuperset(filter(None, node.outputs))]
+    again = dict.fromkeys(name for node in remaining for name in node.outputs if name in computed)
     twice = next((loss for loss in training.losses if loss in again), None)
     if twice is not None:
         raise OptionError(
@@ -67,7 +65,7 @@ def divide(training: TrainingGraph, forward: InferenceForward) -> StepDivision:
         )
     names = {name: free.take(f"{name}.{IN_TRAINING}") for name in again}
     labels = {node.name for node in inference.nodes}
-    return StepDivision(inference, [_named(node, names, labels, free) for node in left], functions, names, free)
+    return StepDivision(inference, [_named(node, names, labels, free) for node in remaining], functions, names, free)
 
 
 def _refuse_collectives(nodes: Iterable[Node]) -> None:
@@ -80,17 +78,17 @@ def _refuse_collectives(nodes: Iterable[Node]) -> None:
 
 
 def _names(graph: Graph, nodes: Iterable[Node]) -> set[str]:
-    """Every name that a graph or one of its nodes uses, inside bodies too, values and nodes alike."""
-    found = {*graph.inputs, *graph.outputs, *graph.initializers, *graph.types}
+    """Every name used by a graph or its nodes, inside bodies too, values and nodes alike."""
+    names = {*graph.inputs, *graph.outputs, *graph.initializers, *graph.types}
     for node in (*graph.nodes, *nodes):
-        found.update((node.name, *node.inputs, *node.outputs))
+        names.update((node.name, *node.inputs, *node.outputs))
         if node.captures:
-            found.update(name for each in nested([node.to_proto()]) for name in (*each.input, *each.output))
-    return found
+            names.update(name for proto in nested([node.to_proto()]) for name in (*proto.input, *proto.output))
+    return names
 
 
 def _with_own_names(graph: Graph, free: FreeNames) -> Graph:
-    """The graph without names that gopt keeps to itself: a reader would refuse them."""
+    """The graph without gopt's private names: a reader would refuse these."""
     table = {
         name: free.take(name.removeprefix(RESERVED))
         for node in graph.nodes
@@ -115,7 +113,7 @@ def _with_own_names(graph: Graph, free: FreeNames) -> Graph:
 
 
 def _named(node: Node, names: Mapping[str, str], labels: set[str], free: FreeNames) -> Node:
-    """A node of the algorithm: with the names that its values have there, and a name that no other node has."""
+    """A node of the algorithm: with the algorithm's names of values, and a unique name."""
     if node.name and node.name in labels:
         node = _relabelled(node, free.take(f"{node.name}.{IN_TRAINING}"))
     return _renamed(node, names)

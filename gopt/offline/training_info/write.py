@@ -1,4 +1,4 @@
-"""A step, or ranks of one, into one model with ``training_info``."""
+"""A step, or ranks of a step, into one model with ``training_info``."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from gopt.offline.training_info.model import training_model
 class TrainingInfo:
     """Result of ``merge_training_info``.
 
-    ``nodes``, ``inputs``, ``outputs``: those of the inference graph; ``algorithm``: nodes of the algorithm; ``fed``:
-    its own inputs; ``states``: initializers that a step replaces; ``initialized``: those that a graph gives first
-    values; ``twice``: values that evaluation and training compute, each with its name in the algorithm.
-    """
+    ``nodes``, ``inputs``, ``outputs``: of the inference graph; ``algorithm``: nodes of the algorithm; ``fed``: the
+    algorithm's inputs; ``states``: initializers replaced by a step; ``initialized``: states with first values from a
+    graph; ``twice``: values computed in evaluation and training, each with the name in the algorithm."""
 
     model: str
     data: str
@@ -54,10 +53,9 @@ def merge_training_info(
 ) -> TrainingInfo:
     """Write a folder, a checkpoint or a step as a model with ``training_info``.
 
-    ``outputs``: what the inference graph computes; none: the step's outputs beside loss and states. Raises OptionError
-    for a loss that evaluation changes; UnsupportedError for a collective; InputError for a state without a value; else
-    what ``forward_only`` and ``merge`` raise.
-    """
+    ``outputs``: of the inference graph; none: the step's outputs beside loss and states. Raises OptionError for a loss
+    changed by evaluation; UnsupportedError for a collective; InputError for a state without a value; else as
+    ``forward_only`` and ``merge``."""
     target = resolve_output(model)
     check_model(target, shown=Path(model), force=force)
     source = step_at(path)
@@ -66,11 +64,11 @@ def merge_training_info(
     graph = training_model(training, parts, source.startup)
     data = save_model(target, graph, Path(model), force=force)
     (info,) = graph.header.training_info
-    stored = sum(each.nbytes for each in graph.initializers.values())
-    stored += sum(training.graph.initializers[each.name].nbytes for each in info.algorithm.initializer)
+    stored = sum(initializer.nbytes for initializer in graph.initializers.values())
+    stored += sum(training.graph.initializers[entry.name].nbytes for entry in info.algorithm.initializer)
     return TrainingInfo(
         str(Path(model)), data, stored, len(graph.nodes), len(info.algorithm.node), tuple(graph.inputs),
-        tuple(graph.outputs), tuple(each.name for each in info.algorithm.input), ", ".join(training.losses),
+        tuple(graph.outputs), tuple(entry.name for entry in info.algorithm.input), ", ".join(training.losses),
         len(training.states),
         len(info.initialization_binding), dict(parts.names),
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """Dimensions of operators in which indices choose along a dimension.
 
-Where that dimension is split, the link is masked: a member runs an operator of ``gopt.spmd`` on its part.
+If the dimension is split, the link is masked: a member runs an operator of ``gopt.spmd`` on its part.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gopt.operators.dims.link import DimFactor, Index, OperatorUse
 
 
 def gather(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Other dimensions of the data, dimensions of the indices, and the one that indices choose from."""
+    """Other dimensions of the data, dimensions of the indices, and the indexed dimension."""
     count, axis = operator.rank(1), operator.axis(0)
     for dim in range(operator.rank(0)):
         if dim != axis:
@@ -34,7 +34,7 @@ def gather_elements(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def gather_nd(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Samples, dimensions of the indices, and those of the data that nothing chooses from."""
+    """Samples, dimensions of the indices, and unindexed dimensions of the data."""
     count, samples = operator.rank(1), operator.attributes.get("batch_dims", 0)
     chosen = samples + operator.size(1, count - 1)
     for dim in range(count - 1):
@@ -44,7 +44,7 @@ def gather_nd(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def scatter_elements(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Other dimensions, all of them cut alike; and the one that indices choose from, where others' updates are left."""
+    """Other dimensions, all cut alike; and the indexed dimension, without others' updates."""
     axis = operator.axis(0)
     for dim in range(operator.rank(0)):
         if dim != axis and operator.size(0, dim) == operator.size(1, dim):
@@ -53,8 +53,8 @@ def scatter_elements(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def scatter_nd(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Dimensions that no index chooses from; and the first, where one index chooses from it alone: masked, or by runs
-    where one of several equal runs is written whole."""
+    """Unindexed dimensions; and the first, if a single index chooses from it alone: masked, or by runs if one of
+    several equal runs is written whole."""
     rank, count = operator.rank(0), operator.rank(1)
     chosen = operator.size(1, count - 1)
     for dim in range(chosen, rank):
@@ -68,15 +68,12 @@ def scatter_nd(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def run_written(operator: OperatorUse) -> int | None:
-    """Return the index of the equal run of its first dimension that a ScatterND writes in order: the gradient of a
-    Slice.
-
-    None if it writes other places, or all.
-    """
+    """Return the index of the equal run of the first dimension written in order by a ScatterND: the gradient of a
+    Slice. None for other places, or all."""
     if operator.rank(1) != 2 or operator.size(1, 1) != 1:
         return None
     at, length = operator.constant(1), operator.size(0, 0)
     if at is None or not at.size or at.size == length or length % at.size or int(at[0, 0]) % at.size:
         return None
-    first = int(at[0, 0])
-    return first // at.size if (at[:, 0] == np.arange(first, first + at.size)).all() and first >= 0 else None
+    start = int(at[0, 0])
+    return start // at.size if (at[:, 0] == np.arange(start, start + at.size)).all() and start >= 0 else None

@@ -1,4 +1,4 @@
-"""Dimensions of operators that work element by element, and of those that work on one dimension or on few."""
+"""Dimensions of operators working element by element, and of operators working on few dimensions."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from gopt.operators.dims.link import (
 
 
 def elementwise(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Each dimension of the result, with those of operands that are not broadcast along it."""
+    """Each dimension of the result, with dimensions of operands not broadcast along it."""
     out, count = operator.made(), len(operator.operands)
     for dim in range(len(out)):
-        yield DimFactor(tuple(meets(operator.dims(place), out, dim) for place in range(count)), (dim,))
+        yield DimFactor(tuple(meets(operator.dims(index), out, dim) for index in range(count)), (dim,))
 
 
 def of_first(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Each dimension of the first operand: bounds have one element, and of what gives a type that alone is read."""
+    """Each dimension of the first operand: bounds are scalars, and only the type of a type operand is read."""
     return kept(operator, range(operator.rank(0)))
 
 
 def dropout(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Each dimension, where nothing is drawn: members would not draw what one device draws."""
+    """Each dimension, if nothing is drawn: members would draw other numbers than a single device."""
     if operator.opset < 12:
         quiet = len(operator.results) == 1  # nothing is known about the content of a mask
     else:
@@ -42,7 +42,8 @@ def dropout(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def quantised(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Each dimension; scale and zero point have one element, or one for each step of an axis, and are cut with it."""
+    """Each dimension; scale and zero point are scalars, or have an element for each step of an axis, and are cut
+    alike."""
     scale = operator.dims(1)
     axis = operator.axis(1)
     if len(scale) > 1 or operator.attributes.get("block_size", 0):
@@ -53,23 +54,23 @@ def quantised(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def axes_of(operator: OperatorUse) -> tuple[int, ...] | None:
-    """The axes that a reduction, a Squeeze or the like acts on; None where they are not known."""
+    """The axes of a reduction, a Squeeze or the like; None if unknown."""
     rank = operator.rank(0)
-    given: Sequence[int] = ()
+    axes: Sequence[int] = ()
     if "axes" in operator.attributes:
-        given = operator.attributes["axes"]
+        axes = operator.attributes["axes"]
     elif operator.has(1):
         value = operator.constant(1)
         if value is None:
             return None
-        given = value.reshape(-1).tolist()
-    if not list(given) and not operator.attributes.get("noop_with_empty_axes", 0):
-        given = range(rank)
-    return tuple(sorted(axis % rank for axis in given)) if rank else ()
+        axes = value.reshape(-1).tolist()
+    if not list(axes) and not operator.attributes.get("noop_with_empty_axes", 0):
+        axes = range(rank)
+    return tuple(sorted(axis % rank for axis in axes)) if rank else ()
 
 
 def reduction(pieces: str) -> DimFactors:
-    """Kept dimensions stay; what is reduced away is reduced over members too, where ``pieces`` says how."""
+    """Kept dimensions stay; reduced dimensions are reduced over members too, by the rule in ``pieces``."""
     return partial(_reduction, "" if pieces == "l2" else pieces)
 
 
@@ -97,7 +98,7 @@ def arg(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def softmax(operator: OperatorUse) -> Iterator[DimFactor]:
-    """All dimensions but the one it normalises over; before operator set 13 that is all from ``axis`` on."""
+    """All dimensions but the normalised; before operator set 13 those are all from ``axis`` on."""
     if operator.opset >= 13:
         return beside()(operator)
     return kept(operator, range(softmax_axes(operator)[0]))
@@ -111,7 +112,7 @@ def softmax_axes(operator: OperatorUse) -> tuple[int, ...]:
 
 
 def running(operator: OperatorUse) -> Iterator[DimFactor]:
-    """CumSum: all dimensions but the one that its second operand names."""
+    """CumSum: all dimensions but the dimension named by the second operand."""
     axis = operator.constant(1)
     if axis is None:
         return iter(())
@@ -120,11 +121,10 @@ def running(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def in_front(operator: OperatorUse) -> Iterator[DimFactor]:
-    """A normalisation over the last dimensions: those in front of them, along which scale and offset are broadcast or
-    cut."""
+    """A normalisation over the last dimensions: the dimensions in front, with scale and offset broadcast or cut."""
     dims, axis = operator.dims(0), operator.axis(-1)
     for dim in range(axis):
-        rest = [meets(operator.dims(place), dims, dim) for place in range(1, len(operator.operands))]
+        rest = [meets(operator.dims(index), dims, dim) for index in range(1, len(operator.operands))]
         yield DimFactor((dim, *rest), all_results(operator, dim))
 
 
@@ -142,7 +142,7 @@ def one_hot(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def reverse_sequence(operator: OperatorUse) -> Iterator[DimFactor]:
-    """The samples, with their lengths; and dimensions that are neither samples nor time."""
+    """The samples, with the lengths; and dimensions that are neither samples nor time."""
     samples, time = operator.attributes.get("batch_axis", 1), operator.attributes.get("time_axis", 0)
     for dim in range(operator.rank(0)):
         if dim != time:

@@ -1,4 +1,4 @@
-"""Dim factors: the indices of an operator, and the strategies that follow from splitting one of them."""
+"""Dim factors: the indices of an operator, and the strategies for splitting an index."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ValueType(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OperatorUse:
-    """A node as rules see it. ``operands``, ``results``: logical types, None where absent; ``constant``: the value of
-    an operand where the graph holds one; ``opset``: the version of the standard operators."""
+    """A node for rules. ``operands``, ``results``: logical types, None if absent; ``constant``: the value of a constant
+    operand; ``opset``: the version of the standard operators."""
 
     op_type: str
     attributes: Mapping[str, Any]
@@ -37,30 +37,30 @@ class OperatorUse:
     constant: Callable[[int], np.ndarray | None]
     opset: int = 20
 
-    def has(self, place: int) -> bool:
+    def has(self, index: int) -> bool:
         """Return whether an operand is there."""
-        return place < len(self.operands) and self.operands[place] is not None
+        return index < len(self.operands) and self.operands[index] is not None
 
-    def dims(self, place: int) -> tuple[int, ...]:
-        """The shape of an operand; () where it is absent."""
-        type = self.operands[place] if place < len(self.operands) else None
+    def dims(self, index: int) -> tuple[int, ...]:
+        """The shape of an operand; () if absent."""
+        type = self.operands[index] if index < len(self.operands) else None
         return type.dims if type is not None else ()
 
     def made(self, place: int = 0) -> tuple[int, ...]:
-        """The shape of a result; () where it is absent."""
+        """The shape of a result; () if absent."""
         type = self.results[place]
         return type.dims if type is not None else ()
 
-    def rank(self, place: int) -> int:
-        """Dimensions of an operand; 0 where it is absent."""
-        return len(self.dims(place))
+    def rank(self, index: int) -> int:
+        """Dimensions of an operand; 0 if absent."""
+        return len(self.dims(index))
 
-    def size(self, place: int, dim: int) -> int:
+    def size(self, index: int, dim: int) -> int:
         """Elements of an operand's dimension."""
-        return self.dims(place)[dim]
+        return self.dims(index)[dim]
 
     def axis(self, default: int, rank: int | None = None) -> int:
-        """The attribute ``axis``, counted from the front; ``rank``: of what it counts, operand 0 if None."""
+        """The attribute ``axis``, counted from the front; ``rank``: of the counted value, operand 0 if None."""
         rank = self.rank(0) if rank is None else rank
         return int(self.attributes.get("axis", default)) % max(rank, 1)
 
@@ -92,11 +92,11 @@ Where: TypeAlias = int | Index | None
 
 @dataclass(frozen=True, slots=True)
 class DimFactor:
-    """One index of an operator: where each operand and result has it.
+    """An index of an operator: its position in each operand and result.
 
-    ``reduce``: how members' results become the whole one, where results do not have the index. ``masked``: indices of
-    another operand choose along it, so that a member takes what it has and gives zeros for the rest. ``filled``: every
-    member must have some of it, since runtimes refuse the operator on nothing.
+    ``reduce``: the reduction of members' results, if results lack the index. ``masked``: indices of another operand
+    choose along it, so a member takes its own elements and zeros for the rest. ``filled``: every member must have some
+    elements, because runtimes refuse empty operands.
     """
 
     operands: tuple[Where, ...]
@@ -108,7 +108,7 @@ class DimFactor:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One way to split an operator along an axis: how operands must be placed, and how results are then."""
+    """A way to split an operator along an axis: placements of operands and of results."""
 
     operands: tuple[Placement, ...]
     results: tuple[Placement, ...]
@@ -120,7 +120,7 @@ DimFactors = Callable[[OperatorUse], Iterator[DimFactor]]
 
 
 def linked(links: DimFactors) -> Rule:
-    """The rule of an operator that is split along one of its dim factors."""
+    """The rule of an operator split along any of the dim factors."""
 
     def rule(operator: OperatorUse, slot: Slot, shard: Shard) -> Iterator[Strategy]:
         for link in links(operator):
@@ -130,10 +130,10 @@ def linked(links: DimFactors) -> Rule:
                 continue
             if link.reduce == "mean" and len(set(shard.sizes)) > 1:
                 continue  # a mean of unequal parts' means is not the mean
-            made: Placement = Partial(link.reduce) if link.reduce else REPLICATED
+            rest: Placement = Partial(link.reduce) if link.reduce else REPLICATED
             yield Strategy(
                 tuple(_placed(steps, where, REPLICATED) for where in link.operands),
-                tuple(_placed(steps, where, made) for where in link.results),
+                tuple(_placed(steps, where, rest) for where in link.results),
                 link.masked,
             )
 
@@ -141,7 +141,7 @@ def linked(links: DimFactors) -> Rule:
 
 
 def _steps(where: Where, shard: Shard) -> Shard | None:
-    """A shard of the index itself, from one of a value that has it; None where it is not a whole number of steps."""
+    """A shard of the index, from a shard of a value with the index; None unless a whole number of steps."""
     index = Index(where) if isinstance(where, int) else where
     if index is None or index.dim != shard.dim or shard.runs % index.runs:
         return None
@@ -150,10 +150,10 @@ def _steps(where: Where, shard: Shard) -> Shard | None:
     return Shard(0, tuple(size // index.unit for size in shard.sizes), shard.runs // index.runs)
 
 
-def _placed(steps: Shard, where: Where, other: Placement) -> Placement:
+def _placed(steps: Shard, where: Where, elsewhere: Placement) -> Placement:
     index = Index(where) if isinstance(where, int) else where
     if index is None:
-        return other
+        return elsewhere
     return Shard(index.dim, tuple(size * index.unit for size in steps.sizes), steps.runs * index.runs)
 
 
@@ -161,9 +161,9 @@ def _placed(steps: Shard, where: Where, other: Placement) -> Placement:
 
 
 def meets(dims: Sequence[int], whole: Sequence[int], dim: int) -> int | None:
-    """The dimension of a value that broadcasts into dimension ``dim`` of ``whole``; None where it is repeated."""
-    own = dim - (len(whole) - len(dims))
-    return own if own >= 0 and dims[own] == whole[dim] else None
+    """The dimension of a value broadcasting into dimension ``dim`` of ``whole``; None if repeated."""
+    aligned = dim - (len(whole) - len(dims))
+    return aligned if aligned >= 0 and dims[aligned] == whole[dim] else None
 
 
 def first_of(operator: OperatorUse, where: Where) -> tuple[Where, ...]:
@@ -177,23 +177,23 @@ def all_results(operator: OperatorUse, where: Where) -> tuple[Where, ...]:
 
 
 def given_of(operator: OperatorUse, *row: Where) -> tuple[Where, ...]:
-    """One entry for each operand that the node names; those that are absent have no index."""
-    return tuple(where if operator.has(place) else None for place, where in enumerate(row[: len(operator.operands)]))
+    """An entry for each named operand; absent operands have no index."""
+    return tuple(where if operator.has(index) else None for index, where in enumerate(row[: len(operator.operands)]))
 
 
 def made_of(operator: OperatorUse, *row: Where) -> tuple[Where, ...]:
-    """One entry for each result that the node names; those that are absent have no index."""
+    """An entry for each named result; absent results have no index."""
     return tuple(where if type is not None else None for where, type in zip(row, operator.results))
 
 
 def kept(operator: OperatorUse, dims: Sequence[int]) -> Iterator[DimFactor]:
-    """Dimensions of the first operand that all results have at the same place."""
+    """Dimensions of the first operand all results have at the same place."""
     for dim in dims:
         yield DimFactor(first_of(operator, dim), all_results(operator, dim))
 
 
 def beside(default: int = -1) -> DimFactors:
-    """All dimensions but the one along which the operator acts, which the attribute ``axis`` names."""
+    """All dimensions but the attribute ``axis``, along which the operator acts."""
 
     def links(operator: OperatorUse) -> Iterator[DimFactor]:
         axis = operator.axis(default)

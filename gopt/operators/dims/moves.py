@@ -13,58 +13,58 @@ from gopt.records.placements import REPLICATED, Placement, Shard
 
 
 def transpose(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Each dimension, where it goes."""
+    """Each dimension, at its new place."""
     perm = operator.attributes.get("perm") or list(reversed(range(operator.rank(0))))
     for out, dim in enumerate(perm):
         yield DimFactor((dim,), (out,))
 
 
 def expand(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Dimensions that are there stay; new ones are made by each member in its own length."""
+    """Existing dimensions stay; members make new dimensions in their own length."""
     out = operator.made()
     for dim in range(len(out)):
         yield DimFactor((meets(operator.dims(0), out, dim), None), (dim,))
 
 
 def tile(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Each dimension; one that is repeated is as many runs in the result."""
+    """Each dimension; a repeated dimension gives as many runs in the result."""
     for dim, (before, after) in enumerate(zip(operator.dims(0), operator.made())):
         if before and after:
             yield DimFactor(first_of(operator, dim), (Index(dim, runs=after // before),))
 
 
 def sliced(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Dimensions of which nothing is cut off; and one of which one of several equal runs is taken."""
+    """Uncut dimensions; and a dimension with one of several equal runs taken."""
     steps = operator.constant(4) if operator.has(4) else np.ones(1, np.int64)
     if steps is None or (steps < 1).any():
         return
-    taken = run_taken(operator)
+    runs = run_taken(operator)
     for dim, (old, new) in enumerate(zip(operator.dims(0), operator.made())):
         if old == new:
             yield DimFactor(first_of(operator, dim), (dim,))
-        elif dim in taken:
+        elif dim in runs:
             yield DimFactor(first_of(operator, Index(dim, runs=old // new)), (dim,))
 
 
 def run_taken(operator: OperatorUse) -> dict[int, int]:
-    """Dimension -> which of its equal runs a Slice takes: of queries, keys and values in one, the keys are run 1."""
+    """Dimension -> the equal run taken by a Slice: of queries, keys and values in one tensor, the keys are run 1."""
     starts, rank = (operator.constant(1) if operator.has(1) else None), operator.rank(0)
     axes = operator.constant(3) if operator.has(3) else np.arange(rank)
     steps = operator.constant(4) if operator.has(4) else np.ones(1, np.int64)
     if starts is None or axes is None or steps is None or (steps != 1).any():
         return {}
-    found = {}
+    runs = {}
     for start, axis in zip(starts.reshape(-1).tolist(), axes.reshape(-1).tolist()):
         dim = axis % rank
         old, new = operator.size(0, dim), operator.made()[dim]
-        first = max(start + old, 0) if start < 0 else start
-        if 0 < new < old and old % new == 0 and first % new == 0:
-            found[dim] = first // new
-    return found
+        low = max(start + old, 0) if start < 0 else start
+        if 0 < new < old and old % new == 0 and low % new == 0:
+            runs[dim] = low // new
+    return runs
 
 
 def padded(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Dimensions to which nothing is added in front or behind."""
+    """Dimensions without padding in front or behind."""
     rank = operator.rank(0)
     pads = operator.attributes.get("pads")
     if pads is None:
@@ -78,19 +78,19 @@ def padded(operator: OperatorUse) -> Iterator[DimFactor]:
         if chosen is None:
             return
         axes = [int(axis) % rank for axis in chosen.reshape(-1)]
-    touched = {axis for place, axis in enumerate(axes) if pads[place] or pads[place + len(axes)]}
+    touched = {axis for index, axis in enumerate(axes) if pads[index] or pads[index + len(axes)]}
     for dim in range(rank):
         if dim not in touched:
             yield DimFactor(first_of(operator, dim), (dim,))
 
 
 def concat(operator: OperatorUse) -> Iterator[DimFactor]:
-    """All dimensions; of pieces that are equal, the one along which they are joined: as many runs of it."""
+    """All dimensions; of equal pieces, the joined dimension too, as runs."""
     axis, count = operator.axis(0), len(operator.operands)
     for dim in range(operator.rank(0)):
         if dim != axis:
             yield DimFactor((dim,) * count, (dim,))
-    if len({operator.size(place, axis) for place in range(count)}) == 1:
+    if len({operator.size(index, axis) for index in range(count)}) == 1:
         yield DimFactor((axis,) * count, (Index(axis, runs=count),))
 
 
@@ -100,7 +100,7 @@ def split(operator: OperatorUse) -> Iterator[DimFactor]:
     for dim in range(operator.rank(0)):
         if dim != axis:
             yield DimFactor(first_of(operator, dim), (dim,) * count)
-    pieces = {operator.made(place)[axis] for place in range(count) if operator.results[place] is not None}
+    pieces = {operator.made(number)[axis] for number in range(count) if operator.results[number] is not None}
     if len(pieces) == 1 and pieces == {operator.size(0, axis) // count} and operator.size(0, axis) % count == 0:
         yield DimFactor(first_of(operator, Index(axis, runs=count)), (axis,) * count)
 
@@ -113,30 +113,30 @@ def reshape(operator: OperatorUse, slot: Slot, shard: Shard) -> Iterator[Strateg
     before, after = operator.dims(0), operator.made()
     if slot.result:
         before, after = after, before
-    for other in reshaped(shard, before, after):
-        if operator.opset < 14 and 0 in shard.sizes and other.dim != shard.dim:
+    for moved in reshaped(shard, before, after):
+        if operator.opset < 14 and 0 in shard.sizes and moved.dim != shard.dim:
             continue  # if allowzero is unset, a 0 in the shape copies the operand's length
-        operand, result = (other, shard) if slot.result else (shard, other)
+        operand, result = (moved, shard) if slot.result else (shard, moved)
         yield Strategy((operand, *rest), (result,))
 
 
 def reshaped(shard: Shard, before: Sequence[int], after: Sequence[int]) -> list[Shard]:
-    """The same elements of a tensor in another shape; several where a length of 1 leaves the choice, best first.
+    """The same elements of a tensor in another shape; several if a length of 1 leaves the choice, best first.
 
-    Seen flat, a member has ``sizes`` of each of ``pre`` runs, in units of ``post`` elements; so it has in the new
-    shape, where a dimension begins and ends with those runs.
+    Seen flat, a member has ``sizes`` of each of ``pre`` runs, in units of ``post`` elements; in the new shape, too, for
+    a dimension with the same borders of runs.
     """
     run, post = sum(shard.sizes), prod(before[shard.dim + 1 :])
     pre = prod(before[: shard.dim]) * shard.runs
     if not prod(before):
         return []
-    found = []
+    shards = []
     for dim, (outer, size) in enumerate(zip(accumulate((1, *after), lambda a, b: a * b), after)):
         inner = prod(after[dim + 1 :])
         if pre % outer or size % (pre // outer):
             continue
         runs = pre // outer
-        if size // runs * inner != run * post or any(each * post % inner for each in shard.sizes):
+        if size // runs * inner != run * post or any(size * post % inner for size in shard.sizes):
             continue
-        found.append(Shard(dim, tuple(each * post // inner for each in shard.sizes), runs))
-    return sorted(found, key=lambda each: (each.runs, -each.length))
+        shards.append(Shard(dim, tuple(size * post // inner for size in shard.sizes), runs))
+    return sorted(shards, key=lambda shard: (shard.runs, -shard.length))

@@ -8,7 +8,7 @@ from gopt.operators.dims.link import DimFactor, Index, OperatorUse, all_results,
 
 
 def pool(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Samples and channels; none where places are asked for, which are counted through all of the operand."""
+    """Samples and channels; nothing if indices are requested, which count through the whole operand."""
     if len(operator.results) > 1 and operator.results[1] is not None:
         return
     for dim in range(min(2, operator.rank(0))):
@@ -16,7 +16,7 @@ def pool(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def batch_normalization(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Channels with all their statistics; samples and places only if no statistics are computed from them."""
+    """Channels with all statistics; samples and places only if no statistics are computed."""
     if operator.opset < 9 or operator.rank(0) < 2:
         return
     training = operator.attributes.get("training_mode", 0) if operator.opset >= 14 else len(operator.results) > 1
@@ -43,7 +43,7 @@ def group_normalization(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def mean_variance(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Dimensions that are not normalised over."""
+    """Dimensions not normalised over."""
     rank = operator.rank(0)
     axes = [axis % rank for axis in operator.attributes.get("axes", (0, 2, 3))]
     return kept(operator, [dim for dim in range(rank) if dim not in axes])
@@ -55,9 +55,9 @@ def across_channels(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def loss(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Samples and places of scores and labels, none of which sees another; the second result has those of scores.
+    """Samples and places of scores and labels; the second result has those of scores.
 
-    What is left out is not counted by a mean: with weights or a label to ignore, members' means are not the mean.
+    A mean leaves out ignored labels: with weights or a label to ignore, members' means are not the mean.
     """
     scores, reduce = operator.rank(0), operator.attributes.get("reduction", "mean")
     filled = operator.op_type == "SoftmaxCrossEntropyLoss"
@@ -68,8 +68,8 @@ def loss(operator: OperatorUse) -> Iterator[DimFactor]:
         if dim != 1:
             label = dim - (dim > 1)
             results = made_of(operator, label if reduce == "none" else None, dim)
-            made = "" if reduce == "none" else reduce
-            yield DimFactor(given_of(operator, dim, label, None), results, made, filled=filled)
+            pieces = "" if reduce == "none" else reduce
+            yield DimFactor(given_of(operator, dim, label, None), results, pieces, filled=filled)
 
 
 def depth_space(operator: OperatorUse) -> Iterator[DimFactor]:
@@ -88,16 +88,16 @@ def depth_space(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def resize(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Dimensions that keep their length, and those whose places are repeated a whole number of times, where no region
-    of interest and no ratio ties them to others."""
+    """Unresized dimensions, and dimensions with places repeated a whole number of times, without region of interest or
+    ratio policy."""
     mode = operator.attributes.get("coordinate_transformation_mode", "half_pixel")
     if mode == "tf_crop_and_resize" or operator.attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         return
-    before, after, place = operator.dims(0), operator.made(), 1 if operator.opset < 11 else 2
+    before, after, operand = operator.dims(0), operator.made(), 1 if operator.opset < 11 else 2
     axes = [axis % len(before) for axis in operator.attributes.get("axes", range(len(before)))]
     factors = {dim: new / max(old, 1) for dim, (old, new) in enumerate(zip(before, after))}
-    if operator.has(place) and operator.dims(place) != (0,):
-        scales = operator.constant(place)
+    if operator.has(operand) and operator.dims(operand) != (0,):
+        scales = operator.constant(operand)
         if scales is None:
             return
         factors |= dict(zip(axes, scales.tolist()))
@@ -110,13 +110,13 @@ def resize(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def _repeats(operator: OperatorUse) -> bool:
-    """Return whether a Resize by a whole number takes each place as often as that, one after the other."""
-    given = operator.attributes
-    if given.get("mode", "nearest") != "nearest":
+    """Return whether a Resize by a whole number repeats each place equally often, in order."""
+    attributes = operator.attributes
+    if attributes.get("mode", "nearest") != "nearest":
         return False
     if operator.opset < 11:
         return True
-    where = given.get("coordinate_transformation_mode", "half_pixel")
-    how = given.get("nearest_mode", "round_prefer_floor")
+    where = attributes.get("coordinate_transformation_mode", "half_pixel")
+    how = attributes.get("nearest_mode", "round_prefer_floor")
     halves = where in ("half_pixel", "pytorch_half_pixel") and how in ("round_prefer_floor", "round_prefer_ceil")
     return halves or (where == "asymmetric" and how == "floor")

@@ -8,7 +8,7 @@ from gopt.operators.dims.link import DimFactor, Index, OperatorUse, Where, given
 
 
 def matmul(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Rows, columns, samples; and the contracted index, over which members' products are summed."""
+    """Rows, columns, samples; and the contracted index, summed over members' products."""
     a, b, out = operator.dims(0), operator.dims(1), operator.made()
     rows, columns = len(a) > 1, len(b) > 1
     # Where samples are broadcast, or an operand is one row, runtimes are wrong about empty operands.
@@ -25,7 +25,7 @@ def matmul(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def gemm(operator: OperatorUse) -> Iterator[DimFactor]:
-    """As a product; the contracted index only where nothing is added, which each member would add."""
+    """As a product; the contracted index only without an addend, which each member would add."""
     row_a, row_b = (1 if operator.attributes.get(name, 0) else 0 for name in ("transA", "transB"))
     added, out = operator.dims(2), operator.made()
     yield DimFactor(given_of(operator, row_a, None, meets(added, out, 0)), (0,))
@@ -35,26 +35,25 @@ def gemm(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def einsum(operator: OperatorUse) -> Iterator[DimFactor]:
-    """One link per letter of the equation.
+    """A link per letter of the equation. A letter twice in a term is a diagonal: no link.
 
-    A letter that occurs twice in a term is a diagonal: none. Runtimes fail on empty operands: every member has some
-    elements.
+    Runtimes fail on empty operands: every member has some elements.
     """
-    left, arrow, right = str(operator.attributes["equation"]).replace(" ", "").partition("->")
-    terms = left.split(",")
-    letters = dict.fromkeys(left.replace(",", ""))
-    if "." in left or any(len(set(term)) < len(term) for term in terms):
+    terms_text, arrow, right = str(operator.attributes["equation"]).replace(" ", "").partition("->")
+    terms = terms_text.split(",")
+    letters = dict.fromkeys(terms_text.replace(",", ""))
+    if "." in terms_text or any(len(set(term)) < len(term) for term in terms):
         return
     if not arrow:
-        right = "".join(sorted(letter for letter in letters if left.count(letter) == 1))
+        right = "".join(sorted(letter for letter in letters if terms_text.count(letter) == 1))
     for letter in letters:
-        sizes = [operator.size(place, term.index(letter)) for place, term in enumerate(terms) if letter in term]
+        sizes = [operator.size(index, term.index(letter)) for index, term in enumerate(terms) if letter in term]
         row = tuple(
-            term.index(letter) if letter in term and operator.size(place, term.index(letter)) == max(sizes) else None
-            for place, term in enumerate(terms)
+            term.index(letter) if letter in term and operator.size(index, term.index(letter)) == max(sizes) else None
+            for index, term in enumerate(terms)
         )
-        kept = letter in right
-        yield DimFactor(row, (right.index(letter) if kept else None,), "" if kept else "sum", filled=True)
+        is_kept = letter in right
+        yield DimFactor(row, (right.index(letter) if is_kept else None,), "" if is_kept else "sum", filled=True)
 
 
 def convolution(operator: OperatorUse) -> Iterator[DimFactor]:
@@ -67,10 +66,10 @@ def convolution(operator: OperatorUse) -> Iterator[DimFactor]:
     weight, bias = operator.dims(1), operator.has(2)
     yield DimFactor(given_of(operator, 0, None, None), (0,))
     if groups > 1:
-        each, inner = weight[0] // groups, weight[1]
-        read, made = (each, inner) if transposed else (inner, each)
-        row = given_of(operator, Index(1, read), Index(0, each), Index(0, made))
-        yield DimFactor(row, (Index(1, made),), filled=True)
+        outputs, inner = weight[0] // groups, weight[1]
+        read, results = (outputs, inner) if transposed else (inner, outputs)
+        row = given_of(operator, Index(1, read), Index(0, outputs), Index(0, results))
+        yield DimFactor(row, (Index(1, results),), filled=True)
         return
     made_dim, read_dim = (1, 0) if transposed else (0, 1)
     yield DimFactor(given_of(operator, None, made_dim, 0), (1,), filled=True)
@@ -79,23 +78,23 @@ def convolution(operator: OperatorUse) -> Iterator[DimFactor]:
 
 
 def attention(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Samples; heads, queries' by the groups that share keys; queries, where no order masks them."""
-    shapes = [operator.dims(place) for place in range(3)]
+    """Samples; heads, queries' by the groups sharing keys; queries, where no order masks them."""
+    shapes = [operator.dims(index) for index in range(3)]
     flat = len(shapes[0]) == 3  # heads and their elements share one dimension
     if flat:
         queries, keys = (int(operator.attributes[f"{name}_num_heads"]) for name in ("q", "kv"))
         units = [shapes[0][2] // queries, shapes[1][2] // keys, shapes[2][2] // keys]
     else:
         queries, keys, units = shapes[0][1], shapes[1][1], [1, 1, 1]
-    at, place = (2, 1) if flat else (1, 2)
+    at, heads = (2, 1) if flat else (1, 2)
     shared = queries // keys
     past = operator.size(4, 2) if operator.has(4) else 0
-    scores = (shapes[0][0], queries, shapes[0][place], shapes[1][place] + past)
+    scores = (shapes[0][0], queries, shapes[0][heads], shapes[1][heads] + past)
     mask = operator.dims(3)
 
     def masked(dim: int, unit: int = 1) -> Where:
-        own = meets(mask, scores, dim)
-        return None if own is None else Index(own, unit)
+        aligned = meets(mask, scores, dim)
+        return None if aligned is None else Index(aligned, unit)
 
     yield DimFactor(given_of(operator, 0, 0, 0, masked(0), 0, 0, 0), made_of(operator, 0, 0, 0, 0), filled=True)
     if keys > 1:
@@ -112,22 +111,22 @@ def attention(operator: OperatorUse) -> Iterator[DimFactor]:
         )  # fmt: skip
     if not operator.attributes.get("is_causal", 0):
         yield DimFactor(
-            given_of(operator, place, None, None, masked(2), None, None, None),
-            made_of(operator, place, None, None, 2), filled=True,
+            given_of(operator, heads, None, None, masked(2), None, None, None),
+            made_of(operator, heads, None, None, 2), filled=True,
         )  # fmt: skip
 
 
 def rotary(operator: OperatorUse) -> Iterator[DimFactor]:
-    """Samples and places, with their angles; heads."""
+    """Samples and places, with the angles; heads."""
     flat, cached = operator.rank(0) == 3, operator.rank(1) == 3
-    place = 1 if flat else 2
+    dim_of_heads = 1 if flat else 2
 
     def angles(dim: int) -> tuple[Where, ...]:
-        own = dim if cached else None
-        return given_of(operator, None, own, own, dim)[1:]
+        row = dim if cached else None
+        return given_of(operator, None, row, row, dim)[1:]
 
     yield DimFactor((0, *angles(0)), (0,))
-    yield DimFactor((place, *angles(1)), (place,))
+    yield DimFactor((dim_of_heads, *angles(1)), (dim_of_heads,))
     heads = int(operator.attributes.get("num_heads", 0)) if flat else operator.size(0, 1)
     if heads:
         at = Index(2, operator.size(0, 2) // heads) if flat else Index(1)

@@ -58,7 +58,7 @@ def fuse_collectives(program: SpmdProgram, options: FusionOptions) -> PassResult
         for position, bucket in enumerate(packing.buckets):
             call = bucket.items[0].node
             if len(bucket.items) > 1:
-                call = fuse(rewriter, [each.node for each in bucket.items], packing.key, f"b{number}")
+                call = fuse(rewriter, [packed.node for packed in bucket.items], packing.key, f"b{number}")
                 number += 1
             placed[id(call)] = position, bucket
     rewriter.finish()
@@ -75,16 +75,19 @@ def fuse_collectives(program: SpmdProgram, options: FusionOptions) -> PassResult
 
 
 def _plan(program: SpmdProgram, free: Sequence[Node], order: CallOrder, options: FusionOptions) -> Sequence[Packing]:
-    cap, first = (None if size is None else int(size * MIB) for size in (options.cap_mb, options.first_mb))
+    cap, initial = (None if size is None else int(size * MIB) for size in (options.cap_mb, options.first_mb))
     items = [item(program.graph, node, order, program.weighed) for node in free]
     if program.micro_steps > 1:
         micro = _of_micro_steps(program)
-        items = [replace(each, key=replace(each.key, micro=not micro.isdisjoint(each.node.outputs))) for each in items]
-    return pack(items, cap, first, options.max_tensors)
+        items = [
+            replace(packed, key=replace(packed.key, micro=not micro.isdisjoint(packed.node.outputs)))
+            for packed in items
+        ]
+    return pack(items, cap, initial, options.max_tensors)
 
 
 def _of_micro_steps(program: SpmdProgram) -> set[str]:
-    """The values of which the results of each micro-step are made: the others belong to the update."""
+    """The values behind the results of each micro-step: other values belong to the update."""
     needed = set(program.phase_results()[0].values())
     for node in reversed(program.graph.nodes):
         if not needed.isdisjoint(node.outputs):

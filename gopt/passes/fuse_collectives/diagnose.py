@@ -14,26 +14,26 @@ Place = tuple[int, PackedBucket]
 
 
 def neighbours(graph: Graph, placed: Mapping[int, Place], parts: Container[str]) -> tuple[NeighbourCalls, ...]:
-    """Every pair of consecutive calls, and why they are two; ``placed``: call -> its bucket."""
+    """Every pair of consecutive calls, and why they stay two; ``placed``: call -> bucket."""
     calls = [node for node in graph.nodes if node.domain == COMM]
     return tuple(
-        NeighbourCalls(first.label, second.label, _why(graph, first, second, placed, parts))
-        for first, second in pairwise(calls)
+        NeighbourCalls(earlier.label, later.label, _why(graph, earlier, later, placed, parts))
+        for earlier, later in pairwise(calls)
     )
 
 
-def _why(graph: Graph, first: Node, second: Node, placed: Mapping[int, Place], parts: Container[str]) -> str:
-    for node in (first, second):
+def _why(graph: Graph, earlier: Node, later: Node, placed: Mapping[int, Place], parts: Container[str]) -> str:
+    for node in (earlier, later):
         if bound_by(graph, node, parts) == "pairwise call":
             return "pairwise call"
-    a, b = Key.of(graph, first), Key.of(graph, second)
+    a, b = Key.of(graph, earlier), Key.of(graph, later)
     for name in ("kind", "group", "root", "dtype", "reduce", "sharding"):
         ours, theirs = getattr(a, name), getattr(b, name)
         if ours != theirs:
             return f"different {name}: {ours}, {theirs}"
-    for node in (first, second):
+    for node in (earlier, later):
         if id(node) not in placed:
             return bound_by(graph, node, parts)
-    held = [placed[id(first)], placed[id(second)]]
-    alone = [bucket.why for _, bucket in held if bucket.alone]
-    return alone[0] if alone else min(held, key=lambda item: item[0])[1].why
+    placements = [placed[id(earlier)], placed[id(later)]]
+    single = [bucket.why for _, bucket in placements if bucket.alone]
+    return single[0] if single else min(placements, key=lambda item: item[0])[1].why

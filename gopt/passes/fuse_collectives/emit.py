@@ -1,4 +1,4 @@
-"""Emits the call that replaces a bucket of calls."""
+"""Emits the packed call for a bucket of calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME = "fuse-collectives"
 
 
 def fuse(rewriter: GraphRewriter, nodes: Sequence[Node], key: Key, bucket: str) -> Node:
-    """Replace calls of one key by one call, where the last of their inputs is ready; returns it."""
+    """Replace calls of one key by one call behind the last input; returns this call."""
     for node in nodes:
         if node.encoded is not None:
             rewriter.remove(node, f"{bucket}: one of {len(nodes)} calls that travel as one")
@@ -26,7 +26,7 @@ def fuse(rewriter: GraphRewriter, nodes: Sequence[Node], key: Key, bucket: str) 
 
 
 class _Writer:
-    """Adds nodes side by side in one place of the order."""
+    """Adds nodes side by side at one point of the order."""
 
     def __init__(self, rewriter: GraphRewriter, nodes: Sequence[Node], bucket: str) -> None:
         self.rewriter, self.nodes, self.bucket = rewriter, nodes, bucket
@@ -35,7 +35,7 @@ class _Writer:
         self._constants: dict[tuple[int, ...], str] = {}
 
     def packed(self, key: Key) -> Node:
-        """All tensors side by side, as they are."""
+        """All tensors side by side, unchanged."""
         attributes = {name: value for name, value in self.nodes[0].attributes.items() if name != "shapes"}
         if key.kind == "Broadcast":
             attributes["shapes"] = [shape for node in self.nodes for shape in node.attributes["shapes"]]
@@ -44,7 +44,8 @@ class _Writer:
         return self._add(key.kind, inputs, {name: self.types[name] for name in outputs}, COMM, **attributes)
 
     def reduce_scatter(self, key: Key) -> Node:
-        """Emit a reduce-scatter; in the bucket, member r's slices of all tensors are adjacent and form its shard."""
+        """Emit a reduce-scatter; in the bucket, member r's slices of all tensors are adjacent and form the member's
+        shard."""
         inputs: list[str] = []
         members = len(self.nodes[0].attributes["sizes"])
         for member in range(members):
@@ -69,7 +70,7 @@ class _Writer:
         return call
 
     def all_gather(self, key: Key) -> Node:
-        """The inverse: each member's tensors side by side, then every tensor's slices joined along its axis."""
+        """The inverse: each member's tensors side by side, then every tensor's slices joined along the axis."""
         flats = []
         for position, node in enumerate(self.nodes):
             flat = self._named(f"flat{position}")
@@ -81,9 +82,9 @@ class _Writer:
         shard = self._named("shard")
         self._add("Concat", flats, {shard: TensorType(key.dtype, (length,))}, axis=0)
         parts = {
-            self._named(f"slice{place}_{member}"): self.types[node.inputs[0]]
+            self._named(f"slice{index}_{member}"): self.types[node.inputs[0]]
             for member in range(members)
-            for place, node in enumerate(self.nodes)
+            for index, node in enumerate(self.nodes)
         }
         shapes = [",".join(map(str, type.dims)) for type in parts.values()]
         cuts = [member * length for member in range(members + 1)]
@@ -119,8 +120,8 @@ class _Writer:
         """An int64 constant, one per value and bucket."""
         if values not in self._constants:
             name = self._constants[values] = self._named(f"ints{len(self._constants)}")
-            made = {name: TensorType("int64", (len(values),))}
-            self._add("Constant", [], made, value_ints=list(values))
+            types = {name: TensorType("int64", (len(values),))}
+            self._add("Constant", [], types, value_ints=list(values))
         return self._constants[values]
 
     def _named(self, role: str) -> str:

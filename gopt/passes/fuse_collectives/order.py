@@ -1,4 +1,4 @@
-"""Candidate orders of the graph, in which calls are placed early, or level by level."""
+"""Candidate orders of the graph, with calls early, or level by level."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ _REDUCTIONS = frozenset(REDUCTIONS)
 class CallOrder:
     """A topological order: ``place`` of every node, and the place of the first reader of each call's outputs.
 
-    Every call directly follows the last of its inputs, or is at the start of its level. Calls may be fused if the last
-    of them precedes the first reader of any; the fused call takes the place of the last one. Fusing other calls keeps
-    this valid: a call moves back, but never past a reader's place, and a reader that is itself fused moves back too, so
-    that every reader still follows what it reads.
-    """
+    Every call directly follows its last input, or is at the start of its level. Calls may be fused if the last call
+    precedes the first reader of any; the fused call takes the place of the last. Fusing other calls keeps this valid: a
+    call moves back, but never past a reader's place, and a fused reader moves back too, so that every reader still
+    follows its operands."""
 
     place: dict[int, int]
     due: dict[int, tuple[int, str]]
@@ -32,9 +31,9 @@ class CallOrder:
 def orders(program: SpmdProgram, packable: Collection[Node]) -> list[CallOrder]:
     """Return candidate orders; the first is preferred if several are equally good.
 
-    (1) If some calls only finish what others began (the mean over ``dp`` of a gradient that is a sum over ``tp``),
-    these follow the backward level by level. (2) The order of the file. (3) Parallel chains of calls advance side by
-    side. ``packable``: the calls that may be fused.
+    (1) If some calls only finish others (the mean over ``dp`` of a gradient that is a sum over ``tp``), these follow
+    the backward level by level. (2) The order of the file. (3) Parallel chains of calls advance side by side.
+    ``packable``: the calls that may be fused.
 
     In all orders the update comes last, so that no reader of a gradient precedes the next gradient.
     """
@@ -58,24 +57,23 @@ def orders(program: SpmdProgram, packable: Collection[Node]) -> list[CallOrder]:
 
 
 def _update(program: SpmdProgram) -> set[int]:
-    """Return the places of the update's nodes: those of the source, and all readers of an update's result or a finished
-    sum.
+    """Return the places of the update's nodes: nodes of the source's update, and all readers of an update's result or a
+    finished sum.
 
-    No other node reads their values, so the rest of the graph can precede them.
-    """
-    values = {held.input for held in program.accumulators}
-    sums = {held.added for held in program.accumulators}
+    No other node reads their values, so the rest of the graph can come first."""
+    values = {accumulator.input for accumulator in program.accumulators}
+    sums = {accumulator.added for accumulator in program.accumulators}
     result = set()
     for position, node in enumerate(program.graph.nodes):
-        own = node.phase is Phase.UPDATE and node.domain != COMM
-        if own or (any(name in values for name in node.reads) and sums.isdisjoint(node.outputs)):
+        computes = node.phase is Phase.UPDATE and node.domain != COMM
+        if computes or (any(name in values for name in node.reads) and sums.isdisjoint(node.outputs)):
             result.add(position)
             values.update(node.outputs)
     return result
 
 
 def _depths(graph: Graph) -> list[int]:
-    """Return, for each node, the maximum number of calls on a path to it."""
+    """Return, for each node, the maximum number of calls on a path to the node."""
     behind: dict[str, int] = {}
     result = []
     for node in graph.nodes:
@@ -86,8 +84,8 @@ def _depths(graph: Graph) -> list[int]:
 
 
 def _unawaited(graph: Graph, late: Container[int]) -> set[int]:
-    """Places of nodes of forward and backward for which neither a heavy operator nor a reduction of these waits: what
-    is done to a gradient once the source made it."""
+    """Places of nodes of forward and backward for which neither a heavy operator nor a reduction of these waits: the
+    steps behind a gradient of the source."""
     awaited: set[str] = set()
     result = set()
     for at in range(len(graph.nodes) - 1, -1, -1):
@@ -103,8 +101,7 @@ def _unawaited(graph: Graph, late: Container[int]) -> set[int]:
 
 
 def _levels(graph: Graph, among: Container[int], packable: Container[int]) -> list[int]:
-    """Return, for each node in ``among``, the maximum number of packable calls on the part of a path to it in
-    ``among``.
+    """Return, for each node in ``among``, the maximum number of packable calls on the part of a path within ``among``.
 
     0 for all other nodes.
     """
@@ -118,7 +115,7 @@ def _levels(graph: Graph, among: Container[int], packable: Container[int]) -> li
 
 
 def _order(graph: Graph, nodes: list[Node], floors: Sequence[int] = ()) -> CallOrder:
-    """Let every call move up to the last of its inputs, and no further than its floor, a place among ``nodes``."""
+    """Let every call move up to the last of its inputs, and no further than the floor, a place among ``nodes``."""
     ready: dict[str, int] = {}
     keys = []
     for at, node in enumerate(nodes):

@@ -1,4 +1,4 @@
-"""Chooses the calls that are fused: keys, caps, and next-fit in the order in which the calls are ready.
+"""Chooses the calls to fuse: keys, caps, and next-fit in the order in which calls are ready.
 
 Pure functions.
 """
@@ -26,7 +26,7 @@ ALONG_AXIS = ("ReduceScatter", "AllGather")
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Properties that calls must share to be fused; ``root`` is -1 and ``reduce`` '' if there is none."""
+    """Properties shared by fused calls; ``root`` is -1 and ``reduce`` '' if absent."""
 
     kind: str
     group: str
@@ -40,14 +40,21 @@ class Key:
 
     @classmethod
     def of(cls, graph: Graph, node: Node) -> Key:
-        known = COLLECTIVES[node.op_type].resolve(node.attributes)
-        dtype = known.get("dtype") or graph.type_of((*node.inputs, *node.outputs)[0]).dtype
-        return cls(node.op_type, known["group"], known.get("root", -1), dtype, known.get("reduce", ""), node.sharding)
+        attributes = COLLECTIVES[node.op_type].resolve(node.attributes)
+        dtype = attributes.get("dtype") or graph.type_of((*node.inputs, *node.outputs)[0]).dtype
+        return cls(
+            node.op_type,
+            attributes["group"],
+            attributes.get("root", -1),
+            dtype,
+            attributes.get("reduce", ""),
+            node.sharding,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class PackedItem:
-    """A call that may be fused: its place in the order, and the place of its first reader."""
+    """A call that may be fused: the place in the order, and the place of the first reader."""
 
     node: Node
     key: Key
@@ -58,7 +65,7 @@ class PackedItem:
 
 @dataclass(slots=True)
 class PackedBucket:
-    """Calls that become one, and why the next one was not taken in."""
+    """Calls that become one, and why the next call was left out."""
 
     items: list[PackedItem] = field(default_factory=list)
     nbytes: int = 0
@@ -77,7 +84,7 @@ class PackedBucket:
 
 @dataclass(frozen=True, slots=True)
 class PackLimits:
-    """Caps in bytes of a bucket and of the first one of a key, and how many tensors it may hold; None: any number."""
+    """Caps in bytes of a bucket and of a key's first bucket, and the most tensors; None: any number."""
 
     cap: int
     first: int
@@ -86,7 +93,7 @@ class PackLimits:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The buckets of one key in the order they are ready, and the limits that shaped them."""
+    """The buckets of one key in the order they are ready, and the limits behind them."""
 
     key: Key
     limits: PackLimits
@@ -102,10 +109,9 @@ class Packing:
 
 
 def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
-    """Return the reason why a call must not be fused; '' if it may be.
+    """Return the reason why a call must not be fused, or ''.
 
-    ``parts``: the values of which ranks have parts.
-    """
+    ``parts``: the values of which ranks have parts."""
     if COLLECTIVES[node.op_type].pairwise:
         return "pairwise call"
     if "cuts" in node.attributes:
@@ -129,57 +135,57 @@ def bound_by(graph: Graph, node: Node, parts: Container[str]) -> str:
 
 
 def item(graph: Graph, node: Node, order: CallOrder, weighed: Mapping[str, TensorType]) -> PackedItem:
-    """A call as something to pack; its size is that of the larger side, in bytes of the types ``weighed``."""
+    """A call as an item to pack; the size is that of the larger side, in bytes of the types ``weighed``."""
     sides = [
         sum(weighed.get(name, graph.type_of(name)).nbytes for name in names) for names in (node.inputs, node.outputs)
     ]
     return PackedItem(node, Key.of(graph, node), max(sides), order.place[id(node)], order.due[id(node)])
 
 
-def pack(items: Sequence[PackedItem], cap: int | None, first: int | None, tensors: int | None) -> list[Packing]:
-    """Buckets by key; ``cap`` None chooses one for each key from the sizes of its tensors."""
-    ordered = sorted(items, key=lambda each: (_first(each), each.place))
+def pack(items: Sequence[PackedItem], cap: int | None, initial: int | None, tensors: int | None) -> list[Packing]:
+    """Buckets by key; ``cap`` None chooses a cap for each key from the sizes of its tensors."""
+    ordered = sorted(items, key=lambda packed: (_first(packed), packed.place))
     result = []
     for _, run in groupby(ordered, key=_first):
         group = list(run)
-        own = choose_cap([each.nbytes for each in group]) if cap is None else cap
-        limits = PackLimits(own, own if first is None else min(first, own), tensors)
+        limit = choose_cap([packed.nbytes for packed in group]) if cap is None else cap
+        limits = PackLimits(limit, limit if initial is None else min(initial, limit), tensors)
         result.append(Packing(group[0].key, limits, tuple(_next_fit(group, limits))))
     return result
 
 
-def _first(each: PackedItem) -> tuple[str, str, int, str, str, str, bool]:
-    key = each.key
+def _first(packed: PackedItem) -> tuple[str, str, int, str, str, str, bool]:
+    key = packed.key
     return key.kind, key.group, key.root, key.dtype, key.reduce, str(key.sharding), key.micro
 
 
 def _next_fit(items: Sequence[PackedItem], limits: PackLimits) -> list[PackedBucket]:
     """Fill one bucket at a time; a call of at least the cap goes alone, and the open bucket stays open."""
     done: list[PackedBucket] = []
-    held, limit = PackedBucket(), limits.first
-    for each in items:
-        if each.nbytes >= limits.cap:
+    bucket, limit = PackedBucket(), limits.first
+    for packed in items:
+        if packed.nbytes >= limits.cap:
             why = "one tensor a call" if limits.cap == 0 else f"at least the cap of {limits.cap} bytes by itself"
-            done.append(PackedBucket(why=f"{why}: {each.node.outputs[0]}", alone=True))
-            done[-1].add(each)
+            done.append(PackedBucket(why=f"{why}: {packed.node.outputs[0]}", alone=True))
+            done[-1].add(packed)
             continue
-        why = _full(held, each, limit, limits.tensors) if held.items else ""
+        why = _full(bucket, packed, limit, limits.tensors) if bucket.items else ""
         if why:
-            held.why, held, limit = why, PackedBucket(), limits.cap
-        if not held.items:
-            done.append(held)
-        held.add(each)
+            bucket.why, bucket, limit = why, PackedBucket(), limits.cap
+        if not bucket.items:
+            done.append(bucket)
+        bucket.add(packed)
     return done
 
 
-def _full(held: PackedBucket, each: PackedItem, cap: int, tensors: int | None) -> str:
-    """Return the reason why a call cannot join the open bucket; '' if it can."""
-    due, value = held.due
-    if due <= each.place:
+def _full(bucket: PackedBucket, packed: PackedItem, cap: int, tensors: int | None) -> str:
+    """Return the reason why a call cannot join the open bucket, or ''."""
+    due, value = bucket.due
+    if due <= packed.place:
         # Every later call follows that reader too: nothing more can join this bucket.
-        return f"one waits for the other: {value} is read before {each.node.inputs[0]} is ready"
-    if tensors is not None and held.tensors + len(each.node.outputs) > tensors:
+        return f"one waits for the other: {value} is read before {packed.node.inputs[0]} is ready"
+    if tensors is not None and bucket.tensors + len(packed.node.outputs) > tensors:
         return f"count cap: more than {tensors} tensors"
-    if held.nbytes + each.nbytes > cap:
+    if bucket.nbytes + packed.nbytes > cap:
         return f"cap: more than {cap} bytes"
     return ""

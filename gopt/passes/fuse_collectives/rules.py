@@ -1,5 +1,5 @@
-"""Two calls that are one: reduce + broadcast = all-reduce, all-reduce + slice = reduce-scatter, a sum over one axis and
-then over another = a sum over both."""
+"""Pairs of calls that equal one call: reduce + broadcast = all-reduce, all-reduce + slice = reduce-scatter, a sum over
+one axis and then over another = a sum over both."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def combine(program: SpmdProgram, rewriter: GraphRewriter) -> dict[str, int]:
     pairs = [(above, below) for above, below in pairs if _one(program.graph, users, above, below)]
     for reduce, broadcast in pairs:
         _all_reduce(rewriter, reduce, broadcast)
-    taken = {id(node) for pair in pairs for node in pair}
+    used = {id(node) for pair in pairs for node in pair}
     joined = _join_groups(program, rewriter, users)
-    taken |= joined
-    tiles = _tiles(program, users, taken)
+    used |= joined
+    tiles = _tiles(program, users, used)
     for number, tile in enumerate(tiles):
         _reduce_scatter(rewriter, tile, f"gopt.{rewriter.pass_name}.s{number}.shard")
     result = {"reduce_broadcast": len(pairs), "reduce_slice": sum(len(tile.calls) for tile in tiles)}
@@ -50,11 +50,11 @@ def _drop(rewriter: GraphRewriter, node: Node, why: str) -> None:
 
 
 def _one(graph: Graph, users: dict[str, list[Node]], reduce: Node, broadcast: Node) -> bool:
-    """Return whether a Broadcast sends what a Reduce of its group left on its root, and nothing else reads that."""
+    """Return whether a Broadcast sends the result of a Reduce of the same group, with no other reader."""
     alike = all(reduce.attributes[key] == broadcast.attributes[key] for key in ("group", "root"))
     shown = any(name in graph.outputs for name in reduce.outputs)
-    alone = all(users.get(name) == [broadcast] for name in reduce.outputs)
-    return alike and alone and not shown and set(reduce.outputs) == set(broadcast.inputs)
+    unread = all(users.get(name) == [broadcast] for name in reduce.outputs)
+    return alike and unread and not shown and set(reduce.outputs) == set(broadcast.inputs)
 
 
 def _all_reduce(rewriter: GraphRewriter, reduce: Node, broadcast: Node) -> None:
@@ -71,22 +71,22 @@ def _all_reduce(rewriter: GraphRewriter, reduce: Node, broadcast: Node) -> None:
 
 
 def _join_groups(program: SpmdProgram, rewriter: GraphRewriter, users: dict[str, list[Node]]) -> set[int]:
-    """Replace two sums inserted by gopt, of which only the second reads the first, by one call over both groups.
+    """Replace two sums inserted by gopt, where only the second reads the first, by one call over both groups.
 
     Returns the ids of the replaced calls. Of three in a row, two are joined.
     """
     graph = program.graph
-    taken: set[int] = set()
-    made = {node.outputs[0]: node for node in graph.nodes if _own_sum(node)}
-    for below in list(made.values()):
-        above = made.get(below.inputs[0])
-        if above is None or {id(above), id(below)} & taken or above.sharding != below.sharding:
+    replaced: set[int] = set()
+    sums = {node.outputs[0]: node for node in graph.nodes if _own_sum(node)}
+    for below in list(sums.values()):
+        above = sums.get(below.inputs[0])
+        if above is None or {id(above), id(below)} & replaced or above.sharding != below.sharding:
             continue
         axes = [str(item.attributes["group"]).split("+") for item in (above, below)]
         name = above.outputs[0]
         if set(axes[0]) & set(axes[1]) or users.get(name) != [below] or name in graph.outputs:
             continue
-        taken |= {id(above), id(below)}
+        replaced |= {id(above), id(below)}
         group = "+".join(axis for axis, _ in program.mesh.axes if axis in {*axes[0], *axes[1]})
         output = below.outputs[0]
         for node in (above, below):
@@ -96,7 +96,7 @@ def _join_groups(program: SpmdProgram, rewriter: GraphRewriter, users: dict[str,
             attributes={"group": group, "reduce": "sum"}, after=below,
         )  # fmt: skip
         call.phase = below.phase
-    return taken
+    return replaced
 
 
 def _own_sum(node: Node) -> bool:
@@ -109,7 +109,7 @@ def _own_sum(node: Node) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The rank's part of some tensors that are adjacent in a bucket, under one or more names."""
+    """The rank's part of some adjacent tensors of a bucket, under one or more names."""
 
     sharding: Sharding
     sources: tuple[str, ...]
@@ -128,17 +128,17 @@ class _View:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Views that cover a bucket, in order, and the calls whose results they alone read."""
+    """Views that cover a bucket, in order, and the calls with results read by these views alone."""
 
     views: tuple[_View, ...]
     calls: tuple[Node, ...]
 
 
-def _tiles(program: SpmdProgram, users: dict[str, list[Node]], taken: set[int]) -> list[_Tile]:
-    """Buckets of which every rank reads its own part alone, of all-reduces over the axis that shares them out."""
+def _tiles(program: SpmdProgram, users: dict[str, list[Node]], used: set[int]) -> list[_Tile]:
+    """Buckets of all-reduces over the sharing axis of which every rank reads the rank's part alone."""
     producer = {
         name: node for node in program.graph.nodes for name in node.outputs
-        if _is(node, "AllReduce") and id(node) not in taken
+        if _is(node, "AllReduce") and id(node) not in used
     }  # fmt: skip
     if not producer:
         return []
@@ -152,14 +152,14 @@ def _tiles(program: SpmdProgram, users: dict[str, list[Node]], taken: set[int]) 
     for by_start in waiting.values():
         while (views := _cover(by_start)) is not None:
             calls = {id(producer[name]): producer[name] for view in views for name in view.sources}
-            held = Counter(name for view in views for name in view.sources)
-            if Counter(name for call in calls.values() for name in call.outputs) == held:
+            sources = Counter(name for view in views for name in view.sources)
+            if Counter(name for call in calls.values() for name in call.outputs) == sources:
                 result.append(_Tile(tuple(views), tuple(calls.values())))
     return result
 
 
 def _views(graph: Graph, users: dict[str, list[Node]], producer: dict[str, Node]) -> list[_View]:
-    """Local parts of all-reduced tensors that nothing but equal local parts reads."""
+    """Local parts of all-reduced tensors with equal local parts as the only readers."""
     alike: dict[Hashable, list[Node]] = {}
     for node in graph.nodes:
         if node.domain == SPMD and node.op_type == "LocalSlice" and all(name in producer for name in node.inputs):
@@ -181,7 +181,7 @@ def _views(graph: Graph, users: dict[str, list[Node]], producer: dict[str, Node]
 
 
 def _cover(by_start: dict[int, list[_View]]) -> list[_View] | None:
-    """Remove from the table adjacent views that cover all elements, and return them; None if there are none."""
+    """Remove from the table adjacent views that cover all elements, and return them, or None."""
     views: list[_View] = []
     position = 0
     while by_start.get(position):
@@ -207,5 +207,5 @@ def _reduce_scatter(rewriter: GraphRewriter, tile: _Tile, shard: str) -> None:
         for node in view.nodes:
             output = node.outputs[0]
             rewriter.discard(output)
-            made = {output: rewriter.graph.types[output]}
-            rewriter.add("ShardSlice", [shard], made, domain=SPMD, sharding=view.sharding, before=node)
+            outputs = {output: rewriter.graph.types[output]}
+            rewriter.add("ShardSlice", [shard], outputs, domain=SPMD, sharding=view.sharding, before=node)

@@ -1,4 +1,4 @@
-"""Put opaque optimizer operators back where what is left of them is still what they were."""
+"""Put opaque optimizer operators back where their nodes are unchanged."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _pieces(program: SpmdProgram) -> dict[int, Pieces]:
             result[node.origin.call.number].dropped.append(node)
     for node in program.graph.nodes:
         if isinstance(node.origin, Origin):
-            held = result[node.origin.call.number].now.setdefault(node.origin.weight, {})
-            held.setdefault(node.origin.place, []).append(node)
+            members = result[node.origin.call.number].now.setdefault(node.origin.weight, {})
+            members.setdefault(node.origin.place, []).append(node)
     return result
 
 
@@ -77,7 +77,7 @@ class _Folder:
         self.position = {id(node): position for position, node in enumerate(program.graph.nodes)}
 
     def fold(self, pieces: Pieces) -> OperatorFacts:
-        """Restore the operator of one call from the nodes of its body; returns the facts for the report."""
+        """Restore the operator of one call from the body's nodes; returns the facts for the report."""
         call = pieces.call
         members: list[tuple[RefoldedWeight, list[Node]]] = []
         reasons: dict[str, list[str]] = {}
@@ -101,7 +101,7 @@ class _Folder:
         return OperatorFacts(call.label, call.op_type, len(members), tuple(elsewhere), expanded)
 
     def _check_joined(self, call: OpaqueCall, member: RefoldedWeight) -> None:
-        """Refuse a run with states of other functions, whose bodies are equal: which operand is which is not known."""
+        """Refuse a run with states of other functions and equal bodies: the operands' roles are unknown."""
         for slot, name in member.inputs.items():
             state = self.now.states.get(name)
             for part in state.slices if state is not None else ():
@@ -110,7 +110,7 @@ class _Folder:
 
     @cached_property
     def _tensors(self) -> Mapping[tuple[str, str], set[str]]:
-        """Operator and slot -> the tensors of the source that stand in it, in any call."""
+        """Operator and slot -> the tensors of the source at this slot, in any call."""
         result: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         for call in {node.origin.call.number: node.origin.call for node in self.program.source.graph.nodes
                      if isinstance(node.origin, Origin)}.values():  # fmt: skip
@@ -128,16 +128,16 @@ class _Folder:
         call, name = pieces.call, f"gopt.{NAME}.{pieces.call.number}"
         scalars, results = slots(call, self.now.types)
         gone = [node for _, nodes in members for node in nodes]
-        every = [node for table in pieces.now.values() for held in table.values() for node in held]
+        every = [node for table in pieces.now.values() for members in table.values() for node in members]
         if whole and all(member.sharding == FULLY_REPLICATED for member, _ in members) and self._lone(every, results):
             gone = every
         else:
-            made = {slot: f"{name}.{slot}" for slot in results}
-            self.graph.types.update((made[slot], self.graph.type_of(value)) for slot, value in results.items())
-            results = made
+            renamed = {slot: f"{name}.{slot}" for slot in results}
+            self.graph.types.update((renamed[slot], self.graph.type_of(value)) for slot, value in results.items())
+            results = renamed
         for node in gone:
             self.rewriter.discard(node.outputs[0])
-        kept = RefoldedCall(call, scalars, results, tuple(member for member, _ in members), name)
+        origin = RefoldedCall(call, scalars, results, tuple(member for member, _ in members), name)
         inputs = [*scalars.values(), *(value for member, _ in members for value in member.inputs.values())]
         outputs = [*results.values(), *(value for member, _ in members for value in member.outputs.values())]
         last = max(gone, key=lambda node: self.position[id(node)])
@@ -146,17 +146,17 @@ class _Folder:
             REFOLD, list(dict.fromkeys(inputs)), types, domain=SPMD, after=last,
             attributes={"operator": call.op_type, "members": len(members)},
         )  # fmt: skip
-        node.origin = kept
+        node.origin = origin
 
     def _lone(self, nodes: Iterable[Node], results: Values) -> bool:
-        """Return whether nothing but these nodes reads what they make, the operator's own results aside."""
-        own = {id(node) for node in nodes}
+        """Return whether these nodes are the only readers of their results, apart from the operator's own results."""
+        inside = {id(node) for node in nodes}
         shown = {*results.values(), *self.graph.outputs}
         for node in nodes:
-            made = [name for name in node.outputs if name not in shown]
-            if any(id(reader) not in own for name in made for reader in self.now.users.get(name, ())):
+            outputs = [name for name in node.outputs if name not in shown]
+            if any(id(reader) not in inside for name in outputs for reader in self.now.users.get(name, ())):
                 call: OpaqueCall = node.origin.call
-                if not any(name in table.values() for name in made for table in call.slot_values.updated):
+                if not any(name in table.values() for name in outputs for table in call.slot_values.updated):
                     return False
         return True
 

@@ -1,4 +1,4 @@
-"""One weight of an opaque call, held against what shard left of it."""
+"""One weight of an opaque call, compared with shard's remains of the call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gopt.spmd.program import ShardedState
 
 @dataclass(slots=True)
 class Pieces:
-    """The nodes written for one call: as the source has them and as they now are, by weight and place in the body."""
+    """The nodes written for one call, in the source and now, by weight and place in the body."""
 
     call: OpaqueCall
     source: dict[int, list[Node]] = field(default_factory=dict)
@@ -41,7 +41,8 @@ class CurrentGraph:
 
 
 def slots(call: OpaqueCall, types: Mapping[str, TensorType]) -> tuple[Values, Values]:
-    """The scalars a call reads and makes; of a function of the model, its one-element operands beside larger ones."""
+    """The scalars read and made by a call; of a function of the model, the one-element operands beside larger
+    operands."""
     if call.operator is not None:
         return dict(call.slot_values.scalars), dict(call.slot_values.results)
     return _single(call.slot_values.weights[0], types), _single(call.slot_values.updated[0], types)
@@ -52,7 +53,7 @@ def _single(table: Values, types: Mapping[str, TensorType]) -> Values:
 
 
 class Match:
-    """One weight of a call, held against what became of it."""
+    """One weight of a call, compared with its present nodes."""
 
     def __init__(self, now: CurrentGraph, pieces: Pieces, weight: int) -> None:
         self.graph, self.pieces, self.weight, self.call = now, pieces, weight, pieces.call
@@ -64,7 +65,7 @@ class Match:
         self.running = self._running()
 
     def _running(self) -> list[Node]:
-        """The source's nodes that handle a weight's own values; the others are constants and scalars of the node."""
+        """The source's nodes on a weight's own values; the others are constants and scalars of the node."""
         local = set(self.inputs.values())
         result = []
         for node in self.pieces.source.get(self.weight, []):
@@ -74,23 +75,23 @@ class Match:
         return result
 
     def gone(self) -> bool:
-        """Return whether the weight's update runs as a part of another's: no node of it is left."""
+        """Return whether the weight's update runs as a part of another: no node is left."""
         now = self.pieces.now.get(self.weight, {})
         return not any(node.origin.place in now for node in self.running)
 
     def member(self) -> tuple[RefoldedWeight, list[Node]]:
-        """The weight as a member of the kept operator, and the nodes it replaces."""
+        """The weight as a member of the kept operator, and the replaced nodes."""
         now = self.pieces.now.get(self.weight, {})
         renamed: dict[str, str] = {}
         local = set(self.inputs.values())
         result: list[Node] = []
         for node in self.running:
-            held = now.get(node.origin.place, [])
-            if len(held) != 1:
+            members = now.get(node.origin.place, [])
+            if len(members) != 1:
                 raise NoFoldError(f"its {node.op_type} is taken over the shards of all ranks")
-            self._follow(node, held[0], local, renamed)
+            self._follow(node, members[0], local, renamed)
             local.update(node.outputs)
-            result.append(held[0])
+            result.append(members[0])
         sharding = self._sharding(result)
         if self.pieces.dropped and sharding.flat is not None:
             raise NoFoldError(f"its {self.pieces.dropped[0].op_type} works on whole tensors")
@@ -120,13 +121,13 @@ class Match:
         return shardings[0]
 
     def _check_scalars(self, nodes: list[Node], sharding: Sharding) -> None:
-        """Check that the operator's scalars exist wherever it runs, and equal those of the source."""
-        for held in self.pieces.source.get(SHARED, []) + self._constants():
-            now = self.pieces.now.get(held.origin.weight, {}).get(held.origin.place, [])
-            if len(now) != 1 or now[0].inputs != held.inputs or now[0].outputs != held.outputs:
-                read = any(name in node.inputs for node in nodes for name in held.outputs)
+        """Check that the operator's scalars exist wherever the operator runs, and equal the source's."""
+        for constant in self.pieces.source.get(SHARED, []) + self._constants():
+            now = self.pieces.now.get(constant.origin.weight, {}).get(constant.origin.place, [])
+            if len(now) != 1 or now[0].inputs != constant.inputs or now[0].outputs != constant.outputs:
+                read = any(name in node.inputs for node in nodes for name in constant.outputs)
                 if read or now:
-                    raise NoFoldError(f"its {held.op_type} on scalars was changed")
+                    raise NoFoldError(f"its {constant.op_type} on scalars was changed")
         for name in self.scalars.values():
             producer = self.graph.producers.get(name)
             if producer is not None and producer.sharding not in (FULLY_REPLICATED, sharding):
@@ -137,16 +138,16 @@ class Match:
         return [node for node in self.pieces.source.get(self.weight, []) if id(node) not in running]
 
     def _check_inside(self, nodes: list[Node], renamed: Mapping[str, str]) -> None:
-        """Check that no other node reads an inner value of the body, and that none is an output."""
-        own, shown = set(map(id, nodes)), {renamed.get(name, name) for name in self.outputs.values()}
+        """Check that no other node reads an inner value of the body, and that no inner value is an output."""
+        inside, shown = set(map(id, nodes)), {renamed.get(name, name) for name in self.outputs.values()}
         for node in nodes:
             for name in node.outputs:
-                outside = [user for user in self.graph.users.get(name, ()) if id(user) not in own]
+                outside = [user for user in self.graph.users.get(name, ()) if id(user) not in inside]
                 if name not in shown and (outside or name in self.graph.outputs):
                     raise NoFoldError(f"{name}, inside its body, is read elsewhere")
 
     def _covers(self, sharding: Sharding, inputs: Values) -> tuple[CoveredRange, ...]:
-        """The source tensors that the member updates, with their elements in the bucket."""
+        """The source tensors updated by the member, with their elements in the bucket."""
         if sharding.flat is not None:
             for name in inputs.values():
                 producer, state = self.graph.producers.get(name), self.graph.states.get(name)

@@ -66,23 +66,25 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
     emitted, reduced = [], ReducedGradients()
     for bucket in plan.buckets:
         owned = gather.owned(bucket.subgraphs[0])
-        made = _emit(rewriter, bucket, options.style, scalars, reduction, owned=owned)
-        if made.parameters is not None:
-            gather.behind_update(made.parameters)
-        reduced.update(made.reduced)
-        emitted.append(made)
-    parameters = [made.parameters for made in emitted if made.parameters is not None]
-    facts = gather.before_use(parameters) | scalars.complete([scalar for made in emitted for scalar in made.scalars])
+        parts = _emit(rewriter, bucket, options.style, scalars, reduction, owned=owned)
+        if parts.parameters is not None:
+            gather.behind_update(parts.parameters)
+        reduced.update(parts.reduced)
+        emitted.append(parts)
+    parameters = [bucket.parameters for bucket in emitted if bucket.parameters is not None]
+    facts = gather.before_use(parameters) | scalars.complete(
+        [scalar for bucket in emitted for scalar in bucket.scalars]
+    )
     _read_reduced(rewriter, reduced)
     share(program, rewriter, groups.data)
     rewriter.finish()
     _set_states(program, emitted, gather.dropped_copies(parameters), reduced.values)
     modes = Counter(subgraph.mode.value for subgraph in updates.subgraphs.values())
-    told = ShardFacts(
+    figures = ShardFacts(
         **facts, bucket_cap_bytes=plan.cap, parameters=dict(sorted(modes.items())),
         buckets=tuple(_describe(program, bucket) for bucket in plan.buckets),
     )  # fmt: skip
-    return PassResult(removed=rewriter.removed, facts=told)
+    return PassResult(removed=rewriter.removed, facts=figures)
 
 
 def _emit(
@@ -105,26 +107,25 @@ def _emit(
 def _set_states(
     program: SpmdProgram, emitted: list[EmittedBucket], dropped: set[str], reduced: Mapping[str, str]
 ) -> None:
-    """Let the step know what the ranks hold now, and in which order it is stored.
+    """Let the step know the ranks' states, and the order of storage.
 
-    A state that keeps a gradient keeps it ``reduced``: its update is replicated (``update_subgraphs``).
-    """
+    A state that keeps a gradient keeps the ``reduced`` gradient: the update is replicated (``update_subgraphs``)."""
     states = {name: holding for item in emitted for name, holding in item.states.items()}
     shown = (replace(h, output=reduced[h.output]) if h.output in reduced else h for h in program.states)
-    kept = (states.get(held.input, held) for held in shown if held.input not in dropped)
+    entries = (states.get(holding.input, holding) for holding in shown if holding.input not in dropped)
     program.layout = [names for item in emitted for names in item.layout]
     program.set_states(
-        list({id(holding): holding for holding in kept}.values())
+        list({id(holding): holding for holding in entries}.values())
     )  # one of a class represents many states
 
 
 def _read_reduced(rewriter: GraphRewriter, reduced: ReducedGradients) -> None:
     """Only readers in the update see the reduced gradient: the backward keeps the local one."""
-    for kept in rewriter.kept():
-        if kept.phase is Phase.UPDATE:
-            kept.inputs = [reduced.values.get(name, name) for name in kept.inputs]
-            if kept.is_a("Cast"):  # a cast may read the value before it is rounded to the gradient's type
-                kept.inputs = [reduced.unrounded.get(name, name) for name in kept.inputs]
+    for node in rewriter.kept():
+        if node.phase is Phase.UPDATE:
+            node.inputs = [reduced.values.get(name, name) for name in node.inputs]
+            if node.is_a("Cast"):  # a cast may read the value before it is rounded to the gradient's type
+                node.inputs = [reduced.unrounded.get(name, name) for name in node.inputs]
 
 
 def _describe(program: SpmdProgram, bucket: object) -> BucketFacts:
@@ -144,7 +145,7 @@ def _describe(program: SpmdProgram, bucket: object) -> BucketFacts:
 
 
 def needed(program: SpmdProgram) -> str:
-    """Return the reason why a step needs this pass; '' if it does not."""
+    """Return the reason why a step needs this pass, or ''."""
     if program.mesh.data_ranks > 1:
         return f"{program.mesh.data_ranks} ranks see different data, and nothing else reduces their gradients"
     if program.micro_steps > 1:

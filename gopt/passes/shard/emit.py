@@ -16,8 +16,7 @@ from gopt.spmd.program import BucketSlice
 class Groups:
     """Groups of calls: ``shard`` shares out states, ``outer`` has equal shards, ``data`` is both together.
 
-    None is a group of one.
-    """
+    None is a group of one rank."""
 
     shard: str
     outer: str | None
@@ -30,12 +29,12 @@ def named(bucket: str, role: str) -> str:
 
 
 def flat(dtype: str, elements: int) -> TensorType:
-    """Elements of a bucket, on all ranks together; each has its part as a 1-D tensor."""
+    """Elements of a bucket, on all ranks together; each rank has a part as a 1-D tensor."""
     return TensorType(dtype, (elements,))
 
 
 def run(dtype: str, sharding: Sharding) -> TensorType:
-    """The elements of a bucket that a sharding shares out."""
+    """The elements of a bucket shared out by a sharding."""
     assert sharding.flat is not None
     _, span = sharding.flat
     return flat(dtype, span.stop - span.start)
@@ -44,7 +43,7 @@ def run(dtype: str, sharding: Sharding) -> TensorType:
 def local_slice(
     rewriter: GraphRewriter, slices: Sequence[BucketSlice], sharding: Sharding, output: str, dtype: str
 ) -> None:
-    """The rank's elements of a run, cut out of whole tensors of which the bucket has ``slices``."""
+    """The rank's elements of a run, cut out of whole tensors with the bucket's ``slices``."""
     sources = [item.tensor for item in slices]
     sizes, wholes = [item.elements for item in slices], [rewriter.graph.types[name].elements for name in sources]
     attributes = {"starts": [item.offset for item in slices], "sizes": sizes}
@@ -56,7 +55,7 @@ def local_slice(
 
 
 def shard_slice(rewriter: GraphRewriter, source: str, sharding: Sharding, output: str, dtype: str) -> None:
-    """The rank's elements of a run, cut out of its part of the bucket."""
+    """The rank's elements of a run, cut out of the rank's part of the bucket."""
     rewriter.add("ShardSlice", [source], {output: run(dtype, sharding)}, domain=SPMD, sharding=sharding)
 
 
@@ -69,20 +68,20 @@ def local_concat(
     sizes: Sequence[int],
     before: Node | None = None,
 ) -> None:
-    """The rank's parts of several values, one after the other; parts that the rank does not have are left out.
+    """The rank's parts of several values, one after the other; absent parts are left out.
 
     ``sizes``: elements of each value on all members of the group together.
     """
     attributes = {"group": group, "sizes": list(sizes)}
-    made = {output: flat(dtype, sum(sizes))}
-    rewriter.add("LocalConcat", sources, made, domain=SPMD, attributes=attributes, before=before)
+    outputs = {output: flat(dtype, sum(sizes))}
+    rewriter.add("LocalConcat", sources, outputs, domain=SPMD, attributes=attributes, before=before)
 
 
 def select(
     rewriter: GraphRewriter, group: str, source: str, output: str, reduce: str, of: Sequence[str]
 ) -> None:  # fmt: skip
-    """A term of a reduction over a group where it exists; on every other rank what changes nothing in it. ``of``: the
-    results of the source of which it is a part."""
+    """A term of a reduction over a group where the term exists; on every other rank the neutral element. ``of``: the
+    results of the source with this part."""
     attributes = {"group": group, "reduce": reduce, "of": list(of)}
     rewriter.add("Select", [source], {output: rewriter.graph.types[source]}, domain=SPMD, attributes=attributes)
 
@@ -90,7 +89,7 @@ def select(
 def reduce_scatter(
     rewriter: GraphRewriter, group: str, gradients: Sequence[str], cuts: Sequence[int], output: str, kind: str = "mean"
 ) -> None:
-    """The mean (or sum) of the gradients over the group; each member keeps its part of the bucket."""
+    """The mean (or sum) of the gradients over the group; each member keeps one part of the bucket."""
     dtype = rewriter.graph.types[gradients[0]].dtype
     attributes = {"group": group, "reduce": kind, "cuts": list(cuts)}
     rewriter.add(
@@ -102,8 +101,8 @@ def reduce_scatter(
 def reduce(rewriter: GraphRewriter, group: str, root: int, gradient: str, output: str, kind: str = "mean") -> None:
     """The mean (or sum) of one gradient over the group, on its ``root`` member alone."""
     attributes = {"group": group, "reduce": kind, "root": root}
-    made = {output: rewriter.graph.types[gradient]}
-    rewriter.add("Reduce", [gradient], made, domain=COMM, attributes=attributes, after=rewriter.latest([gradient]))
+    outputs = {output: rewriter.graph.types[gradient]}
+    rewriter.add("Reduce", [gradient], outputs, domain=COMM, attributes=attributes, after=rewriter.latest([gradient]))
 
 
 def all_gather(

@@ -1,4 +1,4 @@
-"""Results of emitting a bucket, which the pass combines."""
+"""Results of emitting a bucket, combined by the pass."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ class EmittedBucket:
     """Result of emitting a bucket.
 
     ``states``: the sharding of each source state. ``layout``: the order in which values are stored. ``parameters``: the
-    parameters to be gathered; None if every rank updates them.
-    """
+    parameters to gather; None if every rank updates them."""
 
     states: dict[str, ShardedState] = field(default_factory=dict)
     layout: list[tuple[str, ...]] = field(default_factory=list)

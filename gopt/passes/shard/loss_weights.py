@@ -1,9 +1,8 @@
 """Weights of gradients: none, or a value of each rank's forward (``--loss-reduction``).
 
-A weighted mean is the plain mean of gradients that were multiplied by w / mean(w) before. Over micro-steps: sums that a
-rank keeps for itself are of w g, divided in the update by the mean over ranks of the sum of w; sums of what was already
-reduced are of m g, m being the mean of w over the ranks in that micro-step, divided by the sum of m.
-"""
+A weighted mean is the plain mean of gradients multiplied by w / mean(w) before. Over micro-steps: a rank's own sums are
+of w g, divided in the update by the mean over ranks of the sum of w; sums of already reduced gradients are of m g, m
+being the mean of w over the ranks in the micro-step, divided by the sum of m."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from gopt.spmd.program import Accumulator, SpmdProgram
 
 @dataclass
 class LossWeights:
-    """``data``: the group of ranks that see different data, None where that is one."""
+    """``data``: the group of ranks with different data, None for a single rank."""
 
     program: SpmdProgram
     rewriter: GraphRewriter
@@ -38,7 +37,7 @@ class LossWeights:
 
     @cached_property
     def summed(self) -> frozenset[str]:
-        """Gradients whose sum is wanted where the call takes means."""
+        """Gradients summed by a call that takes means."""
         return self.program.loss_reduction.summed_gradients(self.program.training)
 
     def times_all(self, value: str, root: str) -> str:
@@ -119,24 +118,24 @@ class LossWeights:
         return self._as(safe, dtype)
 
     def _summed(self, role: str, value: str) -> str:
-        """A scalar summed over the micro-steps, as the update reads it."""
+        """A scalar summed over the micro-steps, as read by the update."""
         type = self._type()
-        held = Accumulator(
+        accumulator = Accumulator(
             _named(f"{role}_sum"), _named(f"{role}_sum_out"), _named(f"{role}_sum_next"), type,
             reduced=role == "mean",
         )  # fmt: skip
-        if held.input not in self.rewriter.graph.types:
-            self.rewriter.graph.types[held.input] = type
-            self._add("Add", [held.input, value], held.added, type)
-            self.rewriter.constant(held.output, scalar_of(0.0, type.dtype))
-            self.program.accumulators.append(held)
-        return held.input
+        if accumulator.input not in self.rewriter.graph.types:
+            self.rewriter.graph.types[accumulator.input] = type
+            self._add("Add", [accumulator.input, value], accumulator.added, type)
+            self.rewriter.constant(accumulator.output, scalar_of(0.0, type.dtype))
+            self.program.accumulators.append(accumulator)
+        return accumulator.input
 
     def _constant(self, value: float) -> str:
         return self.rewriter.constant(_named(f"const{value:g}"), scalar_of(value, self._type().dtype))
 
     def _as(self, value: str, dtype: str) -> str:
-        """A scalar in another type; itself when it has it."""
+        """A scalar in another type; the scalar itself if the type is equal."""
         type = self.rewriter.graph.types[value]
         if type.dtype == dtype:
             return value

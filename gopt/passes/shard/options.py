@@ -1,4 +1,4 @@
-"""The options of ``shard`` and which of them go together: none is ignored silently."""
+"""The options of ``shard`` and their combinations: no option is ignored silently."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ MOST_MB = 1 << 30
 
 
 def check(program: SpmdProgram, options: Options) -> None:
-    """Refuse options that have no use beside the others: none is dropped silently."""
+    """Refuse options without a use beside the others: no option is dropped silently."""
     if options.bucket_mb is not None and not 0 <= options.bucket_mb <= MOST_MB:
         raise OptionError(
             f"--bucket-mb cannot be {options.bucket_mb}",
@@ -84,12 +84,14 @@ def check(program: SpmdProgram, options: Options) -> None:
     for why, *hints in useless(options).values():
         raise OptionError(f"shard: {why}", *hints)
     if program.micro_steps > 1 and any(state.kind is StateKind.ACCUMULATOR for state in program.training.states):
-        held = next(s.tensor for s in program.training.states if s.kind is StateKind.ACCUMULATOR)
-        raise OptionError(f"--accumulate: the model accumulates gradients itself, in {held}", "leave --accumulate out")
+        accumulator = next(s.tensor for s in program.training.states if s.kind is StateKind.ACCUMULATOR)
+        raise OptionError(
+            f"--accumulate: the model accumulates gradients itself, in {accumulator}", "leave --accumulate out"
+        )
 
 
 def useless(options: Options) -> dict[str, tuple[str, ...]]:
-    """Options that are set and have no use beside the others -> why, and what would give them one."""
+    """Options without a use beside the others -> the reason, and the way to a use."""
     kinds = {options.partition, *(kind for _, kind in _parse_overrides(options.override))}
     stage = f"has no use at stage {options.stage.value}"
     result: dict[str, tuple[str, ...]] = {}
@@ -110,7 +112,7 @@ def useless(options: Options) -> dict[str, tuple[str, ...]]:
 
 
 def layout_of(program: SpmdProgram, options: Options) -> StateLayout:
-    """Return the layout that the options specify; raises OptionError for an override that matches no parameter."""
+    """Return the layout of the options; raises OptionError for an override that matches no parameter."""
     overrides = _parse_overrides(options.override)
     names = [state.tensor for state in program.training.parameters if state.tensor in program.training.gradients]
     for pattern, kind in overrides:
@@ -127,7 +129,7 @@ def layout_of(program: SpmdProgram, options: Options) -> StateLayout:
 
 
 def _parse_overrides(text: str) -> tuple[tuple[str, Partition], ...]:
-    """``embed*:rows;*.bias:whole`` -> patterns with their partitions; raises OptionError."""
+    """``embed*:rows;*.bias:whole`` -> patterns with partitions; raises OptionError."""
     result = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
         pattern, colon, kind = part.rpartition(":")

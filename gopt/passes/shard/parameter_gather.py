@@ -1,9 +1,8 @@
-"""Gathers of parameters, from the members that own elements to the nodes that read them.
+"""Gathers of parameters, from the owners of elements to the reading nodes.
 
-Behind the update (stages 1 and 2): every rank holds whole parameters, or their narrow copies, and the new ones are
-gathered at the end. Before the use (stage 3): a rank holds its shard alone; each bucket is gathered before its first
-reader in the forward and once more for the backward, unless nothing else is gathered in between.
-"""
+Behind the update (stages 1 and 2): every rank holds whole parameters, or their narrow copies, and the new values are
+gathered at the end. Before the use (stage 3): a rank holds a shard alone; each bucket is gathered before its first
+reader in the forward and once more for the backward, unless nothing else is gathered in between."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ class OwnedParameter:
 
 @dataclass(frozen=True, slots=True)
 class GatherBucket:
-    """The parameters of a bucket to gather: ``cuts`` for one call, None where each owner broadcasts its own."""
+    """The parameters of a bucket to gather: ``cuts`` for one call, None for a broadcast by each owner."""
 
     bucket: str
     subgraphs: tuple[UpdateSubgraph, ...]
@@ -44,7 +43,7 @@ class GatherBucket:
 
 @dataclass(slots=True)
 class _Readers:
-    """Nodes that read a bucket's parameters, in the order of the file: in the forward and in the backward."""
+    """Readers of a bucket's parameters, in the order of the file: in the forward and in the backward."""
 
     forward: list[Node]
     backward: list[Node]
@@ -52,7 +51,7 @@ class _Readers:
 
 @dataclass(slots=True)
 class ParameterGather:
-    """Writes the gathers. ``sharded``: ranks hold shards of parameters (stage 3), but for those of fewer than
+    """Writes the gathers. ``sharded``: ranks hold shards of parameters (stage 3), except parameters of fewer than
     ``persist`` elements; ``regather``: the backward gathers once more."""
 
     program: SpmdProgram
@@ -63,7 +62,7 @@ class ParameterGather:
     persist: int = 0
     copies: dict[str, ShardedState] = field(default_factory=dict)
     _readers: dict[str, _Readers] = field(default_factory=dict)
-    _place: dict[int, int] = field(default_factory=dict)
+    _position: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.copies = self.program.copies()
@@ -73,30 +72,29 @@ class ParameterGather:
         names |= {copy.input for copy in self.copies.values()}
         for position, node in enumerate(self.program.training.graph.nodes):
             for name in dict.fromkeys(node.reads) if node.phase is not Phase.UPDATE else ():
-                kept = self.rewriter.lookup(node) if name in names else None
-                if kept is not None:
+                reader = self.rewriter.lookup(node) if name in names else None
+                if reader is not None:
                     users = self._readers.setdefault(name, _Readers([], []))
-                    (users.backward if node.phase is Phase.BACKWARD else users.forward).append(kept)
-                    self._place[id(kept)] = position
+                    (users.backward if node.phase is Phase.BACKWARD else users.forward).append(reader)
+                    self._position[id(reader)] = position
 
     def wire_type(self, subgraph: UpdateSubgraph) -> str:
-        """The type of the low-precision copy in which a parameter is sent; '' where it is sent in its own."""
+        """The type of the low-precision copy in which a parameter is sent; '' without a copy."""
         copy = self.copies.get(subgraph.parameter.tensor)
         return copy.dtype if copy is not None else ""
 
     def gathered_before_use(self, subgraph: UpdateSubgraph) -> bool:
-        """Return whether a parameter is gathered where it is read, and not behind its update."""
+        """Return whether a parameter is gathered before its reads, and not behind the update."""
         return self.sharded and self.program.weighed[subgraph.parameter.tensor].elements >= self.persist
 
     def owned(self, subgraph: UpdateSubgraph) -> bool:
-        """Return whether owners alone hold the parameter, or its master, as they hold the other states."""
+        """Return whether owners alone hold the parameter, or its master, as with other states."""
         return self.gathered_before_use(subgraph) or bool(self.wire_type(subgraph))
 
     def behind_update(self, parcel: GatherBucket) -> None:
-        """Write the gather of a bucket's new parameters, unless they are gathered before their use.
+        """Write the gather of a bucket's new parameters, unless gathered before use.
 
-        The casts that made low-precision copies go: the copies are gathered.
-        """
+        The casts to low-precision copies go: the copies are gathered."""
         for subgraph in parcel.subgraphs:
             copy = self.copies.get(subgraph.parameter.tensor)
             if copy is not None:
@@ -110,7 +108,7 @@ class ParameterGather:
         self._send(parcel, self._packed(parcel, [part.updated for part in parcel.parts], None), outputs, None)
 
     def dropped_copies(self, parcels: Iterable[GatherBucket]) -> set[str]:
-        """Low-precision copies that no rank keeps between steps, since they are gathered before their use."""
+        """Low-precision copies dropped between steps, since they are gathered before use."""
         return {
             self.copies[subgraph.parameter.tensor].input
             for parcel in parcels if self.gathered_before_use(parcel.subgraphs[0])
@@ -118,39 +116,41 @@ class ParameterGather:
         }  # fmt: skip
 
     def before_use(self, parcels: Iterable[GatherBucket]) -> dict[str, int]:
-        """Write the gathers of all buckets that are gathered before their use; returns figures for the report."""
+        """Write the gathers of all buckets gathered before use; returns figures for the report."""
         windows = []
         for parcel in parcels:
             if not self.gathered_before_use(parcel.subgraphs[0]):
                 continue
             names = [self._read_as(subgraph) for subgraph in parcel.subgraphs]
             self._state_shapes(names)
-            held = [self._readers[name] for name in names if name in self._readers]
-            nodes = _Readers([n for item in held for n in item.forward], [n for item in held for n in item.backward])
+            groups = [self._readers[name] for name in names if name in self._readers]
+            nodes = _Readers(
+                [n for item in groups for n in item.forward], [n for item in groups for n in item.backward]
+            )
             windows.append((parcel, names, nodes))
         starts = sorted(
             self._at(nodes)[0] for _, _, item in windows for nodes in (item.forward, item.backward) if nodes
         )
-        kept = 0
+        reused = 0
         for parcel, names, nodes in windows:
-            first = self.rewriter.earliest(nodes.forward or nodes.backward)
-            packed = self._packed(parcel, [part.current for part in parcel.parts], first)
-            self._send(parcel, packed, names, first)
+            before = self.rewriter.earliest(nodes.forward or nodes.backward)
+            packed = self._packed(parcel, [part.current for part in parcel.parts], before)
+            self._send(parcel, packed, names, before)
             if not (self.regather and nodes.forward and nodes.backward):
                 continue
             end, start = self._at(nodes.forward)[1], self._at(nodes.backward)[0]
             if bisect_left(starts, start) <= bisect_right(starts, end):
-                kept += 1  # nothing else is gathered in between: dropping it would free nothing in time
+                reused += 1  # nothing else is gathered in between: dropping it would free nothing in time
                 continue
             self._send_regather(parcel, packed, names, nodes.backward)
-        return {"gathered_before_use": len(windows), "kept_for_backward": kept} if self.sharded else {}
+        return {"gathered_before_use": len(windows), "kept_for_backward": reused} if self.sharded else {}
 
     def _at(self, nodes: Sequence[Node]) -> tuple[int, int]:
-        places = [self._place[id(node)] for node in nodes]
-        return min(places), max(places)
+        positions = [self._position[id(node)] for node in nodes]
+        return min(positions), max(positions)
 
     def _read_as(self, subgraph: UpdateSubgraph) -> str:
-        """The name under which forward and backward read a parameter."""
+        """The name of a parameter for its readers in forward and backward."""
         copy = self.copies.get(subgraph.parameter.tensor)
         return subgraph.parameter.tensor if copy is None else copy.input
 
@@ -165,7 +165,7 @@ class ParameterGather:
         self._send(parcel, packed, list(regather.values()), self.rewriter.earliest(backward))
 
     def _send(self, parcel: GatherBucket, packed: Sequence[str], outputs: Sequence[str], before: Node | None) -> None:
-        """The call, or one call per owner, that turns owned values into whole ones under the names ``outputs``."""
+        """The call, or one call per owner, from owned values to whole ones under the names ``outputs``."""
         if parcel.cuts is not None:
             emit.all_gather(self.rewriter, self.group, packed[0], parcel.cuts, outputs, before=before)
             return
@@ -175,26 +175,25 @@ class ParameterGather:
             emit.broadcast(self.rewriter, self.group, owner.member, source, output, before=before)
 
     def _state_shapes(self, names: Sequence[str]) -> None:
-        """A reader of a shape alone needs no gather: it becomes a constant."""
+        """A reader of a shape alone needs no gather: the shape becomes a constant."""
         for name in names:
             users = self._readers.get(name, _Readers([], []))
-            for held in (users.forward, users.backward):
-                for node in [item for item in held if item.is_a("Shape") and not item.attributes]:
-                    held.remove(node)
+            for readers in (users.forward, users.backward):
+                for node in [item for item in readers if item.is_a("Shape") and not item.attributes]:
+                    readers.remove(node)
                     output, dims = node.outputs[0], list(self.rewriter.graph.types[name].dims)
                     self.rewriter.remove(node, f"the shape of {name} is known")
                     self.rewriter.constant(output, dims, before=node)
 
     def _packed(self, parcel: GatherBucket, values: Sequence[str], before: Node | None) -> list[str]:
-        """The owned values as they are sent: in low precision where there is a copy; for a gather as one shard, which
-        every rank has."""
+        """The owned values to send: in low precision if there is a copy; for a gather as one shard, on every rank."""
         narrow, names = self.wire_type(parcel.subgraphs[0]), []
         for position, (name, part) in enumerate(zip(values, parcel.parts)):
             if narrow:
                 sent = emit.named(parcel.bucket, f"narrow{position}")
-                made = {sent: TensorType(narrow, self.rewriter.graph.types[name].shape)}
+                outputs = {sent: TensorType(narrow, self.rewriter.graph.types[name].shape)}
                 attributes = {"to": dtype_code(narrow)}
-                self.rewriter.add("Cast", [name], made, attributes=attributes, sharding=part.sharding, before=before)
+                self.rewriter.add("Cast", [name], outputs, attributes=attributes, sharding=part.sharding, before=before)
             names.append(sent if narrow else name)
         if parcel.cuts is None or (len(names) == 1 and all(start < stop for start, stop in pairwise(parcel.cuts))):
             return names

@@ -1,4 +1,4 @@
-"""Plan buckets of gradients, classes of subgraphs inside them, owners and cuts. The graph is not changed."""
+"""Plan buckets of gradients, with classes of subgraphs, owners and cuts. The graph is not changed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gopt.spmd.program import BucketSlice, ShardedState
 
 
 class TransferStyle(str, Enum):
-    """How whole tensors are sent: a bucket in one call with uneven shards, or each tensor to and from its owner."""
+    """The transfer of whole tensors: a bucket in one call with uneven shards, or each tensor to and from the owner."""
 
     GATHER = "gather"
     BROADCAST = "broadcast"
@@ -44,8 +44,7 @@ class TransferStyle(str, Enum):
 class ParameterGroup:
     """Neighbouring tensors of one class inside a bucket; ``starts``: the offset of each.
 
-    ``ranges``: the elements of each tensor that the bucket contains; () for all of each.
-    """
+    ``ranges``: the elements of each tensor in the bucket; () for all of each."""
 
     subgraphs: tuple[UpdateSubgraph, ...]
     starts: tuple[int, ...]
@@ -53,7 +52,7 @@ class ParameterGroup:
     ranges: tuple[tuple[int, int], ...] = ()
 
     def slices(self, tensors: Sequence[str], types: Mapping[str, TensorType]) -> tuple[BucketSlice, ...]:
-        """Return the bucket slice of each tensor; there is one per subgraph, with the shape of its parameter."""
+        """Return the bucket slice of each tensor, one per subgraph, with the parameter's shape."""
         ranges = self.ranges or [(0, types[tensor].elements) for tensor in tensors]
         return tuple(
             BucketSlice(tensor, offset, stop - start, start)
@@ -63,7 +62,7 @@ class ParameterGroup:
 
 @dataclass(frozen=True, slots=True)
 class SplitBucket:
-    """Tensors whose updates are cut anywhere."""
+    """Tensors with updates that are cut anywhere."""
 
     name: str
     subgraphs: tuple[UpdateSubgraph, ...]
@@ -76,7 +75,7 @@ class SplitBucket:
 
 @dataclass(frozen=True, slots=True)
 class WholeBucket:
-    """Tensors whose updates run on whole tensors; cuts are on tensor boundaries."""
+    """Tensors with updates on whole tensors; cuts are on tensor boundaries."""
 
     name: str
     axis: str
@@ -86,18 +85,18 @@ class WholeBucket:
     cuts: tuple[int, ...]
     why: str
 
-    def owned(self, place: int) -> Sharding:
+    def owned(self, position: int) -> Sharding:
         """Return the sharding of the tensor at a place of the bucket."""
-        return Sharding.along(self.axis, OnMember(self.owners[place]))
+        return Sharding.along(self.axis, OnMember(self.owners[position]))
 
-    def run(self, place: int) -> Sharding:
-        """The elements of that tensor in the bucket."""
-        return Sharding.along(self.axis, FlatShard(self.cuts, self.offsets[place], self.offsets[place + 1]))
+    def run(self, position: int) -> Sharding:
+        """The elements of one tensor in the bucket."""
+        return Sharding.along(self.axis, FlatShard(self.cuts, self.offsets[position], self.offsets[position + 1]))
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedBucket:
-    """Tensors whose gradients are reduced on every rank and whose updates every rank runs."""
+    """Tensors with gradients reduced, and updates run, on every rank."""
 
     name: str
     subgraphs: tuple[UpdateSubgraph, ...]
@@ -106,7 +105,7 @@ class ReplicatedBucket:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """All buckets in the order their gradients are complete, and the cap that shaped them."""
+    """All buckets in the order of complete gradients, and the cap."""
 
     buckets: tuple[SplitBucket | WholeBucket | ReplicatedBucket, ...]
     cap: int
@@ -154,7 +153,7 @@ def make_plan(
     copies: Mapping[str, ShardedState],
     weighed: Mapping[str, TensorType],
 ) -> ShardPlan:
-    """Place every parameter of a step. ``weighed``: types by which tensors are put together; cuts follow their own."""
+    """Place every parameter of a step. ``weighed``: the types for packing; cuts follow the tensors' own types."""
     total = sum(weighed[gradient].nbytes for gradient in set(training.gradients.values()))
     placer = _Placer(layout, training.graph.types, weighed, updates)
     items = _items(training, updates, placer, copies)
@@ -174,7 +173,7 @@ def make_plan(
 
 
 def _fitting(items: Sequence[Item], base: int) -> int:
-    """The default cap, or one a little above it at which the tensors of the commonest kind pack as well as they can."""
+    """The default cap, or a cap a little above at which the tensors of the commonest kind pack as well as they can."""
     kinds: dict[Hashable, list[int]] = {}
     for item in sorted(items, key=lambda item: item.order):
         if not item.alone:
@@ -186,17 +185,17 @@ def _items(
     training: TrainingGraph, updates: Updates, placer: _Placer, copies: Mapping[str, ShardedState]
 ) -> list[Item]:
     types, layout = placer.weighed, placer.layout
-    made = _made(training)
+    makers = _made(training)
     used = _first_uses(training) if layout.by_use else {}
-    items, seen = [], set()
+    items, gradients = [], set()
     for subgraph in updates.subgraphs.values():
-        if subgraph.gradient in seen:
+        if subgraph.gradient in gradients:
             continue  # shared gradients are replicated, and reduced once
-        seen.add(subgraph.gradient)
+        gradients.add(subgraph.gradient)
         name = subgraph.parameter.tensor
         gradient, parameter = types[subgraph.gradient], types[name]
         travels = copies[name].dtype if name in copies else parameter.dtype
-        kept = parameter.elements < layout.persist
+        persists = parameter.elements < layout.persist
         key = (
             subgraph.mode.value,
             placer.kind(name),
@@ -204,10 +203,10 @@ def _items(
             gradient.dtype,
             parameter.dtype,
             travels,
-            kept,
+            persists,
             layout.split_along.get(name, ()),
         )
-        ready = made.get(subgraph.gradient, -1)
+        ready = makers.get(subgraph.gradient, -1)
         # Last used, first packed: as gradients are ready, whatever a tied tensor waits for.
         order = -used.get(name, -1) if layout.by_use else ready
         items.append(Item(name, gradient.elements, gradient.nbytes, key, ready, order, name in placer.sliced))
@@ -215,14 +214,14 @@ def _items(
 
 
 def _made(training: TrainingGraph) -> dict[str, int]:
-    """Gradient -> place of the node that makes it."""
+    """Gradient -> place of the gradient's node."""
     wanted = set(training.gradients.values())
     nodes = enumerate(training.graph.nodes)
     return {name: position for position, node in nodes for name in node.outputs if name in wanted}
 
 
 def _first_uses(training: TrainingGraph) -> dict[str, int]:
-    """Parameter -> place of its first reader in the forward, or in the backward where it has none."""
+    """Parameter -> place of the first reader in the forward, or else in the backward."""
     names = {state.tensor for state in training.parameters}
     result: dict[str, int] = {}
     for position, node in enumerate(training.graph.nodes):
@@ -234,7 +233,7 @@ def _first_uses(training: TrainingGraph) -> dict[str, int]:
 
 @dataclass(slots=True)
 class _Placer:
-    """Assigns owners of whole tensors and cuts of tensors that are sliced alone; then orders and cuts buckets."""
+    """Assigns owners of whole tensors and cuts of tensors sliced alone; then orders and cuts buckets."""
 
     layout: StateLayout
     types: Mapping[str, TensorType]
@@ -250,11 +249,11 @@ class _Placer:
         for name, subgraph in self.updates.subgraphs.items():
             pieces = self._pieces(self.weighed[name], name) if subgraph.mode is UpdateMode.SPLIT else []
             if len(pieces) > 1:
-                first = lightest_window(load, len(pieces))
-                own = self._pieces(self.types[name], name)
-                self.sliced[name] = window_cuts(own, first, self.layout.ranks)
+                begin = lightest_window(load, len(pieces))
+                shares = self._pieces(self.types[name], name)
+                self.sliced[name] = window_cuts(shares, begin, self.layout.ranks)
                 for position, piece in enumerate(pieces):
-                    load[first + position] += piece
+                    load[begin + position] += piece
             elif subgraph.mode is UpdateMode.WHOLE or (
                 subgraph.mode is UpdateMode.SPLIT and self.kind(name) is Partition.WHOLE
             ):
@@ -269,9 +268,9 @@ class _Placer:
 
     def kind(self, name: str) -> Partition:
         """Return the partition of a tensor; under the ``ceil`` rule a tensor of a single piece is whole."""
-        asked = self.layout.of(name)
-        by_itself = asked is Partition.ROWS and self.layout.rule is PartitionRule.CEIL
-        return Partition.WHOLE if by_itself and name not in self.sliced else asked
+        partition = self.layout.of(name)
+        by_itself = partition is Partition.ROWS and self.layout.rule is PartitionRule.CEIL
+        return Partition.WHOLE if by_itself and name not in self.sliced else partition
 
     def order(self, subgraphs: Sequence[UpdateSubgraph]) -> list[UpdateSubgraph]:
         if self.kind(subgraphs[0].parameter.tensor) is Partition.WHOLE:

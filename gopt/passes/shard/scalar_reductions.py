@@ -1,8 +1,7 @@
 """Scalars over all gradients (a squared norm, a finite flag): partial values on ranks, completed by one packed call.
 
 A partial value is complete only after a call over the group. Partial values are joined (the sum of all squared norms)
-before the call, everything else happens after it; calls of one dependency level, dtype and kind are packed into one.
-"""
+before the call, everything else happens after; calls of one dependency level, dtype and kind are packed."""
 
 from __future__ import annotations
 
@@ -18,26 +17,26 @@ from gopt.passes.shard import emit
 
 @dataclass(frozen=True, slots=True)
 class PartialScalar:
-    """``value`` is a rank's partial value of the reduction ``root``: on all ranks, without effect where it has none."""
+    """``value`` is a rank's partial value of the reduction ``root``: on all ranks, neutral on ranks without a part."""
 
     root: str
     value: str
 
 
 class ScalarReductions:
-    """Makes partial values of reductions while buckets are emitted, and the calls that complete them."""
+    """Makes partial values of reductions during the emission of buckets, and the completing calls."""
 
     def __init__(self, rewriter: GraphRewriter, source: Graph, updates: Updates, group: str) -> None:
         self.rewriter, self.source, self.updates, self.group = rewriter, source, updates, group
         self._flat: dict[str, str] = {}
 
     def flat(self, name: str) -> str:
-        """A one-element value of any rank as rank 1, so that it does not lift the rank of a flat operand."""
+        """A one-element value of any rank as rank 1, so that a flat operand keeps its rank."""
         if name not in self._flat:
-            made = self._flat[name] = f"gopt.shard.scalars.flat{len(self._flat)}"
+            flat = self._flat[name] = f"gopt.shard.scalars.flat{len(self._flat)}"
             type = self.rewriter.graph.types[name]
             shape = self.constant("one", [-1])
-            self.rewriter.add("Reshape", [name, shape], {made: TensorType(type.dtype, (1,))})
+            self.rewriter.add("Reshape", [name, shape], {flat: TensorType(type.dtype, (1,))})
         return self._flat[name]
 
     def constant(self, role: str, value: list[int]) -> str:
@@ -45,7 +44,7 @@ class ScalarReductions:
         return self.rewriter.constant(f"gopt.shard.scalars.{role}", value)
 
     def partial(self, sources: list[str], value: str) -> PartialScalar:
-        """``value`` as the rank's partial value of the reductions ``sources``, which all feed one reduction."""
+        """``value`` as the rank's partial value of the reductions ``sources``, all feeding one reduction."""
         reduction = self.updates.scalar_reductions[self.updates.reduction_of[sources[0]]]
         guarded = f"{value}.everywhere"
         kind = "sum" if reduction.kind == "l2" else reduction.kind
@@ -73,7 +72,7 @@ class ScalarReductions:
         return {"scalar_calls": len(packed), "scalars": len(by_root)}
 
     def _join(self, reduction: ScalarReduction, values: list[str]) -> tuple[str, str]:
-        """One value per rank for a reduction, and how the call joins them. A flag travels as a count."""
+        """One value per rank for a reduction, and the call's way to join them. A flag travels as a count."""
         for node in reduction.inner:
             self.rewriter.remove(node, "joined before the call")
         types = self.rewriter.graph.types
@@ -81,9 +80,9 @@ class ScalarReductions:
             values = [self._counted(value, negate=reduction.kind == "all") for value in values]
         value = values[0]
         join = {"max": "Max", "min": "Min"}.get(reduction.kind, "Add")
-        for position, other in enumerate(values[1:], 1):
+        for position, term in enumerate(values[1:], 1):
             joined = f"{values[0]}.joined{position}"
-            self.rewriter.add(join, [value, other], {joined: types[value]})
+            self.rewriter.add(join, [value, term], {joined: types[value]})
             value = joined
         return value, {"max": "max", "min": "min"}.get(reduction.kind, "sum")
 
@@ -96,7 +95,7 @@ class ScalarReductions:
         return count
 
     def _complete(self, reduction: ScalarReduction, value: str) -> None:
-        """From the completed call to the value the source graph reads under its own name."""
+        """From the completed call to the value read by the source graph."""
         rewriter, types = self.rewriter, self.rewriter.graph.types
         if reduction.kind in ("any", "all"):
             zero = rewriter.constant("gopt.shard.scalars.zero", 0.0)
@@ -121,7 +120,7 @@ class ScalarReductions:
             rewriter.add("Identity", [value], {reduction.root: types[reduction.root]})
 
     def _levels(self) -> dict[str, int]:
-        """Return result -> the maximum number of reductions on a path to it."""
+        """Return result -> the maximum number of reductions on a path to the result."""
         level: dict[str, int] = {}
         result: dict[str, int] = {}
         for node in self.source.nodes:

@@ -1,4 +1,4 @@
-"""Scalars of the forward that the update reads: their means over the ranks, one call each, which may be packed."""
+"""Scalars of the forward read by the update: means over the ranks, one call each, to be packed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gopt.spmd.program import SpmdProgram
 
 
 def share(program: SpmdProgram, rewriter: GraphRewriter, data: str | None) -> None:
-    """Let what makes each shared value be a mean over ``data``, the ranks that see different batches."""
+    """Let each shared value be a mean over ``data``, the ranks with different batches."""
     shared = program.training.shared
     if shared and program.micro_steps > 1:
         name = next(iter(shared.values()))
@@ -20,6 +20,6 @@ def share(program: SpmdProgram, rewriter: GraphRewriter, data: str | None) -> No
     if not shared or data is None:
         return
     producers = program.training.graph.producers()
-    for made, own in shared.items():
-        rewriter.remove(producers[made], "the update reads the mean over the ranks")
-        emit.all_reduce(rewriter, data or "", [own], [made], "mean")
+    for mean, local in shared.items():
+        rewriter.remove(producers[mean], "the update reads the mean over the ranks")
+        emit.all_reduce(rewriter, data or "", [local], [mean], "mean")

@@ -1,4 +1,4 @@
-"""Emit a split bucket: scatter the gradients, run each class once on the rank's run of it, gather the parameters."""
+"""Emit a split bucket: scatter the gradients, run each class once on the rank's run, gather the parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def emit_split(
     *,
     owned: bool,
 ) -> EmittedBucket:
-    """Rewrite the updates of a split bucket. ``owned``: ranks hold the parameters, too, as their shards alone."""
+    """Rewrite the updates of a split bucket. ``owned``: ranks hold the parameters, too, as shards alone."""
     out = EmittedBucket()
     gradients = [subgraph.gradient for subgraph in bucket.subgraphs]
     shard: ReducedValue | None = None
@@ -41,7 +41,7 @@ def emit_split(
     for number, group in enumerate(bucket.groups):
         name = emit.named(bucket.name, f"c{number}")
         emitter = GroupEmitter(rewriter, group, name, scalars, out.reduced.values, owned=owned)
-        parts.append(emitter.run(shard, alone=len(bucket.groups) == 1))
+        parts.append(emitter.run(shard, single=len(bucket.groups) == 1))
         emitter.remove_sources(why)
         out.states.update(emitter.states)
         out.scalars += emitter.partials
@@ -57,10 +57,9 @@ def emit_split(
 
 
 class GroupEmitter:
-    """One class of a bucket: its first subgraph, written over 1-D runs in place of the tensors.
+    """One class of a bucket: the first subgraph, written over 1-D runs in place of the tensors.
 
-    ``name``: that of what it makes, in front of the role.
-    """
+    ``name``: the prefix of new names, in front of the role."""
 
     def __init__(
         self,
@@ -93,24 +92,23 @@ class GroupEmitter:
         return f"{self.name}.{role}"
 
     def run_type(self, dtype: str) -> TensorType:
-        """The type of a value that has an element for each of the run."""
+        """The type of a value with an element for each element of the run."""
         type = self._types.get(dtype)
         if type is None:
             type = self._types[dtype] = emit.run(dtype, self.where)
         return type
 
-    def run(self, shard: ReducedValue | None, *, alone: bool) -> OwnedParameter:
-        """Emit the class; returns its part of the parameters, before and after the update.
+    def run(self, shard: ReducedValue | None, *, single: bool) -> OwnedParameter:
+        """Emit the class; returns the class's part of the parameters, before and after the update.
 
-        ``shard``: the rank's shard of the bucket's gradients, None where gradients are whole; ``alone``: the bucket has
-        no other class.
-        """
+        ``shard``: the rank's shard of the bucket's gradients, None for whole gradients; ``single``: the bucket has no
+        other class."""
         rewriter, subgraph, run = self.rewriter, self.subgraph, self.group.sharding
         types = rewriter.graph.types
         if shard is not None:
-            self.local[subgraph.gradient] = shard.name if alone else self._segment(shard.name, "gradient")
+            self.local[subgraph.gradient] = shard.name if single else self._segment(shard.name, "gradient")
             exact = shard.unrounded
-            self.unrounded = exact if alone or not exact else self._segment(exact, "exact")
+            self.unrounded = exact if single or not exact else self._segment(exact, "exact")
         parameter = self._named("parameter")
         self.local[subgraph.parameter.tensor] = parameter
         if self.owned:
@@ -126,27 +124,25 @@ class GroupEmitter:
         return OwnedParameter(parameter, self.local[subgraph.parameter.updated], run, types[parameter].elements)
 
     def remove_sources(self, why: str) -> None:
-        """Remove the source updates that the class replaces; each node is annotated with the replacements of its
-        values.
-        """
-        known = self._shares | self.local
-        made = [[known.get(name, "") for name in node.outputs] for node in self.subgraph.nodes]
+        """Remove the source updates of the class; each node is annotated with the replacements of its values."""
+        replaced = self._shares | self.local
+        replacements = [[replaced.get(name, "") for name in node.outputs] for node in self.subgraph.nodes]
         for subgraph in self.group.subgraphs:
-            self.rewriter.remove_all(Removal(subgraph.nodes, why, subgraph.parameter.tensor, made))
+            self.rewriter.remove_all(Removal(subgraph.nodes, why, subgraph.parameter.tensor, replacements))
 
     def _segment(self, shard: str, role: str) -> str:
-        """The rank's run of this class, out of its shard of the bucket."""
+        """The rank's run of this class, out of the shard of the bucket."""
         name = self._named(role)
         emit.shard_slice(self.rewriter, shard, self.group.sharding, name, self.rewriter.graph.types[shard].dtype)
         return name
 
     def emit_nodes(self) -> None:
-        """The nodes of the update, once gradient and states have their names in ``local``."""
+        """The nodes of the update, with gradient and states named in ``local``."""
         for position, node in enumerate(self.subgraph.nodes):
             self._emit(position, node)
 
     def add_states(self) -> None:
-        """List the states, once their new values have their names in ``local``."""
+        """List the states, with new values named in ``local``."""
         types = self.rewriter.graph.types
         for slot in range(0 if self.owned else 1, len(self.subgraph.states)):
             parts = self.group.slices([subgraph.states[slot].tensor for subgraph in self.group.subgraphs], types)
@@ -160,59 +156,59 @@ class GroupEmitter:
             )
             self.states.update((part.tensor, holding) for part in parts)
 
-    def _emit(self, place: int, node: Node) -> None:
+    def _emit(self, index: int, node: Node) -> None:
         rewriter, types = self.rewriter, self.rewriter.graph.types
         if node in self.subgraph.reductions:
-            self._reduce(place, node)
+            self._reduce(index, node)
             return
         if node.is_in(LAYOUT) and node.outputs[0] not in self.results:
             # Only a full reduction reads it (``update_subgraphs``), and that does not mind the order of elements.
-            self.local[node.outputs[0]] = self._operand(node.inputs[0], place, 0)
+            self.local[node.outputs[0]] = self._operand(node.inputs[0], index, 0)
             return
         if not elementwise(node):
             raise InvariantError(f"{node.op_type} {node.label!r} cannot run on a piece of a tensor")
-        operands = [self._operand(name, place, slot) for slot, name in enumerate(node.inputs)]
+        operands = [self._operand(name, index, slot) for slot, name in enumerate(node.inputs)]
         if self.unrounded and node.is_a("Cast") and node.inputs[0] == self.subgraph.gradient:
             operands = [self.unrounded]  # not rounded in between
         outputs: dict[str, TensorType] = {}
         for slot, name in enumerate(node.outputs):
             if name:
-                role = self.results.get(name) or (f"v{place}" if slot == 0 else f"v{place}_{slot}")
+                role = self.results.get(name) or (f"v{index}" if slot == 0 else f"v{index}_{slot}")
                 self.local[name] = self._named(role)
                 outputs[self.local[name]] = self.run_type(types[name].dtype)
         rewriter.repeat(node, operands, outputs, self.where)
 
-    def _operand(self, name: str, place: int, slot: int) -> str:
-        """A full-shaped operand as the rank's run of it; a one-element operand as a value of rank at most 1."""
+    def _operand(self, name: str, index: int, slot: int) -> str:
+        """A full-shaped operand as the rank's run; a one-element operand as a value of rank at most 1."""
         if not name or name in self.local:
             return self.local.get(name, "")
         type = self.rewriter.graph.types[name]
         if type.elements > 1:
-            output = self._named(f"x{place}_{slot}")
-            sources = [self._twin(subgraph, place, slot) for subgraph in self.group.subgraphs]
+            output = self._named(f"x{index}_{slot}")
+            sources = [self._twin(subgraph, index, slot) for subgraph in self.group.subgraphs]
             slices = self.group.slices(sources, self.rewriter.graph.types)
             emit.local_slice(self.rewriter, slices, self.group.sharding, output, type.dtype)
             return output
         return self.scalars.flat(name) if len(type.dims) > 1 else name
 
-    def _twin(self, subgraph: UpdateSubgraph, place: int, slot: int) -> str:
-        name = subgraph.nodes[place].inputs[slot]
+    def _twin(self, subgraph: UpdateSubgraph, index: int, slot: int) -> str:
+        name = subgraph.nodes[index].inputs[slot]
         return self.reduced.get(name, name)
 
-    def _reduce(self, place: int, node: Node) -> None:
+    def _reduce(self, index: int, node: Node) -> None:
         """A reduction of the run, as the class's partial value of the scalar."""
         rewriter = self.rewriter
-        value = self._operand(node.inputs[0], place, 0)
+        value = self._operand(node.inputs[0], index, 0)
         source = node.outputs[0]
         dtype = rewriter.graph.types[source].dtype
         op_type = "ReduceSumSquare" if node.is_a("ReduceL2") else node.op_type
-        share = self._shares[source] = self._named(f"share{place}")
+        share = self._shares[source] = self._named(f"share{index}")
         if node.is_a("ReduceMean"):
             self._mean(value, share, self.rewriter.graph.types[node.inputs[0]].elements, dtype)
         else:
             self._add(op_type, [value], share, TensorType(dtype, ()), keepdims=0)
         self.partials.append(
-            self.scalars.partial([subgraph.nodes[place].outputs[0] for subgraph in self.group.subgraphs], share)
+            self.scalars.partial([subgraph.nodes[index].outputs[0] for subgraph in self.group.subgraphs], share)
         )
 
     def _mean(self, value: str, share: str, elements: int, dtype: str) -> None:
@@ -227,5 +223,5 @@ class GroupEmitter:
         self._add("Cast", [f"{share}.mean"], share, TensorType(dtype, ()), to=dtype_code(dtype))
 
     def _add(self, op_type: str, inputs: list[str], output: str, type: TensorType, **attributes: object) -> None:
-        """A node that exists where the run does."""
+        """A node on the ranks of the run."""
         self.rewriter.add(op_type, inputs, {output: type}, attributes=attributes, sharding=self.where)

@@ -1,4 +1,4 @@
-"""Emits whole and replicated buckets: unchanged updates, on their owner or on every rank."""
+"""Emits whole and replicated buckets: unchanged updates, on the owner or on every rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gopt.spmd.program import BucketSlice, ShardedState
 
 
 def emit_replicated(bucket: ReplicatedBucket, reduction: GradientReduction) -> EmittedBucket:
-    """Reduce the gradients of a bucket on every rank; the updates stay as they are."""
+    """Reduce the gradients of a bucket on every rank; the updates stay unchanged."""
     return EmittedBucket(
         reduced=reduction.everywhere(bucket.name, [subgraph.gradient for subgraph in bucket.subgraphs])
     )
@@ -42,9 +42,9 @@ def emit_whole(
         parts.append(part if style is TransferStyle.BROADCAST else _flat(rewriter, bucket, position, part, scalars))
         for state in subgraph.states[0 if owned else 1 :]:
             input = part.current if state is subgraph.parameter else state.tensor
-            held = BucketSlice(state.tensor, 0, types[state.tensor].elements)
+            whole = BucketSlice(state.tensor, 0, types[state.tensor].elements)
             out.states[state.tensor] = ShardedState(
-                input, state.updated, types[state.tensor].dtype, (held,), bucket.owned(position)
+                input, state.updated, types[state.tensor].dtype, (whole,), bucket.owned(position)
             )
             out.layout.append((state.tensor,))
     cuts = None if style is TransferStyle.BROADCAST else bucket.cuts
@@ -61,7 +61,7 @@ def _reduce(
     scalars: ScalarReductions,
     reduction: GradientReduction,
 ) -> ReducedGradients:
-    """Reduce each gradient to where its update runs."""
+    """Reduce each gradient to the ranks of its update."""
     gradients = [subgraph.gradient for subgraph in bucket.subgraphs]
     if any(subgraph.whole_gradient for subgraph in bucket.subgraphs):
         return reduction.everywhere(bucket.name, gradients)
@@ -88,66 +88,66 @@ def _reduce(
 def _unpack(
     rewriter: GraphRewriter, whole: str, type: TensorType, shard: str, run: Sharding, scalars: ScalarReductions
 ) -> None:
-    """One tensor of a bucket in its own shape, on its owner."""
+    """One tensor of a bucket in the tensor's shape, on the owner."""
     emit.shard_slice(rewriter, shard, run, f"{whole}_flat", type.dtype)
     shape = scalars.constant("shape" + "_".join(map(str, type.dims)), list(type.dims))
     rewriter.add("Reshape", [f"{whole}_flat", shape], {whole: type}, sharding=run)
 
 
 def _flat(
-    rewriter: GraphRewriter, bucket: WholeBucket, place: int, part: OwnedParameter, scalars: ScalarReductions
+    rewriter: GraphRewriter, bucket: WholeBucket, position: int, part: OwnedParameter, scalars: ScalarReductions
 ) -> OwnedParameter:
-    """An owned parameter as its run of the bucket."""
+    """An owned parameter as a run of the bucket."""
     one = scalars.constant("one", [-1])
-    names = [emit.named(bucket.name, f"{role}{place}_flat") for role in ("parameter", "updated")]
+    names = [emit.named(bucket.name, f"{role}{position}_flat") for role in ("parameter", "updated")]
     for source, name in zip((part.current, part.updated), names):
-        made = {name: emit.flat(rewriter.graph.types[source].dtype, part.elements)}
-        rewriter.add("Reshape", [source, one], made, sharding=part.sharding)
+        outputs = {name: emit.flat(rewriter.graph.types[source].dtype, part.elements)}
+        rewriter.add("Reshape", [source, one], outputs, sharding=part.sharding)
     return OwnedParameter(names[0], names[1], part.sharding, part.elements)
 
 
 def partial_scalars(
-    rewriter: GraphRewriter, bucket: WholeBucket, place: int, scalars: ScalarReductions
+    rewriter: GraphRewriter, bucket: WholeBucket, position: int, scalars: ScalarReductions
 ) -> list[PartialScalar]:
-    """The reductions inside an update, which its owner alone computes."""
-    subgraph, there = bucket.subgraphs[place], bucket.owned(place)
+    """The reductions inside an update, computed by the owner alone."""
+    subgraph, owner = bucket.subgraphs[position], bucket.owned(position)
     partials = []
     for number, node in enumerate(subgraph.reductions):
         name = node.outputs[0]
-        value = emit.named(bucket.name, f"share{place}_{number}")
+        value = emit.named(bucket.name, f"share{position}_{number}")
         _rename(rewriter, subgraph, name, value)
         type = rewriter.graph.types[value]
         if type.dims:
             empty, scalar = scalars.constant("shape", []), f"{value}.scalar"
-            rewriter.add("Reshape", [value, empty], {scalar: TensorType(type.dtype, ())}, sharding=there)
+            rewriter.add("Reshape", [value, empty], {scalar: TensorType(type.dtype, ())}, sharding=owner)
             value = scalar
         partials.append(scalars.partial([name], value))
     return partials
 
 
-def _run_on_owner(rewriter: GraphRewriter, bucket: WholeBucket, place: int, *, owned: bool) -> OwnedParameter:
+def _run_on_owner(rewriter: GraphRewriter, bucket: WholeBucket, position: int, *, owned: bool) -> OwnedParameter:
     """Put the source's own nodes on the owner; returns the parameter there, before and after the update."""
-    subgraph, there = bucket.subgraphs[place], bucket.owned(place)
+    subgraph, owner = bucket.subgraphs[position], bucket.owned(position)
     for node in subgraph.nodes:
-        rewriter.counterpart(node).sharding = there
+        rewriter.counterpart(node).sharding = owner
         why = f"{bucket.name}: the parameter is updated by its owner alone; {subgraph.why}"
         rewriter.annotate(node, why, of=subgraph.parameter.tensor)
     type = rewriter.graph.types[subgraph.parameter.updated]
     parameter, updated = subgraph.parameter.tensor, subgraph.parameter.updated
     if owned:
         # The owner's master has a name of its own: the source's name is what every rank gathers.
-        parameter = emit.named(bucket.name, f"parameter{place}")
+        parameter = emit.named(bucket.name, f"parameter{position}")
         rewriter.graph.types[parameter] = type
         for node in map(rewriter.counterpart, subgraph.nodes):
             rewriter.rewire(node, subgraph.parameter.tensor, parameter)
     else:
-        updated = emit.named(bucket.name, f"parameter{place}_out")
+        updated = emit.named(bucket.name, f"parameter{position}_out")
         _rename(rewriter, subgraph, subgraph.parameter.updated, updated)
-    return OwnedParameter(parameter, updated, there, type.elements)
+    return OwnedParameter(parameter, updated, owner, type.elements)
 
 
 def _rename(rewriter: GraphRewriter, subgraph: UpdateSubgraph, old: str, new: str) -> None:
-    """Give a value that a subgraph makes another name, inside the subgraph."""
+    """Rename a value made by a subgraph, inside the subgraph."""
     for node in map(rewriter.counterpart, subgraph.nodes):
         if old in node.outputs:
             rewriter.rename_output(node, old, new)

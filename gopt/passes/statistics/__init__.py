@@ -81,9 +81,9 @@ def statistics(program: SpmdProgram, options: StatisticsOptions) -> PassResult:
     refuse_apart(by_rule.get("local", ()), update, "--statistics local")
     refuse_apart(by_rule.get("root", ()), apart, "--statistics root over micro-steps")
     rewriter = GraphRewriter(program.graph, "statistics")
-    made: dict[str, str] = {}
-    calls = sum(_alike(program, rewriter, group, by_rule.get(rule, []), rule, made) for rule in ("mean", "root"))
-    emitted = StatisticCalls(program, group, rewriter, made)
+    local_names: dict[str, str] = {}
+    calls = sum(_alike(program, rewriter, group, by_rule.get(rule, []), rule, local_names) for rule in ("mean", "root"))
+    emitted = StatisticCalls(program, group, rewriter, local_names)
     emitted.emit(by_rule.get("points", ()), {name: [n.first_output for n in nodes] for name, nodes in apart.items()})
     rewriter.finish()
     program.set_states([replace(h, local=True) if h.input in local else h for h in program.states])
@@ -99,20 +99,20 @@ def _reductions(training: TrainingGraph, policy: StatisticPolicy) -> dict[str, S
     states = [state.tensor for state in training.states if state.kind is StateKind.STATISTIC]
     result = analyse_couplings(training).statistics
     rings = {p.ring.pointer for item in result.known.values() for p in item.points if p.ring is not None}
-    asked = states
+    chosen = states
     if policy is not StatisticPolicy.AUTO:
-        asked = [name for name in states if name in training.reductions or name in rings]
-    unclear = [name for name in asked if name in result.unclear]
+        chosen = [name for name in states if name in training.reductions or name in rings]
+    unclear = [name for name in chosen if name in result.unclear]
     if unclear:
         raise _unclear(training, {name: result.unclear[name] for name in unclear})
     if policy is StatisticPolicy.MEAN:
-        _refuse_integers(training, set(states).difference(asked))
+        _refuse_integers(training, set(states).difference(chosen))
     plain = {name: StatisticReduction(name, policy.value) for name in states}
-    return plain | {name: result.known[name] for name in asked}
+    return plain | {name: result.known[name] for name in chosen}
 
 
 def _refuse_chosen(program: SpmdProgram) -> None:
-    """Raise UnsupportedError where a statistic that a condition of the update keeps is not combined at its end."""
+    """Raise UnsupportedError where a statistic kept by a condition of the update is not combined at its end."""
     for name, branch in program.source.chosen.items():
         rule = program.reductions[name].rule
         if program.micro_steps > 1 or rule in ("root", "local", "gather"):
@@ -134,14 +134,14 @@ def _refuse_integers(training: TrainingGraph, states: set[str]) -> None:
 
 
 def _unclear(training: TrainingGraph, unclear: Mapping[str, OpenStatistic]) -> UnsupportedError:
-    """The refusal of all statistics of which nothing says how ranks combine them; the hint settles it."""
-    first, why = next(iter(unclear.items()))
-    said = training.reductions.get(first, "")
+    """The refusal of all statistics without a rule for combining; the hint settles it."""
+    example, why = next(iter(unclear.items()))
+    rule = training.reductions.get(example, "")
     hints = []
     if why.literal:
         hints.append("write the number of samples as the size (Shape) of a batch input, and ranks add it up")
-    rules = WHOLE if said and why.rules == RULES else why.rules
-    named = ",".join(f"{name}={rules[0] if name == first else item.rules[0]}" for name, item in unclear.items())
+    rules = WHOLE if rule and why.rules == RULES else why.rules
+    named = ",".join(f"{name}={rules[0] if name == example else item.rules[0]}" for name, item in unclear.items())
     if why.rules == GATHERED:
         hints.append(
             f"--statistics {named}: ranks gather the rows of all; local keeps each rank's own, and root those of the "
@@ -150,40 +150,45 @@ def _unclear(training: TrainingGraph, unclear: Mapping[str, OpenStatistic]) -> U
     elif why.rules == ROWS:
         hints.append(f"--statistics {named}: local keeps each rank's own, and root those of the first rank")
     else:
-        others = f"{', '.join(rules[1:-1])} or {rules[-1]}"
-        hints.append(f"say how: --statistics {named}, where {rules[0]} may be {others}")
+        choices = f"{', '.join(rules[1:-1])} or {rules[-1]}"
+        hints.append(f"say how: --statistics {named}, where {rules[0]} may be {choices}")
     return UnsupportedError(
-        f"--statistics {first}={said} is not supported: {why.reason}"
-        if said
-        else f"gopt cannot tell how ranks combine the statistic {first!r}: {why.reason}",
+        f"--statistics {example}={rule} is not supported: {why.reason}"
+        if rule
+        else f"gopt cannot tell how ranks combine the statistic {example!r}: {why.reason}",
         *hints,
     )
 
 
 def _alike(
-    program: SpmdProgram, rewriter: GraphRewriter, group: str, states: list[State], rule: str, made: dict[str, str]
+    program: SpmdProgram,
+    rewriter: GraphRewriter,
+    group: str,
+    states: list[State],
+    rule: str,
+    local_names: dict[str, str],
 ) -> int:
-    """Let all ranks hold the mean of new statistics, or those of the group's first rank; returns the number of calls.
+    """Let all ranks hold the mean of new statistics, or the values of the group's first rank; returns the number of
+    calls.
 
-    ``made`` gets the names of what a rank makes of each alone.
-    """
+    ``local_names`` gets the names of each rank's own values."""
     by_dtype: dict[str, list[State]] = {}
     for state in states:
         by_dtype.setdefault(program.graph.types[state.updated].dtype, []).append(state)
     producers, users = program.graph.producers(), program.graph.users()
-    start = len({program.graph.types[name].dtype for name in made})
-    for number, held in enumerate(by_dtype.values()):
+    start = len({program.graph.types[name].dtype for name in local_names})
+    for number, alike in enumerate(by_dtype.values()):
         inputs = []
-        for position, state in enumerate(held):
+        for position, state in enumerate(alike):
             name, local = state.updated, f"gopt.statistics.b{start + number}.local{position}"
             rewriter.rename_output(producers[name], name, local)
-            made[name] = local
+            local_names[name] = local
             for reader in users.get(name, ()):
                 rewriter.rewire(reader, name, local)
             if program.micro_steps > 1:
                 program.loop_carried[state.tensor] = local  # the mean is taken of what the last micro-step left
             inputs.append(state.tensor if program.micro_steps > 1 else local)
-        types = {state.updated: program.graph.types[state.updated] for state in held}
+        types = {state.updated: program.graph.types[state.updated] for state in alike}
         if rule == "root":
             shapes = [format_shape(type.dims) for type in types.values()]
             attributes = {"group": group, "root": 0, "dtype": next(iter(types.values())).dtype, "shapes": shapes}
@@ -222,17 +227,17 @@ def _synchronised(program: SpmdProgram, group: str) -> PassResult:
 
 
 def _refuse_whole(program: SpmdProgram, points: Sequence[str]) -> None:
-    """Raise UnsupportedError for a gradient that ranks would add, and that is made of means over all ranks alone."""
-    source, asked = program.source, program.loss_reduction
-    own, shared = set(source.batch), set(points)
+    """Raise UnsupportedError for a gradient added by ranks, and made of means over all ranks alone."""
+    source, reduction = program.source, program.loss_reduction
+    local, shared = set(source.batch), set(points)
     for node in source.graph.nodes:
-        if not own.isdisjoint(node.reads):
-            own.update(name for name in node.outputs if name not in shared)
+        if not local.isdisjoint(node.reads):
+            local.update(name for name in node.outputs if name not in shared)
     for parameter, value in source.gradients.items():
-        if asked.rule_of(parameter) is LossRule.SUM and value not in own | shared:
+        if reduction.rule_of(parameter) is LossRule.SUM and value not in local | shared:
             raise UnsupportedError(
-                f"--statistics sync with --loss-reduction {asked}: {value!r}, the gradient of {parameter!r}, is made "
-                "of values over all ranks' samples, and ranks would add it",
+                f"--statistics sync with --loss-reduction {reduction}: {value!r}, the gradient of {parameter!r}, is "
+                "made of values over all ranks' samples, and ranks would add it",
                 "write the loss as a mean over samples, or leave --statistics sync out",
             )
 
@@ -246,16 +251,15 @@ def _share(
     producers: dict[str, Node],
     users: dict[str, list[Node]],
 ) -> None:
-    """Let every reader of the source see a value's mean over the ranks; what a pass sends stays the rank's own.
+    """Let every reader of the source see a value's mean over the ranks; values sent by a pass stay the rank's own.
 
-    A new state that is such a value is the mean as well.
-    """
+    A new state with this value is the mean as well."""
     producer, type = producers[name], program.graph.types[name]
-    own, mean = f"gopt.statistics.sync{number}.local", f"gopt.statistics.sync{number}.mean"
-    rewriter.rename_output(producer, name, own)
-    rewriter.add("Identity", [own], {name: type}, after=producer)
+    local, mean = f"gopt.statistics.sync{number}.local", f"gopt.statistics.sync{number}.mean"
+    rewriter.rename_output(producer, name, local)
+    rewriter.add("Identity", [local], {name: type}, after=producer)
     rewriter.add(
-        "AllReduce", [own], {mean: type}, domain=COMM, attributes={"group": group, "reduce": "mean"}, after=producer
+        "AllReduce", [local], {mean: type}, domain=COMM, attributes={"group": group, "reduce": "mean"}, after=producer
     )
     for reader in users.get(name, ()):
         if not reader.added:
@@ -263,11 +267,11 @@ def _share(
 
 
 def needed(program: SpmdProgram) -> str:
-    """Return the reason why a step needs this pass; '' if it does not."""
-    held = next((state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC), None)
-    if held is None or program.mesh.data_ranks == 1:
+    """Return the reason why a step needs this pass, or ''."""
+    statistic = next((state.tensor for state in program.training.states if state.kind is StateKind.STATISTIC), None)
+    if statistic is None or program.mesh.data_ranks == 1:
         return ""
-    return f"statistic {held!r} follows each rank's own data, and nothing else averages it or marks it local"
+    return f"statistic {statistic!r} follows each rank's own data, and nothing else averages it or marks it local"
 
 
 PASS = Pass("statistics", StatisticsOptions, statistics, needed=needed, facts=StatisticsFacts)

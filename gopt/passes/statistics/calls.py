@@ -1,4 +1,4 @@
-"""Calls for statistics that are no plain means: what ranks reduce, and what every rank computes alike from it."""
+"""Calls for statistics that are no plain means: reduced values, and the same computation from them on every rank."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from gopt.spmd.program import Accumulator, SpmdProgram
 
 
 def readers_in_update(training: TrainingGraph) -> dict[str, list[Node]]:
-    """Statistic whose old value the update of other states reads -> the nodes that do."""
+    """Statistic whose old value is read in the update of other states -> the reading nodes."""
     names = {state.tensor for state in training.states if state.kind is StateKind.STATISTIC}
     updating = [
         node for node in training.graph.nodes if node.phase is Phase.UPDATE and not names.isdisjoint(node.reads)
     ]
     if not updating:
         return {}
-    others = [state.updated for state in training.states if state.tensor not in names]
-    needed = ancestors(GraphIndex(training.graph), others)[0]
+    results = [state.updated for state in training.states if state.tensor not in names]
+    needed = ancestors(GraphIndex(training.graph), results)[0]
     result: dict[str, list[Node]] = {}
     for node in updating:
         for name in names.intersection(node.reads) if id(node) in needed else ():
@@ -36,7 +36,7 @@ def readers_in_update(training: TrainingGraph) -> dict[str, list[Node]]:
 
 
 def refuse_apart(states: Iterable[State], read: Collection[str], rule: str) -> None:
-    """Raise UnsupportedError where the update would read a value that each rank has of its own."""
+    """Raise UnsupportedError where the update would read a value that differs between ranks."""
     name = next((state.tensor for state in states if state.tensor in read), None)
     if name is not None:
         raise UnsupportedError(
@@ -51,7 +51,7 @@ class StatisticCalls:
     def __init__(
         self, program: SpmdProgram, group: str, rewriter: GraphRewriter, local: dict[str, str]
     ) -> None:  # fmt: skip
-        """``local``: new value of a statistic -> the name of what a rank makes of it alone."""
+        """``local``: new value of a statistic -> the name of the rank's own value."""
         self.program, self.group, self.rewriter, self.local = program, group, rewriter, local
         self.graph = program.graph
         self.producers, self.users = self.graph.producers(), self.graph.users()
@@ -61,11 +61,11 @@ class StatisticCalls:
         """Value and reduction -> the reduced value."""
         self.calls = 0
 
-    def emit(self, states: Sequence[State], held: Mapping[str, Collection[str]]) -> None:
-        """Emit the calls of statistics, and what makes their new values of the results.
+    def emit(self, states: Sequence[State], readers: Mapping[str, Collection[str]]) -> None:
+        """Emit the calls of statistics, and the nodes from the results to new values.
 
-        ``held``: statistic -> the nodes of the update, by first output, that read its old value after micro-steps.
-        """
+        ``readers``: statistic -> the nodes of the update, by first output, that read the old value after
+        micro-steps."""
         reductions = {s.tensor: self.program.reductions[s.tensor] for s in states}
         paths = {
             s.tensor: path_nodes(self.nodes, self.producers, list(map(self._own, reductions[s.tensor].cut)), s.updated)
@@ -80,14 +80,14 @@ class StatisticCalls:
         for state in states:
             reduction = reductions[state.tensor]
             if reduction.rule == "gather":
-                values = self._gathered(state, reduction, held)
+                values = self._gathered(state, reduction, readers)
             else:
                 values = {self._own(p.value): self._call(state, self._own(p.value), p.reduce) for p in reduction.points}
-            self._emit(state, values, paths[state.tensor], held.get(state.tensor, ()))
+            self._emit(state, values, paths[state.tensor], readers.get(state.tensor, ()))
 
-    def _gathered(self, state: State, reduction: StatisticReduction, held: Container[str]) -> dict[str, str]:
-        """The values that are read for a rank's own: the rows of all ranks, or the queue in which they are."""
-        if state.tensor in held:
+    def _gathered(self, state: State, reduction: StatisticReduction, readers: Container[str]) -> dict[str, str]:
+        """The replacements of a rank's own values: the rows of all ranks, or the queue with these rows."""
+        if state.tensor in readers:
             raise UnsupportedError(
                 f"the update of parameters reads the statistic {state.tensor!r}, into which each micro-step of "
                 "--accumulate writes rows",
@@ -98,30 +98,30 @@ class StatisticCalls:
         if reduction.queue is not None:
             joined = emitted.queue(reduction.queue, rows, f"gopt.statistics.of.{state.tensor}")
             return {self._own(reduction.queue.value): joined}
-        return {self._own(point.value): made for point, made in zip(reduction.points, rows)}
+        return {self._own(point.value): row for point, row in zip(reduction.points, rows)}
 
     def _rows(self, emitted: RowCalls, state: State, point: StatisticPoint) -> str:
-        """The rows of all ranks; one call for all statistics that keep them."""
+        """The rows of all ranks; one call for all statistics of the same rows."""
         value, key = self._own(point.value), f"{point.reduce} along {point.axis}"
         if (value, key) not in self.reduced:
-            made = f"gopt.statistics.reduced{len(self.reduced)}"
+            name = f"gopt.statistics.reduced{len(self.reduced)}"
             if point.ring is not None:
-                emitted.places(value, made, point.axis, point.ring)
+                emitted.places(value, name, point.axis, point.ring)
             else:
                 self.calls += 1
-                emitted.rows(value, made, point.axis, self._producer(state, value, "rows"))
-            self.reduced[value, key] = made
+                emitted.rows(value, name, point.axis, self._producer(state, value, "rows"))
+            self.reduced[value, key] = name
         return self.reduced[value, key]
 
     def _own(self, name: str) -> str:
         return self.local.get(name, name)
 
-    def _emit(self, state: State, values: dict[str, str], path: list[Node], held: Collection[str]) -> None:
+    def _emit(self, state: State, values: dict[str, str], path: list[Node], readers: Collection[str]) -> None:
         name, type = state.updated, self.graph.types[state.updated]
         prefix = f"gopt.statistics.of.{state.tensor}"
-        moved = self._moved(state, prefix, held) if held else state.tensor
+        moved = self._moved(state, prefix, readers) if readers else state.tensor
         new = self._repeated(state, values | {state.tensor: moved}, path, prefix)
-        if not held:
+        if not readers:
             self.rewriter.add("Identity", [new], {name: type})
             return
         term, sum_, out = f"{prefix}.term", f"{prefix}.sum", f"{prefix}.zero"
@@ -132,27 +132,26 @@ class StatisticCalls:
         self.program.accumulators.append(Accumulator(sum_, out, f"{prefix}.next", type, reduced=True))
 
     def _call(self, state: State, value: str, reduce: str) -> str:
-        """The reduced value; one call for all statistics that reduce it alike.
+        """The reduced value; one call for all statistics with the same reduction.
 
-        The size of a batch is the same on every rank: its sum is known without a call.
-        """
-        made = self.reduced.get((value, reduce))
-        if made is not None:
-            return made
+        The size of a batch is the same on every rank: the sum is known without a call."""
+        reduced = self.reduced.get((value, reduce))
+        if reduced is not None:
+            return reduced
         if self.constants.value(value) is not None or self._is_size(value):
             return self.reduced.setdefault((value, reduce), self._times_ranks(value))
         producer = self._producer(state, value, reduce)
-        made = f"gopt.statistics.reduced{len(self.reduced)}"
+        reduced = f"gopt.statistics.reduced{len(self.reduced)}"
         self.calls += 1
         self.rewriter.add(
-            "AllReduce", [value], {made: self.graph.types[value]}, domain=COMM,
+            "AllReduce", [value], {reduced: self.graph.types[value]}, domain=COMM,
             attributes={"group": self.group, "reduce": reduce}, after=producer,
         )  # fmt: skip
-        self.reduced[value, reduce] = made
-        return made
+        self.reduced[value, reduce] = reduced
+        return reduced
 
     def _is_size(self, value: str) -> bool:
-        """Return whether a value is made of shapes and constants alone: of a batch whose size the file leaves open."""
+        """Return whether a value is made of shapes and constants alone: of a batch of open size."""
 
         def following(name: str) -> Sequence[str]:
             node = self.producers.get(name)
@@ -169,7 +168,7 @@ class StatisticCalls:
         return True
 
     def _producer(self, state: State, value: str, what: str) -> Node | None:
-        """The node that makes a value; None for an input."""
+        """The node behind a value; None for an input."""
         producer = self.producers.get(value)
         if producer is None and value not in self.graph.inputs:
             raise UnsupportedError(
@@ -181,16 +180,15 @@ class StatisticCalls:
 
     def _times_ranks(self, value: str) -> str:
         type, many = self.graph.types[value], f"gopt.statistics.ranks{len(self.reduced)}"
-        made = f"gopt.statistics.reduced{len(self.reduced)}"
+        product = f"gopt.statistics.reduced{len(self.reduced)}"
         self.rewriter.constant(many, scalar_of(self.program.mesh.size(self.group), type.dtype))
-        self.rewriter.add("Mul", [value, many], {made: type})
-        return made
+        self.rewriter.add("Mul", [value, many], {product: type})
+        return product
 
     def _repeated(self, state: State, values: dict[str, str], path: list[Node], prefix: str) -> str:
-        """Write the nodes between reduced values and the new value once more; returns what they make.
+        """Write the nodes between reduced values and the new value once more; returns the result.
 
-        Nodes of the step that nothing else reads are left without readers: prune removes them.
-        """
+        Nodes without other readers are left unread: prune removes them."""
         renamed = dict(values)
         for position, node in enumerate(path):
             if not renamed.keys().isdisjoint(node.captures):
@@ -206,12 +204,12 @@ class StatisticCalls:
             renamed |= outputs
         return renamed[self._own(state.updated)]
 
-    def _moved(self, state: State, prefix: str, held: Collection[str]) -> str:
-        """The old value plus what earlier micro-steps moved it by; all but the update read it."""
+    def _moved(self, state: State, prefix: str, readers: Collection[str]) -> str:
+        """The old value plus the movement in earlier micro-steps; read by all but the update."""
         type, moved = self.graph.types[state.tensor], f"{prefix}.moved"
         self.graph.types[f"{prefix}.sum"] = type
         self.rewriter.add("Add", [state.tensor, f"{prefix}.sum"], {moved: type})
         for reader in self.users.get(state.tensor, ()):
-            if reader.first_output not in held:
+            if reader.first_output not in readers:
                 self.rewriter.rewire(reader, state.tensor, moved)
         return moved

@@ -1,4 +1,4 @@
-"""Rows of statistics that ranks gather: the call, the queue that takes them in, the places of a ring."""
+"""Rows of statistics gathered by ranks: the call, the queue for the rows, the places of a ring."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from gopt.spmd.program import SpmdProgram
 
 
 class RowCalls:
-    """Emits what one statistic makes of the rows of all ranks, in the order of the group."""
+    """Emits one statistic's nodes on the rows of all ranks, in the order of the group."""
 
     def __init__(self, program: SpmdProgram, group: str, rewriter: GraphRewriter, tensor: str) -> None:
         self.program, self.group, self.rewriter, self.tensor = program, group, rewriter, tensor
         self.ranks, self.types = program.mesh.size(group), program.graph.types
 
-    def rows(self, value: str, made: str, axis: int, after: Node | None) -> None:
-        """One call that joins the ranks' rows."""
+    def rows(self, value: str, name: str, axis: int, after: Node | None) -> None:
+        """One call to join the ranks' rows."""
         self._whole(value)
         attributes = {"group": self.group, "axis": axis, "sizes": [self.types[value].dims[axis]] * self.ranks}
-        self.rewriter.add("AllGather", [value], {made: self._wide(value, axis)}, domain=COMM, attributes=attributes,
+        self.rewriter.add("AllGather", [value], {name: self._wide(value, axis)}, domain=COMM, attributes=attributes,
                           after=after)  # fmt: skip
 
     def queue(self, queue: RowQueue, rows: Sequence[str], prefix: str) -> str:
-        """The gathered rows, and of the old ones as many as there is room for."""
+        """The gathered rows, and as many old rows as fit."""
         for name in (queue.value, queue.old):
             self._whole(name)
         type, axis = self.types[queue.old], queue.axis
         fresh = sum(self.types[name].dims[axis] for name in rows)
-        kept = type.dims[axis] - fresh
-        if kept < 0:
+        room = type.dims[axis] - fresh
+        if room < 0:
             raise self._short(type.dims[axis], fresh)
         start = 0 if queue.front else fresh
         ends = [self.rewriter.constant(f"{prefix}.{word}", np.array([number])) for word, number in
-                (("start", start), ("stop", start + kept), ("axis", axis))]  # fmt: skip
+                (("start", start), ("stop", start + room), ("axis", axis))]  # fmt: skip
         old, joined = f"{prefix}.old", f"{prefix}.joined"
-        self.rewriter.add("Slice", [queue.old, *ends], {old: _sized(type, axis, kept)})
+        self.rewriter.add("Slice", [queue.old, *ends], {old: _sized(type, axis, room)})
         order = [*rows, old] if queue.front else [old, *rows]
         self.rewriter.add("Concat", order, {joined: type}, attributes={"axis": axis})
         return joined
 
-    def places(self, value: str, made: str, axis: int, ring: Ring) -> None:
-        """The places of all ranks' rows: each rank's are a step behind those of the rank before it."""
+    def places(self, value: str, name: str, axis: int, ring: Ring) -> None:
+        """The places of all ranks' rows: each rank's are a step behind the rank before."""
         self._whole(value)
         fresh = ring.step * self.ranks
         if fresh > ring.rows:
@@ -59,22 +59,22 @@ class RowCalls:
         apart = (*dims[:axis], self.ranks, *dims[axis:])
         shape = [self.ranks if position == axis else 1 for position in range(len(apart))]
         steps = (np.arange(self.ranks) * ring.step).reshape(shape).astype(numpy_dtype(type.dtype))
-        one = self.rewriter.constant(f"{made}.one", np.array([*dims[:axis], 1, *dims[axis:]]))
-        alone, moved, all_ = f"{made}.alone", f"{made}.moved", f"{made}.all" if ring.wraps else made
-        self.rewriter.add("Reshape", [value, one], {alone: TensorType(type.dtype, (*dims[:axis], 1, *dims[axis:]))})
-        by = self.rewriter.constant(f"{made}.steps", steps)
-        self.rewriter.add("Add", [alone, by], {moved: TensorType(type.dtype, apart)})
-        whole = self.rewriter.constant(f"{made}.shape", np.array(wide.dims))
+        one = self.rewriter.constant(f"{name}.one", np.array([*dims[:axis], 1, *dims[axis:]]))
+        row, moved, all_ = f"{name}.alone", f"{name}.moved", f"{name}.all" if ring.wraps else name
+        self.rewriter.add("Reshape", [value, one], {row: TensorType(type.dtype, (*dims[:axis], 1, *dims[axis:]))})
+        by = self.rewriter.constant(f"{name}.steps", steps)
+        self.rewriter.add("Add", [row, by], {moved: TensorType(type.dtype, apart)})
+        whole = self.rewriter.constant(f"{name}.shape", np.array(wide.dims))
         self.rewriter.add("Reshape", [moved, whole], {all_: wide})
         if ring.wraps:
-            rows = self.rewriter.constant(f"{made}.rows", np.array(ring.rows, numpy_dtype(type.dtype)))
-            self.rewriter.add("Mod", [all_, rows], {made: wide})
+            rows = self.rewriter.constant(f"{name}.rows", np.array(ring.rows, numpy_dtype(type.dtype)))
+            self.rewriter.add("Mod", [all_, rows], {name: wide})
 
     def _wide(self, value: str, axis: int) -> TensorType:
         return _sized(self.types[value], axis, self.types[value].dims[axis] * self.ranks)
 
     def _whole(self, value: str) -> None:
-        """Raise UnsupportedError for a value of which a rank of this mesh has a part, or whose size is open."""
+        """Raise UnsupportedError for a value split over ranks of this mesh, or of open size."""
         if not self.types[value].static:
             raise UnsupportedError(
                 f"--statistics {self.tensor}=gather: the number of rows {value!r} has is open, and ranks gather as "

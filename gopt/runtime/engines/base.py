@@ -26,7 +26,7 @@ GRACE = 2.0
 
 
 class Engine(Protocol):
-    """One rank's side of the transport. All members of a group make the same calls of it in the same order."""
+    """One rank's side of the transport. All members of a group make the same calls in the same order."""
 
     rank: int
     overlaps: bool
@@ -36,18 +36,17 @@ class Engine(Protocol):
         """Prepare calls over these groups. Every rank passes the same list."""
 
     def share(self, sends: Mapping[Key, SendRequest], gathers: Mapping[Key, GatherRequest]) -> SharedMemory:
-        """Allocate buffers in memory that ranks share; each request is granted to all members of its group or to none.
+        """Allocate buffers in memory shared by ranks; each request is granted to all members of its group or to no
+        member.
 
-        All ranks call it together, after their plans were compared and before anything is compiled. Every rank writes
-        its shard into the buffers of gathers, and no step runs before all ranks have written theirs.
-        """
+        All ranks call this method together, after the comparison of their plans and before compilation. Every rank
+        writes its shard into the buffers of gathers; no step runs before all ranks have written."""
 
     def call(self, index: int, node: Node, inputs: list[Array], buffer: CallBuffer | None = None) -> list[Array]:
-        """Make one collective, and return its outputs; the list is empty where they are undefined on this rank.
+        """Make one collective, and return the outputs; the list is empty for outputs undefined on this rank.
 
-        ``buffer``: memory that the call may write. For a reduction it holds the inputs, for a gather the result is
-        written into it. Raises RunError.
-        """
+        ``buffer``: memory for the call to write. For a reduction the buffer holds the inputs, for a gather the result.
+        Raises RunError."""
 
     def gather(self, item: Any) -> list[Any]:
         """Return the items of all ranks in rank order. Items are small objects, not tensors."""
@@ -63,24 +62,24 @@ class _Exchanges(Protocol):
 
 
 def raise_on_one_rank(engine: _Exchanges, work: Callable[[], T]) -> T:
-    """Run ``work`` on every rank together. Where it fails on some, the first of them raises its error, and the other
-    ranks wait until that rank ends the job."""
-    found: T | GoptError
+    """Run ``work`` on every rank together. If work fails on some ranks, the first of these raises the error, and the
+    other ranks wait until this rank ends the job."""
+    result: T | GoptError
     try:
-        found = work()
+        result = work()
     except GoptError as error:
-        found = error
-    refused = [rank for rank, each in enumerate(engine.gather(isinstance(found, GoptError))) if each]
+        result = error
+    refused = [rank for rank, failed in enumerate(engine.gather(isinstance(result, GoptError))) if failed]
     if refused and refused[0] != engine.rank:
         engine.gather(None)
         raise RunError(f"stopped, because rank {refused[0]} cannot run")
-    if isinstance(found, GoptError):
-        raise found
-    return found
+    if isinstance(result, GoptError):
+        raise result
+    return result
 
 
 class ThreadEngine:
-    """A rank that is a thread of this process."""
+    """A rank as a thread of this process."""
 
     overlaps = True
 
@@ -105,7 +104,7 @@ class ThreadEngine:
 
 
 class InProcessStore:
-    """The control plane of ranks that are threads: each rank stores an object and reads those of all ranks."""
+    """The control plane of ranks as threads: each rank stores an object and reads the objects of all ranks."""
 
     def __init__(self, ranks: int, deadline: float) -> None:
         self.barrier = threading.Barrier(ranks, timeout=deadline)
@@ -116,7 +115,7 @@ class InProcessStore:
         self._ended = False
 
     def end(self) -> None:
-        """Release all waiting ranks, because one has failed."""
+        """Release all waiting ranks after a failure."""
         self._ended = True
         self.barrier.abort()
 
@@ -128,19 +127,19 @@ class InProcessStore:
         mine = self._came[rank]
         try:
             self.barrier.wait()
-            found = list(self._words)
+            words = list(self._words)
             self.barrier.wait()
         except threading.BrokenBarrierError:
-            late = [other for other, count in enumerate(self._came) if count < mine]
+            late = [rank for rank, count in enumerate(self._came) if count < mine]
             if self._ended or not late:
                 raise RunError("stopped, because another rank did not reach a call") from None
             text = f"after {self.deadline:g} s, rank {rank} still waits for {named_ranks(late)} at the ranks' agreement"
             raise RunError(text) from None
-        return found
+        return words
 
 
 def run_threads(mesh: Mesh, deadline: float, work: Callable[[Engine], Any]) -> list[Any]:
-    """Run each rank's work in a thread of this process; raises the first failure, with the number of its rank."""
+    """Run each rank's work in a thread of this process; raises the first failure, with the rank's number."""
     check_threads(mesh.ranks, "ranks")
     group, store = ThreadGroup(mesh, deadline), InProcessStore(mesh.ranks, deadline)
     results: list[Any] = [None] * mesh.ranks
@@ -182,12 +181,12 @@ def _join(threads: Sequence[threading.Thread], failures: Sequence[BaseException]
 
 
 def run_one_rank(engine: Engine) -> Callable[[Sequence[Any], Sequence[Any], Mesh], list[Any]]:
-    """Return a function for a process that is one rank: it runs its own program, and gathers the results of all
-    ranks."""
+    """Return a function for a process that is one rank: the function runs this rank's program, and gathers the results
+    of all ranks."""
 
     def run(programs: Sequence[Any], feeds: Sequence[Any], mesh: Mesh) -> list[Any]:
-        made = programs[engine.rank].run(feeds[engine.rank], engine.call)
-        return engine.gather({name: np.array(value) for name, value in made.items()})
+        outputs = programs[engine.rank].run(feeds[engine.rank], engine.call)
+        return engine.gather({name: np.array(value) for name, value in outputs.items()})
 
     return run
 
@@ -195,9 +194,8 @@ def run_one_rank(engine: Engine) -> Callable[[Sequence[Any], Sequence[Any], Mesh
 class CollectiveRunner(Protocol):
     """Makes a rank's calls during a step.
 
-    ``position`` is called with the number of each call when it starts, ``mark`` with its name and the times of its
-    start and end.
-    """
+    ``position`` is called with the number of each call at the start, ``mark`` with the name and the times of start and
+    end."""
 
     def __init__(
         self, engine: Any, position: Callable[[int], None], mark: Callable[[str, float, float], None]
@@ -210,10 +208,9 @@ class CollectiveRunner(Protocol):
 
 @dataclass(slots=True)
 class AsyncCollectives:
-    """Makes a rank's calls on a thread of their own, in file order, while the main thread computes.
+    """Makes a rank's calls on a separate thread, in file order, while the main thread computes.
 
-    A call starts when its inputs are available. Without overlap, the main thread waits for each call.
-    """
+    A call starts when all inputs are available. Without overlap, the main thread waits for each call."""
 
     engine: Engine
     position: Callable[[int], None]

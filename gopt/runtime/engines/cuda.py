@@ -1,4 +1,4 @@
-"""The part of CUDA's runtime that a rank needs: memory, streams, events. The only file that imports CUDA's bindings."""
+"""The part of CUDA's runtime needed by a rank: memory, streams, events. The only file that imports CUDA's bindings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSTALL = (
 
 
 def bindings() -> Any:
-    """Return the module cuda.bindings.runtime; raises RunError where it is missing."""
+    """Return the module cuda.bindings.runtime; raises RunError if missing."""
     try:
         from cuda.bindings import runtime
     except ImportError as error:
@@ -38,7 +38,7 @@ class Cuda:
             raise RunError("this machine has no GPU", *INSTALL)
 
     def __call__(self, name: str, *arguments: Any) -> Any:
-        """Make one call, and return its only result, or None."""
+        """Make one call, and return the only result, or None."""
         code, *results = getattr(self._api, name)(*arguments)
         if int(code):
             text = self._api.cudaGetErrorString(code)[1].decode()
@@ -52,20 +52,20 @@ class Cuda:
         return int(self("cudaStreamCreateWithFlags", self._api.cudaStreamNonBlocking))
 
     def event(self, stream: int) -> Event:
-        """Record an event behind all work that was queued on a stream so far."""
-        made = self("cudaEventCreateWithFlags", self._api.cudaEventDisableTiming)
-        event = Event(self._api.cudaEventDestroy, made)
+        """Record an event behind all work queued on a stream so far."""
+        handle = self("cudaEventCreateWithFlags", self._api.cudaEventDisableTiming)
+        event = Event(self._api.cudaEventDestroy, handle)
         self("cudaEventRecord", event.handle, stream)
         return event
 
     def finished(self, event: Event) -> bool:
-        """Return whether all work before an event is done. Also true after an error, which the next call reports."""
+        """Return whether all work before an event is done. Also true after an error, reported by the next call."""
         return bool(self._api.cudaEventQuery(event.handle)[0] != self._api.cudaError_t.cudaErrorNotReady)
 
 
 class Event:
-    """A position in a stream. It is destroyed with its last reference, which CUDA allows while other streams still
-    wait for it."""
+    """A position in a stream. The event is destroyed with the last reference; CUDA allows this while other streams
+    still wait."""
 
     __slots__ = ("_destroy", "handle")
 
@@ -77,7 +77,7 @@ class Event:
 
 
 class Memory:
-    """Memory of the GPU. A block of a pool returns to the pool when it is no longer referenced."""
+    """Memory of the GPU. A block of a pool returns to the pool with the last reference."""
 
     __slots__ = ("_pool", "nbytes", "pointer", "value")
 
@@ -92,7 +92,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBlock:
-    """A contiguous tensor in the GPU's memory, which begins ``offset`` bytes into it."""
+    """A contiguous tensor in the GPU's memory, ``offset`` bytes into the memory."""
 
     memory: Memory
     offset: int
@@ -120,7 +120,7 @@ class DeviceBlock:
         return self.offset + self.nbytes
 
     def part(self, start: int, shape: Sequence[int]) -> DeviceBlock:
-        """The elements from ``start`` on, as a tensor of that shape. It may reach beyond the block, within the
+        """The elements from ``start`` on, as a tensor of this shape. The tensor may reach beyond the block, within the
         block's memory."""
         return DeviceBlock(self.memory, self.offset + start * self.dtype.itemsize, self.dtype, tuple(shape))
 

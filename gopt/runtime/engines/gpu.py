@@ -1,9 +1,8 @@
 """A GPU as the device of a rank.
 
-It has two streams: *compute* for sessions, *communication* for everything that belongs to calls. Work on one stream
-runs in the order in which it was queued, and the host waits for neither. Memory can be reused as soon as nothing here
-references it, if the compute stream first waits for what the communication stream did with it: ``Gpu.order``.
-"""
+The GPU has two streams: *compute* for sessions, *communication* for everything that belongs to calls. Work on one
+stream runs in queued order; the host waits for neither stream. Memory without references here can be reused at once, if
+the compute stream first waits for the communication stream's work on it: ``Gpu.order``."""
 
 from __future__ import annotations
 
@@ -41,8 +40,8 @@ _GRAIN = 512
 
 
 class Sessions(SessionCache):
-    """Sessions of ONNX Runtime's CUDA provider. Their work is queued on one stream, and the host does not wait for
-    it."""
+    """Sessions of ONNX Runtime's CUDA provider. The sessions' work is queued on one stream, and the host does not
+    wait."""
 
     def __init__(self, index: int, stream: int) -> None:
         super().__init__()
@@ -54,12 +53,12 @@ class Sessions(SessionCache):
 
     def build(self, model: bytes, *, empty: bool = False) -> Any:
         providers = [(PROVIDER, self._options), session.CPU]
-        made = session.make_session(model, providers, empty=empty, enable_fallback=0)
+        built = session.make_session(model, providers, empty=empty, enable_fallback=0)
         # It says so in its log only, when the provider cannot be loaded. Single operators without a kernel for the
         # GPU still run on the CPU, and so do shapes.
-        if made.get_providers()[0] != PROVIDER:
+        if built.get_providers()[0] != PROVIDER:
             raise RunError("ONNX Runtime fell back to the CPU: its CUDA provider cannot be loaded", *INSTALL)
-        return made
+        return built
 
 
 class GpuSegment:
@@ -80,22 +79,21 @@ class GpuSegment:
         self._types = {name: type for name, type in known_types.items() if type.static}
 
     def run(self, values: Mapping[str, DeviceBlock]) -> dict[str, DeviceBlock]:
-        given = {name: values[name] for name in self.inputs}
-        made = {
+        inputs = {name: values[name] for name in self.inputs}
+        targets = {
             name: self._buffers[name] if name in self._buffers else self._gpu.empty(type.dims, numpy_dtype(type.dtype))
             for name, type in self._types.items()
         }
         with self._gpu.guard():
-            results = self._gpu.run(self._session, given, made, self.outputs)
+            results = self._gpu.run(self._session, inputs, targets, self.outputs)
         return dict(zip(self.outputs, results, strict=True))
 
 
 class Gpu:
     """One GPU: a Device. Values and views are Blocks.
 
-    Operators on float16 and bfloat16 run as the CUDA provider has them, which round each result; nothing is emulated.
-    ``guard`` is the watchdog over waits of the host.
-    """
+    Operators on float16 and bfloat16 run as in the CUDA provider, with each result rounded; nothing is emulated.
+    ``guard`` is the watchdog over waits of the host."""
 
     emulates_half = False
     tuning = NO_TUNING
@@ -123,8 +121,7 @@ class Gpu:
     def empty(self, shape: Sequence[int], dtype: Dtype, beyond: int = 0) -> DeviceBlock:
         """Allocate a tensor with undefined values, and memory for ``beyond`` elements behind it.
 
-        The compute stream may use it at once, the communication stream after it has waited for the compute stream.
-        """
+        The compute stream may use the tensor at once, the communication stream after a wait for the compute stream."""
         needed = (math.prod(shape) + beyond) * dtype.itemsize
         nbytes = max(-(-needed // _GRAIN), 1) * _GRAIN
         free = self._pool.setdefault(nbytes, [])
@@ -140,8 +137,8 @@ class Gpu:
     def copy_rows(
         self, target: DeviceBlock, step: int, source: DeviceBlock, stride: int, width: int, rows: int, stream: int
     ) -> None:
-        """Copy ``rows`` rows of ``width`` bytes. They begin every ``stride`` bytes in ``source`` and every ``step``
-        in ``target``."""
+        """Copy ``rows`` rows of ``width`` bytes. Rows begin every ``stride`` bytes in ``source`` and every ``step`` in
+        ``target``."""
         if width * rows:
             kind = self.cuda.kind("DeviceToDevice")
             self.cuda(
@@ -171,13 +168,13 @@ class Gpu:
         array = np.require(shown, requirements="C")
         if array_dtype(array) == "string" or array.dtype.hasobject:
             raise UnsupportedError("a GPU cannot hold strings")
-        made = self.empty(array.shape, array.dtype)
+        block = self.empty(array.shape, array.dtype)
         if array.nbytes:
             # Pageable memory: it has been read when this returns.
             kind = self.cuda.kind("HostToDevice")
             with self.guard():
-                self.cuda("cudaMemcpyAsync", made.pointer, array.ctypes.data, array.nbytes, kind, self.compute_stream)
-        return made
+                self.cuda("cudaMemcpyAsync", block.pointer, array.ctypes.data, array.nbytes, kind, self.compute_stream)
+        return block
 
     def hold(self, shown: Array | DeviceBlock) -> DeviceBlock:
         return self.to_device(shown)
@@ -188,20 +185,19 @@ class Gpu:
     def to_host(self, shown: Array | DeviceBlock) -> Array:
         if not isinstance(shown, DeviceBlock):
             return shown
-        made = np.empty(shown.shape, shown.dtype)
-        if made.nbytes:
+        array = np.empty(shown.shape, shown.dtype)
+        if array.nbytes:
             kind = self.cuda.kind("DeviceToHost")
             with self.guard():
-                self.cuda("cudaMemcpyAsync", made.ctypes.data, shown.pointer, made.nbytes, kind, self.compute_stream)
+                self.cuda("cudaMemcpyAsync", array.ctypes.data, shown.pointer, array.nbytes, kind, self.compute_stream)
                 self.cuda("cudaStreamSynchronize", self.compute_stream)
-        return made
+        return array
 
     def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
         return BufferAssignment(graph)
 
     def allocate_buffers(self, assignment: BufferAssignment, shared: SharedMemory) -> Buffers:
-        """Allocate buffers for what calls send, unless a tensor would begin at an address that kernels cannot load
-        from."""
+        """Allocate buffers for what calls send, unless a tensor would begin at an address unfit for kernels."""
         graph = assignment.graph
         members = {
             name: len(node.attributes.get("cuts", ()))
@@ -223,18 +219,22 @@ class Gpu:
         self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType],
         views: Mapping[str, Sequence[DeviceBlock]] | None, persistent: Mapping[str, Any],
     ) -> GpuSegment:  # fmt: skip
-        return GpuSegment(self, segment, session, {name: each[0] for name, each in (views or {}).items()}, types)
+        return GpuSegment(self, segment, session, {name: shapes[0] for name, shapes in (views or {}).items()}, types)
 
     def run(
-        self, session: Any, given: Mapping[str, DeviceBlock], made: Mapping[str, DeviceBlock], outputs: Sequence[str]
+        self,
+        session: Any,
+        inputs: Mapping[str, DeviceBlock],
+        targets: Mapping[str, DeviceBlock],
+        outputs: Sequence[str],
     ) -> list[DeviceBlock]:
-        """Queue the run of a session on its stream, and return its outputs. Raises RunError."""
+        """Queue the run of a session on the compute stream, and return the outputs. Raises RunError."""
         binding = session.io_binding()
-        for name, block in given.items():
+        for name, block in inputs.items():
             binding.bind_input(name, "cuda", self.index, code(block.dtype), block.shape, block.pointer)
         for name in outputs:
-            if name in made:
-                block = made[name]
+            if name in targets:
+                block = targets[name]
                 binding.bind_output(name, "cuda", self.index, code(block.dtype), block.shape, block.pointer)
             else:
                 binding.bind_output(name, "cuda", self.index)
@@ -242,10 +242,10 @@ class Gpu:
             session.run_with_iobinding(binding, self._options)
         except Exception as error:  # its exceptions have no common base
             raise node_error(error) from error
-        if len(made) == len(outputs):
-            return [made[name] for name in outputs]
+        if len(targets) == len(outputs):
+            return [targets[name] for name in outputs]
         values = zip(outputs, binding.get_outputs(), strict=True)
-        return [made[name] if name in made else _allocated(value) for name, value in values]
+        return [targets[name] if name in targets else _allocated(value) for name, value in values]
 
 
 def _allocated(value: Any) -> DeviceBlock:

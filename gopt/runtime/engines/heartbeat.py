@@ -1,8 +1,7 @@
-"""Heartbeats: each rank of a job publishes its position, so that others can name the one that died or did not arrive.
+"""Heartbeats: each rank of a job publishes its position, so that others can name a rank that died or did not arrive.
 
-Under ``--launch`` ranks write files in the launcher's folder, one each. Under a user's own launcher they write to
-unnamed memory files (memfd), which the other ranks of the host open through ``/proc``; no file stays behind.
-"""
+Under ``--launch`` ranks write files in the launcher's folder, one each. Under a user's own launcher ranks write to
+unnamed memory files (memfd), opened by the other ranks of the host through ``/proc``; no file stays behind."""
 
 from __future__ import annotations
 
@@ -59,8 +58,8 @@ RUNNING, ENDED, REPORTED, WAITING = 0, 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A launcher's process; ``start``: when it started, in the ticks of the system, as numbers of processes return;
-    ``job``: the name of its processes, '' in the folder of an older gopt."""
+    """A launcher's process; ``start``: the start time in ticks of the system, as in process numbers; ``job``: the name
+    of the processes, '' in the folder of an older gopt."""
 
     process: int
     start: int
@@ -69,8 +68,8 @@ class Launcher:
 
 @contextmanager
 def marked(folder: Path) -> Iterator[str]:
-    """Make a folder that of the launcher in this process, which locks its marker in the block; yields the name of its
-    job."""
+    """Make a folder the folder of the launcher in this process and lock the marker in the block; yields the job's
+    name."""
     job, lock = new_name(), lock_file(folder / LAUNCHER)
     try:
         Path(folder, LAUNCHER).write_text(f"{_MARK} {os.getpid()} {start_of(os.getpid())} {job}")
@@ -81,21 +80,21 @@ def marked(folder: Path) -> Iterator[str]:
 
 
 def remove_dead(home: Path) -> None:
-    """Remove what launchers that were killed have left in the folder for temporary files: their folders, known by a
-    marker of this user's whose lock is free, and what their jobs share memory through."""
+    """Remove what killed launchers have left in the folder for temporary files: folders with a marker of this user and
+    a free lock, and the shared memory of the jobs."""
     for folder in home.glob(f"{PREFIX}*"):
         with suppress(OSError):
             about = folder.lstat()
-            if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and (found := read_marker(folder)):
-                held = lock_existing(folder / LAUNCHER) if found.job else None
-                if held is not None:
-                    if held[1] is LockState.MINE:
+            if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and (launcher := read_marker(folder)):
+                lock = lock_existing(folder / LAUNCHER) if launcher.job else None
+                if lock is not None:
+                    if lock[1] is LockState.MINE:
                         _remove(folder)
-                    os.close(held[0])
+                    os.close(lock[0])
 
 
 def read_marker(folder: Path) -> Launcher | None:
-    """Return the launcher whose folder this is; None for any other folder."""
+    """Return the launcher of this folder; None for any other folder."""
     with suppress(OSError, ValueError):
         number = os.open(folder / LAUNCHER, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         with open(number, "rb") as file:
@@ -107,29 +106,30 @@ def read_marker(folder: Path) -> Launcher | None:
 
 
 def launcher_folder() -> Path | None:
-    """Return the folder of the gopt that launched this process; None without one, also where the variable names a
-    folder that no gopt has marked."""
+    """Return the folder of the gopt that launched this process; None without a launcher, and for a variable that names
+    an unmarked folder."""
     text = os.environ.get(HEARTBEATS)
     folder = Path(text) if text else None
     return folder if folder is not None and read_marker(folder) is not None else None
 
 
 def start_of(process: int) -> int:
-    """When a process started, in ticks since the system did; 0 where it is gone."""
+    """When a process started, in ticks since the system did; 0 for a process that has ended."""
     fields = _stat(process)
     return int(fields[19]) if len(fields) > 19 else 0
 
 
 def _stat(process: int) -> list[bytes]:
-    """The fields that the system shows of a process of this host, behind its name; none where it is gone."""
+    """The fields shown by the system for a process of this host, behind the name; empty for a process that has
+    ended."""
     with suppress(OSError):
         return Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2].split()
     return []
 
 
 def _remove(folder: Path) -> None:
-    """Remove what launcher and ranks wrote into their folder, the folder where nothing else is in it, and what ranks
-    share memory through."""
+    """Remove the files of launcher and ranks from their folder, an otherwise empty folder, and the ranks' shared
+    memory."""
     if (launcher := read_marker(folder)) is not None and launcher.job:
         remove_shared(launcher.job)
     with suppress(OSError):
@@ -140,10 +140,9 @@ def _remove(folder: Path) -> None:
 
 
 class StatusPublisher:
-    """Publishes a rank's position; a call costs one small write to memory at its beginning and one at its end.
+    """Publishes a rank's position; a call costs a small write to memory at the beginning and at the end.
 
-    ``number``: the open file that others read, or None where there is none. ``folder``: the launcher's folder.
-    """
+    ``number``: the open file read by others, or None. ``folder``: the launcher's folder."""
 
     def __init__(self, number: int | None, folder: Path | None) -> None:
         self.folder = folder
@@ -179,14 +178,14 @@ class StatusPublisher:
         beat = cls(number, None)
         offers = gather((os.getpid(), number, os.uname().nodename))
         near = {
-            other: f"/proc/{offer[0]}/fd/{offer[1]}"
-            for other, offer in enumerate(offers) if offer is not None and offer[2] == os.uname().nodename
+            rank: f"/proc/{offer[0]}/fd/{offer[1]}"
+            for rank, offer in enumerate(offers) if offer is not None and offer[2] == os.uname().nodename
         }  # fmt: skip
-        beat.others = lambda: [seen for other, path in near.items() if (seen := _read(other, Path(path))) is not None]
+        beat.others = lambda: [status for rank, path in near.items() if (status := _read(rank, Path(path))) is not None]
         return beat
 
     def follow(self) -> None:
-        """End this rank when the launcher has ended: a launcher that is killed cannot end its ranks."""
+        """End this rank after the launcher: a killed launcher cannot end its ranks."""
         assert self.folder is not None
         launcher = read_marker(self.folder)
         if launcher is not None:
@@ -226,33 +225,32 @@ class StatusPublisher:
         return True
 
     def report(self, code: int, explain: Callable[[], object]) -> None:
-        """Publish that this rank has failed, once it is explained why the job ends: by ``explain``, or by the rank
-        that failed first.
+        """Publish this rank's failure, once the end of the job is explained: by ``explain``, or by the rank that failed
+        first.
 
-        The caller ends the whole job next, and before the first rank has reported, that would lose the report.
-        """
+        The caller ends the whole job next; before the first rank's report, the report would be lost."""
         if not self.explain(code, explain):
             self._await_report()
         self.at(self.step, self.call, REPORTED)
 
     def explain(self, code: int, explain: Callable[[], object]) -> bool:
-        """Return whether this rank is the first to report why the job ends; if so, ``explain`` prints that on stderr,
-        and the job's exit code is ``code``."""
+        """Return whether this rank is the first to report why the job ends; if so, ``explain`` prints the reason on
+        stderr, and the job's exit code is ``code``."""
         if not self.first(code):
             return False
         if self.folder is None:
             explain()
             time.sleep(_PASSING)
             return True
-        said = io.StringIO()
-        with redirect_stderr(said):
+        output = io.StringIO()
+        with redirect_stderr(output):
             explain()
         try:
-            made = self.folder / f"{ERROR_TEXT}.{self._process}"
-            made.write_text(said.getvalue(), "utf-8", "backslashreplace")
-            made.rename(self.folder / ERROR_TEXT)
+            text = self.folder / f"{ERROR_TEXT}.{self._process}"
+            text.write_text(output.getvalue(), "utf-8", "backslashreplace")
+            text.rename(self.folder / ERROR_TEXT)
         except OSError:  # the launcher is gone, or the disk is full
-            sys.stderr.write(said.getvalue())
+            sys.stderr.write(output.getvalue())
             sys.stderr.flush()
         return True
 
@@ -264,14 +262,14 @@ class StatusPublisher:
             claim = read_claim(self.folder)
             if claim is None or claim.process == self._process or not _is_alive(claim.process):
                 return
-            if any(each.how == REPORTED for each in self.others() if each.process == claim.process):
+            if any(status.how == REPORTED for status in self.others() if status.process == claim.process):
                 return
             time.sleep(0.05)
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorClaim:
-    """The claim of the rank that reports why a job ends: the job's exit code, and its process."""
+    """The claim of a rank to report why a job ends: the job's exit code, and the rank's process."""
 
     code: int
     process: int
@@ -286,7 +284,7 @@ def read_claim(folder: Path) -> ErrorClaim | None:
 
 
 def read_explanation(folder: Path) -> str:
-    """Return what a rank reports on why the job ends; '' where none has left that for the launcher."""
+    """Return a rank's report on why the job ends; '' if no rank has left a report for the launcher."""
     with suppress(OSError):
         return (folder / ERROR_TEXT).read_text("utf-8")
     return ""
@@ -312,7 +310,7 @@ class RankStatus:
 def read(folder: Path) -> list[RankStatus]:
     """Return the last status of every rank, from a launcher's folder."""
     paths = sorted((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
-    return [seen for path in paths if (seen := _read(int(path.name), path)) is not None]
+    return [status for path in paths if (status := _read(int(path.name), path)) is not None]
 
 
 def _read(rank: int, path: Path) -> RankStatus | None:
@@ -324,8 +322,8 @@ def _read(rank: int, path: Path) -> RankStatus | None:
 
 
 def how_it_died(rank: int, seconds: float = 1.0) -> str:
-    """How the process of a rank ended that said nothing: the signal that killed it, or its code; '' where no parent of
-    it has told so within some seconds."""
+    """How the process of a silent rank ended: the signal or the code; '' where no parent has told within some
+    seconds."""
     folder = launcher_folder()
     until = time.monotonic() + seconds
     while folder is not None:
@@ -354,19 +352,18 @@ def follow(watchdog: Watchdog, beat: StatusPublisher, rank: int) -> None:
     watchdog.missing = lambda: missing(beat.others(), rank)
 
 
-def missing(seen: Sequence[RankStatus], rank: int) -> str:
-    """Name the ranks that rank ``rank`` waits for: those that wait for no other rank, or whose process is stopped.
+def missing(statuses: Sequence[RankStatus], rank: int) -> str:
+    """Name the ranks on which rank ``rank`` waits: ranks that wait for no other rank, or are stopped.
 
-    A rank that waits for one of them is not named.
-    """
-    others = [each for each in seen if each.rank != rank]
-    stopped = {each.rank for each in others if is_stopped(each.process)}
-    late = [each for each in others if each.how != WAITING or each.rank in stopped]
+    A rank that waits for such a rank is not named."""
+    peers = [status for status in statuses if status.rank != rank]
+    stopped = {peer.rank for peer in peers if is_stopped(peer.process)}
+    late = [peer for peer in peers if peer.how != WAITING or peer.rank in stopped]
     if not late:
-        return _all_wait(seen, rank)
+        return _all_wait(statuses, rank)
     one = late[0] if len(late) == 1 else None
     if one is None:
-        return f"ranks {_some([each.rank for each in late])} did not reach this call"
+        return f"ranks {_some([status.rank for status in late])} did not reach this call"
     if one.rank in stopped:
         return f"rank {one.rank} did not reach this call: its process is stopped, in {one.where}"
     return f"rank {one.rank} did not reach this call: " + (
@@ -374,13 +371,13 @@ def missing(seen: Sequence[RankStatus], rank: int) -> str:
     )
 
 
-def _all_wait(seen: Sequence[RankStatus], rank: int) -> str:
+def _all_wait(statuses: Sequence[RankStatus], rank: int) -> str:
     """Describe a deadlock, in which all ranks wait: name the least advanced ranks."""
-    mine = [each for each in seen if each.rank == rank]
-    behind = [each for each in seen if mine and (each.step, each.call) < (mine[0].step, mine[0].call)]
+    mine = [status for status in statuses if status.rank == rank]
+    behind = [status for status in statuses if mine and (status.step, status.call) < (mine[0].step, mine[0].call)]
     if not behind:
         return "another rank did not reach this call"
-    least = min(behind, key=lambda each: (each.step, each.call))
+    least = min(behind, key=lambda status: (status.step, status.call))
     return f"another rank did not reach this call: rank {least.rank} still waits in {least.where}"
 
 
@@ -396,14 +393,14 @@ def is_stopped(process: int) -> bool:
     return _stat(process)[:1] in ([b"T"], [b"t"])
 
 
-def waiting(seen: Iterable[RankStatus], dead: int) -> str:
+def waiting(statuses: Iterable[RankStatus], dead: int) -> str:
     """Where the other ranks waited when a rank died, such as ``; rank 0 waited in call 1``."""
-    places: dict[int, list[int]] = {}
-    for each in seen:
-        if each.how == WAITING and each.rank != dead and each.call >= 0:
-            places.setdefault(each.call, []).append(each.rank)
-    told = [f"; rank{'s' * (len(ranks) > 1)} {_some(ranks)} waited in call {call}" for call, ranks in places.items()]
-    return "".join(told[:3])
+    calls: dict[int, list[int]] = {}
+    for status in statuses:
+        if status.how == WAITING and status.rank != dead and status.call >= 0:
+            calls.setdefault(status.call, []).append(status.rank)
+    clauses = [f"; rank{'s' * (len(ranks) > 1)} {_some(ranks)} waited in call {call}" for call, ranks in calls.items()]
+    return "".join(clauses[:3])
 
 
 def _some(ranks: Sequence[int]) -> str:

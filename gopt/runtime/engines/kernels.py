@@ -1,8 +1,7 @@
 """Small GPU sessions for the arithmetic of calls, built on first use.
 
-They serve reductions for which NCCL does not give the reference's result: float16 and bfloat16 summed in float32,
-16-bit integers, and maxima and minima in which NaN wins.
-"""
+The sessions serve reductions in which NCCL differs from the reference: float16 and bfloat16 summed in float32, 16-bit
+integers, and maxima and minima in which NaN wins."""
 
 from __future__ import annotations
 
@@ -43,12 +42,12 @@ class Kernels:
         ]
         self._run(nodes, [source, marks], target)
 
-    def _run(self, nodes: Sequence[NodeProto], given: Sequence[DeviceBlock], target: DeviceBlock) -> None:
+    def _run(self, nodes: Sequence[NodeProto], blocks: Sequence[DeviceBlock], target: DeviceBlock) -> None:
         if not target.size:
             return
-        infos = [helper.make_tensor_value_info(n, code(b.dtype), ["rows"]) for n, b in zip("xz", given)]
-        made = helper.make_tensor_value_info("y", code(target.dtype), ["rows"])
-        graph = helper.make_graph(list(nodes), "kernel", infos, [made])
+        infos = [helper.make_tensor_value_info(n, code(b.dtype), ["rows"]) for n, b in zip("xz", blocks)]
+        output = helper.make_tensor_value_info("y", code(target.dtype), ["rows"])
+        graph = helper.make_graph(list(nodes), "kernel", infos, [output])
         model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
         session: Any = self._sessions.get(model.SerializeToString(deterministic=True))
-        self._gpu.run(session, dict(zip("xz", given)), {"y": target}, ["y"])
+        self._gpu.run(session, dict(zip("xz", blocks)), {"y": target}, ["y"])

@@ -1,5 +1,5 @@
-"""Starts the ranks of a job on this host and watches them: a rank that dies or hangs ends the job and is named, with
-its step."""
+"""Starts the ranks of a job on this host and watches them: a dead or hanging rank ends the job and is named, with its
+step."""
 
 from __future__ import annotations
 
@@ -51,14 +51,13 @@ def launch(
     ranks: int, arguments: Sequence[str], deadline: float, show: Callable[[str], None], *, patient: bool = False,
     names: Sequence[str] = (), outlive: bool = False,
 ) -> int:  # fmt: skip
-    """Run ``gopt`` with these arguments on ``ranks`` processes; returns their exit code.
+    """Run ``gopt`` with these arguments on ``ranks`` processes; returns the exit code.
 
     ``show`` is called with a line of JSON for each step of the first rank. ``patient``: the ranks get a stop signal
     first, and have the deadline to write a checkpoint; a second signal ends them at once. ``names``: the names of
-    processes that are not ranks. ``outlive``: processes outlive one that dies: they report why the job ends, or go on.
+    processes other than ranks. ``outlive``: processes outlive a dead process: they report why the job ends, or go on.
     Raises RunError when a rank died without a message, or when no rank makes progress for twice the deadline;
-    StoppedError at a stop signal.
-    """
+    StoppedError at a stop signal."""
     with (
         tempfile.TemporaryDirectory(prefix=PREFIX) as folder, _signals(patient) as caught,
         marked(Path(folder)) as name,
@@ -71,8 +70,8 @@ def launch(
             try:
                 job = RankProcesses.start(ranks, program(arguments), environment, *streams, name=name)
             finally:
-                for each in streams:
-                    os.close(each)
+                for stream in streams:
+                    os.close(stream)
             monitor = _JobMonitor(job, Path(folder), deadline, show, caught, patient, names, outlive)
             try:
                 return monitor.run()
@@ -93,7 +92,7 @@ def program(arguments: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _copies() -> Iterator[list[int]]:
-    """Two open files, copied to stdout and stderr until all processes have closed them; the block closes them too."""
+    """Two open files, copied to stdout and stderr until all processes have closed them; the block closes both."""
     pipes = [os.pipe() for _ in range(2)]
     copies = [
         threading.Thread(target=_copy, args=(source, target), daemon=True)
@@ -101,9 +100,9 @@ def _copies() -> Iterator[list[int]]:
     ]
     for copy in copies:
         copy.start()
-    given = [into for _, into in pipes]
+    targets = [into for _, into in pipes]
     try:
-        yield given
+        yield targets
     finally:
         for copy in copies:
             copy.join(COPYING)
@@ -111,7 +110,7 @@ def _copies() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _signals(patient: bool) -> Iterator[list[int]]:
-    """Collect the stop signals that arrive. Ranks run in sessions of their own, so a terminal sends them none.
+    """Collect the stop signals that arrive. Ranks run in separate sessions, so a terminal sends them no signal.
 
     An ignored signal, as under nohup, stays ignored. Only the main thread can listen.
     """
@@ -122,7 +121,7 @@ def _signals(patient: bool) -> Iterator[list[int]]:
 
 
 def _copy(source: int, target: IO[str]) -> None:
-    """Copy what ranks print; the copy ends without an error where the reader is gone."""
+    """Copy the ranks' output; the copy ends without an error where the reader is gone."""
     with open(source, "rb") as lines:
         for line in lines:
             text = line.decode("utf-8", "replace")
@@ -146,9 +145,9 @@ class _JobMonitor:
     names: Sequence[str] = ()
     outlive: bool = False
     """True if the other processes survive when one dies; they report why the job ends."""
-    _asked: float = 0.0
+    _stop_time: float = 0.0
     """When the ranks were asked to end."""
-    _told: int = 0
+    _signalled: int = 0
     """Bytes of the first rank's lines that were shown."""
     _begun: float = field(default_factory=time.time)
 
@@ -169,66 +168,71 @@ class _JobMonitor:
         bad = failed or [rank for rank, code in self.job.codes.items() if code]
         if self.job.aborted is not None:
             bad = [self.job.aborted[0]]
-        seen = {each.rank: each for each in read(self.folder)}
-        if not bad or (self.outlive and 0 in seen and seen[0].how == ENDED):
+        statuses = {status.rank: status for status in read(self.folder)}
+        if not bad or (self.outlive and 0 in statuses and statuses[0].how == ENDED):
             return 0
         if self.caught:
             raise StoppedError(self.caught[0])  # it met ranks that do not listen, or listen no more
         for rank in bad:  # one that was no rank yet, or has ended in order, has said why itself
-            if 0 < self.job.codes[rank] <= 70 and (rank not in seen or seen[rank].how == ENDED):
+            if 0 < self.job.codes[rank] <= 70 and (rank not in statuses or statuses[rank].how == ENDED):
                 return self.job.codes[rank]
-        raise self._how_it_died(min(bad, key=lambda rank: _progress(self.job.codes[rank], seen.get(rank))), seen)
+        raise self._how_it_died(
+            min(bad, key=lambda rank: _progress(self.job.codes[rank], statuses.get(rank))), statuses
+        )
 
     def _note(self, ended: Sequence[int]) -> None:
         """Tell the other processes how these have ended."""
         for rank in ended:
             code = self.job.codes[rank]
-            made = self.folder / f"{DIED}.{rank}.new"
-            made.write_text(f"{code if code >= 0 else 128 - code}")
-            made.rename(self.folder / f"{DIED}.{rank}")
+            path = self.folder / f"{DIED}.{rank}.new"
+            path.write_text(f"{code if code >= 0 else 128 - code}")
+            path.rename(self.folder / f"{DIED}.{rank}")
 
     def _failed(self, rank: int) -> bool:
         """Return whether a rank has ended so that the others would wait for it."""
-        how = next((each.how for each in read(self.folder) if each.rank == rank), ENDED)
+        how = next((status.how for status in read(self.folder) if status.rank == rank), ENDED)
         return rank not in self.job.finalized and (self.job.codes[rank] != 0 or how != ENDED)
 
     def _stop(self, late: bool) -> None:
-        """Ask the ranks once to end. Raises StoppedError where they need not be waited for, or their time is up."""
-        if not self._asked and self.patient and not late and self._listen():
-            self._asked = time.monotonic()
+        """Ask the ranks once to end. Raises StoppedError where no wait is needed, or the time is up."""
+        if not self._stop_time and self.patient and not late and self._listen():
+            self._stop_time = time.monotonic()
             self.job.send(self.caught[0])
-        elif late or not self._asked or len(self.caught) > 1 or time.monotonic() - self._asked > self.deadline:
+        elif late or not self._stop_time or len(self.caught) > 1 or time.monotonic() - self._stop_time > self.deadline:
             raise StoppedError(self.caught[0])
 
     def _listen(self) -> bool:
-        """Return whether all processes keep a step at this signal; those that still load do not, or have ended."""
-        return all(catches(each.pid, signal.SIGTERM) for each in self.job.running.values())
+        """Return whether all processes keep a step at this signal; loading and ended processes do not."""
+        return all(catches(process.pid, signal.SIGTERM) for process in self.job.running.values())
 
-    def _how_it_died(self, rank: int, seen: Mapping[int, RankStatus]) -> RunError:
-        """The error that names a rank that died."""
+    def _how_it_died(self, rank: int, statuses: Mapping[int, RankStatus]) -> RunError:
+        """The error with the name of a dead rank."""
         code = self.job.codes[rank]
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code} and no message"
-        where = f"in {seen[rank].where}" if rank in seen else "before the first step"
+        where = f"in {statuses[rank].where}" if rank in statuses else "before the first step"
         hint = ("perhaps the system had no memory left",) if code == -signal.SIGKILL else ()
-        return RunError(f"{self._name(rank)} {how} {where}{waiting(seen.values(), rank)}", *hint)
+        return RunError(f"{self._name(rank)} {how} {where}{waiting(statuses.values(), rank)}", *hint)
 
     def _name(self, rank: int) -> str:
         return f"{self.names[rank]} (process {rank})" if rank < len(self.names) else f"rank {rank}"
 
     def explain(self) -> None:
-        """Print what a rank has left on why the job ends."""
+        """Print a rank's explanation of the job's end."""
         sys.stderr.write(read_explanation(self.folder))
         sys.stderr.flush()
 
-    def _refuse_standstill(self, seen: Sequence[RankStatus]) -> None:
+    def _refuse_standstill(self, statuses: Sequence[RankStatus]) -> None:
         limit = 2 * self.deadline + START
-        if not seen and time.time() - self._begun > limit:
+        if not statuses and time.time() - self._begun > limit:
             raise RunError(
                 f"after {limit:g} s, no rank has begun: they load slowly, or MPI waits",
                 "try a longer --deadline; --engine threads runs all ranks in one process",
             )
-        if seen and time.time() - max(each.when for each in seen) > limit:
-            late = min(seen, key=lambda each: (not is_stopped(each.process), each.how == WAITING, each.step, each.call))
+        if statuses and time.time() - max(status.when for status in statuses) > limit:
+            late = min(
+                statuses,
+                key=lambda status: (not is_stopped(status.process), status.how == WAITING, status.step, status.call),
+            )
             raise RunError(
                 f"{self._name(late.rank)}, {late.where}: it has made no progress for {2 * self.deadline:g} s",
                 "raise --deadline if it is only slow",
@@ -239,14 +243,14 @@ class _JobMonitor:
         if not path.is_file():
             return
         with path.open("rb") as file:
-            file.seek(self._told)
+            file.seek(self._signalled)
             data = file.read(LINE_BYTES)
         whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
         for line in whole.decode("utf-8", "replace").splitlines():
             self.show(line)
-        self._told += len(whole)
+        self._signalled += len(whole)
 
 
-def _progress(code: int, seen: RankStatus | None) -> tuple[bool, int, int]:
-    """Orders ranks that were found dead together: a signal came first, then the one that was least advanced."""
-    return code >= 0, *((seen.step, seen.call) if seen is not None else (0, -1))
+def _progress(code: int, status: RankStatus | None) -> tuple[bool, int, int]:
+    """Orders ranks found dead together: a signal comes first, then the least advanced rank."""
+    return code >= 0, *((status.step, status.call) if status is not None else (0, -1))

@@ -1,8 +1,7 @@
 """Ranks as MPI processes. The only file that imports an MPI binding, and only when ranks are to run on it.
 
 The tensors of one call are sent as one buffer, without a copy where they are adjacent in memory. Large calls within one
-host use memory that its ranks share, with MPI as a barrier.
-"""
+host use memory shared by its ranks, with MPI as a barrier."""
 
 from __future__ import annotations
 
@@ -54,26 +53,26 @@ def launched() -> bool:
 
 
 def raise_on_all_ranks(work: Callable[[], T]) -> T:
-    """Run ``work`` on all ranks that the launcher started. Where it fails on some, the first of them raises its
+    """Run ``work`` on all ranks that the launcher started. If work fails on some ranks, the first of these raises the
     error, and the others exit with the same code and no message."""
     world = load_mpi().COMM_WORLD
-    found: T | None = None
+    result: T | None = None
     error: GoptError | None = None
     try:
-        found = work()
+        result = work()
     except GoptError as refused:
         error = refused
     codes = exchange(world, 0 if error is None else error.exit_code)
-    first = next((rank for rank, code in enumerate(codes) if code), None)
-    if first is not None and first != world.rank:
-        raise SystemExit(codes[first])
+    failed = next((rank for rank, code in enumerate(codes) if code), None)
+    if failed is not None and failed != world.rank:
+        raise SystemExit(codes[failed])
     if error is not None:
         raise error
-    return cast("T", found)
+    return cast("T", result)
 
 
 def load_mpi(extra: str = "mpi") -> Any:
-    """Return the module mpi4py.MPI. Raises RunError, which names the extra of gopt that installs it."""
+    """Return the module mpi4py.MPI. Raises RunError with the extra of gopt to install."""
     try:
         with dying_with_parent():  # without its launcher it would wait for the others for ever
             from mpi4py import MPI
@@ -89,7 +88,7 @@ def _refuse_pickle(*_: Any) -> NoReturn:
 
 
 def exchange(comm: Any, item: Any) -> list[Any]:
-    """The values of all processes of a communicator, in order; all call it together."""
+    """The values of all processes of a communicator, in order; all processes call this function together."""
     data = np.frombuffer(encode(item), np.uint8)
     sizes = np.empty(comm.size, np.int64)
     comm.Allgather(np.array([data.size], np.int64), sizes)
@@ -104,7 +103,7 @@ def _unusable(error: Exception, extra: str) -> RunError:
 
 
 def check_installed(extra: str) -> None:
-    """Raise RunError, as ``load_mpi``, where there is no MPI for ranks to load; it is not loaded here."""
+    """Raise RunError, as ``load_mpi``, without an MPI for ranks to load; MPI is not loaded here."""
     try:
         import mpi4py
     except ImportError as error:
@@ -113,7 +112,7 @@ def check_installed(extra: str) -> None:
 
 
 class MpiEngine:
-    """One process, one rank. A call that takes longer than ``deadline`` seconds ends the job."""
+    """One process, one rank. A call longer than ``deadline`` seconds ends the job."""
 
     def __init__(self, mesh: Mesh, deadline: float, explain: Callable[[str], None]) -> None:
         self._mpi: Any = load_mpi()
@@ -129,16 +128,16 @@ class MpiEngine:
         self._pool = Pool()
         self._reductions = Reductions(self._mpi, self._pool)
         self.watchdog = Watchdog(deadline, explain, lambda: self._world.Abort(RunError("").exit_code))
-        here = self._world.Split_type(self._mpi.COMM_TYPE_SHARED)
-        self._host_ranks: list[int] = exchange(here, self.rank)
+        host = self._world.Split_type(self._mpi.COMM_TYPE_SHARED)
+        self._host_ranks: list[int] = exchange(host, self.rank)
         unlink_mpich_files()  # now that all ranks of this host have come
-        self.overlaps = _has_spare_processors(here)
+        self.overlaps = _has_spare_processors(host)
         self._shared = NOT_SHARED
         self._results: dict[int, _Results] = {}
         """By the identity of a call's node: what it made last in the memory that it was given."""
 
     def prepare(self, groups: Sequence[str]) -> None:
-        for group in (each for each in groups if each not in self._groups):
+        for group in (group for group in groups if group not in self._groups):
             members = self._mesh.members(group, self.rank)
             self._groups[group] = self._world.Split(members[0], self._mesh.index(group, self.rank))
 
@@ -164,7 +163,7 @@ class MpiEngine:
         return fits and self._pays(request)
 
     def _pays(self, request: SendRequest | GatherRequest) -> bool:
-        """Return whether a call is large enough for shared memory, and all ranks of its group are on this host."""
+        """Return whether a call is large enough for shared memory, and all ranks of the group are on this host."""
         members = self._mesh.members(request.call.attributes["group"], self.rank)
         large = request.count * request.dtype.itemsize >= MIN_BYTES
         return len(members) > 1 and large and set(members) <= set(self._host_ranks)
@@ -182,8 +181,8 @@ class MpiEngine:
     def call(self, index: int, node: Node, inputs: list[Array], buffer: CallBuffer | None = None) -> list[Array]:
         make = getattr(self, f"_{_SNAKE[node.op_type]}")
         with self.watchdog.on(f"call {index} ({node.op_type} over {node.attributes['group']})"):
-            found: list[Array] = make(self._groups[node.attributes["group"]], node, inputs, buffer)
-        return found
+            outputs: list[Array] = make(self._groups[node.attributes["group"]], node, inputs, buffer)
+        return outputs
 
     def _all_reduce(self, comm: Any, node: Node, inputs: list[Array], buffer: CallBuffer | None) -> list[Array]:
         shapes = [x.shape for x in inputs]
@@ -228,38 +227,38 @@ class MpiEngine:
         return [self._reductions.mean(flat[: local_shard.size], comm, node, narrow).reshape(local_shard.shape)]
 
     def _all_gather(self, comm: Any, node: Node, inputs: list[Array], buffer: CallBuffer | None) -> list[Array]:
-        given = np.ascontiguousarray(inputs[0])
+        shard = np.ascontiguousarray(inputs[0])
         attributes = node.attributes
         if isinstance(buffer, SharedGather):
             if not buffer.filled:
-                if given.size and not same_memory(buffer.local_shard, given):
-                    np.copyto(buffer.local_shard, given.reshape(-1))
+                if shard.size and not same_memory(buffer.local_shard, shard):
+                    np.copyto(buffer.local_shard, shard.reshape(-1))
                 comm.Barrier()
             flat = buffer.memory
             return self._in_place(node, flat, lambda: unpack_views(flat, _shapes(tuple(attributes["shapes"]))))
         if "cuts" in attributes:
             counts = lengths(attributes["cuts"])
         else:
-            row = given.size // max(given.shape[attributes["axis"]], 1)
+            row = shard.size // max(shard.shape[attributes["axis"]], 1)
             counts = [size * row for size in attributes["sizes"]]
-        whole = buffer if isinstance(buffer, np.ndarray) else self._pool.take([sum(counts)], given.dtype)
-        own = whole[sum(counts[: comm.rank]) :][: given.size]
-        there = given.size > 0 and same_memory(own, given)
-        width, byte = given.dtype.itemsize, self._mpi.BYTE
-        sent = self._mpi.IN_PLACE if there else [_bits(given), byte]
+        whole = buffer if isinstance(buffer, np.ndarray) else self._pool.take([sum(counts)], shard.dtype)
+        target = whole[sum(counts[: comm.rank]) :][: shard.size]
+        in_place = shard.size > 0 and same_memory(target, shard)
+        width, byte = shard.dtype.itemsize, self._mpi.BYTE
+        sent = self._mpi.IN_PLACE if in_place else [_bits(shard), byte]
         if len(set(counts)) == 1:  # MPI's call for equal parts is faster
             comm.Allgather(sent, [_bits(whole), counts[0] * width, byte])
         else:
             comm.Allgatherv(sent, [_bits(whole), [count * width for count in counts], byte])
         if "cuts" in attributes:
             return unpack_views(whole, _shapes(tuple(attributes["shapes"])))
-        shapes = [resized(given.shape, attributes["axis"], size) for size in attributes["sizes"]]
+        shapes = [resized(shard.shape, attributes["axis"], size) for size in attributes["sizes"]]
         return [np.concatenate(unpack_views(whole, shapes), attributes["axis"])]
 
     def _all_to_all(self, comm: Any, node: Node, inputs: list[Array], _: CallBuffer | None) -> list[Array]:
         attributes = node.attributes
         out, into = attributes["split_axis"], attributes["concat_axis"]
-        pieces = [np.ascontiguousarray(each) for each in _slices(inputs[0], out, attributes["split_sizes"])]
+        pieces = [np.ascontiguousarray(piece) for piece in _slices(inputs[0], out, attributes["split_sizes"])]
         base = resized(inputs[0].shape, out, attributes["split_sizes"][comm.rank])
         shapes = [resized(base, into, size) for size in attributes["concat_sizes"]]
         width, dtype = inputs[0].dtype.itemsize, inputs[0].dtype
@@ -284,17 +283,17 @@ class MpiEngine:
         return unpack_views(flat, shapes)
 
     def _in_place(self, node: Node, memory: Array, views: Callable[[], list[Array]]) -> list[Array]:
-        """The arrays of a call in shared memory. They are the same objects while the memory is, so the executor
-        keeps its bindings."""
-        held = self._results.get(id(node))
-        if held is None or held.memory is not memory:
-            held = self._results[id(node)] = _Results(node, memory, views())
-        return held.arrays
+        """The arrays of a call in shared memory. The objects are the same as long as the memory, so the executor keeps
+        its bindings."""
+        results = self._results.get(id(node))
+        if results is None or results.memory is not memory:
+            results = self._results[id(node)] = _Results(node, memory, views())
+        return results.arrays
 
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """The arrays that a call made in one memory."""
+    """The arrays of a call in one memory."""
 
     node: Node
     memory: Array
@@ -302,20 +301,20 @@ class _Results:
 
 
 def unlink_mpich_files() -> None:
-    """Unlink the files through which MPICH's ranks of a host communicate. All ranks have opened them; ranks that are
-    killed would leave megabytes in /dev/shm."""
+    """Unlink the files by which MPICH's ranks of a host communicate. All ranks have opened the files; killed ranks
+    would leave megabytes in /dev/shm."""
     with suppress(OSError):
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
         for path in {line.split(maxsplit=5)[5] for line in lines if "/dev/shm/mpich_shm_" in line}:
             Path(path).unlink(missing_ok=True)
 
 
-def _has_spare_processors(here: Any) -> bool:
-    """Return whether the processors of this host are two for each of its ranks: a waiting call spins."""
+def _has_spare_processors(host: Any) -> bool:
+    """Return whether this host has two processors for each rank: a waiting call spins."""
     if not hasattr(os, "sched_getaffinity"):
-        return bool((os.cpu_count() or 1) >= 2 * here.size)
-    usable = set().union(*exchange(here, os.sched_getaffinity(0)))
-    return bool(len(usable) >= 2 * here.size)
+        return bool((os.cpu_count() or 1) >= 2 * host.size)
+    usable = set().union(*exchange(host, os.sched_getaffinity(0)))
+    return bool(len(usable) >= 2 * host.size)
 
 
 _SNAKE = {

@@ -31,20 +31,20 @@ class Reductions:
         self._nan_ops: dict[tuple[str, str], Any] = {}
 
     def upcast(self, inputs: Sequence[Array], buffer: CallBuffer | None) -> tuple[Array, np.dtype[Any] | None]:
-        """The inputs as one flat buffer that may be overwritten, in the type in which they are combined."""
+        """The inputs as one flat buffer that may be overwritten, in the type of the combination."""
         dtype = inputs[0].dtype
         if dtype.name in HALVES or dtype == np.bool_:
             wide = np.dtype(np.uint8 if dtype == np.bool_ else np.float32)
-            return np.concatenate([each.reshape(-1) for each in inputs]).astype(wide), dtype
+            return np.concatenate([block.reshape(-1) for block in inputs]).astype(wide), dtype
         if isinstance(buffer, np.ndarray):
             return buffer, None
-        flat = self._pool.take([sum(each.size for each in inputs)], dtype)
-        np.concatenate([each.reshape(-1) for each in inputs], out=flat)
+        flat = self._pool.take([sum(block.size for block in inputs)], dtype)
+        np.concatenate([block.reshape(-1) for block in inputs], out=flat)
         return flat, None
 
     def mean(self, flat: Array, comm: Any, node: Node, narrow: np.dtype[Any] | None) -> Array:
         """Divide a sum in place where the call asks for a mean. Returned in the type of the call, ``narrow``, if
-        ``upcast`` changed it."""
+        ``upcast`` changed the type."""
         if reduce_op(node) == "mean":
             with np.errstate(all="ignore"):
                 np.divide(flat, comm.size, out=flat)
@@ -65,12 +65,12 @@ class Reductions:
 
 
 def _nan_op(how: str, dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], None]:
-    """An MPI operator for a maximum or minimum in which NaN wins. MPI's own may lose a NaN, which an overflow check
-    would then miss."""
+    """An MPI operator for a maximum or minimum in which NaN wins. MPI's own operator may lose a NaN, and an overflow
+    check would then miss it."""
     take = np.maximum if how == "max" else np.minimum
 
-    def combine(given: Any, held: Any, _: Any) -> None:
-        local_shard, theirs = np.frombuffer(given, dtype), np.frombuffer(held, dtype)
+    def combine(sent: Any, received: Any, _: Any) -> None:
+        local_shard, theirs = np.frombuffer(sent, dtype), np.frombuffer(received, dtype)
         take(local_shard, theirs, out=theirs)
 
     return combine

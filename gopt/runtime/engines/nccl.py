@@ -1,10 +1,9 @@
 """Ranks as MPI processes with one GPU each, and calls by NCCL. The only file that imports NCCL's binding.
 
-A call is queued on the communication stream, after all work queued on the compute stream so far. A reader of its
-outputs makes the compute stream wait for it. The host waits for neither. float16 and bfloat16 are summed in float32 and
-rounded once. A mean is NCCL's average, which divides each value before it adds. Unique ids and control messages use
-MPI.
-"""
+A call is queued on the communication stream, after all work queued on the compute stream so far. A reader of a call's
+outputs makes the compute stream wait for the call. The host waits for neither. float16 and bfloat16 are summed in
+float32 and rounded once. A mean is NCCL's average: each value is divided before the sum. Unique ids and control
+messages use MPI."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ class ControlPlane(Protocol):
 
 
 def on_gpus(mesh: Mesh, control: ControlPlane) -> tuple[NcclEngine, Gpu, type[StreamCollectives]]:
-    """Return the engine, the device and the calls of this rank. All ranks call it together. Raises RunError,
+    """Return the engine, the device and the calls of this rank. All ranks call this function together. Raises RunError,
     OptionError."""
     cuda, nccl = raise_on_one_rank(control, lambda: (Cuda(bindings()), library()))
     near = control.host_ranks()
@@ -59,7 +58,7 @@ def on_gpus(mesh: Mesh, control: ControlPlane) -> tuple[NcclEngine, Gpu, type[St
 
 
 def library() -> Any:
-    """Return the module nccl.core; raises RunError where it is missing."""
+    """Return the module nccl.core; raises RunError if missing."""
     try:
         import nccl.core
     except ImportError as error:
@@ -68,10 +67,10 @@ def library() -> Any:
 
 
 def _check_one_rank_per_gpu(names: Sequence[Any], rank: int) -> None:
-    """Raise OptionError where two ranks have the same GPU, unless NCCL was told that they do."""
+    """Raise OptionError where two ranks have the same GPU, unless NCCL allows this by configuration."""
     if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1":
         return
-    twins = [other for other, name in enumerate(names) if name == names[rank]]
+    twins = [twin for twin, name in enumerate(names) if name == names[rank]]
     if len(twins) > 1:
         raise OptionError(
             f"ranks {twins[0]} and {twins[1]} would share a GPU",
@@ -82,7 +81,7 @@ def _check_one_rank_per_gpu(names: Sequence[Any], rank: int) -> None:
 
 @dataclass(slots=True)
 class PendingCollective:
-    """A call that has started. ``held``: blocks that its stream still uses."""
+    """A call that has started. ``held``: blocks still in use by the stream."""
 
     gpu: Gpu
     done: Event
@@ -90,14 +89,14 @@ class PendingCollective:
     held: list[DeviceBlock]
 
     def result(self) -> list[DeviceBlock]:
-        """The outputs. Work that is queued on the compute stream from now on comes after the call."""
+        """The outputs. Work queued on the compute stream from now on comes after the call."""
         self.gpu.wait_event(self.gpu.compute_stream, self.done)
         self.held = []  # what gets their memory now comes behind the wait
         return self.outputs
 
 
 class NcclEngine:
-    """One process, one rank, one GPU: an Engine whose arrays are Blocks of the GPU."""
+    """One process, one rank, one GPU: an Engine of Blocks of the GPU."""
 
     def __init__(self, mesh: Mesh, control: ControlPlane, gpu: Gpu, nccl: Any) -> None:
         self.rank = control.rank
@@ -115,10 +114,10 @@ class NcclEngine:
         }  # fmt: skip
         ids = self._control.gather(mine)
         for group in new:
-            members, place = self._mesh.members(group, self.rank), self._mesh.index(group, self.rank)
+            members, index = self._mesh.members(group, self.rank), self._mesh.index(group, self.rank)
             unique = self._nccl.UniqueId.from_bytes(ids[members[0]][group])
             with self._control.watchdog.on(f"the start of NCCL over {group}"):
-                self._comms[group] = self._nccl.Communicator.init(len(members), place, unique)
+                self._comms[group] = self._nccl.Communicator.init(len(members), index, unique)
 
     def share(self, sends: Mapping[Key, SendRequest], gathers: Mapping[Key, GatherRequest]) -> SharedMemory:
         return NOT_SHARED
@@ -142,7 +141,7 @@ class NcclEngine:
         return self.start(index, node, inputs).result()
 
     def start(self, index: int, node: Node, inputs: list[DeviceBlock]) -> PendingCollective:
-        """Queue a call on the GPU, and return its future. Raises RunError."""
+        """Queue a call on the GPU; returns the call's future. Raises RunError."""
         group = node.attributes["group"]
         name = f"call {index} ({node.op_type} over {group})"
         staging = Staging(self._gpu, self._kernels, [*inputs])
@@ -160,14 +159,14 @@ class NcclEngine:
         return PendingCollective(self._gpu, done, outputs, [*staging.held, *outputs])
 
     def _unfinished(self) -> str:
-        """The first call that the GPU has not finished, for messages of the watchdog."""
+        """The first call not yet finished by the GPU, for messages of the watchdog."""
         late = (name for name, done in list(self._in_flight) if not self._gpu.cuda.finished(done))
         return next(late, "the GPU")
 
 
 @dataclass(slots=True)
 class StreamCollectives:
-    """A rank's calls, started in file order; NCCL runs them on its own stream."""
+    """A rank's calls, started in file order; NCCL runs the calls on a separate stream."""
 
     engine: NcclEngine
     position: Callable[[int], None]
@@ -185,8 +184,8 @@ class StreamCollectives:
 
 
 class _Call:
-    """One call. Each public method makes one kind of collective, and returns outputs that the communication stream
-    will have written."""
+    """One call. Each public method makes one kind of collective, and returns outputs written later by the communication
+    stream."""
 
     def __init__(
         self, comm: Any, nccl: Any, mesh: Mesh, rank: int, staging: Staging, node: Node, inputs: list[DeviceBlock]
@@ -205,51 +204,51 @@ class _Call:
 
     def reduce(self) -> list[DeviceBlock]:
         root = self._attributes["root"]
-        found = self._reduced(lambda x, y, operator: self._comm.reduce(x, y, operator, root, stream=self._stream))
-        return found if self._place == root else []
+        blocks = self._reduced(lambda x, y, operator: self._comm.reduce(x, y, operator, root, stream=self._stream))
+        return blocks if self._place == root else []
 
     def _reduced(self, make: Callable[[DeviceBlock, DeviceBlock, Any], None]) -> list[DeviceBlock]:
-        """All tensors after the reduction. NCCL is given one flat buffer."""
+        """All tensors after the reduction. NCCL gets one flat buffer."""
         how, staging = self._reduction, self._staging
-        given = [staging.upcast(each, how) for each in self._inputs]
-        marks = [staging.marks(each, how) for each in given]
-        totals = [staging.empty(each.size, each.dtype) for each in given]
+        flats = [staging.upcast(block, how) for block in self._inputs]
+        marks = [staging.marks(flat, how) for flat in flats]
+        totals = [staging.empty(flat.size, flat.dtype) for flat in flats]
         with self._group():
-            for source, total, seen in zip(given, totals, marks):
+            for source, total, mark in zip(flats, totals, marks):
                 if source.size:
                     make(source, total, self._operator)
-                if seen.size:
-                    make(seen, seen, self._any)
-        narrow = [staging.downcast(total, seen, how) for total, seen in zip(totals, marks)]
-        return [flat.part(0, each.shape) for flat, each in zip(narrow, self._inputs)]
+                if mark.size:
+                    make(mark, mark, self._any)
+        narrow = [staging.downcast(total, mark, how) for total, mark in zip(totals, marks)]
+        return [flat.part(0, block.shape) for flat, block in zip(narrow, self._inputs)]
 
     def broadcast(self) -> list[DeviceBlock]:
-        made = self._stated()
+        outputs = self._stated()
         with self._group():
-            for source, target in zip(self._inputs or made, made):
+            for source, target in zip(self._inputs or outputs, outputs):
                 if target.size:
                     self._comm.broadcast(source.bits(), target.bits(), self._attributes["root"], stream=self._stream)
-        return made
+        return outputs
 
     def reduce_scatter(self) -> list[DeviceBlock]:
-        how, staging, place = self._reduction, self._staging, self._place
+        how, staging, index = self._reduction, self._staging, self._place
         if "cuts" in self._attributes:
             pieces, counts = self._inputs, lengths(self._attributes["cuts"])
-            shape: tuple[int, ...] = (counts[place],)
+            shape: tuple[int, ...] = (counts[index],)
         else:
             pieces = staging.sliced(self._inputs[0], self._attributes["axis"], self._attributes["sizes"])
-            counts, shape = [piece.size for piece in pieces], pieces[place].shape
+            counts, shape = [piece.size for piece in pieces], pieces[index].shape
         equal = equal_parts(counts)
         flat = staging.packed(pieces, how, equal * len(counts))
         marks = staging.marks(flat, how, equal * len(counts))
-        mine = staging.empty(equal or counts[place], flat.dtype)
-        seen = staging.empty(mine.size, marks.dtype)
+        mine = staging.empty(equal or counts[index], flat.dtype)
+        totals_marks = staging.empty(mine.size, marks.dtype)
         with self._group():
             self._scatter(flat, mine, counts, equal, self._operator)
             if marks.size:
-                self._scatter(marks, seen, counts, equal, self._any)
-        own = (counts[place],)
-        return [staging.downcast(mine.part(0, own), seen.part(0, own), how).part(0, shape)]
+                self._scatter(marks, totals_marks, counts, equal, self._any)
+        size = (counts[index],)
+        return [staging.downcast(mine.part(0, size), totals_marks.part(0, size), how).part(0, shape)]
 
     def _scatter(self, flat: DeviceBlock, mine: DeviceBlock, counts: Sequence[int], equal: int, operator: Any) -> None:
         if equal:
@@ -272,14 +271,14 @@ class _Call:
         return [self._staging.joined(contiguous_views(whole, shapes), axis)]
 
     def _gathered(self, shard: DeviceBlock, counts: Sequence[int]) -> DeviceBlock:
-        """The shards of all members, one after the other."""
+        """The shards of all members in order."""
         equal = equal_parts(counts)
         whole = self._staging.empty(equal * len(counts) or sum(counts), shard.dtype)
         if equal:
             if counts[self._place] != equal:  # its part of the result is as long as NCCL wants it
-                own = whole.part(self._place * equal, (equal,))
-                self._staging.copy(own, shard)
-                shard = own
+                slot = whole.part(self._place * equal, (equal,))
+                self._staging.copy(slot, shard)
+                shard = slot
             self._comm.allgather(shard.bits(), whole.bits(), stream=self._stream)
             return whole
         with self._group():
@@ -291,11 +290,11 @@ class _Call:
 
     def all_to_all(self) -> list[DeviceBlock]:
         attributes, axis = self._attributes, self._attributes["concat_axis"]
-        given = self._staging.sliced(self._inputs[0], attributes["split_axis"], attributes["split_sizes"])
-        shapes = [resized(given[self._place].shape, axis, size) for size in attributes["concat_sizes"]]
-        got = contiguous_views(self._staging.empty(total_elements(shapes), given[0].dtype), shapes)
+        pieces = self._staging.sliced(self._inputs[0], attributes["split_axis"], attributes["split_sizes"])
+        shapes = [resized(pieces[self._place].shape, axis, size) for size in attributes["concat_sizes"]]
+        got = contiguous_views(self._staging.empty(total_elements(shapes), pieces[0].dtype), shapes)
         with self._group():
-            for member, (out, into) in enumerate(zip(given, got)):
+            for member, (out, into) in enumerate(zip(pieces, got)):
                 self._exchange([out], self._comm.send, member)
                 self._exchange([into], self._comm.recv, member)
         return [self._staging.joined(got, axis)]
@@ -307,10 +306,10 @@ class _Call:
         return []
 
     def recv(self) -> list[DeviceBlock]:
-        made = self._stated()
+        outputs = self._stated()
         with self._group():
-            self._exchange(made, self._comm.recv, self._peer)
-        return made
+            self._exchange(outputs, self._comm.recv, self._peer)
+        return outputs
 
     def _exchange(self, blocks: Sequence[DeviceBlock], move: Callable[..., None], peer: int) -> None:
         for block in blocks:
@@ -318,7 +317,7 @@ class _Call:
                 move(block.bits(), peer, stream=self._stream)
 
     def _stated(self) -> list[DeviceBlock]:
-        """Allocate the outputs, whose types and shapes the node's attributes give."""
+        """Allocate the outputs, with types and shapes from the node's attributes."""
         dtype = numpy_dtype(self._attributes["dtype"])
         return [self._staging.empty(shape, dtype) for shape in parse_shapes(self._attributes["shapes"])]
 

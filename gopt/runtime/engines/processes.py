@@ -1,4 +1,4 @@
-"""The processes of a job on this host. Each finds the others through its launcher, by MPICH's PMI-1 over a pair of
+"""The processes of a job on this host. Processes find each other through the launcher, by MPICH's PMI-1 over a pair of
 sockets: nothing listens, and MPI has shared memory alone."""
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _FIXED = {
 
 
 def new_name() -> str:
-    """A name that no other job has."""
+    """A name of no other job."""
     return f"gopt_{secrets.token_hex(8)}"
 
 
 def remove_shared(name: str) -> None:
-    """Remove what the processes of a job share memory through, where they have not done so."""
+    """Remove the shared memory of a job's processes, where the processes have not."""
     for path in Path("/dev/shm").glob(f"mpich_shm_{_fnv(name.encode()):x}_*"):
         with suppress(OSError):
             if path.lstat().st_uid == os.geteuid():
@@ -47,7 +47,7 @@ def remove_shared(name: str) -> None:
 
 @dataclass(slots=True)
 class _Peer:
-    """A process that sends requests. ``line``: the beginning of one whose end has not come."""
+    """A process that sends requests. ``line``: the beginning of a request whose end has not come."""
 
     rank: int
     line: bytes = b""
@@ -55,7 +55,7 @@ class _Peer:
 
 @dataclass(slots=True)
 class RankProcesses:
-    """Processes that were started together; each has a session of its own, so that a terminal signals none."""
+    """Processes started together, each in a separate session, so that a terminal signals no process."""
 
     running: dict[int, subprocess.Popen[bytes]]
     _selector: selectors.BaseSelector
@@ -77,24 +77,24 @@ class RankProcesses:
         cls, count: int, command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int,
         *, name: str = "",
     ) -> RankProcesses:  # fmt: skip
-        """Start so many processes, of a job of this name. Raises OSError where the system refuses one; those before it
-        are ended then."""
-        made = cls({}, selectors.DefaultSelector(), _size=count, _name=name or new_name())
-        made._values["PMI_process_mapping"] = f"(vector,(0,1,{count}))"
+        """Start so many processes, of a job of this name. Raises OSError where the system refuses a process; the
+        earlier ones are ended then."""
+        processes = cls({}, selectors.DefaultSelector(), _size=count, _name=name or new_name())
+        processes._values["PMI_process_mapping"] = f"(vector,(0,1,{count}))"
         try:
             for rank in range(count):
                 mine, theirs = socket.socketpair()
-                made._selector.register(mine, selectors.EVENT_READ, _Peer(rank))
-                own = {"PMI_FD": str(theirs.fileno()), "PMI_RANK": str(rank), "PMI_SIZE": str(count)}
+                processes._selector.register(mine, selectors.EVENT_READ, _Peer(rank))
+                variables = {"PMI_FD": str(theirs.fileno()), "PMI_RANK": str(rank), "PMI_SIZE": str(count)}
                 with theirs:
-                    made.running[rank] = subprocess.Popen(
-                        command, env={**ONE_HOST, **environment, **own}, stdin=subprocess.DEVNULL, stdout=stdout,
+                    processes.running[rank] = subprocess.Popen(
+                        command, env={**ONE_HOST, **environment, **variables}, stdin=subprocess.DEVNULL, stdout=stdout,
                         stderr=stderr, pass_fds=[theirs.fileno()], start_new_session=True,
                     )  # fmt: skip
         except BaseException:
-            made.end()
+            processes.end()
             raise
-        return made
+        return processes
 
     def serve(self, seconds: float) -> list[int]:
         """Answer requests for so long, or until a process ends. Returns the ranks that have ended since."""
@@ -118,8 +118,8 @@ class RankProcesses:
         self.running.clear()
 
     def end(self) -> None:
-        """Kill all processes, close what they are told by, and remove what they share memory through: ranks remove it
-        themselves once all have it."""
+        """Kill all processes, close the pipes to them, and remove their shared memory: ranks remove it themselves once
+        all have it."""
         self.kill()
         remove_shared(self._name)
         for key in list((self._selector.get_map() or {}).values()):
@@ -146,14 +146,14 @@ class RankProcesses:
 
     def _answer(self, peer: socket.socket, rank: int, request: str) -> str | None:
         text, _, value = request.partition(" value=")
-        fields = dict(each.split("=", 1) for each in text.split() if "=" in each)
+        fields = dict(part.split("=", 1) for part in text.split() if "=" in part)
         wanted, key = fields.get("cmd", ""), fields.get("key", "")
         if wanted == "put":
             self._values[key] = value
             return "put_result rc=0 msg=success"
         if wanted == "get":
-            held = self._values.get(key)
-            return f"get_result rc={-1 if held is None else 0} msg=done value={held or 'unknown'}"
+            stored = self._values.get(key)
+            return f"get_result rc={-1 if stored is None else 0} msg=done value={stored or 'unknown'}"
         if wanted == "get_my_kvsname":
             return f"my_kvsname kvsname={self._name} rc=0"
         if wanted == "get_universe_size":
@@ -162,8 +162,8 @@ class RankProcesses:
             self._waiting.append(peer)
             if len(self._waiting) == self._size:
                 waiting, self._waiting = self._waiting, []
-                for each in waiting:
-                    _tell(each, "barrier_out rc=0")
+                for waiter in waiting:
+                    _tell(waiter, "barrier_out rc=0")
             return None
         if wanted == "abort":
             self.aborted = self.aborted or (rank, int(fields.get("exitcode", "1")) or 1)
@@ -176,10 +176,10 @@ class RankProcesses:
 
 def _fnv(text: bytes) -> int:
     """The hash by which MPICH names the files of a job: FNV-1a."""
-    found = 2166136261
-    for each in text:
-        found = (found ^ each) * 16777619 & 0xFFFFFFFF
-    return found
+    digest = 2166136261
+    for byte in text:
+        digest = (digest ^ byte) * 16777619 & 0xFFFFFFFF
+    return digest
 
 
 def _tell(peer: socket.socket, answer: str) -> None:
@@ -190,6 +190,6 @@ def _tell(peer: socket.socket, answer: str) -> None:
 def catches(process: int, number: int) -> bool:
     """Return whether a process of this host has a handler for a signal."""
     with suppress(OSError, ValueError, StopIteration), open(f"/proc/{process}/status", encoding="utf-8") as file:
-        line = next(each for each in file if each.startswith("SigCgt:"))
+        line = next(line for line in file if line.startswith("SigCgt:"))
         return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return False

@@ -1,11 +1,9 @@
-"""Buffers in memory that the ranks of one host share: all ranks agree which, and map them.
+"""Buffers in memory shared by the ranks of one host: all ranks agree which, and map them.
 
-A reduction reads the inputs of the other ranks in place. A gather needs no copy, because each member writes its shard
-into one buffer that all members read. The memory is an unnamed file (memfd): nothing stays behind when a rank ends, and
-the size of /dev/shm, small in containers, is no limit. Its pages are allocated before it is offered, so that no later
-write fails for lack of memory. Ranks open each other's files through /proc. Where any of that fails, the whole group
-uses MPI.
-"""
+A reduction reads the inputs of the other ranks in place. A gather needs no copy: each member writes its shard into one
+buffer read by all members. The memory is an unnamed file (memfd): nothing stays behind when a rank ends, and the size
+of /dev/shm, small in containers, is no limit. The pages are allocated in advance, so that no later write fails for lack
+of memory. Ranks open each other's files through /proc. After any failure, the whole group uses MPI."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ Source: TypeAlias = tuple[int, int]
 @exchanged
 @dataclass(frozen=True, slots=True)
 class MemoryHandle:
-    """How another rank of the host opens a file. ``starts``: buffer -> the offset of its first byte in the file."""
+    """How another rank of the host opens a file. ``starts``: buffer -> the offset of the first byte in the file."""
 
     process: int
     file: int
@@ -64,7 +62,7 @@ class MemoryFile:
             raise
 
     def close(self) -> None:
-        """Close the file. The memory exists as long as a process maps it."""
+        """Close the file. The memory exists as long as a process maps the file."""
         os.close(self.file)
 
 
@@ -72,40 +70,42 @@ def share_buffers(
     sends: Mapping[Key, SendRequest], gathers: Mapping[Key, GatherRequest], members: Members, rank: int,
     exchange: Gather,
 ) -> SharedMemory:  # fmt: skip
-    """Agree on shared buffers and map them. All ranks call it together, before they compile. New memory is zero.
+    """Agree on shared buffers and map them. All ranks call this function together, before they compile. New memory is
+    zero.
 
-    A request is granted to all members of its group or to none. All members must ask for the same size and type,
-    gathers must read and write in a safe order, and every member must be able to open the memory of the others.
-    """
+    A request is granted to all members of its group or to no member. All members must ask for the same size and type,
+    gathers must read and write in a safe order, and every member must be able to open the memory of the others."""
     requests: dict[Key, Request] = {**sends, **gathers}
-    asked = exchange({key: _kind(request) for key, request in requests.items()})
-    same = {key for key in (*sends, *gathers) if len({asked[other].get(key) for other in members(key[0])}) == 1}
+    kinds = exchange({key: _kind(request) for key, request in requests.items()})
+    alike = {key for key in (*sends, *gathers) if len({kinds[member].get(key) for member in members(key[0])}) == 1}
     orders = exchange({key: (request.reads, request.writes) for key, request in gathers.items()})
-    safe = {key for key in gathers if key in same and _is_ordered([orders[other][key] for other in members(key[0])])}
-    sends = {key: request for key, request in sends.items() if key in same}
+    safe = {key for key in gathers if key in alike and _is_ordered([orders[member][key] for member in members(key[0])])}
+    sends = {key: request for key, request in sends.items() if key in alike}
     gathers = {key: request for key, request in gathers.items() if key in safe}
     led = {key: request for key, request in gathers.items() if members(key[0])[0] == rank}
-    own = [_make_file(sends), _make_file(led)]
+    local = [_make_file(sends), _make_file(led)]
     try:
-        handles: list[list[MemoryHandle | None]] = exchange([None if file is None else file.handle for file in own])
+        handles: list[list[MemoryHandle | None]] = exchange([None if file is None else file.handle for file in local])
         # Of a send every member has its own memory; of a gather the first member has it for all.
-        needed = {key: [(other, 0) for other in members(key[0])] for key in sends}
+        needed = {key: [(member, 0) for member in members(key[0])] for key in sends}
         needed |= {key: [(members(key[0])[0], 1)] for key in gathers}
         files = {
             source: _map(handles[source[0]][source[1]], writable=source[1] == 1 or source[0] == rank)
             for source in {source for sources in needed.values() for source in sources}
         }
         mine = {
-            key for key, sources in needed.items() if all(_has(files[each], handles, each, key) for each in sources)
+            key
+            for key, sources in needed.items()
+            if all(_has(files[source], handles, source, key) for source in sources)
         }
         granted: list[set[Key]] = exchange(mine)
     finally:
-        for file in own:
+        for file in local:
             if file is not None:
                 file.close()
     found_sends, found_gathers = {}, {}
-    for key in (key for key in mine if all(key in granted[other] for other in members(key[0]))):
-        views = [_view(files[each], handles, each, key, requests[key]) for each in needed[key]]
+    for key in (key for key in mine if all(key in granted[member] for member in members(key[0]))):
+        views = [_view(files[source], handles, source, key, requests[key]) for source in needed[key]]
         position = list(members(key[0])).index(rank)
         if key in sends:
             found_sends[key] = SharedSend(views[position], views)
@@ -122,7 +122,7 @@ def _kind(request: Request) -> tuple[Any, ...]:
 
 
 def _is_ordered(orders: Sequence[tuple[int, int]]) -> bool:
-    """Return whether all members have read before any of them writes."""
+    """Return whether all members have read before any member writes."""
     return max(reads for reads, _ in orders) <= min(writes for _, writes in orders)
 
 
@@ -134,7 +134,7 @@ def _make_file(requests: Mapping[Key, Request]) -> MemoryFile | None:
 
 
 def open_handle(handle: MemoryHandle, flags: int) -> int | None:
-    """Open the file of another rank; None where that fails, or the number now belongs to another file."""
+    """Open the file of another rank; None after a failure, and for a number that now belongs to another file."""
     path = f"/proc/{handle.process}/fd/{handle.file}"
     try:
         return os.open(path, flags) if os.readlink(path).startswith(f"/memfd:{handle.name}") else None
@@ -143,7 +143,7 @@ def open_handle(handle: MemoryHandle, flags: int) -> int | None:
 
 
 def _map(handle: MemoryHandle | None, writable: bool) -> Array | None:
-    """The bytes of a file; None where it cannot be mapped."""
+    """The bytes of a file; None if mapping fails."""
     file = None if handle is None else open_handle(handle, os.O_RDWR if writable else os.O_RDONLY)
     if handle is None or file is None:
         return None

@@ -1,4 +1,4 @@
-"""Reductions in memory that ranks of one host share: each rank combines its slice of what all of them have sent."""
+"""Reductions in memory shared by ranks of one host: each rank combines a slice of the inputs of all."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ TILE = 1 << 16
 def reduce_scatter(
     parts: Sequence[Array], member: int, cuts: Sequence[int], how: str, wait: Callable[[], None]
 ) -> Array:
-    """Combine elements ``cuts[member]`` to ``cuts[member + 1]`` over all parts. Returns that slice of this member's own
+    """Combine elements ``cuts[member]`` to ``cuts[member + 1]`` over all parts. Returns this slice of the member's own
     part.
 
-    ``wait`` is a barrier over the members: after the first one all parts are written, after the last one all are read
-    and may be written again. ``how``: sum, mean, max or min.
-    """
+    ``wait`` is a barrier over the members: after the first barrier all parts are written, after the last all are read
+    and may be written again. ``how``: sum, mean, max or min."""
     wait()
     mine = parts[member][cuts[member] : cuts[member + 1]]
     _combine([part[cuts[member] : cuts[member + 1]] for part in parts], how, mine)
@@ -46,18 +45,18 @@ def all_reduce(parts: Sequence[Array], member: int, how: str, wait: Callable[[],
 
 
 def _combine(parts: Sequence[Array], how: str, into: Array) -> None:
-    """Combine parts from first to last, bit for bit as the reference does; ``into`` may be one of them."""
+    """Combine parts from first to last, bit for bit as the reference does; ``into`` may be a part."""
     combine, half = COMBINE[how], into.dtype.name in HALVES
     scratch = np.empty(min(TILE, into.size), np.float32 if half else into.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, into.size, TILE):
-            first, *others = (part[start : start + TILE] for part in parts)
+            head, *tail = (part[start : start + TILE] for part in parts)
             target = into[start : start + TILE]
-            total = first.astype(np.float32) if half else first
-            for number, other in enumerate(others, 1):
+            total = head.astype(np.float32) if half else head
+            for number, piece in enumerate(tail, 1):
                 # Only the last result may go to the target, which is one of the parts and still has to be read before.
-                out = target if number == len(others) and not half else scratch[: target.size]
-                total = combine(total, other, out=out)
+                out = target if number == len(tail) and not half else scratch[: target.size]
+                total = combine(total, piece, out=out)
             if how == "mean":
                 np.divide(total, len(parts), out=total)
             if half:

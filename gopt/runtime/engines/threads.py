@@ -1,7 +1,6 @@
 """Ranks as threads of one process: the engine of ``gopt verify``, and of ``gopt run`` without MPI.
 
-Calls are compared before they run, so that ranks that disagree raise an error instead of a deadlock or wrong values.
-"""
+Calls are compared before they run: a disagreement of ranks raises an error instead of a deadlock or wrong values."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ DEADLINE = 120.0
 
 
 class Runnable(Protocol):
-    """A program of a rank: an Executor, or an object with its ``run``."""
+    """A program of a rank: an Executor, or an object with the same ``run``."""
 
     def run(self, feeds: dict[str, Array], call: CollectiveCallback, /) -> dict[str, Array]: ...
 
@@ -52,7 +51,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Rendezvous:
-    """The n-th call of one group: the members that have arrived, and their results."""
+    """The n-th call of one group: the arrived members, and the results."""
 
     members: tuple[int, ...]
     entries: dict[int, _Entry] = field(default_factory=dict)
@@ -71,11 +70,10 @@ class _Wait:
 
 
 class ThreadGroup:
-    """Rendezvous of ranks that are threads of one process, for one step.
+    """Rendezvous of ranks as threads of one process, for one step.
 
-    Members of a group meet at its n-th call; the last to arrive runs the reference implementation for all. A Send is
-    buffered, a Recv waits. The first failure, of a rank or of a call, ends the wait of every rank.
-    """
+    Members of a group meet at the group's n-th call; the last to arrive runs the reference implementation for all. A
+    Send is buffered, a Recv waits. The first failure, of a rank or of a call, ends the wait of every rank."""
 
     def __init__(self, mesh: Mesh, deadline: float = DEADLINE) -> None:
         self.mesh = mesh
@@ -93,12 +91,11 @@ class ThreadGroup:
         self._finished: set[int] = set()
 
     def call(self, rank: int, index: int, node: Node, inputs: list[Array]) -> list[Array]:
-        """Make a rank's next collective call, the ``index``-th of its file; returns its outputs.
+        """Make a rank's next collective call, the ``index``-th of the file; returns the outputs.
 
-        The list is empty where the outputs are undefined on the rank (Reduce off its root). Raises RunError on all
-        members when their calls differ; on all ranks when one has failed or none can continue; and when a member has
-        not arrived by the deadline.
-        """
+        The list is empty where the outputs are undefined on the rank (Reduce off the root). Raises RunError on all
+        members when calls differ; on all ranks after a failure of a rank or when no rank can continue; and when a
+        member has not arrived by the deadline."""
         signature = call_signature(node.op_type, node.attributes, [(array_dtype(a), a.shape) for a in inputs])
         entry = _Entry(rank, index, node, inputs, signature)
         if node.op_type == "Send":
@@ -107,12 +104,12 @@ class ThreadGroup:
         return self._receive(entry) if node.op_type == "Recv" else self._join_call(entry)
 
     def abort(self, rank: int, error: BaseException) -> None:
-        """Report that a rank has failed: all others raise in their current call or at their next one."""
+        """Report a rank's failure: all others raise in the current call or at the next."""
         with self._changed:
             self._fail(error, rank)
 
     def finish(self, rank: int) -> None:
-        """Report that a rank makes no more calls: ranks that wait for it fail at once instead of at the deadline."""
+        """Report that a rank makes no more calls: waiting ranks fail at once instead of at the deadline."""
         with self._changed:
             self._finished.add(rank)
             self._check_stuck()
@@ -124,9 +121,9 @@ class ThreadGroup:
         members = self._group(group, rank)
         with self._changed:
             self._raise_failure()
-            place = self._calls.get((group, rank), 0)
-            self._calls[group, rank] = place + 1
-            key = (group, members, place)
+            index = self._calls.get((group, rank), 0)
+            self._calls[group, rank] = index + 1
+            key = (group, members, index)
             rendezvous = self._rendezvous.setdefault(key, _Rendezvous(members))
             self._compare(rendezvous, entry)
             rendezvous.entries[rank] = entry
@@ -141,7 +138,7 @@ class ThreadGroup:
         return rendezvous.results[rank]
 
     def _complete(self, rendezvous: _Rendezvous, rank: int) -> None:
-        """Run a call for all its members, without the lock, so that other groups continue."""
+        """Run a call for all members, without the lock, so that other groups continue."""
         try:
             results = _execute([rendezvous.entries[member] for member in rendezvous.members])
         except Exception as error:
@@ -155,8 +152,8 @@ class ThreadGroup:
         with self._changed:
             self._raise_failure()
             # The sender goes on, and may write where this lies before the receiver comes.
-            kept = replace(entry, inputs=[array.copy() for array in entry.inputs])
-            self._mail.setdefault(self._channel(entry, entry.rank, self._peer(entry)), deque()).append(kept)
+            copies = replace(entry, inputs=[array.copy() for array in entry.inputs])
+            self._mail.setdefault(self._channel(entry, entry.rank, self._peer(entry)), deque()).append(copies)
             self._changed.notify_all()
 
     def _receive(self, entry: _Entry) -> list[Array]:
@@ -187,22 +184,23 @@ class ThreadGroup:
         return self._members[key]
 
     def _compare(self, rendezvous: _Rendezvous, entry: _Entry) -> None:
-        """Lock held: raise RunError where a call differs from those of the members that arrived before."""
-        for other in rendezvous.entries.values():
-            if other.signature != entry.signature:
-                self._disagree(other, entry)
+        """Lock held: raise RunError where a call differs from the calls of earlier members."""
+        for arrived in rendezvous.entries.values():
+            if arrived.signature != entry.signature:
+                self._disagree(arrived, entry)
 
-    def _disagree(self, one: _Entry, other: _Entry) -> None:
-        first, second = sorted((one, other), key=lambda entry: entry.rank)
+    def _disagree(self, one: _Entry, arrived: _Entry) -> None:
+        lower, second = sorted((one, arrived), key=lambda entry: entry.rank)
         error = RunError(
-            f"calls of group {other.signature.group} do not match: {first}; {second}",
+            f"calls of group {arrived.signature.group} do not match: {lower}; {second}",
             "all members of a group must make the same calls in the same order",
         )
         self._fail(error)
         raise error
 
     def _wait(self, wait: _Wait) -> None:
-        """Lock held: wait until the condition holds. Raises RunError when it cannot hold, or takes too long."""
+        """Lock held: wait until the condition holds. Raises RunError when the condition cannot hold, or takes too
+        long."""
         rank = wait.entry.rank
         self._waiting[rank] = wait
         self._check_stuck()
@@ -222,19 +220,19 @@ class ThreadGroup:
             self._raise_failure()
 
     def _causes(self, late: Sequence[int]) -> list[int]:
-        """Lock held: return the ranks on which all others wait, directly or indirectly. A rank that waits itself is
-        no cause."""
-        seen: set[int] = set()
-        left = list(late)
-        while left:
-            rank = left.pop()
-            if rank not in seen:
-                seen.add(rank)
-                left += self._waiting[rank].missing() if rank in self._waiting else ()
-        return sorted(rank for rank in seen if rank not in self._waiting)
+        """Lock held: return the ranks on which all others wait, directly or indirectly. A rank that waits itself is no
+        cause."""
+        visited: set[int] = set()
+        pending = list(late)
+        while pending:
+            rank = pending.pop()
+            if rank not in visited:
+                visited.add(rank)
+                pending += self._waiting[rank].missing() if rank in self._waiting else ()
+        return sorted(rank for rank in visited if rank not in self._waiting)
 
     def _check_stuck(self) -> None:
-        """Lock held: fail at once when every rank waits or has finished, so that none can arrive."""
+        """Lock held: fail at once when every rank waits or has finished, so that no rank can arrive."""
         stuck = self._waiting.keys() | self._finished
         waits = list(self._waiting.values())
         if self.failure or not waits or len(stuck) < self.mesh.ranks or any(wait.ready() for wait in waits):
@@ -256,7 +254,7 @@ class ThreadGroup:
         )
 
     def _fail(self, error: BaseException, rank: int | None = None) -> None:
-        """Lock held: record a failure, unless there is one already."""
+        """Lock held: record the first failure."""
         if self.failure is None:
             self.failure, self.failed_rank = error, rank
         self._changed.notify_all()
@@ -273,10 +271,10 @@ class ThreadGroup:
 
 
 def _execute(entries: Sequence[_Entry]) -> list[list[Array]]:
-    """The reference's results for every entry; an empty list for a member whose outputs are undefined."""
-    first = entries[0]
-    record = COLLECTIVES[first.node.op_type]
-    results = record.execute(first.node.attributes, [entry.inputs for entry in entries], first.signature.dtype)
+    """The reference's results for every entry; an empty list for a member with undefined outputs."""
+    leader = entries[0]
+    record = COLLECTIVES[leader.node.op_type]
+    results = record.execute(leader.node.attributes, [entry.inputs for entry in entries], leader.signature.dtype)
     return [result or [] for result in results]
 
 
@@ -287,7 +285,7 @@ def named_ranks(ranks: Sequence[int]) -> str:
 
 
 def _named(error: BaseException, rank: int | None) -> BaseException:
-    """The error with the number of the rank on which it occurred, if it occurred on one."""
+    """The error with the number of the failed rank, if a rank failed."""
     if rank is None:
         return error
     if isinstance(error, GoptError):
@@ -303,8 +301,7 @@ def run_ranks(
 ) -> list[dict[str, Array]]:
     """Run one step of every rank, each in a thread; returns every rank's outputs.
 
-    Raises the first failure, with the number of the rank that failed, and not the errors of ranks that stopped for it.
-    """
+    Raises the first failure, with the number of the failed rank, and not the errors of ranks stopped by it."""
     if not len(programs) == len(feeds) == mesh.ranks:
         raise InvariantError(f"{len(programs)} programs and {len(feeds)} feeds for the {mesh.ranks} ranks of {mesh}")
     group = ThreadGroup(mesh, deadline)
@@ -332,8 +329,8 @@ def run_ranks(
 
 
 def check_threads(count: int, what: str, hint: str = "") -> None:
-    """Raise RunError for more ranks, or trainers and servers, than one process runs as threads; ``hint``: what else
-    there is to do, by default processes."""
+    """Raise RunError for more ranks, or trainers and servers, than one process runs as threads; ``hint``: the
+    alternative, by default processes."""
     if count > limits.THREADS:
         raise RunError(
             f"{count} {what} are too many threads for one process, which runs at most {limits.THREADS} (THREADS)",

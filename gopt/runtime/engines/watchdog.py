@@ -10,11 +10,10 @@ from collections.abc import Callable
 
 
 class Watchdog:
-    """Ends the job when one wait takes longer than ``deadline`` seconds.
+    """Ends the job when a wait takes longer than ``deadline`` seconds.
 
-    A thread of the watchdog calls ``explain`` with a description of the wait, then ``end``. That thread ends when the
-    watchdog is closed or no longer referenced.
-    """
+    A thread of the watchdog calls ``explain`` with a description of the wait, then ``end``. The thread ends when the
+    watchdog is closed or no longer referenced."""
 
     def __init__(self, deadline: float, explain: Callable[[str], None], end: Callable[[], None]) -> None:
         self._deadline, self._explain, self._end = deadline, explain, end
@@ -31,8 +30,8 @@ class Watchdog:
         threading.Thread(target=_watch_loop, args=mine, name="watch", daemon=True).start()
 
     def on(self, what: str | Callable[[], str]) -> Watchdog:
-        """Watch over the block inside ``with``. ``what`` is its name, or a function that returns it when the time is
-        up."""
+        """Watch over the block inside ``with``. ``what``: the block's name, or a function that returns the name when
+        the time is up."""
         self._what = what
         return self
 
@@ -53,8 +52,8 @@ class Watchdog:
             self._end()
 
 
-def _watch_loop(held: weakref.ref[Watchdog], closed: threading.Event, period: float) -> None:
+def _watch_loop(reference: weakref.ref[Watchdog], closed: threading.Event, period: float) -> None:
     while not closed.wait(period):
-        if watchdog := held():
+        if watchdog := reference():
             watchdog._check_deadline()
         del watchdog  # a thread that held it would keep it alive

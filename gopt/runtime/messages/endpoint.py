@@ -1,4 +1,4 @@
-"""The interface of messages: what one role of a job can send, receive and wait for, on any transport."""
+"""The interface of messages: sends, receives and waits of one role of a job, on any transport."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gopt.runtime.session import Array
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A message that ``isend`` has begun to send. The arrays must not be written before it is done."""
+    """A message begun by ``isend``. The arrays must not be written before the end of the send."""
 
     endpoint: Endpoint
     sending: Sending
@@ -32,17 +32,16 @@ class Sent:
         return self.sending.done
 
     def wait(self, deadline: float | None = None) -> None:
-        """Wait until it is done; raises LateError after ``deadline`` seconds."""
+        """Wait until the message is sent; raises LateError after ``deadline`` seconds."""
         self.endpoint.wait_for(self.sending, deadline)
 
 
 class Endpoint:
-    """One role of a job. One thread uses it at a time.
+    """One role of a job. One thread uses an endpoint at a time.
 
-    Every wait has a deadline in seconds, by default the job's. A wait raises LateError when it takes longer, LostError
-    when an endpoint that it waits for is lost and was not dropped, and RunError when another endpoint has failed. The
-    error names this endpoint, the endpoints it waited for, and the awaited message.
-    """
+    Every wait has a deadline in seconds, by default the job's. A wait raises LateError past the deadline, LostError
+    when an awaited endpoint is lost and was not dropped, and RunError when another endpoint has failed. The error names
+    this endpoint, the awaited endpoints, and the awaited message."""
 
     def __init__(self, hub: Hub, number: int) -> None:
         self._hub, self.number = hub, number
@@ -53,11 +52,10 @@ class Endpoint:
 
     @property
     def allocate(self) -> Allocate | None:
-        """Called with the header of a message that comes in: where its arrays are to lie, or None for new memory.
+        """Called with the header of an incoming message: the memory for the arrays, or None for new memory.
 
-        It runs on any thread, under a lock, and must not wait. A message is taken in before it is received, so the
-        memory must be free from then on. Where it gives memory that does not fit the header, all endpoints end.
-        """
+        The function runs on any thread, under a lock, and must not wait. A message is taken in before the receive, so
+        the memory must be free from then on. Memory that does not fit the header ends all endpoints."""
         return self._hub.mailboxes[self.number].allocate
 
     @allocate.setter
@@ -72,24 +70,22 @@ class Endpoint:
         return Message(kind, self.number, key, round_number, tuple(arrays), note)
 
     def isend(self, to: int, message: Message, *, owned: bool = False) -> Sent:
-        """Begin to send, without waiting. Messages to one endpoint are received in the order in which they were sent.
+        """Begin to send, without waiting. Messages to one endpoint are received in the order of sending.
 
-        ``owned``: the arrays are given away; between threads they are then not copied. Raises InvariantError where the
-        message names another source, or has arrays that cannot travel.
-        """
+        ``owned``: the arrays are given away, and not copied between threads. Raises InvariantError for a message of
+        another source, or with unsupported arrays."""
         if message.source != self.number or not 0 <= to < self.roster.size:
             raise InvariantError(f"{self.roster.describe(self.number)} sends as endpoint {message.source} to {to}")
-        arrays = tuple(np.require(each, requirements="C") for each in message.arrays)
-        kept = Message(message.kind, message.source, message.key, message.round, arrays, message.note)
-        return Sent(self, self._hub.post(Sending(to, kept, kept.header, owned)))
+        arrays = tuple(np.require(array, requirements="C") for array in message.arrays)
+        contiguous = Message(message.kind, message.source, message.key, message.round, arrays, message.note)
+        return Sent(self, self._hub.post(Sending(to, contiguous, contiguous.header, owned)))
 
     def send(self, to: int, message: Message, deadline: float | None = None, *, owned: bool = False) -> None:
-        """Send, and wait until the memory of the arrays may be used again. Waits while the receiver takes nothing in
-        because its queue is full."""
+        """Send, and wait until the memory of the arrays may be used again. Waits while the receiver's queue is full."""
         self.isend(to, message, owned=owned).wait(deadline)
 
     def wait_for(self, sending: Sending, deadline: float | None = None) -> None:
-        """Wait until a message that was sent is done."""
+        """Wait until a message is sent."""
         if not sending.done:
             awaited = Awaited((sending.to,), f"take {sending.header}")
             self._hub.wait(self.number, lambda: sending.done, deadline, lambda: awaited)
@@ -111,41 +107,40 @@ class Endpoint:
         return Awaited(tuple(number for number in range(self.roster.size) if number not in without), "send a message")
 
     def gather(self, item: Any, deadline: float | None = None, what: str = "the roles' agreement") -> list[Any]:
-        """Return what every endpoint passes, in the order of their numbers; None for those that were dropped.
+        """Return the values passed by every endpoint, in order; None for dropped endpoints.
 
-        All endpoints call it, in the same order. ``item`` is a small value that JSON can hold.
-        """
+        All endpoints call this method, in the same order. ``item``: a small JSON value."""
         return self._hub.gather(self.number, item, deadline, what)
 
     def barrier(self, deadline: float | None = None) -> None:
-        """Wait until all endpoints have called it."""
+        """Wait until all endpoints have called this method."""
         self.gather(None, deadline, "the barrier")
 
     def seconds_silent(self, number: int) -> float:
-        """Seconds since the last message or sign of life of an endpoint, or since the start where none came."""
+        """Seconds since the last message or sign of life of an endpoint, or since the start."""
         return self._hub.seconds_silent(self.number, number)
 
     def drop(self, number: int) -> None:
-        """Continue without a lost endpoint. Messages to it count as sent; messages that came from it completely can
-        still be received."""
+        """Continue without a lost endpoint. Messages to the endpoint count as sent; complete messages from the endpoint
+        can still be received."""
         self._hub.drop(self.number, number)
 
     @property
     def dropped(self) -> frozenset[int]:
-        """The endpoints that this one has dropped."""
+        """The endpoints dropped by this endpoint."""
         return frozenset(self._hub.dropped[self.number])
 
     def why_lost(self, number: int) -> str:
-        """The reason why an endpoint is lost, or '' where it is not."""
+        """The reason for the loss of an endpoint, or ''."""
         return self._hub.lost.get(number, "")
 
     def tolerate_loss(self, numbers: Iterable[int]) -> None:
-        """Drop these endpoints without an error if one is lost during a ``gather``, which then returns None for it."""
+        """Drop these endpoints without an error if lost during a ``gather``, which then returns None for them."""
         with self._hub.changed:
             self._hub.tolerated[self.number].update(numbers)
 
     def fail(self, error: BaseException) -> None:
-        """Report that this endpoint cannot continue: the waits of all others end with an error that says so."""
+        """Report that this endpoint cannot continue: the waits of all others end with an error."""
         self._hub.fail(self.number, error)
 
     def close(self, deadline: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Errors of waits that cannot end: they name the waiting endpoint, the awaited endpoints and the awaited message."""
+"""Errors of waits that cannot end, with the waiting endpoint, the awaited endpoints and the awaited message."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from gopt.runtime.messages.roster import Roster
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """``sources``: the awaited endpoints. ``what``: what they are to do, such as ``send VALUES of key 3 in round
-    7``."""
+    """``sources``: the awaited endpoints. ``what``: the awaited action, such as ``send VALUES of key 3 in round 7``."""
 
     sources: tuple[int, ...]
     what: str
 
 
 class LateError(RunError):
-    """A wait took longer than its deadline."""
+    """A wait took longer than the deadline."""
 
     def __init__(self, message: str, awaited: Awaited) -> None:
         super().__init__(message)
@@ -27,7 +26,7 @@ class LateError(RunError):
 
 
 class LostError(RunError):
-    """An endpoint is lost: its thread or process has ended, or it sends no sign of life."""
+    """An endpoint is lost: the thread or process has ended, or sends no sign of life."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -36,7 +35,7 @@ class LostError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class PeerFailure:
-    """A failure that ends all endpoints; ``source`` is the number of the endpoint that reported it."""
+    """A failure that ends all endpoints; ``source`` is the number of the reporting endpoint."""
 
     source: int
     text: str
@@ -49,18 +48,18 @@ class PeerFailure:
 
 
 def late(roster: Roster, number: int, awaited: Awaited, seconds: float) -> LateError:
-    """The error of a wait that took too long; where a process is stopped, the wait is said to be for its endpoints."""
+    """The error of a wait that took too long; for a stopped process, the error names the process's endpoints."""
     halted = _stopped(roster)
-    sources = tuple(each for each in awaited.sources if each in halted) or awaited.sources
+    sources = tuple(source for source in awaited.sources if source in halted) or awaited.sources
     text = f"after {seconds:g} s, {_waits(roster, number, replace(awaited, sources=sources))}"
     return LateError(text + (f"; the process of {roster.describe_all(halted)} is stopped" if halted else ""), awaited)
 
 
 def _stopped(roster: Roster) -> tuple[int, ...]:
-    """Endpoints whose process a signal or a debugger has stopped, as far as a launcher's folder shows them."""
+    """Endpoints of processes stopped by a signal or a debugger, as far as a launcher's folder shows."""
     folder = launcher_folder()
-    found = () if folder is None else read(folder)
-    return tuple(number for each in found if is_stopped(each.process) for number in roster.local(each.rank))
+    statuses = () if folder is None else read(folder)
+    return tuple(number for status in statuses if is_stopped(status.process) for number in roster.local(status.rank))
 
 
 def stuck(roster: Roster, number: int, awaited: Awaited) -> LateError:

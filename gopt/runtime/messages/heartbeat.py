@@ -1,4 +1,4 @@
-"""Signs of life between MPI processes: empty messages with a tag of their own, sent every few seconds."""
+"""Signs of life between MPI processes: empty messages with a separate tag, sent every few seconds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from gopt.runtime.messages.roster import Settings
 
 
 class Heartbeat:
-    """When each process of a job was last heard, and which ones have been silent for too long.
+    """The last sign of each process of a job, and the processes silent for too long.
 
-    ``processes``: how many there are; ``own``: the number of this one; ``tag``: the tag of the signs.
-    """
+    ``processes``: their count; ``number``: of this process; ``tag``: of the signs."""
 
-    def __init__(self, mpi: Any, comm: Any, processes: int, own: int, tag: int, settings: Settings) -> None:
+    def __init__(self, mpi: Any, comm: Any, processes: int, number: int, tag: int, settings: Settings) -> None:
         self._mpi, self._comm, self._tag = mpi, comm, tag
         self._every, self._timeout = settings.heartbeat, settings.heartbeat_timeout
-        self.others = tuple(process for process in range(processes) if process != own)
+        self.others = tuple(process for process in range(processes) if process != number)
         self._heard = dict.fromkeys(range(processes), time.monotonic())
         self._sent: dict[int, Any] = {}
         """Process -> the request of the last sign sent to it."""
@@ -35,13 +34,13 @@ class Heartbeat:
         return time.monotonic() - self._heard[process]
 
     def beat(self, gone: Callable[[int], bool]) -> list[int]:
-        """Receive signs and, when it is time, send one to each process that is not ``gone``. Return the processes that
-        have been silent for longer than the timeout."""
+        """Receive signs and, when due, send a sign to each process that is not ``gone``. Return the processes silent
+        for longer than the timeout."""
         if not self._every:
             return []
-        while (found := self._comm.Improbe(self._mpi.ANY_SOURCE, self._tag, self._status)) is not None:
+        while (sign := self._comm.Improbe(self._mpi.ANY_SOURCE, self._tag, self._status)) is not None:
             self.heard(self._status.Get_source())
-            found.Recv([bytearray(), self._mpi.BYTE])
+            sign.Recv([bytearray(), self._mpi.BYTE])
         now = time.monotonic()
         if now - self._last < self._every:
             return []
@@ -60,7 +59,7 @@ class Heartbeat:
         return silent
 
     def _send(self, process: int) -> None:
-        """Send a sign, unless the last one is still under way."""
+        """Send a sign, unless the last sign is still under way."""
         with suppress(self._mpi.Exception):  # the process is gone, then: its silence will say so
             if process not in self._sent or self._sent[process].Test():
                 self._sent[process] = self._comm.Issend([b"", self._mpi.BYTE], process, self._tag)

@@ -1,4 +1,4 @@
-"""State shared by the endpoints of one process: their mailboxes, and how they wait.
+"""State shared by the endpoints of one process: mailboxes, and waits.
 
 Subclasses implement the transport.
 """
@@ -30,11 +30,10 @@ CLOSED = "closed"
 
 
 class Hub(ABC):
-    """The endpoints of this process. ``changed`` is the lock over the whole hub; it is notified at each change.
+    """The endpoints of this process. ``changed`` is the lock over the whole hub, notified at each change.
 
-    Subclasses say how messages are sent and how a waiting thread advances them. Methods with "Lock held" in their
-    docstring are called with the lock.
-    """
+    Subclasses define how messages are sent and how a waiting thread advances them. Methods with "Lock held" in the
+    docstring are called with the lock."""
 
     def __init__(self, roster: Roster, settings: Settings, local: Sequence[int], order: Order | None = None) -> None:
         self.roster, self.settings = roster, settings
@@ -59,7 +58,7 @@ class Hub(ABC):
 
     @abstractmethod
     def _dispatch(self, to: int) -> None:
-        """Lock held: send what can be sent of the queue to an endpoint."""
+        """Lock held: send what the queue to an endpoint allows."""
 
     @abstractmethod
     def _tell(self, to: int, item: dict[str, Any]) -> None:
@@ -69,9 +68,9 @@ class Hub(ABC):
         """Lock held: advance transfers; returns whether anything has happened."""
         return False
 
-    def _pause(self, idle: int, left: float) -> None:
+    def _pause(self, idle: int, remaining: float) -> None:
         """Lock held: release the lock and the processor for a moment; ``idle``: how often nothing has happened."""
-        self.changed.wait(min(left, 1.0))
+        self.changed.wait(min(remaining, 1.0))
 
     def _now(self) -> float:
         return time.monotonic()
@@ -85,7 +84,7 @@ class Hub(ABC):
         return None
 
     def _may_go(self, number: int) -> bool:
-        """Lock held: whether it is an endpoint's turn to run."""
+        """Lock held: whether an endpoint may run now."""
         return True
 
     def _expired(self, number: int, until: float) -> bool:
@@ -136,7 +135,7 @@ class Hub(ABC):
             self._unblocked(number)
 
     def _missed(self, number: int, awaited: Callable[[], Awaited]) -> int | None:
-        """Lock held: return a lost endpoint that this one waits for and has not dropped, or None."""
+        """Lock held: return a lost endpoint that this endpoint awaits and has not dropped, or None."""
         lost = self.lost.keys() - self.dropped[number]
         return min(lost.intersection(awaited().sources), default=None) if lost else None
 
@@ -164,7 +163,7 @@ class Hub(ABC):
             self.changed.notify_all()
 
     def receive(self, number: int, deadline: float | None, awaited: Callable[[], Awaited]) -> Message:
-        """Take the next message of an endpoint, which makes space for another."""
+        """Take the next message of an endpoint, and so make space for another."""
         mailbox, order = self.mailboxes[number], self.order
         with self.changed:
             self._wait(number, lambda: order.ready(number, mailbox.heads()), deadline, awaited)
@@ -185,7 +184,7 @@ class Hub(ABC):
             self._finish(sending)
 
     def _place(self, to: int, header: Header, arrays: Sequence[Array] | None = None, owned: bool = True) -> Mail | None:
-        """Lock held: take a message in, unless its source was dropped. Memory of the wrong size is a failure of the
+        """Lock held: take a message in, unless the source was dropped. Memory of the wrong size is a failure of the
         receiver, which ends all endpoints."""
         if header.source in self.dropped[to]:
             return None
@@ -204,23 +203,23 @@ class Hub(ABC):
     def _offer(self, number: int, item: Any) -> None:
         """Send an endpoint's value to all endpoints."""
         with self.changed:
-            for other in range(self.roster.size):
-                if other not in self.dropped[number]:
-                    self._tell(other, {"from": number, "item": item})
+            for peer in range(self.roster.size):
+                if peer not in self.dropped[number]:
+                    self._tell(peer, {"from": number, "item": item})
 
     def _collect(self, number: int, deadline: float | None, what: str) -> list[Any]:
         """Return the values of all endpoints."""
-        given, dropped = self.mailboxes[number].items, self.dropped[number]
+        items, dropped = self.mailboxes[number].items, self.dropped[number]
 
         def missing() -> list[int]:
-            return [n for n in range(self.roster.size) if n not in dropped and not given.get(n)]
+            return [n for n in range(self.roster.size) if n not in dropped and not items.get(n)]
 
         def awaited() -> Awaited:
             return Awaited(tuple(missing()), f"come to {what}")
 
         with self.changed:
             self._wait(number, lambda: not missing(), deadline, awaited, True)
-            return [given[n].popleft() if given.get(n) else None for n in range(self.roster.size)]
+            return [items[n].popleft() if items.get(n) else None for n in range(self.roster.size)]
 
     def _given(self, to: int, item: dict[str, Any]) -> None:
         """Lock held: a value has come for an endpoint."""
@@ -229,11 +228,11 @@ class Hub(ABC):
         mailbox.items.setdefault(source, deque()).append(item["item"])
         self.changed.notify_all()
 
-    def seconds_silent(self, number: int, other: int) -> float:
-        return time.monotonic() - self.mailboxes[number].last_heard.get(other, self._begun)
+    def seconds_silent(self, number: int, peer: int) -> float:
+        return time.monotonic() - self.mailboxes[number].last_heard.get(peer, self._begun)
 
     def lose(self, number: int, why: str) -> None:
-        """Record that an endpoint is lost: waits of others raise until they drop it."""
+        """Record the loss of an endpoint: waits of others raise until the loss is dropped."""
         with self.changed:
             self._lose(number, why)
 
@@ -248,7 +247,7 @@ class Hub(ABC):
             self.dropped[number].add(gone)
             self.mailboxes[number].drop(gone)
             box = self._outboxes[gone]
-            for sending in [each for each in box if each.message.source == number]:
+            for sending in [sending for sending in box if sending.message.source == number]:
                 box.remove(sending)
                 self._finish(sending)
             self._cancel(number, gone)
@@ -256,7 +255,7 @@ class Hub(ABC):
             self.changed.notify_all()
 
     def _cancel(self, number: int, gone: int) -> None:
-        """Lock held: cancel the transfers between an endpoint and one that it dropped."""
+        """Lock held: cancel the transfers between an endpoint and a dropped endpoint."""
         return None
 
     def fail(self, number: int, error: BaseException) -> None:
@@ -264,7 +263,7 @@ class Hub(ABC):
             self._fail(PeerFailure.of(number, error))
 
     def _fail(self, failure: PeerFailure) -> None:
-        """Lock held: record a failure, unless there is one already."""
+        """Lock held: record the first failure."""
         if self.failure is None:
             self.failure = failure
         self.changed.notify_all()
@@ -289,7 +288,7 @@ class Hub(ABC):
             self.changed.notify_all()
 
     def _without_lost(self, number: int, work: Callable[[], object]) -> None:
-        """Run a wait again whenever it ends because of a lost endpoint, which is dropped."""
+        """Run a wait again whenever a lost endpoint ends the wait; the endpoint is dropped."""
         while True:
             try:
                 work()
@@ -299,7 +298,7 @@ class Hub(ABC):
 
     def _takers(self, number: int) -> set[int]:
         """Lock held: return the endpoints that have not received all messages of an endpoint."""
-        return {each.to for box in self._outboxes.values() for each in box if each.message.source == number}
+        return {sending.to for box in self._outboxes.values() for sending in box if sending.message.source == number}
 
     def _settled(self) -> bool:
         """Lock held: whether no control value is under way."""

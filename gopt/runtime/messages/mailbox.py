@@ -1,4 +1,4 @@
-"""Messages that arrived for one endpoint and have not been received. Callers hold the lock of the hub."""
+"""Messages arrived for one endpoint and not yet received. Callers hold the lock of the hub."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Allocate = Callable[[Header], Sequence[Array] | None]
 
 @dataclass(slots=True, eq=False)
 class Mail:
-    """A message whose header has arrived. ``left``: the number of its transfers that are under way."""
+    """A message with an arrived header. ``left``: the number of transfers under way."""
 
     header: Header
     arrays: list[Array]
@@ -29,7 +29,7 @@ class Mail:
 
 
 class Mailbox:
-    """Messages in the order in which their headers arrived. Messages of one source keep their order."""
+    """Messages in the order of arrived headers. Messages of one source keep the order of sending."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -48,9 +48,8 @@ class Mailbox:
     def place(self, header: Header, arrays: Sequence[Array] | None = None, owned: bool = True) -> Mail:
         """Take a message in.
 
-        ``arrays``: the arrays, if they have arrived already; they are copied unless they are ``owned`` and the endpoint
-        asks for no memory of its own. Raises InvariantError where that memory has another size.
-        """
+        ``arrays``: the arrays, if arrived already; they are copied unless ``owned`` and the endpoint asks for no other
+        memory. Raises InvariantError for memory of another size."""
         memory = self._memory(header)
         if memory is None and arrays is not None and owned:
             memory = list(arrays)
@@ -67,35 +66,35 @@ class Mailbox:
         return slot
 
     def _memory(self, header: Header) -> list[Array] | None:
-        given = self.allocate(header) if self.allocate is not None and header.arrays else None
-        if given is None:
+        arrays = self.allocate(header) if self.allocate is not None and header.arrays else None
+        if arrays is None:
             return None
-        if tuple(map(ArraySpec.of, given)) != header.arrays or not all(each.flags.c_contiguous for each in given):
-            wanted, found = (", ".join(map(str, specs)) for specs in (header.arrays, map(ArraySpec.of, given)))
-            raise InvariantError(f"{header} brings {wanted}; the memory for it is {found}")
-        return list(given)
+        if tuple(map(ArraySpec.of, arrays)) != header.arrays or not all(array.flags.c_contiguous for array in arrays):
+            wanted, actual = (", ".join(map(str, specs)) for specs in (header.arrays, map(ArraySpec.of, arrays)))
+            raise InvariantError(f"{header} brings {wanted}; the memory for it is {actual}")
+        return list(arrays)
 
     def heads(self) -> list[Header]:
-        """Return the receivable messages: the oldest of each source, if it has arrived completely."""
+        """Return the receivable messages: the oldest of each source, if complete."""
         return [slot.header for slot in self._heads()]
 
     def _heads(self) -> list[Mail]:
-        first: dict[int, Mail] = {}
+        oldest: dict[int, Mail] = {}
         for slot in self._slots:
-            first.setdefault(slot.header.source, slot)
-        return [slot for slot in first.values() if not slot.left]
+            oldest.setdefault(slot.header.source, slot)
+        return [slot for slot in oldest.values() if not slot.left]
 
     def take(self, source: int) -> Message:
-        """Remove the oldest message of a source, which is one of ``heads``."""
-        slot = next(each for each in self._heads() if each.header.source == source)
+        """Remove the oldest message of a source among ``heads``."""
+        slot = next(head for head in self._heads() if head.header.source == source)
         self._slots.remove(slot)
         self._bytes -= slot.header.nbytes
         return Message.from_header(slot.header, slot.arrays)
 
     def drop(self, source: int) -> None:
-        """Remove incomplete messages of a lost source, and those behind them; complete ones before them stay."""
+        """Remove incomplete messages of a lost source, and all following messages; earlier complete messages stay."""
         mine = [slot for slot in self._slots if slot.header.source == source]
-        whole = next((place for place, slot in enumerate(mine) if slot.left), len(mine))
+        whole = next((index for index, slot in enumerate(mine) if slot.left), len(mine))
         gone = mine[whole:]
         self._slots = [slot for slot in self._slots if slot not in gone]
         self._bytes -= sum(slot.header.nbytes for slot in gone)

@@ -1,4 +1,4 @@
-"""Messages: a kind, the sender, two numbers, a small note and arrays; and their encoding as bytes."""
+"""Messages: a kind, the sender, two numbers, a small note and arrays; and the encoding as bytes."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """Type and shape of an array that is sent; ``dtype`` is a type name of the manifest, such as ``bfloat16``."""
+    """Type and shape of a sent array; ``dtype`` is a type name of the manifest, such as ``bfloat16``."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @classmethod
     def of(cls, array: Array) -> ArraySpec:
-        """The specification of an array. Raises InvariantError for a type that cannot be sent."""
+        """The specification of an array. Raises InvariantError for an unsupported type."""
         return _spec(array.dtype, array.shape)
 
     @property
@@ -99,7 +99,7 @@ def _spec(dtype: np.dtype[Any], shape: tuple[int, ...]) -> ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A message without its arrays: what a receiver knows before they arrive."""
+    """A message without arrays, known to the receiver before the arrays arrive."""
 
     kind: Kind
     source: int
@@ -119,8 +119,8 @@ class Header:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """A message. ``source``: number of the endpoint that sends it. ``key`` and ``round``: numbers whose meaning
-    sender and receiver agree on. ``note``: a small value that JSON can hold."""
+    """A message. ``source``: number of the sending endpoint. ``key`` and ``round``: numbers with a meaning agreed on by
+    sender and receiver. ``note``: a small JSON value."""
 
     kind: Kind
     source: int
@@ -142,9 +142,8 @@ class Message:
 def encode(header: Header, inline: Sequence[Array] | None, number: int = 0) -> bytes:
     """A header as bytes.
 
-    ``inline``: arrays whose bytes follow the header. ``number``: identifies a message whose arrays are sent separately.
-    Raises InvariantError where the note is too large or not JSON.
-    """
+    ``inline``: arrays with bytes after the header. ``number``: identifies a message with separately sent arrays. Raises
+    InvariantError where the note is too large or not JSON."""
     try:
         text = _described(header.arrays) if header.note is None else _description(header.arrays, header.note)
     except (TypeError, ValueError) as error:
@@ -173,23 +172,23 @@ def _parsed(text: bytes) -> tuple[tuple[ArraySpec, ...], Any]:
 
 @functools.lru_cache(_DESCRIPTIONS)
 def _specs_of(text: bytes) -> tuple[ArraySpec, ...]:
-    """The arrays that a description without a note lists."""
+    """The arrays in a description without a note."""
     return _parsed(text)[0]
 
 
 def decode(data: bytes | bytearray) -> tuple[Header, list[Array] | None, int]:
-    """The header, the arrays whose bytes follow it, and the message's number."""
+    """The header, the arrays with bytes after the header, and the message's number."""
     kind, source, key, turn, length, number, inline = _FIXED.unpack_from(data)
     text = bytes(data[_FIXED.size : _FIXED.size + length])
     specs, note = (_specs_of(text), None) if text.endswith(_NO_NOTE) else _parsed(text)
     header = Header(Kind(kind), source, key, turn, specs, note)
     if not inline:
         return header, None, number
-    arrays, place = [], _FIXED.size + length
+    arrays, offset = [], _FIXED.size + length
     for spec in header.arrays:
-        part = np.frombuffer(data, np.uint8, spec.nbytes, place)
+        part = np.frombuffer(data, np.uint8, spec.nbytes, offset)
         arrays.append(part.copy().view(numpy_dtype(spec.dtype)).reshape(spec.shape))  # a copy is aligned
-        place += spec.nbytes
+        offset += spec.nbytes
     return header, arrays, number
 
 

@@ -1,9 +1,8 @@
-"""Endpoints in MPI processes. A header is sent first; large arrays follow, each received into its final memory.
+"""Endpoints in MPI processes. A header is sent first; large arrays follow, each received into final memory.
 
-A header is sent in synchronous mode: it counts as sent when the receiver takes it, and a receiver whose queue is full
-takes none. That is the flow control. All calls of MPI are made under one lock. A waiting thread advances all transfers
-of its process; while none waits, a background thread does.
-"""
+A header is sent in synchronous mode: the send ends when the receiver takes the header, and a receiver with a full queue
+takes none. This is the flow control. All calls of MPI are made under one lock. A waiting thread advances all transfers
+of the process; without waiting threads, a background thread does."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ FAREWELL = 1.0
 
 
 class MpiHub(Hub):
-    """The endpoints of this process in a job of MPI processes. All processes create it together.
+    """The endpoints of this process in a job of MPI processes. All processes create the hub together.
 
     Raises OptionError where the launcher started another number of processes than the roster has.
     """
@@ -138,9 +137,9 @@ class MpiHub(Hub):
         return _FIRST + pair * _NUMBERS + number % _NUMBERS
 
     def _parts(self, arrays: Sequence[Array]) -> list[Array]:
-        """The bytes of arrays as they are sent: empty arrays are left out, long ones are sent in chunks."""
+        """The bytes of arrays as sent: without empty arrays, and with long arrays in chunks."""
         flat = [bits(array) for array in arrays if array.size]
-        return [each[start : start + self._chunk] for each in flat for start in range(0, each.size, self._chunk)]
+        return [array[start : start + self._chunk] for array in flat for start in range(0, array.size, self._chunk)]
 
     def _room(self, number: int) -> None:
         self._hand_over(number)
@@ -170,30 +169,30 @@ class MpiHub(Hub):
 
     def _end_transfers(self) -> bool:
         ended, failed = self._transfers.ended(self._mpi)
-        for each, why in failed:
-            other = each.to if each.source in self.mailboxes else each.source
-            process = self.roster.processes[other]
+        for transfer, why in failed:
+            peer = transfer.to if transfer.source in self.mailboxes else transfer.source
+            process = self.roster.processes[peer]
             died = how_it_died(process)
             for number in self.roster.local(process):
                 self._lose(number, f"its process {died}" if died else f"MPI has given up a transfer: {why}")
-        for each in ended:
-            if isinstance(each.message, Sending):
-                if not each.message.left:
-                    self._finish(each.message)
-            elif each.message is None and not each.control:
-                self._untaken[each.to] -= 1
-                if each.waiting is not None:
-                    self._send_arrays(*each.waiting)
-                self._dispatch(each.to)
+        for transfer in ended:
+            if isinstance(transfer.message, Sending):
+                if not transfer.message.left:
+                    self._finish(transfer.message)
+            elif transfer.message is None and not transfer.control:
+                self._untaken[transfer.to] -= 1
+                if transfer.waiting is not None:
+                    self._send_arrays(*transfer.waiting)
+                self._dispatch(transfer.to)
         return bool(ended or failed)
 
     def _take_in(self, number: int) -> bool:
-        """Receive the next header for an endpoint, and begin to receive its arrays."""
-        found = self._comm.Improbe(self._mpi.ANY_SOURCE, self._header_tag(number), self._status)
-        if found is None:
+        """Receive the next header for an endpoint, and begin to receive the arrays."""
+        message = self._comm.Improbe(self._mpi.ANY_SOURCE, self._header_tag(number), self._status)
+        if message is None:
             return False
         process = self._status.Get_source()
-        header, arrays, turn = decode(self._received(found))
+        header, arrays, turn = decode(self._received(message))
         self._heartbeat.heard(process)
         slot = self._place(number, header, arrays)
         if slot is not None and arrays is None:
@@ -203,17 +202,17 @@ class MpiHub(Hub):
                 self._transfers.add(Transfer(request, header.source, number, part, slot))
         return True
 
-    def _received(self, found: Any) -> bytearray:
+    def _received(self, message: Any) -> bytearray:
         data = bytearray(self._status.Get_count(self._mpi.BYTE))
-        found.Recv([data, self._mpi.BYTE])
+        message.Recv([data, self._mpi.BYTE])
         return data
 
     def _listen(self) -> bool:
         """Receive control values and signs of life."""
         moved = False
-        while (found := self._comm.Improbe(self._mpi.ANY_SOURCE, _CONTROL, self._status)) is not None:
+        while (message := self._comm.Improbe(self._mpi.ANY_SOURCE, _CONTROL, self._status)) is not None:
             self._heartbeat.heard(self._status.Get_source())
-            item = json.loads(self._received(found))
+            item = json.loads(self._received(message))
             if "failed" in item:
                 self._hear_failure(PeerFailure(*item["failed"]))
             else:
@@ -227,8 +226,8 @@ class MpiHub(Hub):
     def _gone(self, process: int) -> bool:
         return all(number in self.lost for number in self.roster.local(process))
 
-    def seconds_silent(self, number: int, other: int) -> float:
-        return self._heartbeat.seconds_silent(self.roster.processes[other])
+    def seconds_silent(self, number: int, peer: int) -> float:
+        return self._heartbeat.seconds_silent(self.roster.processes[peer])
 
     def _hear_failure(self, failure: PeerFailure) -> None:
         super()._fail(failure)
@@ -239,21 +238,21 @@ class MpiHub(Hub):
     def _unblocked(self, number: int) -> None:
         self._waiting -= 1
 
-    def _pause(self, idle: int, left: float) -> None:
-        self._pauses.pause(idle, left, self._transfers.arrays > 0)
+    def _pause(self, idle: int, remaining: float) -> None:
+        self._pauses.pause(idle, remaining, self._transfers.arrays > 0)
 
     # --- the end ---
 
     def _cancel(self, number: int, gone: int) -> None:
         ends = {(number, gone), (gone, number)}
-        for each in self._transfers.abandon(lambda transfer: (transfer.source, transfer.to) in ends):
-            if each.waiting is not None:
-                self._finish(each.waiting[0])
-            if isinstance(each.message, Sending):
-                self._finish(each.message)
+        for abandoned in self._transfers.abandon(lambda transfer: (transfer.source, transfer.to) in ends):
+            if abandoned.waiting is not None:
+                self._finish(abandoned.waiting[0])
+            if isinstance(abandoned.message, Sending):
+                self._finish(abandoned.message)
 
     def _fail(self, failure: PeerFailure) -> None:
-        """Lock held: tell all processes of a failure, and wait a moment so that they receive it."""
+        """Lock held: tell all processes of a failure, and wait a moment for the receipt."""
         if self.failure is not None:
             return
         super()._fail(failure)
@@ -270,7 +269,9 @@ class MpiHub(Hub):
 
     def _takers(self, number: int) -> set[int]:
         ways = self._transfers.under_way
-        return super()._takers(number) | {each.to for each in ways if each.source == number and not each.control}
+        return super()._takers(number) | {
+            transfer.to for transfer in ways if transfer.source == number and not transfer.control
+        }
 
     def _closed(self) -> None:
         self._open = {number for number, mailbox in self.mailboxes.items() if not mailbox.closed}
@@ -278,8 +279,7 @@ class MpiHub(Hub):
             self._stop()
 
     def leave(self, code: int) -> None:
-        """End this process at once, without MPI's Finalize: it is collective, and a process that died never joins
-        it."""
+        """End this process at once, without MPI's Finalize: a collective that a dead process never joins."""
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -291,20 +291,20 @@ class MpiHub(Hub):
         self._comm.Abort(code)
 
 
-def _move_on(held: weakref.ref[MpiHub], ended: threading.Event) -> None:
+def _move_on(ref: weakref.ref[MpiHub], ended: threading.Event) -> None:
     """Advance transfers while the threads of the endpoints compute."""
     pause = LAST_SLEEP
     while not ended.wait(pause):
-        if (hub := held()) is None:
+        if (hub := ref()) is None:
             return
         with hub.changed:
-            alone = not hub._waiting and not ended.is_set()
-            if alone:
+            idle = not hub._waiting and not ended.is_set()
+            if idle:
                 try:
                     if hub._advance():
                         hub.changed.notify_all()
                 except Exception as error:
                     Hub._fail(hub, PeerFailure.of(next(iter(hub.mailboxes)), error))
                     return
-            pause = BUSY_SLEEP if alone and hub._transfers.arrays else LAST_SLEEP
+            pause = BUSY_SLEEP if idle and hub._transfers.arrays else LAST_SLEEP
         del hub  # a thread that held it would keep it alive

@@ -1,4 +1,4 @@
-"""The order in which an endpoint receives messages of different sources: by arrival, by a seed, or from a record."""
+"""The order of messages received by an endpoint from different sources: by arrival, by a seed, or from a record."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gopt.runtime.messages.message import Header, Kind
 
 
 class OrderError(RunError):
-    """A run does not fit the record of its order."""
+    """A run does not fit the record of the order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One message that was received, as a record stores it."""
+    """One received message, as stored in a record."""
 
     source: int
     kind: Kind
@@ -41,17 +41,17 @@ class Arrival:
 
 
 class Order(Protocol):
-    """Chooses which message an endpoint receives next, among the oldest message of each source."""
+    """Chooses the next message of an endpoint, among the oldest message of each source."""
 
     def ready(self, receiver: int, heads: Sequence[Header]) -> bool:
-        """Return whether one of these messages may be received now."""
+        """Return whether a message may be received now."""
 
     def choose(self, receiver: int, heads: Sequence[Header]) -> int:
-        """The source of the message that is received."""
+        """The source of the next message."""
 
 
 class ByArrival:
-    """Receives messages in the order in which they arrived."""
+    """Receives messages in the order of arrival."""
 
     def ready(self, receiver: int, heads: Sequence[Header]) -> bool:
         return bool(heads)
@@ -64,31 +64,30 @@ class Serial:
     """An order in which endpoints on threads run one at a time."""
 
     def pick(self, numbers: Sequence[int]) -> int:
-        """Return the endpoint that continues."""
+        """Return the endpoint to continue."""
         return min(numbers)
 
 
 class Recorded:
-    """Receives messages in the order of an earlier run. ``arrivals``: what each endpoint received, in order.
+    """Receives messages in the order of an earlier run. ``arrivals``: the messages received by each endpoint, in order.
 
     Messages after the end of the record are received as they arrive. Queues have no limit, because the next message of
     the record may be behind any number of others.
     """
 
     def __init__(self, arrivals: Mapping[int, Sequence[Arrival]]) -> None:
-        self._left = {receiver: deque(given) for receiver, given in arrivals.items()}
+        self._left = {receiver: deque(messages) for receiver, messages in arrivals.items()}
 
     def ready(self, receiver: int, heads: Sequence[Header]) -> bool:
-        left = self._left.get(receiver)
-        return any(not left or head.source == left[0].source for head in heads)
+        expected = self._left.get(receiver)
+        return any(not expected or head.source == expected[0].source for head in heads)
 
     def choose(self, receiver: int, heads: Sequence[Header]) -> int:
-        """The source of the next message of the record. Raises OrderError where another message has come from that
-        source."""
-        left = self._left.get(receiver)
-        if not left:
+        """The source of the next message of the record. Raises OrderError for another message of this source."""
+        expected = self._left.get(receiver)
+        if not expected:
             return heads[0].source
-        wanted = left.popleft()
+        wanted = expected.popleft()
         head = next(head for head in heads if head.source == wanted.source)
         if Arrival.of(head) != wanted:
             raise OrderError(f"the record does not fit: endpoint {receiver} received {wanted}, now it is {head}")
@@ -96,7 +95,7 @@ class Recorded:
 
 
 class Replayed(Serial, Recorded):
-    """As ``Recorded``, with endpoints that run one at a time: a record that lets none continue is seen at once.
+    """As ``Recorded``, with endpoints that run one at a time: a record without a possible continuation is seen at once.
 
     Raises OrderError at a message behind the end of the record.
     """

@@ -1,4 +1,4 @@
-"""A message that is being sent."""
+"""A message on its way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gopt.runtime.messages.message import Header, Message
 
 @dataclass(slots=True, eq=False)
 class Sending:
-    """A message that is being sent. ``done``: the memory of its arrays may be used again, or the receiver is lost."""
+    """A message on its way. ``done``: the memory of the arrays may be used again, or the receiver is lost."""
 
     to: int
     message: Message

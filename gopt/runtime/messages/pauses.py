@@ -1,4 +1,5 @@
-"""How a thread waits for transfers of MPI: it gives the processor away for a moment, then sleeps, longer each time.
+"""Pauses of a thread that waits for transfers of MPI: the processor is given away for a moment, then the thread sleeps,
+longer each time.
 
 Transfers move on only in calls of both ends, so pauses are short while arrays travel.
 """
@@ -17,14 +18,14 @@ LAST_SLEEP, BUSY_SLEEP = 1e-3, 1e-4
 
 
 class Pauses:
-    """The pauses of the waits of one process. All threads that wait hold ``changed`` and release it in a pause."""
+    """The pauses of the waits of one process. All waiting threads hold ``changed`` and release the lock in a pause."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self._changed = changed
         self._idle_since = 0.0
 
-    def pause(self, idle: int, left: float, busy: bool) -> None:
-        """Pause once. ``idle``: how often nothing has happened; ``left``: seconds until the wait ends; ``busy``:
+    def pause(self, idle: int, remaining: float, busy: bool) -> None:
+        """Pause once. ``idle``: how often nothing has happened; ``remaining``: seconds until the wait ends; ``busy``:
         whether arrays travel."""
         now = time.perf_counter()
         if idle == 1:
@@ -38,4 +39,4 @@ class Pauses:
                 self._changed.acquire()
             return
         longest = BUSY_SLEEP if busy else LAST_SLEEP
-        self._changed.wait(min(left, longest, (waited - _YIELDS) / 4 + _FIRST_SLEEP))
+        self._changed.wait(min(remaining, longest, (waited - _YIELDS) / 4 + _FIRST_SLEEP))

@@ -1,4 +1,4 @@
-"""The participants of a job: endpoints with their names and processes, their memory limits and their timeouts."""
+"""The participants of a job: endpoints with names and processes, memory limits and timeouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gopt.text.sanitize import listed
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """All endpoints of a job. An endpoint is one role, not one process: a process may have several.
+    """All endpoints of a job. An endpoint is a role, not a process: a process may have several.
 
     ``names``: names for messages, such as ``server 0``. ``processes``: the number of each endpoint's process.
     """
@@ -21,8 +21,8 @@ class Roster:
 
     @classmethod
     def of(cls, names: Sequence[str], processes: Sequence[int] | None = None) -> Roster:
-        """``processes``: the process of each endpoint; by default one each. Raises OptionError where a process from
-        0 to the last has no endpoint."""
+        """``processes``: the process of each endpoint; by default one process each. Raises OptionError where a process
+        from 0 to the last has no endpoint."""
         numbers = tuple(range(len(names)) if processes is None else processes)
         if not names or len(numbers) != len(names):
             raise OptionError(f"{len(names)} roles stand on {len(numbers)} processes")
@@ -47,18 +47,17 @@ class Roster:
 
     def describe_all(self, numbers: Iterable[int]) -> str:
         """Names of endpoints; long lists are shortened."""
-        found = sorted(set(numbers))
-        return listed([self.describe(number) for number in found], 8)
+        distinct = sorted(set(numbers))
+        return listed([self.describe(number) for number in distinct], 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Limits of a job.
 
-    ``deadline``: seconds that one wait may take. ``messages``, ``bytes``: an endpoint accepts another message while it
-    holds fewer messages and bytes than these. ``heartbeat``: seconds between signs of life, 0 for none.
-    ``heartbeat_timeout``: seconds without one after which an endpoint of another process counts as lost.
-    """
+    ``deadline``: the longest wait in seconds. ``messages``, ``bytes``: an endpoint accepts another message while the
+    held messages and bytes are below. ``heartbeat``: seconds between signs of life, 0 for none. ``heartbeat_timeout``:
+    seconds of silence after which an endpoint of another process counts as lost."""
 
     deadline: float = 60.0
     messages: int = 64

@@ -23,12 +23,11 @@ GRACE = 2.0
 
 
 class ThreadHub(Hub):
-    """All endpoints of a job in this process. Arrays are copied when the receiver takes them in, unless the sender gave
-    them away.
+    """All endpoints of a job in this process. Arrays are copied when the receiver takes them in, unless given away by
+    the sender.
 
     With a ``Serial`` order endpoints run one at a time, and time is virtual: where all wait and none can continue, the
-    wait with the earliest end is over at once.
-    """
+    wait with the earliest end is over at once."""
 
     def __init__(self, roster: Roster, settings: Settings | None = None, order: Order | None = None) -> None:
         super().__init__(roster, settings or Settings(), range(roster.size), order)
@@ -45,7 +44,7 @@ class ThreadHub(Hub):
         return Endpoint(self, number)
 
     def start(self, number: int) -> None:
-        """Called by an endpoint's thread first: a serial run begins when all threads have called it."""
+        """Called first by an endpoint's thread: a serial run begins after the calls of all threads."""
         if self._serial is not None:
             self.wait(number, lambda: True, None, lambda: Awaited((), "start"))
 
@@ -104,14 +103,13 @@ class ThreadHub(Hub):
 def run_threads(
     hub: ThreadHub, work: Callable[[Endpoint], T], may_end: Callable[[int], bool] = lambda _: False
 ) -> list[T | None]:
-    """Run each endpoint's work in a thread; returns what each returns.
+    """Run each endpoint's work in a thread; returns the results.
 
-    Raises the first failure, with the name of its endpoint. An endpoint in ``may_end`` that fails is lost, and returns
-    None, unless it refuses a file: all have the same.
-    """
+    Raises the first failure, with the endpoint's name. A failing endpoint in ``may_end`` is lost, and returns None,
+    unless the endpoint refuses a file: all have the same files."""
     check_threads(hub.roster.size, "trainers and servers")
     results: list[T | None] = [None] * hub.roster.size
-    found: list[tuple[int, BaseException]] = []
+    failures: list[tuple[int, BaseException]] = []
 
     def live(number: int) -> None:
         try:
@@ -121,7 +119,7 @@ def run_threads(
             if may_end(number) and not isinstance(error, InputError):
                 hub.lose(number, PeerFailure.of(number, error).text)
             else:
-                found.append((number, error))
+                failures.append((number, error))
                 hub.fail(number, error)
         finally:
             hub.end(number)
@@ -131,28 +129,28 @@ def run_threads(
     for thread in threads:
         thread.start()
     try:
-        _join(threads, found)
+        _join(threads, failures)
     except BaseException as error:  # an interrupt
         hub.fail(0, error)
         raise
-    if found:
-        raise _named(hub.roster, *found[0])
+    if failures:
+        raise _named(hub.roster, *failures[0])
     return results
 
 
-def _join(threads: Sequence[threading.Thread], found: Sequence[object]) -> None:
-    """Wait until all threads have ended. After a failure, threads that reach no wait are left: they are daemons."""
+def _join(threads: Sequence[threading.Thread], failures: Sequence[object]) -> None:
+    """Wait until all threads have ended. After a failure, threads without a wait are left: they are daemons."""
     until = math.inf
     while alive := [thread for thread in threads if thread.is_alive()]:
         alive[0].join(0.1)
-        if found and until == math.inf:
+        if failures and until == math.inf:
             until = time.monotonic() + GRACE
         if time.monotonic() > until:
             return
 
 
 def _named(roster: Roster, number: int, error: BaseException) -> BaseException:
-    """The error with the name of the endpoint on which it occurred. Errors of options and files name none."""
+    """The error with the name of the endpoint. Errors of options and files are unnamed."""
     if isinstance(error, InputError | OptionError):
         return error
     name = roster.names[number]

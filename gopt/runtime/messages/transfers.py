@@ -1,4 +1,4 @@
-"""MPI requests that are under way, and the message of each."""
+"""MPI requests under way, and the message of each."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gopt.runtime.session import Array
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """One MPI request. ``source``, ``to``: endpoints. ``message``: the message whose arrays are sent, None for a
-    header or a control value. ``control``: whether it is a control value. ``memory`` is kept alive while the transfer
+    """One MPI request. ``source``, ``to``: endpoints. ``message``: the message with the arrays, None for a header or a
+    control value. ``control``: whether the transfer is of a control value. ``memory`` is kept alive while the transfer
     is under way."""
 
     request: Any
@@ -29,7 +29,7 @@ class Transfer:
 
 @dataclass(slots=True)
 class Transfers:
-    """The requests of a process. ``arrays``: how many of them receive arrays."""
+    """The requests of a process. ``arrays``: the number of requests that receive arrays."""
 
     under_way: list[Transfer] = field(default_factory=list)
     arrays: int = 0
@@ -45,50 +45,50 @@ class Transfers:
             self.arrays += 1
 
     def ended(self, mpi: Any) -> tuple[list[Transfer], list[tuple[Transfer, str]]]:
-        """Return the transfers that have ended since the last call, and those that MPI gave up, with its error."""
+        """Return the transfers ended since the last call, and the transfers given up by MPI, with the error."""
         ended: list[Transfer] = []
         failed: list[tuple[Transfer, str]] = []
         while self.under_way:
             try:
-                place, done = self._test(mpi.Request.Testany)
+                index, done = self._test(mpi.Request.Testany)
             except mpi.Exception as error:
-                gone = [place for place, each in enumerate(self.under_way) if not each.request]
+                gone = [index for index, transfer in enumerate(self.under_way) if not transfer.request]
                 if not gone:
                     raise
                 failed.append((self._remove(gone[0]), " ".join(str(error).split())))
                 continue
             if not done:
                 break
-            each = self._remove(place)
+            each = self._remove(index)
             if each.message is not None:
                 each.message.left -= 1
             ended.append(each)
         return ended, failed
 
     def _test(self, test: Callable[[list[Any]], tuple[int, bool]]) -> tuple[int, bool]:
-        """Return the index of a request that has ended, and whether one has. MPI advances a part of the arrays at
+        """Return the index of an ended request, and whether a request has ended. MPI advances a part of the arrays at
         each test."""
-        requests = [each.request for each in self.under_way]
+        requests = [transfer.request for transfer in self.under_way]
         for _ in range(self.looks - 1 if self.arrays else 0):
-            place, done = test(requests)
+            index, done = test(requests)
             if done:
-                return place, done
+                return index, done
         return test(requests)
 
-    def _remove(self, place: int) -> Transfer:
-        each = self.under_way.pop(place)
-        if each.message is not None:
+    def _remove(self, index: int) -> Transfer:
+        transfer = self.under_way.pop(index)
+        if transfer.message is not None:
             self.arrays -= 1
-        return each
+        return transfer
 
     def abandon(self, which: Callable[[Transfer], bool]) -> list[Transfer]:
         """Stop watching some transfers; receives among them are cancelled."""
-        gone = [each for each in self.under_way if which(each)]
-        self.under_way = [each for each in self.under_way if not which(each)]
-        for each in gone:
-            if isinstance(each.message, Mail):
-                each.request.Cancel()
-            if each.message is not None:
+        gone = [transfer for transfer in self.under_way if which(transfer)]
+        self.under_way = [transfer for transfer in self.under_way if not which(transfer)]
+        for removed in gone:
+            if isinstance(removed.message, Mail):
+                removed.request.Cancel()
+            if removed.message is not None:
                 self.arrays -= 1
         self._abandoned += gone
         return gone
@@ -96,4 +96,4 @@ class Transfers:
     @property
     def settled(self) -> bool:
         """Whether no control value is under way."""
-        return not any(each.control for each in self.under_way)
+        return not any(transfer.control for transfer in self.under_way)

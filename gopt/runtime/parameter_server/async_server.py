@@ -1,12 +1,11 @@
-"""A server without rounds: it applies every push when it arrives, and answers every pull with the current values.
+"""A server without rounds: every push is applied on arrival, and every pull gets the current values.
 
-One thread does everything, so a key has one writer, and an answer has all keys of its bucket as they are between two
-pushes. Messages of a trainer are received in the order in which it sent them: a trainer that pulls sees what it pushed
-before. A push is applied at most once: a push whose round is not later than the last one of its trainer and bucket is
-dropped and counted.
+One thread does everything, so a key has one writer, and an answer has all keys of a bucket as of one moment between two
+pushes. Messages of a trainer are received in the order of sending: a pull sees the trainer's earlier pushes. A push is
+applied at most once: a push of a round no later than the last round of the same trainer and bucket is dropped and
+counted.
 
-At a checkpoint trainers stop, and servers have applied all pushes of the rounds before it and none of later rounds.
-"""
+At a checkpoint trainers stop, and servers have applied all pushes of earlier rounds and none of later rounds."""
 
 from __future__ import annotations
 
@@ -44,10 +43,9 @@ from gopt.runtime.tuning.tuning import tuning_of
 class AsyncServer:
     """One server of an asynchronous split.
 
-    ``continues``: whether it continues without a lost trainer, unless that is the chief. ``bound``: how many rounds a
-    trainer may be ahead of the slowest one before its pulls wait, or None. Raises InputError, OptionError and RunError
-    for unusable files and options.
-    """
+    ``continues``: whether the server continues without a lost trainer, unless the chief is lost. ``bound``: the rounds
+    a trainer may be ahead of the slowest trainer before its pulls wait, or None. Raises InputError, OptionError and
+    RunError for unusable files and options."""
 
     def __init__(
         self, server_job: ServerJob, endpoint: Endpoint, position: Callable[[int, int], None],
@@ -66,7 +64,7 @@ class AsyncServer:
         tables = ServerTables(server_job, endpoint.number)
         states = tables.initial(graphs) if loaded is None else loaded
         hyper = hyper_parameters(manifest, job)
-        blocks = server_job.blocks(self.number, graphs["step"], {each.name for each in hyper})
+        blocks = server_job.blocks(self.number, graphs["step"], {parameter.name for parameter in hyper})
         device = Host(tuning_of(job.tuning))
         cache = device.sessions()
         self.keys = {
@@ -78,10 +76,10 @@ class AsyncServer:
             block.key: TableState(block, parts[block.key], tables, states, plan.count, hyper, device, cache)
             for block in blocks if isinstance(block.entry, TablePart)
         }  # fmt: skip
-        for each in self._held if loaded is not None else ():
-            each.restore(self.checkpoints.load_extra)
-        held = {name for block in blocks for name in (*block.states, *block.counters)}
-        self._rest = {name: value for name, value in states.items() if name not in held}
+        for state in self._held if loaded is not None else ():
+            state.restore(self.checkpoints.load_extra)
+        blocked = {name for block in blocks for name in (*block.states, *block.counters)}
+        self._rest = {name: value for name, value in states.items() if name not in blocked}
         """States that no key has: those of a server without keys."""
         self._buckets: dict[int, list[KeyState]] = {}
         for number, key in self.keys.items():
@@ -147,13 +145,13 @@ class AsyncServer:
         self._answer()
 
     def _forget_lost(self) -> None:
-        """Remove trainers that were lost at a synchronisation point: they send nothing more."""
+        """Remove trainers lost at a synchronisation point: they send nothing more."""
         for number in self.endpoint.dropped & self.trainers.live:
             self._without(number, self.endpoint.why_lost(number))
 
     def _without(self, trainer: int, why: str = "") -> None:
         self.trainers.lose(trainer, why)
-        self._held_back = [each for each in self._held_back if each.source != trainer]
+        self._held_back = [pull for pull in self._held_back if pull.source != trainer]
         self._answer()
 
     # --- messages ---------------------------------------------------------------------------------------------------
@@ -193,8 +191,8 @@ class AsyncServer:
         self.usage.accepted += 1
 
     def _has_bad_values(self, message: Message, keys: Sequence[KeyEntry], what: str) -> bool:
-        """Return whether a push is dropped because of a value that is NaN or infinite, in gradients of ``keys`` or
-        of rows, which are the last arrays of a message. Raises RunError with --nan abort."""
+        """Return whether a push is dropped for a NaN or infinite value, in gradients of ``keys`` or of rows, the last
+        arrays of a message. Raises RunError with --nan abort."""
         if self._nan is OnNan.PASS:
             return False
         wrong = not_finite({message.source: Contribution(message.arrays[-1])}, keys, message.round, what)
@@ -232,11 +230,11 @@ class AsyncServer:
         return self.endpoint.message(Kind.ROWS, message.key, message.round, (rows,), note)
 
     def _ahead(self, message: Message) -> int:
-        """How many rounds the sender of a pull is ahead of the slowest trainer that continues."""
+        """The rounds by which the sender of a pull is ahead of the slowest continuing trainer."""
         # Rows are pulled as they are before the step, whenever parameters are.
-        own = message.round - (self.server_job.plan.pull is PullAt.END and message.kind is Kind.PULL)
-        others = [self._begun[each] for each in self.trainers.live - self._come if each != message.source]
-        return own - min(others, default=own)
+        round_number = message.round - (self.server_job.plan.pull is PullAt.END and message.kind is Kind.PULL)
+        rounds = [self._begun[trainer] for trainer in self.trainers.live - self._come if trainer != message.source]
+        return round_number - min(rounds, default=round_number)
 
     def _table(self, message: Message) -> TableState:
         if message.key not in self.tables:
@@ -260,17 +258,17 @@ class AsyncServer:
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def states(self) -> dict[str, Array]:
-        """All states that the manifest lists of this server. Counters are those of the first key that has them."""
-        found: dict[str, Any] = dict(self._rest)
-        for each in reversed(self._held):
-            found |= each.counters
-        for each in self._held:
-            found |= each.states
-        return found
+        """All states of this server in the manifest. Counters are those of the first key with counters."""
+        states: dict[str, Any] = dict(self._rest)
+        for state in reversed(self._held):
+            states |= state.counters
+        for state in self._held:
+            states |= state.states
+        return states
 
     def _save(self, engine: EndpointEngine) -> None:
         self._outbox.flush()
         extra: dict[str, Array] = {}
-        for each in self._held:
-            extra |= each.extra(self.server_job.trainers)
+        for state in self._held:
+            extra |= state.extra(self.server_job.trainers)
         self.checkpoints.save(engine, self.version, self.states(), np.asarray, extra)

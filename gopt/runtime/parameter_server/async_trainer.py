@@ -1,7 +1,7 @@
-"""A trainer without rounds: it waits for others only in mode half-async, at checkpoints and at the end.
+"""A trainer without rounds: waits for others only in mode half-async, at checkpoints and at the end.
 
-Before trainers synchronise, each tells the servers, which serve pushes and pulls until the last trainer has told them.
-"""
+Before trainers synchronise, each tells the servers; these serve pushes and pulls until the last trainer has told
+them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from gopt.runtime.training.job import Progress
 class AsyncTrainer(PushPullTrainer):
     """One trainer of an asynchronous split.
 
-    In mode half-async it waits for the other trainers after every step, once servers have applied what it pushed.
-    Otherwise the chief reports its own loss. ``spread``: the largest difference between versions of keys in one step's
-    pulls.
-    """
+    In mode half-async the trainer waits for the other trainers after every step, once servers have applied its pushes.
+    Otherwise the chief reports the chief's loss. ``spread``: the largest difference between versions of keys in one
+    step's pulls."""
 
     def __init__(
         self, server_job: ServerJob, endpoint: Endpoint, position: Callable[[int, int], None],
@@ -43,7 +42,7 @@ class AsyncTrainer(PushPullTrainer):
         self._waits = server_job.plan.mode is Mode.HALF_ASYNC
 
     def run(self, on_step: Callable[[Progress], None], on_start: Callable[[], None] = lambda: None) -> None:
-        """Run all steps of the job, or those until one of the trainers receives a signal."""
+        """Run all steps of the job, or the steps until a trainer receives a signal."""
         agree(self.endpoint, self.server_job)
         self.endpoint.tolerate_loss(range(1, self.server_job.trainers) if self._continues else ())
         engine = EndpointEngine(self.endpoint)
@@ -96,7 +95,7 @@ class AsyncTrainer(PushPullTrainer):
         return synchronise(engine, mine)
 
     def _noted(self, note: Any) -> None:
-        """Read what a server sends beside values: the versions of their keys, and whether another trainer stops."""
+        """Read the notes of a server's answer: the versions of the keys, and whether another trainer stops."""
         self._versions += note["versions"]
         self.stopped = self.stopped or int(note["signal"])
 
@@ -106,7 +105,7 @@ class AsyncTrainer(PushPullTrainer):
             self.spread = max(self.spread, max(self._versions) - min(self._versions))
             self._versions.clear()
         servers = [self.server_job.server(number) for number in range(self.server_job.servers)]
-        while self._waits and (late := [each for each in servers if self._applied.get(each, -1) < round_number]):
+        while self._waits and (late := [server for server in servers if self._applied.get(server, -1) < round_number]):
             self._receive(tuple(late), f"apply what was pushed in round {round_number}")
 
     def _meet(self, losses: Mapping[str, float]) -> tuple[Mapping[str, float], ...]:

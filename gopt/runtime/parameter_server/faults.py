@@ -22,7 +22,7 @@ HINT = "lower the learning rate, scale the loss, or take --nan pass"
 
 
 class OnNan(StrEnum):
-    """Policy of servers for gradients that are NaN or infinite."""
+    """Policy of servers for NaN and infinite gradients."""
 
     PASS = "pass"
     ABORT = "abort"
@@ -30,8 +30,8 @@ class OnNan(StrEnum):
 
 
 class StopFault(StrEnum):
-    """When a run ends whose trainers have unequal amounts of data: with the first trainer that has no more, or with
-    the last."""
+    """The end of a run of trainers with unequal amounts of data: with the first trainer without more data, or with the
+    last."""
 
     FIRST = "first"
     ALL = "all"
@@ -45,10 +45,9 @@ def _nothing(_: object) -> None:
 class FaultOptions:
     """Options of a run.
 
-    ``continues``: rounds go on without a lost trainer. ``stop``: None where data that ends is an error. ``staleness``:
-    the ``bound`` of AsyncServer. ``tell``: called with a line for each trainer that is lost or has no more data, and
-    for gradients that were not applied. ``summarise``: the chief calls it at the end, with what each server did.
-    """
+    ``continues``: rounds go on without a lost trainer. ``stop``: None where the end of data is an error. ``staleness``:
+    the ``bound`` of AsyncServer. ``tell``: called with a line for each trainer that is lost or out of data, and for
+    gradients not applied. ``summarise``: called by the chief at the end, with each server's counts."""
 
     nan: OnNan = OnNan.PASS
     stop: StopFault | None = None
@@ -59,7 +58,7 @@ class FaultOptions:
 
     @property
     def decides_rounds(self) -> bool:
-        """Whether servers decide together, in every round, whose contributions it uses."""
+        """Whether servers decide together, in every round, about the contributions."""
         return self.continues or self.nan is OnNan.SKIP or self.stop is not None
 
     def check(self, plan: ServerPlanEntry) -> None:
@@ -78,7 +77,7 @@ class FaultOptions:
             )
 
     def __str__(self) -> str:
-        """Return the options that all endpoints must agree on, as text."""
+        """Return the options on which all endpoints must agree, as text."""
         return f"{self.nan}, {self.stop}, {self.continues}, {self.staleness}"
 
 
@@ -96,19 +95,18 @@ class FaultLog:
             self.tell(text + more)
 
 
-def not_finite(found: Mapping[int, Contribution], keys: Sequence[KeyEntry], round_number: int, what: str) -> str:
-    """A message on the first pushed value that is NaN or infinite, with its trainer, parameter and round; '' where all
-    values are finite.
+def not_finite(pushes: Mapping[int, Contribution], keys: Sequence[KeyEntry], round_number: int, what: str) -> str:
+    """A message on the first NaN or infinite value pushed, with the trainer, parameter and round; '' where all values
+    are finite.
 
-    ``keys`` are adjacent in the push; where there are none, ``what`` describes the push. A contribution of weight zero
-    is not looked at.
-    """
-    for trainer in sorted(found):
-        place = _first(found[trainer].values)
-        if place is not None and found[trainer].weight:
-            value = found[trainer].values.reshape(-1)[place]
+    ``keys`` are adjacent in the push; without keys, ``what`` describes the push. A contribution of weight zero is not
+    looked at."""
+    for trainer in sorted(pushes):
+        index = _first(pushes[trainer].values)
+        if index is not None and pushes[trainer].weight:
+            value = pushes[trainer].values.reshape(-1)[index]
             if keys:
-                return f"trainer {trainer} pushed {value} for {_name(keys, place)} in round {round_number}"
+                return f"trainer {trainer} pushed {value} for {_name(keys, index)} in round {round_number}"
             return f"trainer {trainer} pushed {value} where it was to {what}"
     return ""
 
@@ -117,9 +115,9 @@ def overflow(merged: Sequence[Array], keys: Sequence[KeyEntry], round_number: in
     """As ``not_finite``, for the result of merging finite contributions."""
     start = 0
     for value in merged:
-        place = _first(value)
-        if place is not None:
-            name = _name(keys, start + place) if keys else f"what was to {what}"
+        index = _first(value)
+        if index is not None:
+            name = _name(keys, start + index) if keys else f"what was to {what}"
             return f"the merged gradient of {name} overflows in round {round_number}"
         start += value.size
     return ""
@@ -133,20 +131,20 @@ def _first(values: Array) -> int | None:
     return None if finite.all() else int(np.argmin(finite))
 
 
-def _name(keys: Sequence[KeyEntry], place: int) -> str:
-    """The key and the parameter that contain an element of a bucket."""
+def _name(keys: Sequence[KeyEntry], index: int) -> str:
+    """The key and the parameter with an element of a bucket."""
     for key in keys:
-        if place < key.elements:
+        if index < key.elements:
             for piece in key.pieces:
-                if place < piece.elements:
+                if index < piece.elements:
                     return f"{piece.tensor} (key {key.name})"
-                place -= piece.elements
+                index -= piece.elements
             return key.name
-        place -= key.elements
+        index -= key.elements
     return "no key"
 
 
 def refuse(wrong: str) -> None:
-    """Raise RunError with the message, unless it is ''."""
+    """Raise RunError with the message, unless empty."""
     if wrong:
         raise RunError(wrong, HINT)

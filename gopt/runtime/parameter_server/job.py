@@ -1,5 +1,4 @@
-"""A run of trainers and servers: the folder, the participants, and the checks on which all agree before the first
-step."""
+"""A run of trainers and servers: the folder, the participants, and their common checks before the first step."""
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ from gopt.runtime.training.startup import startup_values
 
 @dataclass(frozen=True, slots=True)
 class ServerJob:
-    """A job and its split. ``trainers``: the number of trainers in this run; ``manifest`` is for it, ``written`` is the
-    folder's own."""
+    """A job and a split. ``trainers``: the number of trainers in this run; ``manifest`` is for this number, ``written``
+    is the folder's own."""
 
     job: Job
     manifest: Manifest
@@ -66,15 +65,15 @@ class ServerJob:
             )
         if count < 1:
             raise OptionError(f"--trainers cannot be {count}", "it is at least 1")
-        found = None if roles is None else Roles.parse(roles)
-        if found is None and plan.roles is not None and count == mesh.ranks:
-            found = plan.roles.roles()  # the map that the split was made with
-            found = None if found.is_open else found
-        if found is not None:
-            count = found.trainers if trainers is None else count
-            found.check_counts(count, plan.servers)
+        parsed = None if roles is None else Roles.parse(roles)
+        if parsed is None and plan.roles is not None and count == mesh.ranks:
+            parsed = plan.roles.roles()  # the map that the split was made with
+            parsed = None if parsed.is_open else parsed
+        if parsed is not None:
+            count = parsed.trainers if trainers is None else count
+            parsed.check_counts(count, plan.servers)
         job = with_kept_order(job, manifest)
-        return cls(job, manifest.with_trainers(count), plan, count, found, written=manifest)
+        return cls(job, manifest.with_trainers(count), plan, count, parsed, written=manifest)
 
     def processes(self, started: int) -> tuple[int, ...]:
         """The process of each endpoint; raises OptionError where a launcher started another number."""
@@ -93,7 +92,7 @@ class ServerJob:
 
     @property
     def endpoints(self) -> int:
-        """The number of endpoints. Trainers are endpoints 0 to T-1, servers those after them."""
+        """The number of endpoints. Trainers are endpoints 0 to T-1, servers the following ones."""
         return self.trainers + self.servers
 
     def server(self, number: int) -> int:
@@ -101,7 +100,7 @@ class ServerJob:
         return self.trainers + number
 
     def roster(self, processes: tuple[int, ...] | None = None) -> Roster:
-        """All endpoints with their names; ``processes``: the process of each, by default one each."""
+        """All endpoints with names; ``processes``: the process of each endpoint, by default one each."""
         names = [f"trainer {number}" for number in range(self.trainers)]
         return Roster.of([*names, *(f"server {number}" for number in range(self.servers))], processes)
 
@@ -117,35 +116,35 @@ class ServerJob:
         return self.manifest.ranks[endpoint]
 
     def graphs(self, endpoint: int) -> dict[str, Graph]:
-        """The graphs of an endpoint by phase, newly loaded; raises RunError where a file is missing, InputError where
-        one does not fit the manifest."""
-        found = {}
+        """The graphs of an endpoint by phase, newly loaded; raises RunError for a missing file, InputError for a graph
+        that does not fit the manifest."""
+        graphs = {}
         check_own(self.job.folder, self.manifest, endpoint)
         for phase, name in self.entry(endpoint).files.items():
             path = self.job.folder / Path(name).name
             if not path.is_file():
                 raise RunError(f"there is no file {path}", "split again, or copy it here")
-            found[phase] = load(path, own=True)
-        check_rank(self.manifest, self.entry(endpoint), found, self.job.folder)
-        return found
+            graphs[phase] = load(path, own=True)
+        check_rank(self.manifest, self.entry(endpoint), graphs, self.job.folder)
+        return graphs
 
     def initial_states(
         self, endpoint: int, states: Sequence[LocalState], graphs: Mapping[str, Graph]
     ) -> dict[str, Array]:  # fmt: skip
         """States of an endpoint at the first step: of its start-up graph, stored, or of --state, as
         ``initial_states``."""
-        made: Mapping[str, Array] = {}
+        computed: Mapping[str, Array] = {}
         file = self.entry(endpoint).startup
         if self.job.startup and file is not None:
             types = {name: type for graph in graphs.values() for name, type in graph.inputs.items()}
-            made = startup_values(self.job.folder / Path(file).name, types)
-        return initial_states(states, graphs, self.job.state, made)
+            computed = startup_values(self.job.folder / Path(file).name, types)
+        return initial_states(states, graphs, self.job.state, computed)
 
     def blocks(self, number: int, graph: Graph, hyper: Collection[str]) -> list[Block]:
-        """The blocks of the keys of a server; raises InputError where its file has others than were written."""
+        """The blocks of a server's keys; raises InputError where the file has others than were written."""
         entry = self.entry(self.server(number))
         try:
-            return find_blocks(graph, self.plan, number, {each.input: each.output for each in entry.state}, hyper)
+            return find_blocks(graph, self.plan, number, {state.input: state.output for state in entry.state}, hyper)
         except (InvariantError, UnsupportedError) as error:
             path = self.job.folder / Path(entry.files["step"]).name
             raise InputError(f"{path}: {error.message}", EDITED) from error
@@ -153,7 +152,7 @@ class ServerJob:
 
 @dataclass(slots=True)
 class EndpointEngine:
-    """The part of an engine that checkpoints use: a rank, and a gather of small objects."""
+    """The part of an engine for checkpoints: a rank, and a gather of small objects."""
 
     endpoint: Endpoint
 
@@ -163,12 +162,11 @@ class EndpointEngine:
 
     def gather(self, item: Any) -> list[Any]:
         """Return the items of all endpoints; None for a lost one."""
-        return [from_json(each) for each in self.endpoint.gather(to_json(item), what="the endpoints' agreement")]
+        return [from_json(answer) for answer in self.endpoint.gather(to_json(item), what="the endpoints' agreement")]
 
 
 def agree(endpoint: Endpoint, server_job: ServerJob) -> None:
-    """Compare the options with which all endpoints were started. All raise RunError, which names the field, where
-    they differ."""
+    """Compare the start options of all endpoints. All raise RunError with the differing field."""
     job = server_job.job
     mine: dict[str, Any] = {
         "the split": server_job.manifest.digest(), "--steps": job.steps, "--every": job.every,
@@ -180,9 +178,9 @@ def agree(endpoint: Endpoint, server_job: ServerJob) -> None:
     for number, theirs in enumerate(endpoint.gather(mine, what="say hello")):
         wrong = _difference(mine, theirs or mine)
         if wrong:
-            other = endpoint.roster.describe(number)
+            peer = endpoint.roster.describe(number)
             raise RunError(
-                f"{wrong} differs between {endpoint.roster.describe(endpoint.number)} and {other}",
+                f"{wrong} differs between {endpoint.roster.describe(endpoint.number)} and {peer}",
                 "start all of them with the same folder and the same options",
             )
     check_shared(job.folder, server_job.manifest, EndpointEngine(endpoint))
@@ -194,13 +192,13 @@ count; one that dies is seen."""
 
 
 def get_ready(endpoint: Endpoint, item: Any = None) -> list[Any]:
-    """Wait until all endpoints have compiled, because the deadlines of the first round begin then. Returns what each
-    passed, a small value that JSON can hold."""
+    """Wait until all endpoints have compiled, because the deadlines of the first round begin then. Returns the small
+    JSON value passed by each."""
     return endpoint.gather(item, START, "the first round")
 
 
 def _difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     jsoned = {
-        name: [list(each) for each in value] if isinstance(value, list) else value for name, value in mine.items()
+        name: [list(axes) for axes in value] if isinstance(value, list) else value for name, value in mine.items()
     }
     return next((name for name, value in jsoned.items() if theirs.get(name) != value), "")

@@ -1,8 +1,7 @@
-"""One key of an asynchronous server: its states, its own counters, its version, and the versions that trainers pulled.
+"""One key of an asynchronous server: states, counters, the version, and the versions pulled by trainers.
 
-One thread writes a key. Updates write into two sets of arrays in turn, so what a pull gives is a copy: it does not
-change while it is sent, and stays what the trainer has where delays are compensated.
-"""
+One thread writes a key. Updates write into two sets of arrays in turn, so a pull gives a copy: the copy does not change
+while sent, and stays the trainer's value where delays are compensated."""
 
 from __future__ import annotations
 
@@ -29,17 +28,17 @@ CHIEF = 0
 
 @dataclass(slots=True)
 class Counting:
-    """When the counters of a key advance. ``advances``: how often they have. ``due``: pushes since the last time."""
+    """When the counters of a key advance. ``advances``: the count of advances. ``due``: pushes since the last advance.
+    ``due``: pushes since the last time."""
 
     rule: str
     advances: int = 0
     due: int = 0
 
     def accept(self, trainer: int, trainers: int) -> bool:
-        """Record an accepted push, and return whether the counters advance after it.
+        """Record an accepted push, and return whether the counters advance now.
 
-        ``trainers``: the number of trainers that take part. When one leaves, the remaining trainers make a round.
-        """
+        ``trainers``: the number of participating trainers. When one leaves, the remaining trainers make a round."""
         self.due += 1
         enough = self.rule == "push" or self.due >= trainers
         goes_on = trainer == CHIEF if self.rule == "chief" else enough
@@ -52,15 +51,15 @@ class Part:
     """A part of a block, compiled."""
 
     def __init__(self, graph: Graph, results: Mapping[str, str], device: Host, cache: SessionCache) -> None:
-        """``results``: name of a result -> the output of the graph with its value."""
+        """``results``: name of a result -> the graph output with the value."""
         self.results, self._inputs = results, graph.inputs
         self._program = Executor(plan_execution(graph, {}, device), cache)
 
-    def __call__(self, *given: Mapping[str, Array]) -> dict[str, Array]:
-        """New values of its states. It takes those inputs that it reads from ``given``."""
-        feeds = {name: value for values in given for name, value in values.items() if name in self._inputs}
-        made = self._program.run(feeds, _no_call)
-        return {name: made[new] for name, new in self.results.items()}
+    def __call__(self, *sources: Mapping[str, Array]) -> dict[str, Array]:
+        """New values of the states. Inputs are taken from ``sources``."""
+        feeds = {name: value for values in sources for name, value in values.items() if name in self._inputs}
+        outputs = self._program.run(feeds, _no_call)
+        return {name: outputs[new] for name, new in self.results.items()}
 
 
 def _no_call(index: int, node: Node, inputs: list[Array]) -> list[Array]:
@@ -74,7 +73,7 @@ class BlockState(ABC):
     @property
     @abstractmethod
     def states(self) -> Mapping[str, Array]:
-        """All states, flattened, as the manifest lists them."""
+        """All states, flattened, as in the manifest."""
 
     def __init__(
         self, block: Block, states: Mapping[str, Array], rule: str, hyper: Sequence[HyperParameter], device: Host,
@@ -88,12 +87,12 @@ class BlockState(ABC):
         """Trainer -> the version that it has."""
         self._first_version = 0
         """The version of a trainer that has pulled nothing in this run."""
-        self._hyper = [each for each in hyper if each.name in block.hyper]
+        self._hyper = [parameter for parameter in hyper if parameter.name in block.hyper]
         self._counter = Part(block.counter, block.counters, device, cache) if block.counter is not None else None
 
     def _fed(self) -> dict[str, Array]:
         """Hyper-parameters of the next update."""
-        return {each.name: each.at(self.counting.advances) for each in self._hyper}
+        return {parameter.name: parameter.at(self.counting.advances) for parameter in self._hyper}
 
     def _count(self, trainer: int, trainers: int, fed: Mapping[str, Array]) -> int:
         """Advance the version after an update; returns how many updates late the push was."""
@@ -107,21 +106,20 @@ class BlockState(ABC):
 
     @property
     def root(self) -> str:
-        """The first part of the names of its values in a checkpoint."""
+        """The first part of the value names in a checkpoint."""
         return f"gopt.async.key{self.block.key}"
 
     def extra(self, trainers: int) -> dict[str, Array]:
-        """Values of a checkpoint beside the states that the manifest lists, by name."""
+        """Values of a checkpoint beside the manifest's states, by name."""
         numbers = np.array([self.version, self.counting.advances, self.counting.due], np.int64)
         counters = {f"{self.root}.counter{n}": value for n, value in enumerate(self.counters.values())}
         return {f"{self.root}.numbers": numbers, **counters}
 
     def restore(self, read: Callable[[str], Array | None]) -> None:
-        """Take over what ``extra`` gave.
+        """Take over the values of ``extra``.
 
-        ``read``: name -> its value, None where there is none. Trainers that are new get the current values. Raises
-        InputError where a value is missing.
-        """
+        ``read``: name -> value, or None. New trainers get the current values. Raises InputError where a value is
+        missing."""
         numbers = read(f"{self.root}.numbers")
         if numbers is None:
             raise InputError(f"the checkpoint does not say how often {self.block.entry.name!r} was updated", _DAMAGED)
@@ -164,22 +162,22 @@ class KeyState(BlockState):
         return self.states[self.block.entry.inputs[0]]
 
     def push(self, trainer: int, pushed: Array, trainers: int) -> int:
-        """Apply what a trainer pushed; returns how many updates late it is."""
+        """Apply a trainer's push; returns by how many updates the push is late."""
         block = self.block
-        given = pushed.reshape(self.type.dims).astype(numpy_dtype(self.type.dtype), copy=False)
-        fed = self._fed() | {block.pushed: given}
+        gradient = pushed.reshape(self.type.dims).astype(numpy_dtype(self.type.dtype), copy=False)
+        fed = self._fed() | {block.pushed: gradient}
         if block.backup:
             fed[block.backup] = self._backup(trainer)
         self._states = self._update(fed, self._states, self.counters)
         return self._count(trainer, trainers, fed)
 
     def _backup(self, trainer: int) -> Array:
-        found = self.backups.get(trainer, self._first)
-        assert found is not None
-        return found
+        backup = self.backups.get(trainer, self._first)
+        assert backup is not None
+        return backup
 
     def pull(self, trainer: int) -> Array:
-        """A copy of the parameter, with its current version, which is recorded for the trainer."""
+        """A copy of the parameter, with the current version, recorded for the trainer."""
         self.pulled[trainer] = self.version
         value = self.value.copy()
         if self.block.backup:
@@ -187,10 +185,10 @@ class KeyState(BlockState):
         return value
 
     def extra(self, trainers: int) -> dict[str, Array]:
-        found = super().extra(trainers)
+        values = super().extra(trainers)
         if self.block.backup:
-            found.update((f"{self.root}.backup{n}", self._backup(n)) for n in range(trainers))
-        return found
+            values.update((f"{self.root}.backup{n}", self._backup(n)) for n in range(trainers))
+        return values
 
     def restore(self, read: Callable[[str], Array | None]) -> None:
         super().restore(read)

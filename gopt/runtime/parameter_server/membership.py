@@ -1,4 +1,4 @@
-"""The trainers that still take part in a run, as one server knows them."""
+"""The trainers still taking part in a run, as known to one server."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ IDLE = "idle"
 class Trainers:
     """Trainers of a run.
 
-    ``ended``: trainer -> the rounds that it has ended. ``idle``: trainer -> the last round that it ended without data,
-    and so without a contribution. ``lost``: trainer -> the reason. ``signal``: the signal for which they stopped, or 0.
-    """
+    ``ended``: trainer -> the rounds ended by the trainer. ``idle``: trainer -> the last round ended without data, and
+    so without a contribution. ``lost``: trainer -> the reason. ``signal``: the signal for the stop, or 0."""
 
     live: set[int]
     ended: dict[int, int] = field(default_factory=dict)
@@ -23,23 +22,23 @@ class Trainers:
     signal: int = 0
 
     def lose(self, trainer: int, why: str) -> None:
-        """Record that a trainer is lost, and why."""
+        """Record the loss of a trainer, and the reason."""
         self.live.discard(trainer)
         self.lost[trainer] = why
 
     def end(self, trainer: int, round_number: int, *, idle: bool) -> None:
-        """Record that a trainer has pushed its whole contribution to a round."""
+        """Record the end of a trainer's contribution to a round."""
         self.ended[trainer] = round_number + 1
         if idle:
             self.idle[trainer] = round_number
 
     def going(self, round_number: int) -> list[int]:
-        """The trainers that take part and have not ended a round."""
-        return [each for each in sorted(self.live) if self.ended.get(each, 0) <= round_number]
+        """The participating trainers that have not ended a round."""
+        return [trainer for trainer in sorted(self.live) if self.ended.get(trainer, 0) <= round_number]
 
     def complete(self, round_number: int) -> list[int]:
-        """The trainers, lost since or not, whose whole contribution to a round is here."""
+        """The trainers, lost since or not, with a whole contribution to a round here."""
         return [
-            each for each, end in sorted(self.ended.items())
-            if end > round_number and self.idle.get(each) != round_number
+            trainer for trainer, end in sorted(self.ended.items())
+            if end > round_number and self.idle.get(trainer) != round_number
         ]  # fmt: skip

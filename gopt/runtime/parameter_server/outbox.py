@@ -1,4 +1,4 @@
-"""Messages that a role has begun to send: the memory of their arrays must not be written before they are sent."""
+"""Messages on their way from a role: the memory of the arrays must not be written before they are sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gopt.runtime.messages.message import Message
 
 @dataclass(slots=True)
 class Outbox:
-    """Messages of one endpoint that are being sent."""
+    """Messages of one endpoint on their way."""
 
     endpoint: Endpoint
     _leaving: list[Sent] = field(default_factory=list)

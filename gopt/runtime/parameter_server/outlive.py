@@ -1,9 +1,8 @@
-"""Keeps the processes of a job alive when one of them dies, under a launcher that the user started.
+"""Keeps the processes of a job alive when a process dies, under a launcher of the user.
 
-MPICH's ``mpiexec`` ends all processes when one dies, unless it has ``-disable-auto-cleanup``; a process that a signal
-ends still ends the others as soon as the launcher has work to do. So each process forks before it uses MPI: the child
-works, and the parent exits with a code however the child ended. ``gopt run --launch`` ends no process itself.
-"""
+MPICH's ``mpiexec`` ends all processes when a process dies, unless started with ``-disable-auto-cleanup``; a process
+ended by a signal still ends the others as soon as the launcher has work to do. So each process forks before it uses
+MPI: the child works, and the parent exits with a code in any case. ``gopt run --launch`` ends no process itself."""
 
 from __future__ import annotations
 
@@ -23,8 +22,9 @@ _GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def ancestors() -> list[list[str]]:
-    """The commands of the processes above this one, nearest first; empty where the system does not show them."""
-    found: list[list[str]] = []
+    """The commands of the processes above this process, nearest first; empty where the system does not show
+    commands."""
+    commands: list[list[str]] = []
     number = os.getppid()
     while number > 1:
         try:
@@ -32,16 +32,14 @@ def ancestors() -> list[list[str]]:
             number = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
             break
-        found.append(command)
-    return found
+        commands.append(command)
+    return commands
 
 
 def ended_together(above: Sequence[Sequence[str]]) -> bool | None:
-    """Return whether the launcher ends all processes when one dies.
+    """Return whether the launcher ends all processes when a process dies.
 
-    None where that cannot be known: another launcher, or MPICH's on another host. ``above``: the result of
-    ``ancestors``.
-    """
+    None if unknown: another launcher, or MPICH's on another host. ``above``: the result of ``ancestors``."""
     names = [os.path.basename(command[0]) for command in above]
     if not any(name.startswith(_PROXY) for name in names):
         return None
@@ -51,7 +49,7 @@ def ended_together(above: Sequence[Sequence[str]]) -> bool | None:
 
 
 def check_launcher(processes: int, above: Sequence[Sequence[str]]) -> None:
-    """Raise OptionError where a run is to continue without a lost trainer, and its launcher would end all processes."""
+    """Raise OptionError where a run is to continue without a lost trainer, and the launcher would end all processes."""
     if launcher_folder() is None and ended_together(above):
         raise OptionError(
             "--on-trainer-loss continue: this mpiexec ends all processes when one dies",
@@ -62,9 +60,8 @@ def check_launcher(processes: int, above: Sequence[Sequence[str]]) -> None:
 def outlive_others(above: Sequence[Sequence[str]]) -> None:
     """Fork, where the launcher is MPICH's and does not end all processes: returns in the child.
 
-    The parent waits and exits with the child's exit code, or 128 plus the number of the signal that ended it. Call it
-    before MPI is loaded and before threads are started.
-    """
+    The parent waits and exits with the child's exit code, or 128 plus the number of the child's signal. Call this
+    function before MPI is loaded and before threads are started."""
     if launcher_folder() is not None or ended_together(above) is not False:
         return
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the launcher sends it when a process dies

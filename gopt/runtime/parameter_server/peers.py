@@ -1,4 +1,4 @@
-"""Notices at once when another process of this host has ended: its endpoints are lost then.
+"""Notices at once the end of another process of this host: the process's endpoints are lost then.
 
 Signs of life through MPI show the same for processes of other hosts, after the timeout.
 """
@@ -19,30 +19,30 @@ _LOOK = 0.1
 """Seconds between two looks."""
 
 
-def watch_peers(hub: Hub, process: int, others: Callable[[], Sequence[RankStatus]]) -> Callable[[], None]:
-    """Begin to watch; returns a function that ends it. ``others``: the last status of all processes that can be
-    read."""
+def watch_peers(hub: Hub, process: int, statuses: Callable[[], Sequence[RankStatus]]) -> Callable[[], None]:
+    """Begin to watch; returns a function that ends the watch. ``statuses``: the last status of all readable
+    processes."""
     over = threading.Event()
-    threading.Thread(target=_watch, args=(hub, process, others, over), name="peers", daemon=True).start()
+    threading.Thread(target=_watch, args=(hub, process, statuses, over), name="peers", daemon=True).start()
     return over.set
 
 
 def _watch(
-    hub: Hub, process: int, others: Callable[[], Sequence[RankStatus]], over: threading.Event
+    hub: Hub, process: int, statuses: Callable[[], Sequence[RankStatus]], over: threading.Event
 ) -> None:  # fmt: skip
     handles: dict[int, int] = {}
-    known: set[int] = {process}
+    watched: set[int] = {process}
     everyone = set(hub.roster.processes)
     try:
-        while not over.is_set() and (handles or known < everyone):
-            for each in others():
-                if each.rank not in known and each.process:
-                    known.add(each.rank)
-                    handles[each.rank] = _handle(each.process)
+        while not over.is_set() and (handles or watched < everyone):
+            for status in statuses():
+                if status.rank not in watched and status.process:
+                    watched.add(status.rank)
+                    handles[status.rank] = _handle(status.process)
             for rank in [rank for rank, handle in handles.items() if _ended(handle)]:
                 time.sleep(_LOOK)  # what it said last may not be there yet
                 _close(handles.pop(rank))
-                how = next((each.how for each in others() if each.rank == rank), None)
+                how = next((status.how for status in statuses() if status.rank == rank), None)
                 if how not in (ENDED, REPORTED):
                     died = how_it_died(rank)
                     for number in hub.roster.local(rank):

@@ -1,9 +1,8 @@
-"""Decides which trainers contribute to a round, and whether it is applied; all servers decide the same.
+"""Decides the contributors of a round, and whether the round is applied; all servers decide the same.
 
-A trainer that is lost between two pushes has reached some servers and not others. If each server merged what it
-received, the keys of one step would be means over different trainers. So each server waits until every trainer that
-takes part has ended the round; the round uses those trainers whose whole contribution is on every server.
-"""
+A trainer lost between two pushes has reached some servers and not others. If each server merged its received pushes,
+the keys of one step would be means over different trainers. So each server waits until every participating trainer has
+ended the round; the round uses the trainers whose whole contribution is on every server."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from gopt.runtime.parameter_server.server_exchange import HeldPart, ServerExchan
 
 @dataclass(frozen=True, slots=True)
 class Contributors:
-    """``trainers``: those that contribute to a round. ``left_out``: those of which some server has a part, and not
-    every server has all."""
+    """``trainers``: the contributors of a round. ``left_out``: trainers of which some server has a part, and not every
+    server has all."""
 
     trainers: tuple[int, ...]
     left_out: tuple[int, ...]
@@ -25,10 +24,9 @@ class Contributors:
 def agree_on_contributors(
     exchange: ServerExchange, round_number: int, complete: Iterable[int], some: Iterable[int]
 ) -> Contributors:  # fmt: skip
-    """Decide whose contributions a round uses; all servers call it.
+    """Decide the contributors of a round; all servers call this function.
 
-    ``complete``: trainers whose whole contribution is on this server. ``some``: those of which any part is.
-    """
+    ``complete``: trainers with a whole contribution on this server. ``some``: trainers with any part here."""
 
     def join(parts: list[HeldPart]) -> list[HeldPart]:
         whole = set.intersection(*(set(part.note["complete"]) for part in parts))
@@ -41,11 +39,11 @@ def agree_on_contributors(
 
 
 def agree_on_fault(exchange: ServerExchange, round_number: int, wrong: str) -> str:
-    """Return the fault that the first server with one found in a round, or ''; all servers call it, and get the
-    same."""
+    """Return the fault found in a round by the first server with a fault, or ''; all servers call this function, and
+    get the same."""
 
     def join(parts: list[HeldPart]) -> list[HeldPart]:
         return [HeldPart(note=next((part.note for part in parts if part.note), ""))] * len(parts)
 
-    found: str = exchange(round_number, HeldPart(note=wrong), join).note
-    return found
+    note: str = exchange(round_number, HeldPart(note=wrong), join).note
+    return note

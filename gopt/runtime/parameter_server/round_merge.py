@@ -22,8 +22,8 @@ from gopt.runtime.session import Array
 
 @dataclass(slots=True)
 class RoundMerge:
-    """The merge of the current round of ``contributions``. ``receive``: receives one message from some endpoints,
-    with a description of what they are to send."""
+    """The merge of the current round of ``contributions``. ``receive``: receives one message from some endpoints, with
+    a description of the awaited message."""
 
     buckets: Mapping[int, Sequence[KeyEntry]]
     tables: Mapping[int, StoredRows]
@@ -37,14 +37,14 @@ class RoundMerge:
     """First output of an Aggregate -> its results, where they were merged ahead."""
 
     def wait(self, missing: Sequence[int], what: str) -> None:
-        """Receive one message, and record the time that it was awaited."""
+        """Receive one message, and record the waiting time."""
         begun = self.waits.clock()
         self.receive(missing, what)
         self.waits.add(missing, len(self.trainers.live), begun)
 
     def ahead(self, nodes: Sequence[Node]) -> str:
-        """Merge everything in the round; returns a message on a value that is NaN or infinite, or ''. ``nodes``:
-        Aggregate and AggregateRows."""
+        """Merge everything in the round; returns a message on a NaN or infinite value, or ''. ``nodes``: Aggregate and
+        AggregateRows."""
         wrong = ""
         for node in nodes:
             self._merged[node.outputs[0]] = self._merge(node)
@@ -61,25 +61,24 @@ class RoundMerge:
         self.contributions.next_round()
 
     def fault(self, node: Node, merged: Sequence[Array]) -> str:
-        """A message on a NaN or infinite value that trainers pushed for a bucket or table, or in the merged result;
-        or ''."""
+        """A message on a NaN or infinite value in the pushes for a bucket or table, or in the merged result; or ''."""
         kind, key, what = self._slot(node)
-        found = {each: it for each, it in self.contributions.of(key, kind).items() if self._counts(each)}
+        counted = {trainer: it for trainer, it in self.contributions.of(key, kind).items() if self._counts(trainer)}
         keys, number = self.buckets[key] if kind is Kind.PUSH else (), self.contributions.round
-        return not_finite(found, keys, number, what) or overflow(merged, keys, number, what)
+        return not_finite(counted, keys, number, what) or overflow(merged, keys, number, what)
 
     def _merge(self, node: Node) -> list[Array]:
-        """Wait for what trainers push of a bucket or a table, and merge it."""
+        """Wait for the pushes for a bucket or a table, and merge them."""
         kind, key, what = self._slot(node)
-        found = self._contributions(key, kind, what)
+        contributions = self._contributions(key, kind, what)
         if kind is Kind.PUSH_ROWS:
-            return merged_rows(self.tables[key], node, found)
+            return merged_rows(self.tables[key], node, contributions)
         shapes = parse_shapes(node.attributes["shapes"])
-        return merge(found, node.attributes["reduce"], node.attributes["dtype"], shapes)
+        return merge(contributions, node.attributes["reduce"], node.attributes["dtype"], shapes)
 
     def _slot(self, node: Node) -> tuple[Kind, int, str]:
-        """The message of trainers for an Aggregate or AggregateRows: its kind, the number of the bucket or table,
-        and a description."""
+        """The message of trainers for an Aggregate or AggregateRows: the kind, the number of the bucket or table, and a
+        description."""
         attributes, number = node.attributes, self.contributions.round
         if node.op_type == "AggregateRows":
             what = f"push rows of table {attributes['parameter']} of round {number}"
@@ -91,18 +90,20 @@ class RoundMerge:
         return self.contributors is None or trainer in self.contributors
 
     def _contributions(self, key: int, kind: Kind, what: str) -> dict[int, Contribution]:
-        """Wait until all trainers of the round have pushed; raises RunError for one that will not."""
-        held = self.contributions
-        while missing := [each for each in self._expected() if each not in held.of(key, kind)]:
-            silent = next((each for each in missing if self.trainers.ended.get(each, 0) > held.round), None)
+        """Wait until all trainers of the round have pushed; raises RunError for a trainer that will not."""
+        contributions = self.contributions
+        while missing := [trainer for trainer in self._expected() if trainer not in contributions.of(key, kind)]:
+            silent = next(
+                (trainer for trainer in missing if self.trainers.ended.get(trainer, 0) > contributions.round), None
+            )
             if silent is not None:
-                raise RunError(f"trainer {silent} ended round {held.round} and did not {what}")
+                raise RunError(f"trainer {silent} ended round {contributions.round} and did not {what}")
             self.wait(missing, what)
-        found = {trainer: each for trainer, each in held.of(key, kind).items() if self._counts(trainer)}
-        if not found:
+        counted = {trainer: push for trainer, push in contributions.of(key, kind).items() if self._counts(trainer)}
+        if not counted:
             raise RunError(f"no trainer is left to {what}")
-        return found
+        return counted
 
     def _expected(self) -> Sequence[int]:
-        """The trainers whose contributions the round uses."""
+        """The trainers that contribute to the round."""
         return sorted(self.trainers.live) if self.contributors is None else self.contributors

@@ -23,12 +23,11 @@ from gopt.runtime.training.job import Progress
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Functions that a run calls beside ``on_step``.
+    """Functions called by a run beside ``on_step``.
 
     ``on_start``: called before the first step. ``position``: called with step and message whenever they change.
-    ``stop_signal``: returns the signal that this process received, or 0. ``on_end``: in a run without rounds, the chief
-    calls it with what all endpoints did. ``server``: makes a server without rounds.
-    """
+    ``stop_signal``: returns the signal received by this process, or 0. ``on_end``: called by the chief of a run without
+    rounds, with the counts of all endpoints. ``server``: makes a server without rounds."""
 
     on_start: Callable[[], None] = lambda: None
     position: Callable[[int, int], None] = lambda *_: None
@@ -44,7 +43,7 @@ NO_HOOKS = Hooks()
 def run_endpoint(
     server_job: ServerJob, endpoint: Endpoint, on_step: OnStep, hooks: Hooks = NO_HOOKS
 ) -> tuple[int, int]:  # fmt: skip
-    """Run one endpoint; returns the last step, and the signal for which the run ended, or 0."""
+    """Run one endpoint; returns the last step, and the signal that ended the run, or 0."""
     rounds = server_job.plan.mode is Mode.SYNC
     if endpoint.number < server_job.trainers:
         make = PushPullTrainer if rounds else AsyncTrainer
@@ -65,13 +64,13 @@ def run_endpoint(
 def run_endpoints(
     server_job: ServerJob, hub: ThreadHub | MpiHub, on_step: OnStep, hooks: Hooks = NO_HOOKS
 ) -> tuple[int, int]:  # fmt: skip
-    """Run all endpoints of this process, each in a thread where there are several; returns the last step, and the
-    signal for which the run ended, or 0."""
+    """Run all endpoints of this process, each in a thread if several; returns the last step, and the signal that ended
+    the run, or 0."""
 
     def work(number: int) -> tuple[int, int]:
         return run_endpoint(server_job, hub.endpoint(number), on_step, hooks)
 
-    first, *others = sorted(hub.mailboxes)
+    head, *rest = sorted(hub.mailboxes)
     failures: list[BaseException] = []
 
     def live(number: int) -> None:
@@ -81,35 +80,35 @@ def run_endpoints(
             failures.append(error)
             hub.fail(number, error)
 
-    threads = [threading.Thread(target=live, args=(number,), daemon=True) for number in others]
+    threads = [threading.Thread(target=live, args=(number,), daemon=True) for number in rest]
     for thread in threads:
         thread.start()
     try:
-        found = work(first)
+        result = work(head)
     except BaseException as error:
-        hub.fail(first, error)
+        hub.fail(head, error)
         raise failures[0] if failures else error from None
     for thread in threads:
         thread.join()
     if failures:
         raise failures[0]
-    return found
+    return result
 
 
 def run_in_threads(
     server_job: ServerJob, on_step: OnStep, hooks: Hooks = NO_HOOKS, *, deadline: float = 60.0,
     order: Order | None = None,
 ) -> tuple[int, int]:  # fmt: skip
-    """Run a split with a thread for each endpoint; returns the last step, and the signal for which it ended, or 0.
+    """Run a split with a thread for each endpoint; returns the last step, and the signal that ended the run, or 0.
 
-    ``order``: in which messages are received; a recorded one lost no trainer, and goes on without none."""
+    ``order``: of received messages; a recorded order lost no trainer, and goes on without none."""
     hub = ThreadHub(server_job.roster(), Settings(deadline=deadline), order)
     spares = server_job.faults.continues or server_job.plan.mode is not Mode.SYNC
     spares = spares and not isinstance(order, Recorded)
 
-    found = run_threads(
+    results = run_threads(
         hub, lambda endpoint: run_endpoint(server_job, endpoint, on_step, hooks),
         lambda number: spares and CHIEF < number < server_job.trainers,
     )  # fmt: skip
-    assert found[0] is not None
-    return found[0]
+    assert results[0] is not None
+    return results[0]

@@ -1,6 +1,5 @@
-"""The record of a run without rounds: the order in which each trainer and server received messages, and what each held
-at the end. ``gopt verify --replay`` runs the same job again in this order.
-"""
+"""The record of a run without rounds: the order of messages received by each trainer and server, and the states at the
+end. ``gopt verify --replay`` runs the same job again in this order."""
 
 from __future__ import annotations
 
@@ -67,13 +66,13 @@ class ReadFile:
     def of(cls, name: str) -> ReadFile:
         if is_regular_file(Path(name)):
             return cls(name, digest_of(Path(name)).hex())
-        files = [each for each in (sample_paths(name) if on_disk(name) else []) if is_regular_file(Path(each))]
-        return cls(name, hashlib.sha256(b"".join(digest_of(Path(each)) for each in files)).hexdigest() if files else "")
+        files = [path for path in (sample_paths(name) if on_disk(name) else []) if is_regular_file(Path(path))]
+        return cls(name, hashlib.sha256(b"".join(digest_of(Path(file)) for file in files)).hexdigest() if files else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """The options of a run that its results depend on."""
+    """The options of a run that determine its results."""
 
     trainers: Positive
     """The run had this many trainers."""
@@ -115,21 +114,21 @@ class JobRecord:
 
     def server_job(self, folder: Path, checkpoint: Path, record: Path) -> ServerJob:
         """The same job again. ``checkpoint``: a new folder; ``record``: the file for the record of the new run. Raises
-        OptionError for what the folder cannot run."""
+        OptionError for a job that the folder cannot run."""
         job = Job(
             folder=folder, data=self.data.name, steps=self.steps, settings=self.settings, shuffle=self.shuffle,
             draws=self.draws, state=None if self.state is None else self.state.name, startup=self.startup,
             every=self.every, checkpoint=checkpoint, record=record,
         )  # fmt: skip
-        found = ServerJob.read(job, self.trainers)
+        written = ServerJob.read(job, self.trainers)
         faults = FaultOptions(self.nan, self.stop, staleness=self.staleness)
-        faults.check(found.plan)
-        return ServerJob(job, found.manifest, found.plan, found.trainers, faults=faults)
+        faults.check(written.plan)
+        return ServerJob(job, written.manifest, written.plan, written.trainers, faults=faults)
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message that was received."""
+    """A received message."""
 
     sender: str = field(metadata=key("from"))
     """The message came from this trainer or server."""
@@ -171,24 +170,26 @@ class RunRecord:
     """The list has every state of every trainer and server at the end of the run."""
 
     def arrivals(self, roster: Roster, name: str) -> dict[int, list[Arrival]]:
-        """The messages of each endpoint. Raises InputError for a sender or receiver that the job has not; ``name``:
-        of the record."""
-        numbers = {each: number for number, each in enumerate(roster.names)}
-        named = [*self.received, *(each.sender for given in self.received.values() for each in given)]
-        unknown = next((each for each in named if each not in numbers), None)
+        """The messages of each endpoint. Raises InputError for a sender or receiver outside the job; ``name``: of the
+        record."""
+        numbers = {name: number for number, name in enumerate(roster.names)}
+        named = [*self.received, *(message.sender for messages in self.received.values() for message in messages)]
+        unknown = next((name for name in named if name not in numbers), None)
         if unknown is not None or len(self.received) != len(numbers):
             raise InputError(f"{name}: received: the job has {', '.join(numbers)}{_not_there(unknown)}")
         return {
-            numbers[holder]: [Arrival(numbers[each.sender], Kind[each.kind], each.key, each.round) for each in given]
-            for holder, given in self.received.items()
+            numbers[holder]: [
+                Arrival(numbers[message.sender], Kind[message.kind], message.key, message.round) for message in messages
+            ]
+            for holder, messages in self.received.items()
         }
 
     def check_steps(self, name: str) -> None:
-        """Raise InputError where trainers did not do as many steps as the job has. Data that ends a run leaves some
-        out. ``name``: of the record."""
+        """Raise InputError where trainers did fewer steps than the job has. Data that ends a run leaves some steps out.
+        ``name``: of the record."""
         ended = Counter(
-            (holder, each.sender) for holder, given in self.received.items() for each in given
-            if each.kind == Kind.BARRIER.name
+            (holder, message.sender) for holder, messages in self.received.items() for message in messages
+            if message.kind == Kind.BARRIER.name
         )  # fmt: skip
         done, steps = max(ended.values(), default=self.job.steps), self.job.steps
         if done > steps or (done < steps and self.job.stop is None):
@@ -199,8 +200,8 @@ class RunRecord:
 
     @property
     def digests(self) -> dict[tuple[str, str], str]:
-        """Holder and state -> SHA-256 of its value."""
-        return {(each.holder, each.state): each.sha256 for each in self.states}
+        """Holder and state -> SHA-256 of the value."""
+        return {(state.holder, state.state): state.sha256 for state in self.states}
 
 
 def _not_there(unknown: str | None) -> str:
@@ -208,13 +209,13 @@ def _not_there(unknown: str | None) -> str:
 
 
 def digest_of_folder(folder: Path) -> str:
-    """The digest by which a record knows its folder: with the manifest that of all start values."""
+    """The digest of a record's folder: the manifest's, with that of all start values."""
     return digest_of(folder / MANIFEST_FILE).hex()
 
 
 def read_record(path: str | os.PathLike[str], folder: Path, data: str | None = None) -> RunRecord:
-    """Read the record of a run of a folder. ``data``: where its samples are now, None for the same place. Raises
-    InputError where it is damaged, or of another folder or other files."""
+    """Read the record of a run of a folder. ``data``: the present path of the samples, None for the same place. Raises
+    InputError for a damaged record, or a record of another folder or other files."""
     record = from_document(RunRecord, documents.read_json(path, documents.RECORD))
     if data is not None:
         record = replace(record, job=replace(record.job, data=ReadFile(data, record.job.data.sha256)))
@@ -227,9 +228,9 @@ def read_record(path: str | os.PathLike[str], folder: Path, data: str | None = N
         )
     for what, read in (("--data", record.job.data), ("--state", record.job.state)):
         if read is not None and read.sha256 != ReadFile.of(read.name).sha256:
-            there = "" if is_regular_file(Path(read.name)) else f"there is no {read.name}, "
+            missing = "" if is_regular_file(Path(read.name)) else f"there is no {read.name}, "
             raise InputError(
-                f"{there}which the run of {os.fspath(path)} read as {what}" if there else
+                f"{missing}which the run of {os.fspath(path)} read as {what}" if missing else
                 f"{read.name} is not what the run of {os.fspath(path)} read as {what}",
                 "--data FILE says where its samples are now" if what == "--data" else "put the file back there",
             )  # fmt: skip
@@ -237,8 +238,8 @@ def read_record(path: str | os.PathLike[str], folder: Path, data: str | None = N
 
 
 def check_recordable(job: Job, plan: ServerPlanEntry) -> None:
-    """Check the option ``--record``. Raises OptionError for a run whose order decides nothing, UnsupportedError for one
-    that draws numbers anew each time, and RunError where the record cannot be written."""
+    """Check the option ``--record``. Raises OptionError for a run whose order decides nothing, UnsupportedError for new
+    random numbers in each run, and RunError where the record cannot be written."""
     if job.record is None:
         return
     if not isinstance(job.data, str):
@@ -264,32 +265,32 @@ def check_recordable(job: Job, plan: ServerPlanEntry) -> None:
 def keep_record(
     endpoint: Endpoint, server_job: ServerJob, states: Callable[[], Mapping[str, Array]], signal: int
 ) -> None:  # fmt: skip
-    """Write the record of a run that went to its end; all endpoints call it, the first one writes.
+    """Write the record of a run that went to the end; all endpoints call this function, the first writes.
 
-    ``signal``: for which the run stopped, or 0. Raises RunError where there is nothing that could be replayed."""
+    ``signal``: the signal that stopped the run, or 0. Raises RunError for a run without anything to replay."""
     path = server_job.job.record
     if path is None:
         return
     mine = [Received(endpoint.roster.names[e.source], e.kind.name, e.key, e.round) for e in endpoint.arrivals]
-    held = [HeldState(endpoint.name, name, _digest(value)) for name, value in states().items()]
-    text = json.dumps([[to_document(each) for each in mine], [to_document(each) for each in held]])
+    endpoint_states = [HeldState(endpoint.name, name, _digest(value)) for name, value in states().items()]
+    text = json.dumps([[to_document(message) for message in mine], [to_document(state) for state in endpoint_states]])
     every = _gathered(endpoint, text)
     if endpoint.number:
         return
     if signal > 0:
         server_job.faults.tell(f"--record: {path} is not written: a signal ended the run, and no replay gets one")
         return
-    lost = [endpoint.roster.names[number] for number, each in enumerate(every) if each is None]
+    lost = [endpoint.roster.names[number] for number, text in enumerate(every) if text is None]
     if lost:
         raise RunError(f"--record: {path} is not written: {lost[0]} was lost, and no replay loses it there")
-    told = [json.loads(each) for each in every if each is not None]
+    records = [json.loads(text) for text in every if text is not None]
     record = RunRecord(
         folder=digest_of_folder(server_job.job.folder), job=JobRecord.of(server_job),
         received={
-            name: tuple(from_document(Received, each) for each in given)
-            for name, (given, _) in zip(endpoint.roster.names, told)
+            name: tuple(from_document(Received, message) for message in messages)
+            for name, (messages, _) in zip(endpoint.roster.names, records)
         },
-        states=tuple(from_document(HeldState, each) for _, held in told for each in held),
+        states=tuple(from_document(HeldState, state) for _, states in records for state in states),
     )  # fmt: skip
     _write(path, pretty_json(to_document(record)).encode())
 
@@ -299,14 +300,14 @@ def _digest(value: Array) -> str:
 
 
 def _gathered(endpoint: Endpoint, text: str) -> Sequence[str | None]:
-    """The texts of all endpoints, None of one that was lost."""
+    """The texts of all endpoints, None for a lost endpoint."""
     pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
     counts = endpoint.gather(len(pieces), what="the record")
-    found: list[str | None] = [None if count is None else "" for count in counts]
+    texts: list[str | None] = [None if count is None else "" for count in counts]
     for turn in range(max(count or 0 for count in counts)):
         came = endpoint.gather(pieces[turn] if turn < len(pieces) else "", what="the record")
-        found = [None if own is None or more is None else own + more for own, more in zip(found, came)]
-    return found
+        texts = [None if text is None or more is None else text + more for text, more in zip(texts, came)]
+    return texts
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -1,12 +1,11 @@
-"""A server with rounds: it waits for the pushes of all trainers, updates once, and answers pulls of the new version.
+"""A server with rounds: waits for the pushes of all trainers, updates once, and answers pulls of the new version.
 
-A version is the number of rounds whose updates a value has. A pull names the version that it wants, so that no trainer
-gets an earlier or a mixed one; it is answered once that round is over. A round that is skipped makes a new version too,
-with the values of the one before.
+A version is the number of rounds whose updates a value has. A pull names the wanted version, so that no trainer gets an
+earlier or mixed version; the answer comes once the round is over. A skipped round makes a new version too, with the
+values of the round before.
 
-Usually the graph runs at once, and waits for a bucket where it needs it. Where rounds can lose a contribution or be
-skipped, all servers decide about a round together before their graphs run (``round_decision``).
-"""
+Usually the graph runs at once, and waits for each bucket at its first use. Where rounds can lose a contribution or be
+skipped, all servers decide about a round together before their graphs run (``round_decision``)."""
 
 from __future__ import annotations
 
@@ -66,7 +65,9 @@ class SyncServer:
             self.graph = self.tables.take_out(number, self.graph, self.held, merges=True)
         self._touched: dict[int, Array] = {}
         """Table whose updates run on touched rows -> those of this round."""
-        self._hyper = [each for each in hyper_parameters(manifest, job) if each.name in self.graph.inputs]
+        self._hyper = [
+            parameter for parameter in hyper_parameters(manifest, job) if parameter.name in self.graph.inputs
+        ]
         self._buckets = server_job.plan.buckets
         self._tables = table_parts(server_job.plan.tables, self.number)
         self.trainers = Trainers(set(range(server_job.trainers)))
@@ -78,8 +79,8 @@ class SyncServer:
         self.outputs: dict[str, Array] = {}
         """Numbers that the last round computed beside the states."""
         self._pulls: list[Message] = []
-        others = [server_job.server(number) for number in range(server_job.servers)]
-        self._exchange = ServerExchange(endpoint, others, self._receive)
+        servers = [server_job.server(number) for number in range(server_job.servers)]
+        self._exchange = ServerExchange(endpoint, servers, self._receive)
         self._outbox = Outbox(endpoint)
         self._tell = FaultLog(self._faults.tell if not self.number else lambda _: None)
         self.skipped = 0
@@ -135,7 +136,7 @@ class SyncServer:
         self._answer()
 
     def _update(self) -> None:
-        feeds: dict[str, Array] = {each.name: each.at(self.version) for each in self._hyper}
+        feeds: dict[str, Array] = {parameter.name: parameter.at(self.version) for parameter in self._hyper}
         feeds[ROUND] = np.array(self.version, np.int64)
         shown = self.program.advance(self.held, feeds, self._call)
         for number, ids in self._touched.items():
@@ -145,12 +146,14 @@ class SyncServer:
 
     def _save(self, engine: EndpointEngine) -> None:
         self._outbox.flush()
-        held = self.held | {name: self._device.hold(array) for name, array in self.tables.arrays().items()}
-        self.checkpoints.save(engine, self.version, held, lambda value: self._device.to_host(self._device.view(value)))
+        states = self.held | {name: self._device.hold(array) for name, array in self.tables.arrays().items()}
+        self.checkpoints.save(
+            engine, self.version, states, lambda value: self._device.to_host(self._device.view(value))
+        )
         self._forget_lost()
 
     def _forget_lost(self) -> None:
-        """Remove trainers that were lost at a synchronisation point."""
+        """Remove trainers lost at a synchronisation point."""
         for number in self.endpoint.dropped & self.trainers.live:
             self.trainers.lose(number, self.endpoint.why_lost(number))
 
@@ -168,7 +171,7 @@ class SyncServer:
     # --- messages ---------------------------------------------------------------------------------------------------
 
     def _receive(self, sources: Sequence[int], what: str) -> None:
-        """Receive one message; remove a lost trainer, where rounds continue without it."""
+        """Receive one message; remove a lost trainer, where rounds continue without lost trainers."""
         try:
             message = self.endpoint.receive(awaited=lambda: Awaited(tuple(sources), what))
         except LostError as error:
@@ -194,7 +197,7 @@ class SyncServer:
             raise RunError(f"a server cannot receive {message.header}")
 
     def _answer(self) -> None:
-        """Answer the pulls of versions that are available."""
+        """Answer the pulls of available versions."""
         waiting, self._pulls = self._pulls, []
         for message in waiting:
             if message.round > self.version:
@@ -215,11 +218,11 @@ class SyncServer:
             return self.endpoint.message(Kind.ROWS, message.key, message.round, (rows,), {"pull": message.note["pull"]})
         dtype = numpy_dtype(message.note["dtype"])
         arrays = [self._value(key) for key in self._buckets[message.key]]
-        arrays = [each if each.dtype == dtype else each.astype(dtype) for each in arrays]
+        arrays = [array if array.dtype == dtype else array.astype(dtype) for array in arrays]
         return self.endpoint.message(Kind.VALUES, message.key, message.round, arrays)
 
     def _rows(self, message: Message) -> Array:
-        """The rows that a pull asks for."""
+        """The rows requested by a pull."""
         part = part_of(self._tables, message.key, message.source)
         if (table := self.tables.touched.get(message.key)) is not None:
             return rows_answer(part, table.stores[part.input].take, message)
@@ -234,18 +237,18 @@ class SyncServer:
     # --- what a round has -------------------------------------------------------------------------------------------
 
     def _decide(self) -> bool:
-        """Return whether the round is applied. Where servers decide together, wait until all trainers have ended it,
-        and agree on whose contributions it uses."""
+        """Return whether the round is applied. Where servers decide together, wait until all trainers have ended the
+        round, and agree on the contributors."""
         if not self._faults.decides_rounds:
             return True
         while missing := self.trainers.going(self.version):
             self._merge.wait(missing, f"end round {self.version}")
         complete = self.trainers.complete(self.version)
-        found = agree_on_contributors(self._exchange, self.version, complete, self.contributions.sources())
-        self._merge.contributors = found.trainers
-        for trainer in found.left_out:
+        decision = agree_on_contributors(self._exchange, self.version, complete, self.contributions.sources())
+        self._merge.contributors = decision.trainers
+        for trainer in decision.left_out:
             self._tell(f"round {self.version} goes without trainer {trainer}: not all that it pushed has come")
-        if not found.trainers:
+        if not decision.trainers:
             return False
         if self._faults.nan is not OnNan.SKIP:
             return True
@@ -268,7 +271,7 @@ class SyncServer:
         raise RunError(f"servers make no {node.op_type}")
 
     def _touched_rows(self, node: Node, merged: Sequence[Array]) -> Sequence[Array]:
-        """The rows of a table, and of states of its shape, that an update on touched rows reads."""
+        """The rows of a table, and of states of the same shape, read by an update on touched rows."""
         number = int(node.attributes["table"]) if node.op_type == "AggregateRows" else -1
         touched = self.tables.touched.get(number)
         if touched is None:
@@ -277,18 +280,17 @@ class SyncServer:
         return list(touched.take(merged[0]).values())
 
     def _all_reduce(self, node: Node, inputs: list[Array]) -> list[Array]:
-        """A reduction over servers, in the order of their numbers."""
+        """A reduction over servers, in the order of server numbers."""
 
         def join(parts: list[HeldPart]) -> list[HeldPart]:
             arrays = [list(part.arrays) for part in parts]
             results = COLLECTIVES["AllReduce"].execute(node.attributes, arrays, array_dtype(arrays[0][0]))
-            return [HeldPart(tuple(each or ())) for each in results]
+            return [HeldPart(tuple(result or ())) for result in results]
 
-        return list(self._exchange(self.version, HeldPart(tuple(np.array(each) for each in inputs)), join).arrays)
+        return list(self._exchange(self.version, HeldPart(tuple(np.array(array) for array in inputs)), join).arrays)
 
 
 def _blank(type: TensorType) -> Array:
-    """The value of a scalar that servers compute, in a round that was not applied: NaN where its type has one, else
-    0."""
+    """The value of a scalar computed by servers, in a round that was not applied: NaN in a floating type, else 0."""
     dtype = numpy_dtype(type.dtype)
     return np.full(type.dims, np.nan if dtype.kind in "fV" else 0, dtype)

@@ -1,4 +1,4 @@
-"""A server's parts of tables: rows that trainers pull, and the merge of rows that they push."""
+"""A server's parts of tables: the rows for pulls, and the merge of pushed rows."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ class StoredRows:
 
 
 def table_parts(tables: Sequence[TableEntry], server: int) -> dict[int, StoredRows]:
-    """Number of a table -> this server's part of it."""
-    found = {}
+    """Number of a table -> this server's part."""
+    parts = {}
     for number, entry in enumerate(tables):
         layout = table_layout(entry)
-        place = layout.part(server)
-        if place is not None:
+        part = layout.part(server)
+        if part is not None:
             rows, columns = layout.local_rows(server), len(layout.columns(server))
-            found[number] = StoredRows(entry.parameter, entry.inputs[place], rows, columns)
-    return found
+            parts[number] = StoredRows(entry.parameter, entry.inputs[part], rows, columns)
+    return parts
 
 
 def part_of(parts: Mapping[int, StoredRows], table: int, trainer: int) -> StoredRows:
-    """A server's part of the table that a trainer names; raises RunError where it has none."""
+    """A server's part of the table named by a trainer; raises RunError for a server without a part."""
     if table not in parts:
         raise RunError(f"trainer {trainer} names rows of table {table}, of which this server has none")
     return parts[table]
 
 
 def rows_answer(part: StoredRows, take: Callable[[Array], Array], message: Message) -> Array:
-    """The rows that a pull asks for, in the type that it names. ``take``: copies rows of the part. Raises RunError
-    for rows that the part does not have."""
+    """The rows requested by a pull, in the requested type. ``take``: copies rows of the part. Raises RunError for rows
+    outside the part."""
     (ids,) = message.arrays
     check_rows(part, ids, message.source)
     rows = take(ids)
@@ -56,19 +56,19 @@ def rows_answer(part: StoredRows, take: Callable[[Array], Array], message: Messa
         return rows.astype(numpy_dtype(message.note["dtype"]), copy=False)
 
 
-def merged_rows(part: StoredRows, node: Node, found: Mapping[int, Contribution]) -> list[Array]:
-    """The merged rows of a round. Raises RunError for rows that the part does not have."""
-    for trainer, each in found.items():
-        assert each.ids is not None
-        check_rows(part, each.ids, trainer)
-        if each.ids.size and (np.diff(each.ids) <= 0).any():
+def merged_rows(part: StoredRows, node: Node, pushes: Mapping[int, Contribution]) -> list[Array]:
+    """The merged rows of a round. Raises RunError for rows outside the part."""
+    for trainer, push in pushes.items():
+        assert push.ids is not None
+        check_rows(part, push.ids, trainer)
+        if push.ids.size and (np.diff(push.ids) <= 0).any():
             raise RunError(f"trainer {trainer} pushed unsorted rows of table {part.name}")
     attributes = node.attributes
-    return merge_rows(found, attributes["reduce"], attributes["dtype"], attributes["width"])
+    return merge_rows(pushes, attributes["reduce"], attributes["dtype"], attributes["width"])
 
 
 def check_rows(part: StoredRows, ids: Array, trainer: int) -> None:
-    """Raise RunError for rows that a part does not have."""
+    """Raise RunError for rows outside a part."""
     outside = ids[(ids < 0) | (ids >= part.rows)]
     if outside.size:
         raise RunError(

@@ -1,4 +1,4 @@
-"""A server's parts of tables: the source of their first rows, and the update of rows in rounds."""
+"""A server's parts of tables: the source of first rows, and the update of rows in rounds."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from gopt.runtime.session import Array
 
 
 class ServerTables:
-    """The tables of which a server has parts. ``entries``: number -> the table's entry in the manifest."""
+    """The tables with parts on a server. ``entries``: number -> the table's entry in the manifest."""
 
     def __init__(self, server_job: ServerJob, endpoint: int) -> None:
         self.server = endpoint - server_job.trainers
         self._job, self._endpoint = server_job, endpoint
         self._states: Sequence[LocalState] = server_job.entry(endpoint).state
         tables = server_job.plan.tables
-        self.entries = {number: each for number, each in enumerate(tables) if self.server in each.servers}
+        self.entries = {number: table for number, table in enumerate(tables) if self.server in table.servers}
         dtypes = {state.tensor: numpy_dtype(state.dtype) for state in server_job.manifest.states}
         self.sources: dict[str, RowSource] = {}
         """State -> what makes its rows, where no file has them."""
-        for each in self.entries.values():
-            self.sources |= self._sources(each, dtypes)
+        for entry in self.entries.values():
+            self.sources |= self._sources(entry, dtypes)
         self.touched: dict[int, TouchedTable] = {}
         """Table whose updates run on touched rows -> its part."""
 
     def _sources(self, entry: TableEntry, dtypes: Mapping[str, np.dtype]) -> dict[str, RowSource]:
         layout = table_layout(entry)
         rows, columns = layout.row_ids(self.server), layout.columns(self.server)
-        inits = {each.tensor: RowInit.parse(each.rows) for each in entry.init}
+        inits = {init.tensor: RowInit.parse(init.rows) for init in entry.init}
         tensors = {state.input: state.pieces[0].tensor for state in self._states if state.pieces}
         return {
             name: RowSource(
@@ -49,37 +49,36 @@ class ServerTables:
         }  # fmt: skip
 
     def _inputs(self, entry: TableEntry) -> tuple[str, ...]:
-        place = entry.servers.index(self.server)
-        return entry.states[place].inputs if entry.states else entry.inputs[place : place + 1]
+        index = entry.servers.index(self.server)
+        return entry.states[index].inputs if entry.states else entry.inputs[index : index + 1]
 
     def initial(self, graphs: Mapping[str, Graph]) -> dict[str, Array]:
-        """The server's states at the first step, as ``ServerJob.initial_states``, without rows that are created when
-        they are touched."""
+        """The server's states at the first step, as ``ServerJob.initial_states``, without rows created at the first
+        touch."""
         stored = [state for state in self._states if state.input not in self.sources]
-        found = self._job.initial_states(self._endpoint, stored, graphs)
-        for each in self.entries.values():
-            if each.update != Rows.LAZY.value:
-                names = [name for name in self._inputs(each) if name in self.sources]
-                found |= {name: RowStore.drawn(self.sources[name]).whole() for name in names}
-        return found
+        states = self._job.initial_states(self._endpoint, stored, graphs)
+        for entry in self.entries.values():
+            if entry.update != Rows.LAZY.value:
+                names = [name for name in self._inputs(entry) if name in self.sources]
+                states |= {name: RowStore.drawn(self.sources[name]).whole() for name in names}
+        return states
 
     @property
     def lazy(self) -> list[int]:
-        """Tables whose updates run on touched rows."""
-        return [number for number, each in self.entries.items() if each.update == Rows.LAZY.value]
+        """Tables with updates on touched rows."""
+        return [number for number, entry in self.entries.items() if entry.update == Rows.LAZY.value]
 
     def take_out(self, number: int, graph: Graph, values: dict[str, Array], *, merges: bool) -> Graph:
-        """Return the graph without the part of a table whose updates run on touched rows, and remove that part from
+        """Return the graph without the part of a table with updates on touched rows, and remove this part from
         ``values``.
 
-        ``merges``: whether the graph is that of a round, whose messages bring the rows; else rows are inputs.
-        """
+        ``merges``: whether the graph is that of a round, with rows from messages; else rows are inputs."""
         entry = self.entries[number]
         states = entry.states[entry.servers.index(self.server)]
-        graph, found = take_out(graph, dict(zip(states.inputs, states.outputs)))
-        stores = {each.input: self._store(each.input, entry, values) for each in found}
-        self.touched[number] = TouchedTable(tuple(found), stores)
-        rows = [each.rows for each in found]
+        graph, touched = take_out(graph, dict(zip(states.inputs, states.outputs)))
+        stores = {state.input: self._store(state.input, entry, values) for state in touched}
+        self.touched[number] = TouchedTable(tuple(touched), stores)
+        rows = [state.rows for state in touched]
         if not merges:
             graph.inputs.update((name, graph.types[name]) for name in rows)
         for node in graph.nodes if merges else ():
@@ -97,8 +96,8 @@ class ServerTables:
     @property
     def updated(self) -> frozenset[str]:
         """The graph's names of updated rows."""
-        return frozenset(state.updated for each in self.touched.values() for state in each.states)
+        return frozenset(state.updated for table in self.touched.values() for state in table.states)
 
     def arrays(self) -> dict[str, Array]:
-        """All states of parts whose updates run on touched rows."""
-        return {name: array for each in self.touched.values() for name, array in each.arrays().items()}
+        """All states of parts with updates on touched rows."""
+        return {name: array for table in self.touched.values() for name, array in table.arrays().items()}

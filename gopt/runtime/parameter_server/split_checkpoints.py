@@ -1,4 +1,4 @@
-"""Checkpoints of a split: every endpoint writes what it alone holds, at the same step."""
+"""Checkpoints of a split: every endpoint writes its own states, at the same step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gopt.runtime.training.kept_order import kept_order
 
 
 class SplitCheckpoints:
-    """When an endpoint writes a checkpoint, and the one from which it starts. ``step``: the rounds before the start.
+    """When an endpoint writes a checkpoint, and the checkpoint at the start. ``step``: the rounds before the start.
     ``ahead``: of the data, as of ``MicroStep``."""
 
     def __init__(self, server_job: ServerJob, endpoint: int) -> None:
@@ -35,7 +35,7 @@ class SplitCheckpoints:
         self._saved = self.step
 
     def load(self) -> dict[str, Array] | None:
-        """The states of the newest checkpoint; None where there is none."""
+        """The states of the newest checkpoint, or None."""
         if self.checkpoints is None or not self.step:
             return None
         return self.checkpoints.load(self._number, self.step)
@@ -55,21 +55,21 @@ class SplitCheckpoints:
         return self.checkpoints is not None and bool(every) and step % every == 0 and step != self._job.steps
 
     def load_extra(self, name: str) -> Array | None:
-        """The value that this endpoint saved beside its states in the newest checkpoint; None where there is none."""
+        """The value saved by this endpoint beside the states in the newest checkpoint, or None."""
         if self.checkpoints is None or not self.step:
             return None
         return self.checkpoints.load_extra(self.step, name)
 
     def save(
-        self, engine: EndpointEngine, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array],
+        self, engine: EndpointEngine, step: int, states: Mapping[str, Any], to_host: Callable[[Any], Array],
         extra: Mapping[str, Array] = NOTHING,
     ) -> None:  # fmt: skip
-        """Write a checkpoint; all endpoints call it."""
+        """Write a checkpoint; all endpoints call this method."""
         if self.checkpoints is not None:
-            self.checkpoints.save(engine, step, held, to_host, extra)
+            self.checkpoints.save(engine, step, states, to_host, extra)
             self._saved = step
 
     def finish(self, engine: EndpointEngine, step: int, save: Callable[[], None]) -> None:
-        """Write the last checkpoint, unless this step has one."""
-        if self.checkpoints is not None and any(each not in (None, self._saved) for each in engine.gather(step)):
+        """Write the last checkpoint, unless this step has a checkpoint."""
+        if self.checkpoints is not None and any(step not in (None, self._saved) for step in engine.gather(step)):
             save()

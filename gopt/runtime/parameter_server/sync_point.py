@@ -1,4 +1,4 @@
-"""Synchronisation points of endpoints without rounds, at checkpoints and at the end, and the records they exchange."""
+"""Synchronisation points of endpoints without rounds, at checkpoints and at the end, and the exchanged records."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gopt.runtime.parameter_server.job import EndpointEngine
 @exchanged
 @dataclass(slots=True)
 class Usage:
-    """Counts of a server. ``staleness``: number of updates between a trainer's pull and its push -> pushes of keys
-    with that number. ``dropped``: messages that arrived twice."""
+    """Counts of a server. ``staleness``: number of updates between a trainer's pull and push -> pushes of keys with
+    this number. ``dropped``: messages that arrived twice."""
 
     staleness: Counter[int] = field(default_factory=Counter)
     accepted: int = 0
@@ -22,10 +22,10 @@ class Usage:
     """Messages that were not applied, because a value was not a number."""
     answered: int = 0
 
-    def __add__(self, other: Usage) -> Usage:
+    def __add__(self, usage: Usage) -> Usage:
         return Usage(
-            self.staleness + other.staleness, self.accepted + other.accepted, self.dropped + other.dropped,
-            self.skipped + other.skipped, self.answered + other.answered,
+            self.staleness + usage.staleness, self.accepted + usage.accepted, self.dropped + usage.dropped,
+            self.skipped + usage.skipped, self.answered + usage.answered,
         )  # fmt: skip
 
 
@@ -34,9 +34,8 @@ class Usage:
 class SyncReport:
     """The report of an endpoint at a synchronisation point, and the combined report of all.
 
-    ``step``: the furthest step. ``leaving``: one of them stops, so all end. ``signal``: the signal for which it stops,
-    or 0. ``spread``: the largest difference between versions of keys in one step's pulls.
-    """
+    ``step``: the furthest step. ``leaving``: an endpoint stops, so all end. ``signal``: the signal for the stop, or 0.
+    ``spread``: the largest difference between versions of keys in one step's pulls."""
 
     step: int = 0
     leaving: bool = False
@@ -55,17 +54,17 @@ class SyncReport:
 
 
 def synchronise(engine: EndpointEngine, mine: SyncReport | Usage) -> SyncReport:
-    """Synchronise, and return the combined report. All endpoints call it, at the same steps; a lost trainer reports
-    nothing."""
-    found = engine.gather(mine)
-    trainers = [each for each in found if isinstance(each, SyncReport)]
-    servers = [each for each in found if isinstance(each, Usage)]
-    exhausted = all(each.exhausted for each in trainers)
+    """Synchronise, and return the combined report. All endpoints call this function, at the same steps; a lost trainer
+    reports nothing."""
+    reports = engine.gather(mine)
+    trainers = [report for report in reports if isinstance(report, SyncReport)]
+    servers = [report for report in reports if isinstance(report, Usage)]
+    exhausted = all(trainer.exhausted for trainer in trainers)
     return SyncReport(
-        max((each.step for each in trainers), default=0),
-        exhausted or any(each.leaving for each in trainers),
-        next((each.signal for each in trainers if each.signal), 0),
-        max((each.spread for each in trainers), default=0),
+        max((trainer.step for trainer in trainers), default=0),
+        exhausted or any(trainer.leaving for trainer in trainers),
+        next((trainer.signal for trainer in trainers if trainer.signal), 0),
+        max((trainer.spread for trainer in trainers), default=0),
         exhausted,
         sum(servers, Usage()),
     )

@@ -1,8 +1,7 @@
-"""A trainer's rows of tables: those it pulls from servers, and those whose gradients it pushes.
+"""A trainer's rows of tables: pulled rows, and rows with pushed gradients.
 
-A pull asks each server once for the distinct rows that it has; a server with none of them gets no message. A push goes
-to every server that has a part, also with no rows, so that servers know that nothing else follows.
-"""
+A pull asks each server once for the distinct rows of the server; a server without such rows gets no message. A push
+goes to every server with a part, also without rows, so that servers know that nothing else follows."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ from gopt.runtime.session import Array
 
 
 def coalesce(ids: Ids, rows: Array) -> tuple[Ids, Array]:
-    """Each id once, in ascending order, and the sum of its rows, added in the order of the list. float16 and
-    bfloat16 are summed in float32 and rounded once."""
+    """Each id once, in ascending order, and the sum of the id's rows, added in the order of the list."""
     order = np.argsort(ids, kind="stable")
     ids, listed = ids[order], rows[order]
     starts = np.flatnonzero(np.diff(ids, prepend=ids[:1] - 1))
@@ -38,8 +36,8 @@ def coalesce(ids: Ids, rows: Array) -> tuple[Ids, Array]:
 
 
 def pulls_first(graph: Graph) -> None:
-    """Put pulls of rows, and what their ids are computed from, before all other nodes, so that the requests of all
-    tables leave before an answer is waited for. Changes the order of the graph's nodes and nothing else."""
+    """Put pulls of rows, and the nodes that compute the ids, before all other nodes, so that the requests of all tables
+    leave before the first wait for an answer. Changes the order of the graph's nodes and nothing else."""
     producers = {name: node for node in graph.nodes for name in node.outputs}
     pulls = (node for node in graph.nodes if node.domain == COMM and node.op_type == "PullRows")
     early = set(walk(pulls, lambda node: [producers[name] for name in node.reads if name in producers]))
@@ -49,7 +47,7 @@ def pulls_first(graph: Graph) -> None:
 
 @dataclass(slots=True, eq=False)
 class PendingRows:
-    """Rows that were requested. ``places``: the index of each wanted row among the distinct ones."""
+    """Requested rows. ``places``: the index of each wanted row among the distinct rows."""
 
     client: TableRows
     number: int
@@ -64,27 +62,27 @@ class PendingRows:
     index: int
 
     def result(self) -> list[Array]:
-        """Wait for the answers, and return the rows in the order in which they were wanted. Raises RunError where a
-        server sends something else."""
+        """Wait for the answers, and return the rows in the requested order. Raises RunError where a server sends
+        something else."""
         self.client.position(self.index)
-        found = np.empty((self.count, self.layout.width), numpy_dtype(self.dtype))
+        result = np.empty((self.count, self.layout.width), numpy_dtype(self.dtype))
         for part in self.parts:
             server = self.client.server(part.server)
             columns = self.layout.columns(part.server)
             rows = self.client.wait(server, self.number, self.what)
-            if rows.shape != (part.local.size, len(columns)) or rows.dtype != found.dtype:
+            if rows.shape != (part.local.size, len(columns)) or rows.dtype != result.dtype:
                 sent = f"server {part.server} sent {array_dtype(rows)}{list(rows.shape)}"
                 raise RunError(f"{sent} as {part.local.size} x {len(columns)} {self.dtype} of {self.what}")
             if self.layout.layout is Layout.COLUMNS:
-                found[:, columns.start : columns.stop] = rows
+                result[:, columns.start : columns.stop] = rows
             else:
-                found[part.positions] = rows
-        return [found[self.places].reshape(self.shape)]
+                result[part.positions] = rows
+        return [result[self.places].reshape(self.shape)]
 
 
 @dataclass(slots=True, eq=False)
 class TableRows:
-    """All tables of a trainer. ``server``: a server's number -> its endpoint. ``receive``: receives one message."""
+    """All tables of a trainer. ``server``: a server's number -> the endpoint. ``receive``: receives one message."""
 
     layouts: Sequence[TableLayout]
     endpoint: Endpoint
@@ -94,17 +92,17 @@ class TableRows:
     bytes_pushed: int = 0
     bytes_pulled: int = 0
     """Bytes of numbers and rows, both ways: a pull sends numbers."""
-    _asked: int = 0
+    _requests: int = 0
     _came: dict[tuple[int, int], Array] = field(default_factory=dict)
     """Server's endpoint and number of a pull -> its rows."""
     _leaving: list[Sent] = field(default_factory=list)
 
     def pull(self, index: int, node: Node, round_number: int, ids: Array) -> PendingRows:
-        """Request rows as they are before the update of a round. Raises InputError for an index outside the table."""
+        """Request rows as of before the update of a round. Raises InputError for an index outside the table."""
         attributes = node.attributes
         layout = self.layouts[attributes["table"]]
-        unique, places = np.unique(layout.known(ids), return_inverse=True)
-        number, self._asked = self._asked, self._asked + 1
+        unique, indices = np.unique(layout.known(ids), return_inverse=True)
+        number, self._requests = self._requests, self._requests + 1
         parts = tuple(part for part in layout.partition(unique) if part.local.size)
         note = {"dtype": attributes["dtype"], "pull": number}
         for part in parts:
@@ -114,26 +112,26 @@ class TableRows:
         shape = (ids.size, attributes["width"]) if attributes["width"] else (ids.size,)
         what = f"rows of table {layout.name} of round {round_number}"
         return PendingRows(
-            self, number, layout, parts, places.reshape(-1), unique.size, attributes["dtype"], shape, what, index
+            self, number, layout, parts, indices.reshape(-1), unique.size, attributes["dtype"], shape, what, index
         )
 
     def push(self, node: Node, round_number: int, weight: float | None, ids: Array, rows: Array) -> None:
-        """Send gradients of rows, each row once, to all servers that have a part. Raises InputError for an index
-        outside the table, or another number of rows."""
+        """Send gradients of rows, each row once, to all servers with a part. Raises InputError for an index outside the
+        table, or another number of rows."""
         layout = self.layouts[node.attributes["table"]]
-        known = layout.known(ids)
-        if rows.size != known.size * layout.width:
-            raise InputError(f"{known.size} rows of table {layout.name} are pushed with {list(rows.shape)} values")
-        unique, sums = coalesce(known, rows.reshape(known.size, layout.width))
+        row_ids = layout.known(ids)
+        if rows.size != row_ids.size * layout.width:
+            raise InputError(f"{row_ids.size} rows of table {layout.name} are pushed with {list(rows.shape)} values")
+        unique, sums = coalesce(row_ids, rows.reshape(row_ids.size, layout.width))
         note = None if weight is None else {"weight": weight}
         for part in layout.partition(unique):
             columns = layout.columns(part.server)
-            own = sums[part.positions, columns.start : columns.stop]
+            share = sums[part.positions, columns.start : columns.stop]
             message = self.endpoint.message(
-                Kind.PUSH_ROWS, node.attributes["table"], round_number, (part.local, own), note
+                Kind.PUSH_ROWS, node.attributes["table"], round_number, (part.local, share), note
             )
             self._send(part.server, message)
-            self.bytes_pushed += part.local.nbytes + own.nbytes
+            self.bytes_pushed += part.local.nbytes + share.nbytes
 
     def take(self, message: Message) -> None:
         """Accept an answer to a pull."""
@@ -141,7 +139,7 @@ class TableRows:
         self.bytes_pulled += message.arrays[0].nbytes
 
     def wait(self, server: int, number: int, what: str) -> Array:
-        """The rows that an endpoint sends as the answer to a pull."""
+        """The rows in an endpoint's answer to a pull."""
         while (server, number) not in self._came:
             self.receive(lambda: Awaited((server,), f"send {what}"))
         return self._came.pop((server, number))

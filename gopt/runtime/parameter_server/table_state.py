@@ -1,4 +1,4 @@
-"""An asynchronous server's part of a table: rows that trainers push and pull, and its own counters."""
+"""An asynchronous server's part of a table: rows pushed and pulled by trainers, and counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gopt.runtime.training.hyper_parameters import HyperParameter
 
 
 class TableState(BlockState):
-    """A server's part of a table, ``rows``, and its block."""
+    """A server's part of a table, ``rows``, and the part's block."""
 
     def __init__(
         self, block: Block, rows: Rows, tables: ServerTables, states: dict[str, Array], rule: str,
@@ -38,7 +38,7 @@ class TableState(BlockState):
         if self._touched is None:
             self._states = {name: states[name] for name in block.states}
         else:
-            results = {each.updated: each.updated for each in self._touched.states}
+            results = {state.updated: state.updated for state in self._touched.states}
         self._update = Part(graph, results, device, cache)
 
     @property
@@ -47,12 +47,12 @@ class TableState(BlockState):
 
     @property
     def states(self) -> Mapping[str, Array]:
-        """All states, flattened. Rows that were never touched are created."""
+        """All states, flattened. Untouched rows are created."""
         return self._states if self._touched is None else self._touched.arrays()
 
     def push(self, message: Message, trainers: int) -> int:
-        """Apply the rows that a trainer pushed; returns how many updates late they are. Raises RunError for rows
-        that the part does not have, or that are not in ascending order."""
+        """Apply a trainer's pushed rows; returns by how many updates the push is late. Raises RunError for rows outside
+        the part, or out of ascending order."""
         ids, rows = message.arrays
         check_rows(self.rows, ids, message.source)
         if not ids.size:  # a trainer that looks up no row here pulls none
@@ -70,8 +70,8 @@ class TableState(BlockState):
         return self._count(message.source, trainers, fed)
 
     def pull(self, message: Message) -> Array:
-        """The rows that a trainer asks for, with the current version, which is recorded for the trainer. Raises
-        RunError for rows that the part does not have."""
+        """The rows requested by a trainer, with the current version, recorded for the trainer. Raises RunError for rows
+        outside the part."""
         self.pulled[message.source] = self.version
         if self._touched is not None:
             return rows_answer(self.rows, self._touched.stores[self.rows.input].take, message)

@@ -1,4 +1,4 @@
-"""A trainer of a split: it pulls parameters, computes gradients on its own batch, and pushes them."""
+"""A trainer of a split: pulls parameters, computes gradients on the trainer's batch, and pushes the gradients."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _StepEnd:
 
 class PushPullTrainer:
     """One trainer. ``position`` is called with step and message whenever they change; ``stop_signal`` returns the
-    signal that this process received, or 0.
+    signal received by this process, or 0.
 
     Raises InputError, OptionError and RunError for unusable files and options.
     """
@@ -81,11 +81,14 @@ class PushPullTrainer:
         self._hyper = hyper_parameters(manifest, job)
         self.data = TrainerData(server_job, endpoint.number, self.checkpoints.ahead)
         self._copies = [state for state in self.entry.state if state.copy and not state.local]
-        kept = [state for state in self.entry.state if not state.copy or state.local]
+        states = [state for state in self.entry.state if not state.copy or state.local]
         loaded = self.checkpoints.load() if job.resume else None
-        first = server_job.initial_states(endpoint.number, kept, self.graphs) if loaded is None else loaded
-        self.held: dict[str, Any] = first
-        sums = {each.input: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in self.entry.accumulators}
+        values = server_job.initial_states(endpoint.number, states, self.graphs) if loaded is None else loaded
+        self.held: dict[str, Any] = values
+        sums = {
+            accumulator.input: np.zeros(accumulator.shape, numpy_dtype(accumulator.dtype))
+            for accumulator in self.entry.accumulators
+        }
         self.held.update(sums)
         self._device = Host(tuning_of(job.tuning))
         self.programs: dict[str, Executor] = {}
@@ -97,7 +100,7 @@ class PushPullTrainer:
     # --- the run ----------------------------------------------------------------------------------------------------
 
     def run(self, on_step: Callable[[Progress], None], on_start: Callable[[], None] = lambda: None) -> None:
-        """Run all steps of the job, or those until a signal comes; the chief calls ``on_step`` after each."""
+        """Run all steps of the job, or the steps until a signal; the chief calls ``on_step`` after each step."""
         agree(self.endpoint, self.server_job)
         self.endpoint.tolerate_loss(range(CHIEF + 1, self.server_job.trainers) if self._continues else ())
         engine = EndpointEngine(self.endpoint)
@@ -111,26 +114,26 @@ class PushPullTrainer:
                     self._save(engine)
             self._leave()
             self.checkpoints.finish(engine, self.step, lambda: self._save(engine))
-        found = engine.gather(None)
+        summaries = engine.gather(None)
         if self.endpoint.number == CHIEF:
             self._notice_lost()
-            self._faults.summarise([each for each in found if isinstance(each, ServerSummary)])
+            self._faults.summarise([summary for summary in summaries if isinstance(summary, ServerSummary)])
         self.endpoint.close()
 
     def _compile(self) -> None:
-        """Compile the phases; when all endpoints have, pull the parameters with which this trainer starts."""
+        """Compile the phases; when all endpoints have, pull the start values of this trainer's parameters."""
         cache = self._device.sessions()
         replaces = {state.output: state.input for state in self.entry.state}
-        replaces |= {each.output: each.input for each in self.entry.accumulators}
+        replaces |= {accumulator.output: accumulator.input for accumulator in self.entry.accumulators}
         for phase, graph in self.graphs.items():
             self.programs[phase] = Executor(plan_execution(graph, replaces, self._device), cache)
         ready = get_ready(self.endpoint, self._more())
         if self._copies:
-            first = _pull_graph(self.graphs, [state.output for state in self._copies])
-            program = Executor(plan_execution(first), SessionCache())
-            self.messages.ask(first, self.step, "before")
-            made = program.run({ROUND: np.array(self.step, np.int64)}, self.messages)
-            self.held.update((state.input, np.array(made[state.output])) for state in self._copies)
+            pulls = _pull_graph(self.graphs, [state.output for state in self._copies])
+            program = Executor(plan_execution(pulls), SessionCache())
+            self.messages.ask(pulls, self.step, "before")
+            values = program.run({ROUND: np.array(self.step, np.int64)}, self.messages)
+            self.held.update((state.input, np.array(values[state.output])) for state in self._copies)
         self._look_ahead(ready)
         for program in self.programs.values():
             program.bind_states(self.held)
@@ -141,12 +144,12 @@ class PushPullTrainer:
         before = self.messages.usage
         self._set_call(-1)
         manifest, round_number = self.server_job.manifest, self.step
-        fed: dict[str, Array] = {each.name: each.at(self.step) for each in self._hyper}
+        fed: dict[str, Array] = {parameter.name: parameter.at(self.step) for parameter in self._hyper}
         fed[ROUND] = np.array(round_number, np.int64)
         idle = self.data.idle
-        seen = {name: [] for name in manifest.losses} if idle else self._compute(fed, round_number)
+        micro_losses = {name: [] for name in manifest.losses} if idle else self._compute(fed, round_number)
         self._end_round(round_number)
-        mine = {name: mean(values) for name, values in seen.items()}
+        mine = {name: mean(values) for name, values in micro_losses.items()}
         if self.server_job.job.stop_on_nan and not idle and not_finite(mine):
             self.call = -1
             raise not_finite_error(mine, self.step)
@@ -159,9 +162,9 @@ class PushPullTrainer:
             on_step(Progress.of(self.step, losses, time.perf_counter() - begin, count, more))
 
     def _compute(self, fed: Mapping[str, Array], round_number: int) -> dict[str, list[float]]:
-        """Run the phases of a step; returns each loss of its micro-steps."""
+        """Run the phases of a step; returns each loss of the micro-steps."""
         manifest = self.server_job.manifest
-        seen: dict[str, list[float]] = {name: [] for name in manifest.losses}
+        losses: dict[str, list[float]] = {name: [] for name in manifest.losses}
         if self.server_job.plan.pull is PullAt.START:
             for graph in self.graphs.values():
                 self.messages.ask(graph, round_number, "before")
@@ -172,12 +175,12 @@ class PushPullTrainer:
                 if self.data.feeds(self.graphs[phase]):
                     feeds = {**fed, **self.data.batch(self.step, turn)}
                 shown = program.advance(self.held, feeds, self.messages)
-                for name in seen.keys() & shown.keys():
-                    seen[name].append(float(self._device.to_host(shown[name])))
-        return seen
+                for name in losses.keys() & shown.keys():
+                    losses[name].append(float(self._device.to_host(shown[name])))
+        return losses
 
     def _end_round(self, round_number: int) -> None:
-        """Tell every server, once, that this trainer has pushed its whole contribution to a round."""
+        """Tell every server, once, that this trainer has pushed the whole contribution to a round."""
         if round_number <= self._ended:
             return
         self._ended = round_number
@@ -201,39 +204,38 @@ class PushPullTrainer:
         """Wait for the other trainers at the end of a step; returns their losses on the chief. All learn whether the
         run ends."""
         idle = self.data.idle
-        told = [value if math.isfinite(value) else str(value) for value in losses.values()]
-        note = {"losses": told, "signal": self._stop_signal(), "idle": idle, "more": self._more()}  # fmt: skip
+        numbers = [value if math.isfinite(value) else str(value) for value in losses.values()]
+        note = {"losses": numbers, "signal": self._stop_signal(), "idle": idle, "more": self._more()}  # fmt: skip
         if self.endpoint.number != CHIEF:
             self.endpoint.send(CHIEF, self.endpoint.message(Kind.BARRIER, 0, self.step, note=note))
             while self.step not in self._step_end.released:
                 self._receive((CHIEF,), f"end step {self.step}")
             self.stopped = self._step_end.released.pop(self.step)
             return ()
-        while missing := [each for each in self._others() if (each, self.step) not in self._step_end.came]:
+        while missing := [trainer for trainer in self._others() if (trainer, self.step) not in self._step_end.came]:
             self._receive(tuple(missing), f"end step {self.step}")
-        notes = {CHIEF: note, **{each: self._step_end.came.pop((each, self.step)) for each in self._others()}}
-        signal = next((int(each["signal"]) for each in notes.values() if each["signal"]), 0)
-        self.stopped = signal or self._data_ends({number: bool(each["more"]) for number, each in notes.items()})
-        for other in self._others():
-            self.endpoint.send(other, self.endpoint.message(Kind.RELEASE, 0, self.step, note=self.stopped))
-        told_all = [each["losses"] for each in notes.values() if not each["idle"]]
-        found = tuple(dict(zip(losses, map(float, each))) for each in told_all)
-        return found or (dict.fromkeys(losses, math.nan),)
+        notes = {CHIEF: note, **{trainer: self._step_end.came.pop((trainer, self.step)) for trainer in self._others()}}
+        signal = next((int(note["signal"]) for note in notes.values() if note["signal"]), 0)
+        self.stopped = signal or self._data_ends({number: bool(ended["more"]) for number, ended in notes.items()})
+        for receiver in self._others():
+            self.endpoint.send(receiver, self.endpoint.message(Kind.RELEASE, 0, self.step, note=self.stopped))
+        told_all = [note["losses"] for note in notes.values() if not note["idle"]]
+        rows = tuple(dict(zip(losses, map(float, row))) for row in told_all)
+        return rows or (dict.fromkeys(losses, math.nan),)
 
     # --- data that ends ---------------------------------------------------------------------------------------------
 
     def _more(self) -> bool:
-        """Return whether there is data for the next step; reads it in advance where a run may end with its data."""
+        """Return whether there is data for the next step; the data is read in advance where a run may end with it."""
         return self._faults.stop is None or self.step >= self.server_job.job.steps or self.data.take_ahead(self.step)
 
     def _look_ahead(self, ready: Sequence[Any]) -> None:
-        """Before the first step: end the run where there is too little data for it. ``ready``: what all endpoints
-        passed."""
+        """Before the first step: end the run where data lacks. ``ready``: the values passed by all endpoints."""
         self.stopped = self._data_ends(dict(enumerate(map(bool, ready[: self.server_job.trainers]))))
 
     def _data_ends(self, more: Mapping[int, bool]) -> int:
-        """OUT_OF_DATA where the run ends for lack of data, else 0; the chief reports whose data ended. ``more``:
-        trainer -> whether it has data for the next step."""
+        """OUT_OF_DATA where the run ends for lack of data, else 0; the chief reports the trainers out of data.
+        ``more``: trainer -> whether data is left for the next step."""
         without = {number for number, has in more.items() if not has}
         ends = bool(without) and (self._faults.stop is StopFault.FIRST or len(without) == len(more))
         for number in sorted(without - self._step_end.exhausted):
@@ -249,7 +251,7 @@ class PushPullTrainer:
     # --- participants -----------------------------------------------------------------------------------------------
 
     def _others(self) -> list[int]:
-        return [each for each in range(1, self.server_job.trainers) if each not in self._step_end.lost]
+        return [trainer for trainer in range(1, self.server_job.trainers) if trainer not in self._step_end.lost]
 
     def _receive(self, sources: tuple[int, ...], what: str) -> None:
         try:
@@ -291,7 +293,7 @@ class PushPullTrainer:
 
 
 def _pull_graph(graphs: Mapping[str, Graph], outputs: list[str]) -> Graph:
-    """The part of a trainer's graphs that pulls values and joins them, for the start."""
+    """The part of a trainer's graphs that pulls and joins values, for the start."""
     graph = next(graph for graph in graphs.values() if outputs[0] in graph.outputs)
     index = GraphIndex(graph)
     needed = set(walk(outputs, lambda name: index.operands(name, lambda node: node.domain != COMM)))
@@ -299,11 +301,11 @@ def _pull_graph(graphs: Mapping[str, Graph], outputs: list[str]) -> Graph:
     for node in graph.nodes:
         if needed.isdisjoint(node.outputs):
             continue
-        own = clone(node)
-        if own.domain == COMM:
-            own.inputs = [ROUND]
-            own._attributes = {**node.attributes, "version": "before"}
-        nodes.append(own)
+        copy = clone(node)
+        if copy.domain == COMM:
+            copy.inputs = [ROUND]
+            copy._attributes = {**node.attributes, "version": "before"}
+        nodes.append(copy)
     read = {name for node in nodes for name in node.reads}
     return replace(
         graph, nodes=nodes, inputs={ROUND: ROUND_TYPE}, outputs={name: graph.outputs[name] for name in outputs},

@@ -1,4 +1,4 @@
-"""A trainer's batches, and when they end."""
+"""A trainer's batches, and their end."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from gopt.runtime.training.draws import DrawnInputs
 
 
 class TrainerData:
-    """The batches of one trainer. ``idle``: it has none for the current step, nor for later ones. ``ahead``: as of
+    """The batches of one trainer. ``idle``: no data for the current step or later steps. ``ahead``: as of
     ``MicroStep``.
 
-    Raises InputError for arrays that fit no input, and OptionError for a function that cannot be found.
-    """
+    Raises InputError for arrays that fit no input, and OptionError for a missing function."""
 
     def __init__(self, server_job: ServerJob, number: int, ahead: int) -> None:
         self._number, self._parts, self._ahead_by = number, server_job.trainers, ahead
@@ -25,13 +24,13 @@ class TrainerData:
         self._times = max(server_job.manifest.schedule.values())
         """Micro-steps of a step."""
         inputs = server_job.manifest.inputs_of(InputKind.BATCH)
-        for each in inputs:
-            if not each.type.static:
+        for entry in inputs:
+            if not entry.type.static:
                 raise InputError(
-                    f"batch input {each.name!r} has the open shape {each.type}",
+                    f"batch input {entry.name!r} has the open shape {entry.type}",
                     "export the step at fixed sizes, and shard that",
                 )
-        self._types: dict[str, TensorType] = {each.name: each.type for each in inputs}
+        self._types: dict[str, TensorType] = {entry.name: entry.type for entry in inputs}
         order = self._job.order(self._times, once=server_job.faults.stop is not None)
         drawn = DrawnInputs.of(server_job.manifest, server_job.seed)
         self._source = open_data(self._job.data, self._types, order, drawn)

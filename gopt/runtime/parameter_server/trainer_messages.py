@@ -26,7 +26,8 @@ from gopt.runtime.session import Array
 
 @dataclass(slots=True, eq=False)
 class TrainerMessages:
-    """Makes the messages of a trainer's graphs. The executor calls it for each message node, in the order of the file.
+    """Makes the messages of a trainer's graphs. The executor calls the object for each message node, in the order of
+    the file.
 
     ``other``: called with messages that are no answer to a pull.
     """
@@ -46,7 +47,7 @@ class TrainerMessages:
     """Seconds in which it waited for messages."""
     _weighted: set[int] = field(default_factory=set)
     """Numbers of pushes that carry a weight, by the identity of their node."""
-    _asked: set[tuple[int, int, int]] = field(default_factory=set)
+    _requested: set[tuple[int, int, int]] = field(default_factory=set)
     """Server, bucket and version that were asked for and have not come."""
     _came: dict[tuple[int, int, int], Message] = field(default_factory=dict)
     _leaving: list[Sent] = field(default_factory=list)
@@ -75,7 +76,7 @@ class TrainerMessages:
         return graph
 
     def ask(self, graph: Graph, round_number: int, version: str) -> None:
-        """Request everything that a graph pulls of a version, so that servers send one bucket while another is used."""
+        """Request all pulls of a graph at a version, so that servers send one bucket while another is used."""
         for node in graph.nodes:
             if node.domain == COMM and node.op_type == "Pull" and node.attributes["version"] == version:
                 self._ask(node, round_number)
@@ -83,7 +84,7 @@ class TrainerMessages:
     def __call__(
         self, index: int, node: Node, inputs: list[Array], buffer: Any = None
     ) -> list[Array] | CollectiveFuture:
-        """Make the message of a node; returns its results, or a future of them."""
+        """Make the message of a node; returns the results, or a future."""
         self.position(index)
         round_number = int(inputs[0])
         if node.op_type == "Push":
@@ -113,8 +114,8 @@ class TrainerMessages:
         if id(node) in self._weighted:
             note, inputs = {"weight": float(inputs[0])}, inputs[1:]
         self._leaving = [sent for sent in self._leaving if not sent.done]
-        flat = self._pool.take([sum(each.size for each in inputs)], inputs[0].dtype)
-        np.concatenate([each.reshape(-1) for each in inputs], out=flat)
+        flat = self._pool.take([sum(array.size for array in inputs)], inputs[0].dtype)
+        np.concatenate([array.reshape(-1) for array in inputs], out=flat)
         self.bytes_pushed += flat.nbytes
         message = self.endpoint.message(Kind.PUSH, node.attributes["bucket"], round_number, (flat,), note)
         to = self.server_job.server(node.attributes["server"])
@@ -123,13 +124,13 @@ class TrainerMessages:
     # --- pulls ------------------------------------------------------------------------------------------------------
 
     def _ask(self, node: Node, round_number: int) -> tuple[int, int, int]:
-        """Request a bucket, unless it is requested already; returns the key of the answer. A version is the number
-        of rounds whose updates a value has."""
+        """Request a bucket, unless requested already; returns the key of the answer. A version is the number of rounds
+        whose updates a value has."""
         version = round_number + (node.attributes["version"] == "after")
         server = self.server_job.server(node.attributes["server"])
         key = server, node.attributes["bucket"], version
-        if key not in self._asked:
-            self._asked.add(key)
+        if key not in self._requested:
+            self._requested.add(key)
             note = {"dtype": node.attributes["dtype"]}
             self.endpoint.send(server, self.endpoint.message(Kind.PULL, key[1], version, note=note))
         return key
@@ -142,8 +143,8 @@ class TrainerMessages:
             what = f"send bucket {key[1]} ({', '.join(node.attributes['keys'])}) of round {key[2]}"
             self.receive(lambda: Awaited((key[0],), what))  # noqa: B023 - used within this turn
         message = self._came.pop(key)
-        self._asked.discard(key)
-        self.bytes_pulled += sum(each.nbytes for each in message.arrays)
+        self._requested.discard(key)
+        self.bytes_pulled += sum(array.nbytes for array in message.arrays)
         return _pieces(message.arrays, parse_shapes(node.attributes["shapes"]), node.attributes["dtype"])
 
     def receive(self, awaited: Callable[[], Awaited]) -> None:
@@ -168,18 +169,18 @@ class TrainerMessages:
 
 
 def _pieces(arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]], dtype: str) -> list[Array]:
-    """The arrays of keys, split into pieces; raises RunError where their sizes differ."""
-    found: list[Array] = []
+    """The arrays of keys, split into pieces; raises RunError where sizes differ."""
+    results: list[Array] = []
     rest = list(shapes)
     for array in arrays:
-        taken: list[tuple[int, ...]] = []
+        fitting: list[tuple[int, ...]] = []
         size = 0
-        while rest and (size < array.size or (not array.size and not taken)):
-            taken.append(rest.pop(0))
-            size += int(np.prod(taken[-1], dtype=np.int64))
+        while rest and (size < array.size or (not array.size and not fitting)):
+            fitting.append(rest.pop(0))
+            size += int(np.prod(fitting[-1], dtype=np.int64))
         if size != array.size or array.dtype != numpy_dtype(dtype):
             raise RunError(f"a server sent {array.size} elements of {array.dtype}, the graph takes {size} of {dtype}")
-        found += unpack_views(array.reshape(-1), taken)
+        results += unpack_views(array.reshape(-1), fitting)
     if rest:
         raise RunError(f"a server sent {len(arrays)} values, the graph takes more")
-    return found
+    return results

@@ -1,4 +1,4 @@
-"""For which trainers a server waited, and what it did in a run."""
+"""A server's waits for trainers, and counts of a run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ SHARE = 0.8
 
 @dataclass(slots=True)
 class Waits:
-    """Seconds that a server waited for each trainer while another one had arrived, and how often each arrived last.
+    """Seconds of a server's wait for each trainer while another had arrived, and how often each arrived last.
 
-    While none has arrived, all compute, and no trainer is waited for. ``clock``: returns seconds.
-    """
+    Before the first arrival, all compute, and no trainer is waited for. ``clock``: returns seconds."""
 
     clock: Callable[[], float] = time.perf_counter
     seconds: dict[int, float] = field(default_factory=dict)
@@ -30,7 +29,7 @@ class Waits:
     _round: dict[int, float] = field(default_factory=dict)
 
     def add(self, missing: Sequence[int], live: int, begun: float) -> None:
-        """Record a wait that began at ``begun``: the trainers in ``missing``, of all ``live`` ones, had not arrived."""
+        """Record a wait since ``begun``: the trainers in ``missing``, of all ``live`` trainers, had not arrived."""
         if len(missing) < live:
             spent = self.clock() - begun
             for trainer in missing:
@@ -49,8 +48,8 @@ class Waits:
 @exchanged
 @dataclass(frozen=True, slots=True)
 class ServerSummary:
-    """Waits and counts of a server. ``waits``: trainer -> seconds that it was waited for while another had arrived.
-    ``last``: trainer -> rounds in which it arrived last."""
+    """Waits and counts of a server. ``waits``: trainer -> seconds waited for the trainer while another had arrived.
+    ``last``: trainer -> rounds with this trainer last."""
 
     server: int
     rounds: int
@@ -67,22 +66,22 @@ class ServerSummary:
         return {
             "server": self.server, "rounds": self.rounds, "answered": self.answered, "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out, "dropped": self.dropped, "skipped": self.skipped,
-            "waits": {str(each): round(spent, 6) for each, spent in sorted(self.waits.items())},
-            "last": {str(each): count for each, count in sorted(self.last.items())},
+            "waits": {str(trainer): round(spent, 6) for trainer, spent in sorted(self.waits.items())},
+            "last": {str(trainer): count for trainer, count in sorted(self.last.items())},
         }  # fmt: skip
 
 
 def straggler(summaries: Sequence[ServerSummary]) -> str:
-    """A line that names the trainer for which a server waited in nearly every round; '' where there is none."""
-    found = [
-        (each.waits.get(trainer, 0.0), trainer, count, each)
-        for each in summaries for trainer, count in each.last.items()
-        if each.rounds >= ENOUGH and count >= SHARE * each.rounds
+    """A line with the trainer for which a server waited in nearly every round, or ''."""
+    waits = [
+        (summary.waits.get(trainer, 0.0), trainer, count, summary)
+        for summary in summaries for trainer, count in summary.last.items()
+        if summary.rounds >= ENOUGH and count >= SHARE * summary.rounds
     ]  # fmt: skip
-    if not found:
+    if not waits:
         return ""
-    spent, trainer, count, each = max(found, key=lambda item: item[0])
+    spent, trainer, count, slowest = max(waits, key=lambda item: item[0])
     return (
-        f"trainer {trainer} came last in {count} of {each.rounds} rounds: server {each.server} waited {spent:.3g} s "
-        "for it while others had come"
+        f"trainer {trainer} came last in {count} of {slowest.rounds} rounds: server {slowest.server} waited "
+        f"{spent:.3g} s for it while others had come"
     )

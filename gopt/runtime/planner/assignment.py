@@ -1,4 +1,4 @@
-"""The result of buffer assignment: which values share a buffer, and at which offset. No memory is allocated yet."""
+"""The result of buffer assignment: the values of each shared buffer, and their offsets. No memory is allocated yet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BufferSlice:
 
 @dataclass(frozen=True, slots=True)
 class SendBuffer:
-    """The flat buffer of what a call sends. ``packed``: useful even if ranks do not share it."""
+    """The flat buffer of a call's sent data. ``packed``: useful even without sharing."""
 
     call: Node
     names: tuple[str, ...]
@@ -39,8 +39,7 @@ class SendBuffer:
 class GatherBuffer:
     """The flat buffer of a gather's result; ``calls``: the indices of all gathers with this result.
 
-    ``states``: state -> its elements and shape. ``outputs``: the same for the results of each gather.
-    """
+    ``states``: state -> elements and shape. ``outputs``: the same for the results of each gather."""
 
     call: Node
     calls: tuple[int, ...]
@@ -64,8 +63,7 @@ class GatherBuffer:
 
 @dataclass(frozen=True, slots=True)
 class BufferAssignment:
-    """Buffers of a rank's graph. ``graph``: the graph without the nodes that only slice states; their results are
-    views."""
+    """Buffers of a rank's graph. ``graph``: the graph without nodes that only slice states; their results are views."""
 
     graph: Graph
     sends: dict[int, SendBuffer] = field(default_factory=dict)
@@ -85,7 +83,7 @@ class BufferAssignment:
 
     @property
     def send_names(self) -> frozenset[str]:
-        """The values of those send buffers that exist even where no memory is shared."""
+        """The values of send buffers that exist even without shared memory."""
         return frozenset(name for send in self.sends.values() if send.packed for name in send.names)
 
     def without(self, calls: Collection[int]) -> BufferAssignment:
@@ -101,22 +99,21 @@ class BufferAssignment:
         )
 
     def aliases_of(self, names: Iterable[str]) -> frozenset[str]:
-        """These values and all others in their buffers, whose memory may change when ``names`` are written."""
-        given = frozenset(names)
-        calls = {self.slices[name].call for name in given if name in self.slices}
-        return given.union(*(self.buffer_values[call] for call in calls))
+        """These values and all others in the same buffers, with memory that may change when ``names`` are written."""
+        values = frozenset(names)
+        calls = {self.slices[name].call for name in values if name in self.slices}
+        return values.union(*(self.buffer_values[call] for call in calls))
 
     def input_alias(self, name: str, rows: Sequence[str], step: int, last: Mapping[str, int]) -> str | None:
         """The operand that a step may overwrite with ``name``, which a gather sends.
 
-        It is this rank's own slice of the gather's buffer, if the step is its last reader and all other values of the
-        buffer have been read. ``last``: value -> number of the last step that reads it. None where there is no such
-        operand.
-        """
-        own = self.own_slices.get(name, frozenset())
-        row = next((row for row in rows if self.slices.get(row) in own), None)
+        The operand is this rank's slice of the gather's buffer, if the step is the slice's last reader and all other
+        values of the buffer have been read. ``last``: value -> number of the last reading step. None without such an
+        operand."""
+        slices = self.own_slices.get(name, frozenset())
+        row = next((row for row in rows if self.slices.get(row) in slices), None)
         if row is None:
             return None
-        others = (value for value in self.buffer_values[self.slices[row].call] if value != row)
-        free = last[row] == step and all(last.get(value, -1) < step for value in others)
+        neighbours = (value for value in self.buffer_values[self.slices[row].call] if value != row)
+        free = last[row] == step and all(last.get(value, -1) < step for value in neighbours)
         return row if free else None

@@ -1,5 +1,4 @@
-"""Allocates the memory of a buffer assignment: memory that ranks share, where it was granted, else memory of this
-rank."""
+"""Allocates the memory of a buffer assignment: granted shared memory, else memory of this rank."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from gopt.runtime.shared_memory import CallBuffer, SharedGather, SharedMemory
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """Memory in which values lie at every step, in the device's form."""
+    """Memory of values at every step, in the device's form."""
 
     send_views: Mapping[str, Any] = field(default_factory=dict)
     """Value that a call sends -> its view of the call's buffer."""
@@ -39,20 +38,20 @@ class Buffers:
         return {**self.slice_views, **self.states, **self.gathered_views}
 
     def bind_state(self, name: str, value: Array) -> Array:
-        """Copy a state's value into its buffer, and return it there. A rank writes only its own shard of a shared
-        buffer."""
+        """Copy a state's value into the state's buffer, and return the view there. A rank writes only its shard of a
+        shared buffer."""
         view, shared = self.states[name], self.shared.get(name)
         if shared is None:
             np.copyto(view, value)
         else:
             start = (address_of(view) - address_of(shared.memory)) // view.itemsize
-            first, last = (max(cut - start, 0) for cut in shared.cuts[shared.member : shared.member + 2])
-            np.copyto(view.reshape(-1)[first:last], value.reshape(-1)[first:last])
+            begin, last = (max(cut - start, 0) for cut in shared.cuts[shared.member : shared.member + 2])
+            np.copyto(view.reshape(-1)[begin:last], value.reshape(-1)[begin:last])
         return view
 
 
 def allocate_buffers(assignment: BufferAssignment, shared: SharedMemory) -> Buffers:
-    """Allocate all buffers; ``shared``: the shared memory that was granted, by the index of the call in the file."""
+    """Allocate all buffers; ``shared``: the granted shared memory, by the index of the call in the file."""
     send_views: dict[str, Array] = {}
     call_buffers: dict[int, CallBuffer] = {}
     for number, send in assignment.sends.items():

@@ -1,10 +1,9 @@
-"""Assigns memory to every result of a program once, so that no step allocates memory or binds it again.
+"""Assigns memory to every result of a program once, so that no step allocates or binds memory again.
 
-Results that a call sends lie in the call's buffer, and the results of a gather are adjacent. A result that outlives a
-step has two buffers that alternate: one may still be read while the other is written. All other results reuse memory: a
-buffer is free for results of the same size after the last use of its value. What a call reads is not reused within a
-step, because the call may overlap the steps that follow.
-"""
+Results sent by a call lie in the call's buffer, and the results of a gather are adjacent. A result that outlives a step
+has two alternating buffers: one is read while the other is written. All other results reuse memory: a buffer is free
+for results of the same size after the last use of its value. The operands of a call are not reused within a step,
+because the call may overlap the following steps."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ _NUMPY_TYPES = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """``views``: result -> its memory. ``output_buffers``: index of a gather -> the flat buffer of its results."""
+    """``views``: result -> memory. ``output_buffers``: index of a gather -> the flat buffer of the results."""
 
     views: dict[str, list[Value]]
     output_buffers: dict[int, Array]
@@ -40,13 +39,12 @@ class MemoryPlan:
 
 def plan_memory(
     steps: Sequence[ProgramStep], last_uses: Sequence[Sequence[str]], types: Mapping[str, TensorType],
-    buffers: Buffers, aliases: Collection[str], kept: Collection[str],
+    buffers: Buffers, aliases: Collection[str], outliving: Collection[str],
 ) -> MemoryPlan:  # fmt: skip
     """Assign memory to the results of these steps, in this order. Linear time.
 
-    ``last_uses``: per step, the values whose last use it is. ``aliases``: results that overwrite an operand. ``kept``:
-    results that outlive a step.
-    """
+    ``last_uses``: per step, the values last used there. ``aliases``: results that overwrite an operand. ``outliving``:
+    results that outlive a step."""
     views = {name: [Value(view, persistent=True)] for name, view in buffers.send_views.items()}
     output_buffers: dict[int, Array] = {}
     waited = {name for step in steps if isinstance(step, CallStep) for name in step.inputs}
@@ -69,7 +67,7 @@ def plan_memory(
             for name in step.outputs:
                 if name in views or name in aliases or not _is_planned(name, types):
                     continue
-                if name in kept:
+                if name in outliving:
                     dims, dtype = types[name].dims, numpy_dtype(types[name].dtype)
                     views[name] = [Value(aligned(dims, dtype), persistent=True) for _ in range(2)]
                 else:
@@ -77,7 +75,7 @@ def plan_memory(
         elif (
             buffers.gathered_views.keys().isdisjoint(step.outputs)
             and _has_output_buffer(step, types)
-            and not any(name in kept for name in step.outputs)
+            and not any(name in outliving for name in step.outputs)
         ):
             output_buffers[step.index] = allocate(step.outputs)
         for name in gone:
@@ -91,7 +89,7 @@ def plan_memory(
 
 @dataclass(slots=True)
 class _ReusedMemory:
-    """Memory, and how many of its results are still to be read."""
+    """Memory, and the number of results still to be read."""
 
     memory: Array
     users: int

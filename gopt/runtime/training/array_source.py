@@ -1,5 +1,5 @@
-"""Batches of samples on disk. Each rank computes the indices of its samples from the step alone, so a resumed run
-continues exactly."""
+"""Batches of samples on disk. Each rank computes its sample indices from the step alone, so a resumed run continues
+exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class MicroStep:
-    """Index of a micro-step from the start of training, and the data rank that reads it.
+    """Index of a micro-step from the start of training, and the data rank that reads its batch.
 
     ``ahead``: by how many batches the data is ahead of ``number`` x ``parts``, after steps with other ``parts``.
     """
@@ -34,22 +34,22 @@ class MicroStep:
 
     @property
     def place(self) -> int:
-        """The index of its batch among those of all parts."""
+        """The index of this batch among those of all parts."""
         return self.number * self.parts + self.part + self.ahead
 
     @property
     def turn(self) -> int:
-        """How many batches its part has had before, rounded up where the others' had more than it has now."""
+        """The batches before this one in the same part, rounded up where other parts had more than now."""
         return self.number + -(-self.ahead // self.parts)
 
 
 class DataEndedError(InputError):
-    """There is no batch for this micro-step, nor for a later one."""
+    """No batch is left for this micro-step or a later one."""
 
 
 class Last(StrEnum):
-    """The fate of samples at the end of a pass that fill no step: the next pass fills it up, they are dropped, or the
-    first samples of the pass fill it."""
+    """The fate of samples at the end of a pass that fill no step: filled up by the next pass, dropped, or filled up by
+    the first samples of the same pass."""
 
     CARRY = "carry"
     DROP = "drop"
@@ -58,14 +58,14 @@ class Last(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """How many rows the data has, and how many of them a batch takes."""
+    """The number of rows of the data, and of a batch."""
 
     count: int
     size: int
 
     @classmethod
     def of(cls, types: Mapping[str, TensorType], shapes: Mapping[str, Shape]) -> RowCounts | None:
-        """Of arrays of these shapes; None where every one is the same in every step."""
+        """Return the counts of arrays with these shapes; None where every array is the same in every step."""
         moving = (name for name, type in types.items() if shapes[name] != type.dims)
         return next((cls(shapes[name][0], taken(types[name].dims, shapes[name])) for name in moving), None)
 
@@ -75,9 +75,8 @@ class SampleOrder:
     """How samples are dealt out.
 
     ``shuffle``: the seed of an order that changes in every pass; None: the stored order. ``once``: the data ends with
-    its samples; else they are dealt out again. ``times``: micro-steps of a step. ``size``: samples of a batch, where
-    the run chose them.
-    """
+    its samples; else the samples are dealt out again. ``times``: micro-steps of a step. ``size``: samples of a batch,
+    where the run chose a number."""
 
     shuffle: int | None = None
     last: Last = Last.CARRY
@@ -85,24 +84,24 @@ class SampleOrder:
     times: int = 1
     size: int | None = None
 
-    def steps(self, held: RowCounts, parts: int, passes: int = 1) -> int:
-        """Steps in which ``parts`` data ranks read so many passes: the last one is counted whole where no samples are
+    def steps(self, counts: RowCounts, parts: int, passes: int = 1) -> int:
+        """Steps in which ``parts`` data ranks read so many passes: the last step counts whole where no samples are
         dropped. Raises InputError where all would be dropped."""
-        step = held.size * parts * self.times
-        if self.last is Last.DROP and held.count < step:
+        step = counts.size * parts * self.times
+        if self.last is Last.DROP and counts.count < step:
             raise InputError(
-                f"a step takes {step} samples, and there are {held.count}", "give more, or leave out --last"
+                f"a step takes {step} samples, and there are {counts.count}", "give more, or leave out --last"
             )
         if self.last is Last.CARRY:
-            return -(-held.count * passes // step)
-        return passes * (held.count // step if self.last is Last.DROP else -(-held.count // step))
+            return -(-counts.count * passes // step)
+        return passes * (counts.count // step if self.last is Last.DROP else -(-counts.count // step))
 
-    def note(self, held: RowCounts | None, parts: int) -> str:
+    def note(self, counts: RowCounts | None, parts: int) -> str:
         """A note where a step takes more samples than there are; else ''."""
-        step = 0 if held is None else held.size * parts * self.times
-        if held is None or step <= held.count:
+        step = 0 if counts is None else counts.size * parts * self.times
+        if counts is None or step <= counts.count:
             return ""
-        return f"the data has {held.count} samples, and a step takes {step}: some are used more than once in a step"
+        return f"the data has {counts.count} samples, and a step takes {step}: some are used more than once in a step"
 
 
 @dataclass(slots=True)
@@ -140,47 +139,48 @@ class ArraySource:
 
     def _rows(self, turn: MicroStep, size: int, count: int) -> Array:
         """The rows of a batch of ``size`` of ``count`` rows."""
-        begun, place = 0, turn.place
+        begun, batch = 0, turn.place
         if self.order.last is not Last.CARRY:
             steps = self.order.steps(RowCounts(count, size), turn.parts)
-            begun, place = divmod(place, steps * self.order.times * turn.parts)
-        turns, rows = np.divmod(np.arange(place * size, (place + 1) * size), count)
+            begun, batch = divmod(batch, steps * self.order.times * turn.parts)
+        turns, rows = np.divmod(np.arange(batch * size, (batch + 1) * size), count)
         if self.order.last is not Last.CARRY:
             turns = np.full_like(turns, begun)
         if self.order.shuffle is None:
             return rows
-        return np.concatenate([self._order(each, count)[rows[turns == each]] for each in np.unique(turns).tolist()])
+        return np.concatenate(
+            [self._order(number, count)[rows[turns == number]] for number in np.unique(turns).tolist()]
+        )
 
     def _order(self, turn: int, count: int) -> Array:
-        """The order in which a pass uses the rows. Some orders are kept: a batch may end one pass and begin the
-        next."""
+        """The order of the rows in a pass. Some orders stay in memory: a batch may end one pass and begin the next."""
         key = turn, count
         if key not in self._orders:
-            made = np.random.default_rng([self.order.shuffle or 0, turn]).permutation(count)
-            self._orders = dict([*[*self._orders.items()][-3:], (key, made)])
+            permutation = np.random.default_rng([self.order.shuffle or 0, turn]).permutation(count)
+            self._orders = dict([*[*self._orders.items()][-3:], (key, permutation)])
         return self._orders[key]
 
 
 def taken(dims: Shape, shape: Shape) -> int:
-    """How many rows of an array a batch takes: more than one where rows are samples."""
+    """The number of rows of an array in a batch: above 1 where rows are samples."""
     sampled = bool(dims) and len(shape) == len(dims) and shape[1:] == dims[1:] and shape[0] != dims[0]
     return dims[0] if sampled else 1
 
 
 def check_rows(path: str, types: Mapping[str, TensorType], shapes: Mapping[str, Shape], order: SampleOrder) -> None:
-    """Raise InputError where inputs would no longer belong together: arrays for unequal numbers of batches, or rows
-    that a shuffle would order differently. No array is read."""
-    first: tuple[str, int, int] | None = None
+    """Raise InputError where inputs would no longer belong together: arrays for unequal numbers of batches, or rows in
+    an order that a shuffle would make different. No array is read."""
+    reference: tuple[str, int, int] | None = None
     for name, type in types.items():
         if shapes[name] != type.dims:  # else it is the same in every step
             rows, size = shapes[name][0], taken(type.dims, shapes[name])
-            first = first or (name, rows, size)
-            what = f"{show_path(path)}: {first[0]!r} has {_rows(*first[1:])}, {name!r} has {_rows(rows, size)}"
-            if first[1] * size != rows * first[2]:
+            reference = reference or (name, rows, size)
+            what = f"{show_path(path)}: {reference[0]!r} has {_rows(*reference[1:])}, {name!r} has {_rows(rows, size)}"
+            if reference[1] * size != rows * reference[2]:
                 raise InputError(
                     f"{what}: their rows would no longer belong together", "give equally many samples of each"
                 )
-            if order.shuffle is not None and first[2] != size:
+            if order.shuffle is not None and reference[2] != size:
                 raise InputError(f"{what}: one shuffle cannot order both", "leave --shuffle out")
 
 

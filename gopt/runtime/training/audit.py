@@ -1,8 +1,7 @@
-"""While a run goes on: states that ranks hold in common must keep the same bits on all of them.
+"""Checks during a run that states held by several ranks in common keep the same bits.
 
-Fingerprints are compared, which are made at the speed of memory: any one changed bit shows. They travel with what ranks
-exchange after a step anyway.
-"""
+The check compares fingerprints, made at the speed of memory: any changed bit shows. The fingerprints travel with the
+values that ranks exchange after a step anyway."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ _BLOCK = 8192
 
 
 def fingerprint(values: Iterable[Array]) -> str:
-    """A check of values in their order, at the speed of memory: any one changed bit shows, and of all other changes all
-    but one in 2^32."""
+    """A check of values in order, at the speed of memory: any changed bit shows, and all but 1 in 2^32 of other
+    changes."""
     check = 0
     for value in values:
         if value.nbytes > _SMALL:
@@ -58,19 +57,19 @@ def _of_large(value: Array, check: int) -> int:
 
 
 class Audit:
-    """The comparison of what a rank holds in common with others. ``folder``: the sharded step."""
+    """The comparison of states that a rank holds in common with others. ``folder``: the sharded step."""
 
     def __init__(self, replicas: Replicas, rank: int, folder: Path) -> None:
         self._replicas, self._folder = replicas, folder
         self._held = {axis: replicas.along(axis, rank) for axis in replicas.axes}
 
     def digests(self, states: Mapping[str, Any], to_host: Callable[[Any], Array]) -> list[str]:
-        """One fingerprint for each axis, of all that this rank holds in common along it."""
-        found: dict[tuple[str, ...], str] = {}
+        """One fingerprint for each axis, of all states that this rank holds in common along the axis."""
+        fingerprints: dict[tuple[str, ...], str] = {}
         for names in map(tuple, self._held.values()):
-            if names not in found:
-                found[names] = fingerprint(to_host(states[name]) for name in names)
-        return [found[tuple(names)] for names in self._held.values()]
+            if names not in fingerprints:
+                fingerprints[names] = fingerprint(to_host(states[name]) for name in names)
+        return [fingerprints[tuple(names)] for names in self._held.values()]
 
     def check(
         self, engine: Engine, everything: Sequence[Sequence[str]], states: Mapping[str, Any],
@@ -80,12 +79,12 @@ class Audit:
         if not self._replicas.differ(everything):
             return
         digests = functools.cache(lambda name: fingerprint([to_host(states[name])]))
-        own = {axis: {name: digests(name) for name in names} for axis, names in self._held.items()}
-        found = first_difference(self._replicas.mesh, list(own), engine.gather(own))
-        what = _told(self._replicas.manifest, found, self._folder)
+        by_axis = {axis: {name: digests(name) for name in names} for axis, names in self._held.items()}
+        difference = first_difference(self._replicas.mesh, list(by_axis), engine.gather(by_axis))
+        what = _told(self._replicas.manifest, difference, self._folder)
         error = RunError(
-            f"step {step}: {found.who} and rank {found.first} hold different values of {what}, which they "
-            f"hold in common along {found.axis}",
+            f"step {step}: {difference.who} and rank {difference.first} hold different values of {what}, which they "
+            f"hold in common along {difference.axis}",
             "the memory or a file of a rank was damaged, or ranks run different builds: gopt verify checks the folder",
             "--resume continues from the last checkpoint, in which all agreed",
         )
@@ -93,15 +92,15 @@ class Audit:
         raise error
 
 
-def _told(manifest: Manifest, found: StartDifference, folder: Path) -> str:
-    """The first tensor of the source that a state has, and its bucket."""
-    entry = manifest.ranks[found.first]
-    state = next(each for each in manifest.states_of(entry) if each.input == found.state)
-    tensor = state.pieces[0].tensor if state.pieces else found.state
-    owner = next((each.of or each.tensor for each in manifest.states if each.tensor == tensor), tensor)
+def _told(manifest: Manifest, difference: StartDifference, folder: Path) -> str:
+    """The first source tensor of a state, and the bucket of this tensor."""
+    entry = manifest.ranks[difference.first]
+    state = next(state for state in manifest.states_of(entry) if state.input == difference.state)
+    tensor = state.pieces[0].tensor if state.pieces else difference.state
+    owner = next((state.of or state.tensor for state in manifest.states if state.tensor == tensor), tensor)
     try:
         facts = buckets(read_report(folder, manifest).pipeline)
     except GoptError:
         facts = []
-    bucket = next((each.name for each in facts if tensor in each.tensors or owner in each.tensors), None)
+    bucket = next((fact.name for fact in facts if tensor in fact.tensors or owner in fact.tensors), None)
     return show(tensor) + (" (in no bucket)" if bucket is None else f" (bucket {bucket})")

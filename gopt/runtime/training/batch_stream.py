@@ -1,7 +1,6 @@
-"""Batches that Python code has at hand: a list, a generator, a data loader.
+"""Batches from Python code: a list, a generator, a data loader.
 
-Ranks, which are threads of one process, take theirs from one iterator in turn.
-"""
+Ranks, as threads of one process, take batches from one iterator in turn."""
 
 from __future__ import annotations
 
@@ -22,12 +21,11 @@ from gopt.runtime.training.fitted_arrays import class_of
 
 @dataclass(slots=True)
 class BatchStream:
-    """The batches of ``values``: element i is that of data rank i modulo their number.
+    """The batches of ``values``: element i goes to data rank i modulo the number of data ranks.
 
     An element is a mapping from input to array, a tuple of arrays in the order of the inputs, or an array where a batch
-    is one input; arrays may be PyTorch tensors. What can be iterated again starts anew at its end. ``readers``: ranks
-    that read the same batch.
-    """
+    is one input; arrays may be PyTorch tensors. An iterable that is no iterator starts anew at its end. ``readers``:
+    ranks that read the same batch."""
 
     values: Iterable[Any]
     readers: int = 1
@@ -35,7 +33,7 @@ class BatchStream:
     _begun: int | None = None
     """The first element that a rank asks for: a resumed run passes over those before."""
     _next: int = 0
-    _held: dict[int, tuple[Any, int]] = field(default_factory=dict)
+    _pending: dict[int, tuple[Any, int]] = field(default_factory=dict)
     """Elements that some reader has not taken yet, and how many have."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
@@ -48,11 +46,11 @@ class BatchStream:
             while self._next <= index:
                 value = self._advance()
                 if self._next >= self._begun:
-                    self._held[self._next] = value, 0
+                    self._pending[self._next] = value, 0
                 self._next += 1
-            value, seen = self._held.pop(index)
-            if seen + 1 < self.readers:
-                self._held[index] = value, seen + 1
+            value, reads = self._pending.pop(index)
+            if reads + 1 < self.readers:
+                self._pending[index] = value, reads + 1
             return value
 
     def _advance(self) -> Any:
@@ -81,30 +79,30 @@ class StreamSource:
 
     def batch(self, turn: MicroStep) -> Batch:
         fed = [name for name in self.types if name not in self.drawn.draws]
-        given = named(self.stream.take(turn), turn.place, [*self.types], fed)
-        arrays = {name: array(value) for name, value in given.items() if name in self.types}
+        batch = named(self.stream.take(turn), turn.place, [*self.types], fed)
+        arrays = {name: array(value) for name, value in batch.items() if name in self.types}
         return self.drawn.completed(arrays, self.types, turn.number, turn.part)
 
 
-def named(given: Any, place: int, *orders: Sequence[str]) -> Mapping[str, Any]:
-    """A batch by input: one that is no mapping has a value for each input of one of the orders, or is the only one.
-    ``place``: its number. Raises InputError."""
-    if isinstance(given, Mapping):
-        return given
-    if not isinstance(given, tuple | list):
-        given = (given,)
-    names = next((order for order in orders if len(order) == len(given)), None)
+def named(batch: Any, number: int, *orders: Sequence[str]) -> Mapping[str, Any]:
+    """A batch by input: a tuple or list has a value for each input of one of the orders, any other value is the only
+    input's. ``number``: the batch's index. Raises InputError."""
+    if isinstance(batch, Mapping):
+        return batch
+    if not isinstance(batch, tuple | list):
+        batch = (batch,)
+    names = next((order for order in orders if len(order) == len(batch)), None)
     if names is None:
         raise InputError(
-            f"batch {place} of the data is a {class_of(given)} of {len(given)}, and "
+            f"batch {number} of the data is a {class_of(batch)} of {len(batch)}, and "
             f"the step takes {', '.join(orders[-1])}",
             "give that many, in this order, or a dictionary: input -> array",
         )
-    return dict(zip(names, given))
+    return dict(zip(names, batch))
 
 
 def array(value: Any) -> Array | None:
-    """An array of a value, which may be a tensor of PyTorch on any device; None of None."""
+    """An array of a value, for instance a tensor of PyTorch on any device; None of None."""
     if value is None:
         return None
     if hasattr(value, "detach"):

@@ -1,4 +1,4 @@
-"""The types of the inputs that have samples, as a run feeds them."""
+"""The types of a step's batch inputs, at the sizes of a run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from gopt.runtime.training.sample_files import on_disk
 
 
 def batch_types(manifest: Manifest, job: Job) -> dict[str, TensorType]:
-    """The batch's inputs, whose open number of samples is the job's ``batch_size``.
+    """The batch inputs, with the job's ``batch_size`` as an open number of samples.
 
-    Raises InputError where samples on disk do not say how many of them are a batch, OptionError for a size that the
-    step or the data contradicts.
-    """
-    types = {each.name: each.type for each in manifest.inputs_of(InputKind.BATCH)}
+    Raises InputError where samples on disk leave the batch size open, OptionError for a size that the step or the data
+    contradicts."""
+    types = {entry.name: entry.type for entry in manifest.inputs_of(InputKind.BATCH)}
     stored = isinstance(job.data, str) and on_disk(job.data)
     if job.batch_size is not None:
         if not stored:
@@ -27,9 +26,9 @@ def batch_types(manifest: Manifest, job: Job) -> dict[str, TensorType]:
         types = of_size(types, job.batch_size)
     for name, type in types.items():
         if stored and not type.static:
-            said = "--batch-size leaves open" if job.batch_size else "samples on disk do not say how many are a batch"
+            reason = "--batch-size leaves open" if job.batch_size else "samples on disk do not say how many are a batch"
             raise InputError(
-                f"batch input {name!r} has the open shape {type}: {said}",
+                f"batch input {name!r} has the open shape {type}: {reason}",
                 "give --batch-size N" if job.batch_size is None else "export the step at fixed sizes",
                 "--data module:function yields batches of any shape",
             )
@@ -37,13 +36,13 @@ def batch_types(manifest: Manifest, job: Job) -> dict[str, TensorType]:
 
 
 def of_size(types: dict[str, TensorType], size: int) -> dict[str, TensorType]:
-    """Types with so many samples: what the first dimension of an input is called has this size everywhere."""
-    first = {name: type.shape[0] for name, type in types.items() if type.shape}
-    symbols = {held: size for held in first.values() if isinstance(held, str)}
-    if not symbols and size not in first.values():
-        name = next(iter(first), "")
+    """Types with so many samples: the symbol of an input's first dimension has this size everywhere."""
+    counts = {name: type.shape[0] for name, type in types.items() if type.shape}
+    symbols = {symbol: size for symbol in counts.values() if isinstance(symbol, str)}
+    if not symbols and size not in counts.values():
+        name = next(iter(counts), "")
         raise OptionError(
-            f"--batch-size {size}: the step takes batches of {first.get(name, 'no')} samples ({name!r})",
+            f"--batch-size {size}: the step takes batches of {counts.get(name, 'no')} samples ({name!r})",
             "leave it out, or export the step with --dynamic batch",
         )
     return {name: closed(type, symbols) for name, type in types.items()}

@@ -1,5 +1,4 @@
-"""Checkpoints: one safetensors file per rank, and an index that is written last, in a folder that is renamed once
-complete.
+"""Checkpoints: a safetensors file per rank, and an index, written last, in a folder that is renamed once complete.
 
 A crash at any moment leaves earlier checkpoints unchanged.
 """
@@ -57,7 +56,7 @@ NOTHING: Mapping[str, Array] = MappingProxyType({})
 
 
 class Agreement(Protocol):
-    """The writers of a checkpoint: the number of this one, and a gather of small objects among all."""
+    """The writers of a checkpoint: the number of this rank, and a gather of small objects among all ranks."""
 
     @property
     def rank(self) -> int: ...
@@ -67,7 +66,7 @@ class Agreement(Protocol):
 
 @dataclass(slots=True)
 class Checkpoints:
-    """The checkpoints of one job in the folder ``root``. ``folder``: the sharded step, with its manifest. ``keep``: how
+    """The checkpoints of one job in the folder ``root``. ``folder``: the sharded step, with a manifest. ``keep``: how
     many checkpoints stay. ``trainers``: of a split, the number in this run."""
 
     root: Path
@@ -83,22 +82,22 @@ class Checkpoints:
     """The identity of the job, on the first rank while the folder is open."""
     _lock: int = field(default=-1, init=False)
     """The folder's lock, on the first rank while it is open."""
-    _own: Manifest = field(init=False)
+    _manifest: Manifest = field(init=False)
     """The manifest for this run's trainers."""
     _ahead: int = field(default=0, init=False)
     _loaded: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._own = self.manifest if self.trainers is None else self.manifest.with_trainers(self.trainers)
+        self._manifest = self.manifest if self.trainers is None else self.manifest.with_trainers(self.trainers)
 
     def check(self, resume: bool) -> None:
         """Raise OptionError where the folder cannot have this run's checkpoints, RunError while another job has
         locked it."""
         check_checkpoint_folder(self.root, self.folder)
         check_unlocked(self.root)
-        if not resume and (kept := self.steps()):
+        if not resume and (steps := self.steps()):
             raise OptionError(
-                f"{self.root} holds checkpoints of an earlier run, up to step {kept[-1]}",
+                f"{self.root} holds checkpoints of an earlier run, up to step {steps[-1]}",
                 "continue from there with --resume, or choose another --checkpoint",
             )
         if not resume and os.path.lexists(self.root / BEST_DIR):
@@ -137,24 +136,23 @@ class Checkpoints:
         return self.root / step_dir(step)
 
     def best(self) -> CheckpointIndex | None:
-        """The index of the best step, None where there is none. Raises RunError as ``load``."""
+        """The index of the best step, if there is a best step. Raises RunError as ``load``."""
         path = self.root / BEST_DIR
         return read_index(path, self.manifest, identity(self.root)) if (path / INDEX_FILE).is_file() else None
 
     def save(
-        self, engine: Agreement, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array],
+        self, engine: Agreement, step: int, values: Mapping[str, Any], to_host: Callable[[Any], Array],
         extra: Mapping[str, Array] = NOTHING, best: BestEntry | None = None,
     ) -> None:  # fmt: skip
         """Write a checkpoint; every rank calls it.
 
-        ``to_host`` returns a state's array in host memory. ``extra``: what this rank alone saves beside the states, by
-        names that no state has. ``best``: it takes the place of the best step. Raises RunError, the same on all ranks,
-        when it cannot be written.
-        """
+        ``to_host`` returns a state's array in host memory. ``extra``: values that this rank alone saves beside the
+        states, by names of no state. ``best``: the checkpoint replaces the best step. Raises RunError, the same on all
+        ranks, when the checkpoint cannot be written."""
         try:
             with ExitStack() as opened:
-                written = writers(self._own, engine.rank).get(engine.rank, ())
-                mine = {name: to_host(held[name]) for name in written}
+                written = writers(self._manifest, engine.rank).get(engine.rank, ())
+                mine = {name: to_host(values[name]) for name in written}
                 self._save(engine, step, {**mine, **extra}, opened, best)
         except _WriteFailedError as refused:
             engine.gather(None)  # the first rank has removed its files: from now on ranks may end the job
@@ -164,7 +162,7 @@ class Checkpoints:
         self, engine: Agreement, step: int, mine: Mapping[str, Array], opened: ExitStack, best: BestEntry | None
     ) -> None:
         target = self.path(step) if best is None else self.root / BEST_DIR
-        made: list[Staged] = []
+        folders: list[Staged] = []
 
         def begin() -> str:
             if engine.rank:
@@ -172,35 +170,34 @@ class Checkpoints:
             check_there(self.root, self._lock)  # else this step would stand without manifest and source
             if best is None:
                 remove_step(target)
-            made.append(opened.enter_context(staged_folder(target)))
-            return made[0].path.name
+            folders.append(opened.enter_context(staged_folder(target)))
+            return folders[0].path.name
 
         staged = self.root / _on_all_ranks(engine, target, begin)[0]
         path = staged / rank_states_file(engine.rank)
         entries = _on_all_ranks(engine, target / path.name, lambda: (path.name, _write(path, mine)))
 
         def finish() -> None:
-            if made:
-                files = dict(each for each in entries if each is not None)
+            if folders:
+                files = dict(entry for entry in entries if entry is not None)
                 dealt = self._dealt(step) + self._ahead if self._ahead else None
                 order = self.order
                 index = CheckpointIndex(
-                    step=step, manifest=self._own.digest(), run=self.run, draws=self.draws,
+                    step=step, manifest=self._manifest.digest(), run=self.run, draws=self.draws,
                     shuffle=None if order is None else order.shuffle,
                     last=None if order is None else str(order.last),
                     batch_size=None if order is None else order.size, batches=dealt, best=best, files=files,
                 )  # fmt: skip
                 write_new(staged / INDEX_FILE, index.text().encode())
-                made[0].commit(check_step if os.path.lexists(target) else None)
+                folders[0].commit(check_step if os.path.lexists(target) else None)
                 prune(self.root, self.keep)
 
         _on_all_ranks(engine, target, finish)
 
     def start_from(self, step: int) -> int:
-        """By how many batches the data is ahead of this run's trainers at a step, after which the run goes on.
+        """The batches by which the data is ahead of this run's trainers at a step, from which the run goes on.
 
-        Raises RunError where a trainer has no file, and another's values are not its own.
-        """
+        Raises RunError where a trainer has no file, and the values of another trainer would differ."""
         folder = self.path(step)
         index = open_index(folder)
         of_run = index.of_run(self.manifest)
@@ -210,7 +207,7 @@ class Checkpoints:
         return self._ahead
 
     def _check_own(self, folder: Path, of_run: Manifest, files: Collection[str]) -> None:
-        apart = [each for each in self._own.states_of(self._own.ranks[0]) if each.local and each.copy]
+        apart = [state for state in self._manifest.states_of(self._manifest.ranks[0]) if state.local and state.copy]
         lost = next((rank for rank in range(of_run.mesh.ranks) if rank_states_file(rank) not in files), None)
         if self.trainers is not None and lost is not None and apart:
             raise RunError(
@@ -221,64 +218,64 @@ class Checkpoints:
 
     def _dealt(self, step: int, manifest: Manifest | None = None) -> int:
         """Batches that trainers get in so many steps."""
-        manifest = manifest or self._own
+        manifest = manifest or self._manifest
         return step * max(manifest.schedule.values()) * manifest.mesh.ranks
 
     def load(self, rank: int, step: int) -> dict[str, Array]:
-        """The states of one rank as they were saved. The size and digest of each file are checked first.
+        """The saved states of one rank. The size and digest of each file are checked first.
 
-        A trainer without a file gets the values of the first one that has a file. Raises RunError for a checkpoint of
-        another sharded step, or a damaged one.
-        """
+        A trainer without a file gets the values of the first trainer with a file. Raises RunError for a checkpoint of
+        another sharded step, or a damaged one."""
         folder = self.path(step)
         index = read_index(folder, self.manifest, identity(self.root))
         files, of_run = index.files, index.of_run(self.manifest)
         source = self._loaded = self._source(rank, of_run, files)
-        found: dict[str, Array] = {}
-        own = {source: list[str]()} if rank_states_file(source) in files else {}  # load_extra reads it
-        for writer, names in (own | writers(of_run, source)).items():
+        values: dict[str, Array] = {}
+        by_writer = {source: list[str]()} if rank_states_file(source) in files else {}  # load_extra reads it
+        for writer, names in (by_writer | writers(of_run, source)).items():
             path = folder / rank_states_file(writer)
             check_states_file(path, files.get(path.name))
             try:
                 tensors = load_state(path)
-                found.update({name: tensors[name].copied() for name in names})
+                values.update({name: tensors[name].copied() for name in names})
             except (InputError, KeyError) as error:
                 raise RunError(
                     f"checkpoint {path} is damaged: {error}", f"move {folder} away: --resume takes the one before it"
                 ) from error
-        return found
+        return values
 
     def _source(self, rank: int, of_run: Manifest, files: Collection[str]) -> int:
-        """The rank of a checkpoint whose values a rank takes: of a trainer without a file, the first with one."""
+        """The rank of a checkpoint whose values a rank takes: for a trainer without a file, the first rank with a
+        file."""
         if self.trainers is None:
             return rank
         if rank >= self.trainers:
             return rank - self.trainers + of_run.mesh.ranks
-        there = [each for each in range(of_run.mesh.ranks) if rank_states_file(each) in files]
-        return rank if rank in there else next(iter(there), 0)
+        ranks = [writer for writer in range(of_run.mesh.ranks) if rank_states_file(writer) in files]
+        return rank if rank in ranks else next(iter(ranks), 0)
 
     def load_extra(self, step: int, name: str) -> Array | None:
-        """The value that the rank that was loaded last saved under a name beside its states, or None."""
+        """The value that the rank loaded last saved under a name beside the states, or None."""
         tensor = load_state(self.path(step) / rank_states_file(self._loaded)).get(name)
         return None if tensor is None else tensor.copied()
 
 
 def writers(manifest: Manifest, rank: int) -> dict[int, list[str]]:
-    """The first rank that holds each state of a rank -> those states. It writes them for all ranks with the same
-    values."""
+    """The first rank that holds each state of a rank -> those states. This rank writes the states for all ranks with
+    the same values."""
     owner: dict[tuple[str, tuple[Piece, ...]], int] = {}
-    for other in manifest.ranks:
-        for state in other.state:
-            owner.setdefault(_key(state), other.rank)
-    found: dict[int, list[str]] = {}
+    for entry in manifest.ranks:
+        for state in entry.state:
+            owner.setdefault(_key(state), entry.rank)
+    inputs: dict[int, list[str]] = {}
     for state in manifest.common.state:
-        found.setdefault(rank if state.local else 0, []).append(state.input)
+        inputs.setdefault(rank if state.local else 0, []).append(state.input)
     apart = manifest.parameter_server is not None
     for state in manifest.ranks[rank].state:
         if apart and state.copy and not state.local:
             continue  # what a trainer has of a parameter, it pulls
-        found.setdefault(rank if state.local else owner[_key(state)], []).append(state.input)
-    return found
+        inputs.setdefault(rank if state.local else owner[_key(state)], []).append(state.input)
+    return inputs
 
 
 def _key(state: LocalState) -> tuple[str, tuple[Piece, ...]]:
@@ -299,16 +296,16 @@ class _WriteFailedError(Exception):
 
 
 def _on_all_ranks(engine: Agreement, path: Path, work: Callable[[], Any]) -> list[Any]:
-    """The results of all ranks; raises _WriteFailedError on all of them when one could not write ``path``."""
-    made, refused = None, None
+    """The results of all ranks; raises _WriteFailedError on all ranks when a rank could not write ``path``."""
+    result, refused = None, None
     try:
-        made = work()
+        result = work()
     except OSError as error:
         refused = unwritable(path, error)
-    found = engine.gather((made, refused and refused.message))
-    for rank, each in enumerate(found):
-        if each is not None and (text := each[1]):
+    answers = engine.gather((result, refused and refused.message))
+    for rank, answer in enumerate(answers):
+        if answer is not None and (text := answer[1]):
             refusal = RunError(f"rank {rank}: {text}", "the checkpoints before it are whole")
             refusal.named = True  # type: ignore[attr-defined]
             raise _WriteFailedError(refusal)
-    return [each[0] for each in found if each is not None]  # a trainer that is lost gives none
+    return [answer[0] for answer in answers if answer is not None]  # a trainer that is lost gives none

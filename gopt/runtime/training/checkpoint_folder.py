@@ -58,7 +58,7 @@ def check_checkpoint_folder(root: Path, folder: Path) -> None:
             f"--checkpoint {root} is a single checkpoint", f"give the folder that holds it: {root.parent}"
         )
     files = ("rank_*.onnx", "server_*.onnx")
-    if (root / "manifest.json").is_file() and any(any(root.glob(each)) for each in files):
+    if (root / "manifest.json").is_file() and any(any(root.glob(pattern)) for pattern in files):
         raise OptionError(f"--checkpoint {root} is an output folder", "choose another one")
     check_not_inside(root, whole, "choose another --checkpoint, and move there what you want to continue from")
 
@@ -66,7 +66,7 @@ def check_checkpoint_folder(root: Path, folder: Path) -> None:
 @contextmanager
 def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: int) -> Iterator[tuple[str, int]]:
     """Lock the folder for one job, remove what an earlier job left incomplete, and write what all steps share; the
-    identity of the job is that of the steps that are there, or a new one. The open file is the lock.
+    job's identity is that of the present steps, or a new one. The open file is the lock.
 
     Raises RunError when another job has locked it, when it has checkpoints of another sharded step, and where nothing
     can be written.
@@ -90,13 +90,13 @@ def open_checkpoint_folder(root: Path, folder: Path, manifest: Manifest, keep: i
 
 
 def check_there(root: Path, number: int) -> None:
-    """Raise FileNotFoundError where the folder with this lock is no longer at its path."""
+    """Raise FileNotFoundError where the folder of this lock is no longer at its path."""
     if not is_at(number, root / LOCK_FILE):
         raise FileNotFoundError(errno.ENOENT, "its folder was moved away or replaced")
 
 
 def check_unlocked(root: Path) -> None:
-    """Raise RunError while another job has locked the folder: its files may change while they are read."""
+    """Raise RunError while another job has locked the folder: files may change during a read."""
     if is_locked(root / LOCK_FILE):
         raise _busy(root)
 
@@ -121,47 +121,46 @@ def _check_manifest(root: Path, manifest: Manifest) -> None:
         read_index(root / step_dir(steps[-1]), manifest, identity(root))
         return
     try:
-        kept = from_document(Manifest, read_json(root / MANIFEST_FILE, MANIFEST))
+        stored = from_document(Manifest, read_json(root / MANIFEST_FILE, MANIFEST))
     except InputError:
         return
-    if kept.parameter_server is not None and manifest.parameter_server is not None:
-        kept = kept.with_trainers(manifest.mesh.ranks)  # a split may start with any number of trainers
-    if kept.digest() != manifest.digest():
+    if stored.parameter_server is not None and manifest.parameter_server is not None:
+        stored = stored.with_trainers(manifest.mesh.ranks)  # a split may start with any number of trainers
+    if stored.digest() != manifest.digest():
         raise RunError(f"{root} holds checkpoints of other ranks", "choose another --checkpoint, or use gopt reshard")
 
 
 def _check_steps(root: Path) -> None:
-    """Raise RunError where a step could not be written later, because another file has its name."""
+    """Raise RunError where a foreign file has a step's name, so that the step could not be written later."""
     for path in root.iterdir():
         if STEP_DIR.fullmatch(path.name) and not (path / INDEX_FILE).is_file():
             if path.is_symlink() or not path.is_dir():
                 raise RunError(f"cannot write checkpoints into {root}: {path.name} is a file", "move it away")
-            if other := next((each.name for each in path.iterdir() if not STATES_OF_RANK.fullmatch(each.name)), None):
-                raise RunError(f"cannot write checkpoints into {root}: {path.name} holds {other!r}", "move it away")
+            if stray := next((file.name for file in path.iterdir() if not STATES_OF_RANK.fullmatch(file.name)), None):
+                raise RunError(f"cannot write checkpoints into {root}: {path.name} holds {stray!r}", "move it away")
 
 
 def newest_index(root: Path, manifest: Manifest) -> CheckpointIndex | None:
-    """The index of the newest complete step, None where there is none. Raises RunError for a damaged one, or one of
+    """The index of the newest complete step, or None. Raises RunError for an index that is damaged or belongs to
     another folder."""
     newest = max(complete_steps(root), default=None)
     return None if newest is None else read_index(root / step_dir(newest), manifest, identity(root))
 
 
 def identity(root: Path) -> str | None:
-    """The identity of the job whose steps lie in a folder of checkpoints: what the manifest says, or all steps where
-    that is missing or damaged. None where there is none yet, and in the folder of an older gopt.
+    """The identity of the job whose steps lie in a folder of checkpoints: from the manifest, or from all steps where
+    the manifest is missing or damaged. None without steps, and in the folder of an older gopt.
 
-    Raises RunError where the steps are of several jobs, and nothing says of which one the folder is.
-    """
+    Raises RunError where the steps are of several jobs and the folder names none."""
     with suppress(InputError):
         return read_manifest(root)[0].run
-    found = {open_index(root / step_dir(step)).run for step in complete_steps(root)}
-    if len(found) > 1:
+    runs = {open_index(root / step_dir(step)).run for step in complete_steps(root)}
+    if len(runs) > 1:
         raise RunError(
             f"{root} holds steps of several runs, and its {MANIFEST_FILE} is damaged",
             "move away the steps of other runs",
         )
-    return next(iter(found), None)
+    return next(iter(runs), None)
 
 
 def new_identity() -> str:
@@ -181,10 +180,12 @@ def _share(root: Path, folder: Path, run: str) -> None:
     if data:
         files[data] = FileEntry.of_file(root / data)
     bare = replace(read_manifest(folder)[0].bare, run=run)
-    same = {name for name, entry in files.items() if _is(root / name, entry)}
-    if same != files.keys() and (root / MANIFEST_FILE).exists():
+    unchanged = {name for name, entry in files.items() if _is(root / name, entry)}
+    if unchanged != files.keys() and (root / MANIFEST_FILE).exists():
         # At no moment may the manifest have another digest of a file than its own.
-        replace_file(root / MANIFEST_FILE, replace(bare, files={name: files[name] for name in same}).text().encode())
+        replace_file(
+            root / MANIFEST_FILE, replace(bare, files={name: files[name] for name in unchanged}).text().encode()
+        )
     for name, content in contents.items():
         replace_file(root / name, content)
     replace_file(root / MANIFEST_FILE, replace(bare, files=files).text().encode())
@@ -205,15 +206,15 @@ def _report(folder: Path) -> bytes:
 
 
 def _put_values(root: Path, values: StatesFile) -> str:
-    """Write large constants of the source; returns the name of their file, which contains their digest. So a source
-    in this folder never refers to a file that is being replaced."""
+    """Write large constants of the source; returns the file's name, which contains the digest. So a source in this
+    folder never refers to a file that is being replaced."""
     if not values.offset:
         return ""
-    seen = hashlib.sha256()
+    hasher = hashlib.sha256()
     for chunk in values.chunks():
-        seen.update(chunk)
-    target = root / f"source.{seen.hexdigest()[:8]}.bin"
-    if not is_regular_file(target) or digest_of(target) != seen.digest():
+        hasher.update(chunk)
+    target = root / f"source.{hasher.hexdigest()[:8]}.bin"
+    if not is_regular_file(target) or digest_of(target) != hasher.digest():
         with staged_file(target) as staged:
             with staged.open() as file:
                 file.writelines(values.chunks())
@@ -222,25 +223,25 @@ def _put_values(root: Path, values: StatesFile) -> str:
 
 
 def check_step(path: Path) -> None:
-    """Raise OSError for what is no folder with files of a step alone: nothing of the user is replaced."""
+    """Raise OSError for a path that is no folder with files of a step alone: no file of the user is replaced."""
     if path.is_symlink() or not path.is_dir():
         raise FileExistsError(errno.EEXIST, "no checkpoint of gopt has this name")
-    for each in path.iterdir():
-        if each.name != INDEX_FILE and not STATES_OF_RANK.fullmatch(each.name):
-            raise OSError(errno.ENOTEMPTY, f"it holds {each.name!r}, which gopt did not write: move it away")
+    for file in path.iterdir():
+        if file.name != INDEX_FILE and not STATES_OF_RANK.fullmatch(file.name):
+            raise OSError(errno.ENOTEMPTY, f"it holds {file.name!r}, which gopt did not write: move it away")
 
 
 def remove_step(path: Path) -> None:
-    """Remove the files that gopt wrote of one step, and the index first, so that the step never counts as complete.
-    Other files and links stay. A note says where that is not possible."""
+    """Remove gopt's files of one step, the index first, so that the step never counts as complete. Other files and
+    links stay. A note says where removal failed."""
     if path.is_symlink() or not path.is_dir():
         return
     try:
         (path / INDEX_FILE).unlink(missing_ok=True)
         sync(path)
-        for each in path.iterdir():
-            if STATES_OF_RANK.fullmatch(each.name) and is_regular_file(each):
-                each.unlink()
+        for file in path.iterdir():
+            if STATES_OF_RANK.fullmatch(file.name) and is_regular_file(file):
+                file.unlink()
         path.rmdir()
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # files of the user
@@ -248,11 +249,11 @@ def remove_step(path: Path) -> None:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Remove all steps before the newest ``keep`` complete ones, including incomplete ones."""
-    first = complete_steps(root)[-keep:][:1]
+    """Remove all steps before the newest ``keep`` complete steps, including incomplete ones."""
+    oldest = complete_steps(root)[-keep:][:1]
     for path in root.iterdir():
         match = STEP_DIR.fullmatch(path.name)
-        if match and first and int(match[1]) < first[0]:
+        if match and oldest and int(match[1]) < oldest[0]:
             remove_step(path)
 
 
@@ -265,7 +266,7 @@ def _guarded(root: Path, work: Any) -> Any:
 
 
 def unwritable(path: Path, error: OSError, hint: str = "the checkpoints before it are whole") -> RunError:
-    """The RunError for a checkpoint that cannot be written; it names the file, where that is known."""
+    """The RunError for a checkpoint that cannot be written, with the file's name if known."""
     name = error.filename if isinstance(error.filename, str) else str(path)
     within = f"{show_path(name)}: " if Path(name).name != path.name else ""
     return RunError(f"cannot write checkpoint {path}: {within}{reason(error)}", hint)

@@ -1,4 +1,4 @@
-"""Checks that all ranks make together before the first step: the mesh, the calls, and shared memory."""
+"""Checks made by all ranks together before the first step: the mesh, the calls, and shared memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def check_calls(engine: Engine, mesh: Mesh, graphs: Mapping[str, Graph]) -> None
     """Check that all ranks have one mesh, prepare the groups of all calls, and check that members of a group make the
     same calls in the same order.
 
-    ``graphs``: by phase. Raises RunError, which names the first call that differs.
-    """
+    ``graphs``: by phase. Raises RunError with the first call that differs."""
     calls: dict[str, list[str]] = {}
     for phase, graph in graphs.items():
         for node in graph.nodes:
@@ -46,27 +45,28 @@ def check_calls(engine: Engine, mesh: Mesh, graphs: Mapping[str, Graph]) -> None
 def _raise_difference(mesh: Mesh, calls: Sequence[Mapping[str, list[str]]], groups: Sequence[str]) -> None:
     for group in groups:
         for rank, texts in enumerate(calls):
-            first = mesh.first(group, rank)
-            own, others = texts.get(group, []), calls[first].get(group, [])
-            for number in range(max(len(own), len(others))):
-                here = own[number] if number < len(own) else "no more calls"
-                there = others[number] if number < len(others) else "no more calls"
-                if here != there:
+            leader = mesh.first(group, rank)
+            actual, expected = texts.get(group, []), calls[leader].get(group, [])
+            for number in range(max(len(actual), len(expected))):
+                actual_call = actual[number] if number < len(actual) else "no more calls"
+                expected_call = expected[number] if number < len(expected) else "no more calls"
+                if actual_call != expected_call:
                     raise RunError(
-                        f"ranks {first} and {rank} differ at call {number} over {group}: {there}; {here}",
+                        f"ranks {leader} and {rank} differ at call {number} over {group}: "
+                        f"{expected_call}; {actual_call}",
                         "all ranks need the files of one gopt shard",
                     )
 
 
 def share_memory(engine: Engine, plans: Sequence[ExecutionPlan]) -> list[SharedMemory]:
-    """The shared memory that all ranks agree on, for each plan by the indices of its calls."""
+    """The shared memory agreed on by all ranks, for each plan by call index."""
     keys: list[dict[int, Key]] = []
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for plan in plans:
         keys.append({})
         for number, group in enumerate(plan.calls()):
-            keys[-1][number] = (group, seen[group])
-            seen[group] += 1
+            keys[-1][number] = (group, counts[group])
+            counts[group] += 1
     shared = engine.share(
         {of[number]: request for plan, of in zip(plans, keys) for number, request in plan.send_requests().items()},
         {of[number]: request for plan, of in zip(plans, keys) for number, request in plan.gather_requests().items()},
@@ -81,11 +81,11 @@ def share_memory(engine: Engine, plans: Sequence[ExecutionPlan]) -> list[SharedM
 
 
 def _call_text(node: Node, graph: Graph) -> str:
-    """A call as text that must be equal on all members of its group."""
-    kept = {key: value for key, value in sorted(node.attributes.items()) if key not in ("group", "peer")}
+    """The text of a call, equal on all members of the group."""
+    attributes = {key: value for key, value in sorted(node.attributes.items()) if key not in ("group", "peer")}
     types = [str(graph.types[name]) for name in node.outputs if name in graph.types and graph.types[name].static]
-    shown = "" if "cuts" in kept and node.op_type == "ReduceScatter" else " " + ", ".join(types)
-    return f"{node.op_type} {json.dumps(kept)}{shown}"
+    shown = "" if "cuts" in attributes and node.op_type == "ReduceScatter" else " " + ", ".join(types)
+    return f"{node.op_type} {json.dumps(attributes)}{shown}"
 
 
 def _digest(calls: list[str]) -> str:

@@ -1,5 +1,4 @@
-"""Batches of a run. Each rank computes the indices of its samples from the step alone, so a resumed run continues
-exactly."""
+"""Batches of a run. Each rank computes its sample indices from the step alone, so a resumed run continues exactly."""
 
 from __future__ import annotations
 
@@ -58,18 +57,19 @@ class IterableSource:
         if self._iterator is None:
             self._iterator = _iterator(self.make(turn.part, turn.parts))
         while True:
-            given = next(self._iterator, None)
-            if given is None:
+            batch = next(self._iterator, None)
+            if batch is None:
                 raise DataEndedError(f"the data ended after {self._next} batches", "yield more, or take fewer --steps")
-            if not isinstance(given, Mapping):
-                raise InputError(f"batch {self._next} of the data is of type {class_of(given)}", _YIELD)
+            if not isinstance(batch, Mapping):
+                raise InputError(f"batch {self._next} of the data is of type {class_of(batch)}", _YIELD)
             self._next += 1
             if self._next > turn.turn:  # a resumed run passes over what it has seen
-                return self.drawn.completed(given, self.types, turn.number, turn.part)
+                return self.drawn.completed(batch, self.types, turn.number, turn.part)
 
 
 def check_data(text: str) -> None:
-    """Raise InputError where ``text`` names a file that cannot be read, OptionError where it names no data at all."""
+    """Raise InputError where ``text`` names a file that cannot be read, OptionError where ``text`` names no data at
+    all."""
     if on_disk(text):
         check_samples(text)
     else:
@@ -80,19 +80,18 @@ def open_data(
     data: str | BatchStream, types: Mapping[str, TensorType], order: SampleOrder = SampleOrder(),
     drawn: DrawnInputs = NO_DRAWS,
 ) -> ArraySource | IterableSource | StreamSource:  # fmt: skip
-    """Open samples on disk (``sample_files``), ``module:function``, or batches that Python code has at hand. ``drawn``:
-    inputs that are drawn where the data has none.
+    """Open samples on disk (``sample_files``), ``module:function``, or batches from Python code. ``drawn``: inputs
+    drawn where the data has no values.
 
     The function takes the index of the part and the number of parts, and yields dictionaries from input to array.
-    Raises InputError for arrays that fit no input, OptionError for a function that cannot be found.
-    """
+    Raises InputError for arrays that fit no input, OptionError for a missing function."""
     if isinstance(data, str) and on_disk(data):
-        held = read_samples(data, types, drawn.draws)
-        types = {name: type for name, type in types.items() if name in held}
+        samples = read_samples(data, types, drawn.draws)
+        types = {name: type for name, type in types.items() if name in samples}
         for name, type in types.items():
-            _check_samples(data, name, type, held[name].type)
-        check_rows(data, types, {name: held[name].type.dims for name in types}, order)
-        return ArraySource(types, _samples(types, held), order, drawn.without(types))
+            _check_samples(data, name, type, samples[name].type)
+        check_rows(data, types, {name: samples[name].type.dims for name in types}, order)
+        return ArraySource(types, _samples(types, samples), order, drawn.without(types))
     if order.shuffle is not None or order.last is not Last.CARRY:
         raise OptionError(
             f"--{'last' if order.shuffle is None else 'shuffle'} needs samples on disk, but --data yields batches",
@@ -104,8 +103,8 @@ def open_data(
 
 
 def batch_function(text: str) -> Callable[[int, int], Any]:
-    """The function that yields batches; raises OptionError for one that cannot be called with a part and their
-    number."""
+    """The function that yields batches; raises OptionError for a function that cannot be called with a part and the
+    number of parts."""
     function = load_function(text)
     try:
         signature = inspect.signature(function)
@@ -138,8 +137,8 @@ def load_function(text: str) -> Callable[..., Any]:
         ) from error
     if not callable(function):
         raise OptionError(f"{text!r} is not a function", "write module:function")
-    found: Callable[..., Any] = function
-    return found
+    loaded: Callable[..., Any] = function
+    return loaded
 
 
 def _module_and_name(text: str) -> tuple[str, str]:
@@ -150,11 +149,11 @@ def _module_and_name(text: str) -> tuple[str, str]:
     return module, name
 
 
-def _check_samples(path: str, name: str, type: TensorType, held: TensorType) -> None:
+def _check_samples(path: str, name: str, type: TensorType, stored: TensorType) -> None:
     """Raise InputError for an array whose rows cannot be split into batches of a type. No array is read."""
-    if held.dtype != type.dtype:
-        check_kind(f"{path}: {name}", type, numpy_dtype(held.dtype))
-    dims, shape = type.dims, held.dims
+    if stored.dtype != type.dtype:
+        check_kind(f"{path}: {name}", type, numpy_dtype(stored.dtype))
+    dims, shape = type.dims, stored.dims
     as_samples = bool(dims) and len(shape) == len(dims) and shape[1:] == dims[1:]
     as_batches = shape[1:] == dims and len(shape) == len(dims) + 1
     if shape != dims and not ((as_samples or as_batches) and shape[0]):
@@ -162,30 +161,30 @@ def _check_samples(path: str, name: str, type: TensorType, held: TensorType) -> 
         raise InputError(f"{path}: {name!r} has shape {list(shape)}, its batch is {type}", f"give samples of {row}")
 
 
-def _samples(types: Mapping[str, TensorType], held: Mapping[str, StoredSamples]) -> dict[str, Samples]:
-    """The arrays on disk: those of archives, and those that are the same in every step, are read now."""
+def _samples(types: Mapping[str, TensorType], stored: Mapping[str, StoredSamples]) -> dict[str, Samples]:
+    """The arrays on disk: arrays of archives, and arrays that are the same in every step, are read now."""
     files: dict[str, SampleFile] = {}
 
     def rows(name: str, path: str, tensor: Tensor) -> Samples:
-        if tensor.external and held[name].type.dims != types[name].dims:
+        if tensor.external and stored[name].type.dims != types[name].dims:
             file = files.get(tensor.path) or files.setdefault(tensor.path, SampleFile(tensor.path))
             return FileRows(file, tensor, types[name].dtype)
         array = tensor.copied()
         return array if array_dtype(array) == types[name].dtype else cast(f"{path}: {name}", types[name], array)
 
     def joined(name: str) -> Samples:
-        parts = [rows(name, path, tensor) for path, tensor in held[name].pieces]
+        parts = [rows(name, path, tensor) for path, tensor in stored[name].pieces]
         if len(parts) == 1:
             return parts[0]
-        if held[name].type.dims == types[name].dims:  # one batch, the same in every step
-            return np.concatenate([np.asarray(each) for each in parts])
+        if stored[name].type.dims == types[name].dims:  # one batch, the same in every step
+            return np.concatenate([np.asarray(part) for part in parts])
         return JoinedRows(tuple(parts))
 
     return {name: joined(name) for name in types}
 
 
-def _iterator(made: Any) -> Iterator[Any]:
+def _iterator(batches: Any) -> Iterator[Any]:
     try:
-        return iter(made)
+        return iter(batches)
     except TypeError:
-        raise InputError(f"the function of --data returns {class_of(made)}, and no batches", _YIELD) from None
+        raise InputError(f"the function of --data returns {class_of(batches)}, and no batches", _YIELD) from None

@@ -1,9 +1,8 @@
 """Random numbers of a run, made by a counter: the same for a seed, a micro-step, a part of the data and an input,
 whatever was drawn before.
 
-Ranks that see the same batch are one part of the data, and have the same numbers. A run that is resumed goes on with
-the numbers of its steps.
-"""
+Ranks with the same batch are one part of the data, and have the same numbers. A run that is resumed goes on with the
+numbers of its steps."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ DEFAULT_SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class DrawnInputs:
-    """The inputs of random numbers of a step, by name, and the seed that they are drawn from."""
+    """A step's inputs of random numbers, by name, and the seed."""
 
     types: Mapping[str, TensorType] = field(default_factory=dict)
     draws: Mapping[str, Draw] = field(default_factory=dict)
@@ -40,41 +39,41 @@ class DrawnInputs:
     @classmethod
     def of(cls, manifest: Manifest, seed: int | None) -> DrawnInputs:
         """The inputs of an output folder; ``seed``: as ``seed_of`` returns it."""
-        types = {each.name: each.type for each in manifest.common.inputs}
+        types = {entry.name: entry.type for entry in manifest.common.inputs}
         return cls(types, manifest.draws, DEFAULT_SEED if seed is None else seed)
 
-    def batch(self, number: int, part: int, given: Container[str] = ()) -> dict[str, Array]:
-        """The numbers of a data rank in a micro-step, counted over all steps, but for inputs that are ``given``."""
+    def batch(self, number: int, part: int, present: Container[str] = ()) -> dict[str, Array]:
+        """The numbers of a data rank in a micro-step, counted over all steps, except inputs that are ``present``."""
         return {
             name: drawn(draw, self.types[name], counter(self.seed, name, number, part))
             for name, draw in self.draws.items()
-            if name not in given
+            if name not in present
         }
 
     def completed(
-        self, given: Mapping[str, Any], types: Mapping[str, TensorType], number: int, part: int
+        self, values: Mapping[str, Any], types: Mapping[str, TensorType], number: int, part: int
     ) -> dict[str, Array]:
-        """The batch of a micro-step: what is given, in its types, and the numbers of inputs that are not. Raises
-        InputError for what does not fit, or lacks."""
-        closed = sized({**self.types, **types}, given)
-        own = {
-            name: fitted(name, closed[name], given.get(name)) for name in types
-            if name in given or name not in self.draws
+        """The batch of a micro-step: the given values, in the inputs' types, and random numbers for the other inputs.
+        Raises InputError for a value that does not fit, or is missing."""
+        closed = sized({**self.types, **types}, values)
+        arrays = {
+            name: fitted(name, closed[name], values.get(name)) for name in types
+            if name in values or name not in self.draws
         }  # fmt: skip
-        return own | replace(self, types=closed).batch(number, part, own)
+        return arrays | replace(self, types=closed).batch(number, part, arrays)
 
-    def without(self, given: Container[str]) -> DrawnInputs:
-        """The same but for inputs that are ``given``."""
-        return replace(self, draws={name: draw for name, draw in self.draws.items() if name not in given})
+    def without(self, present: Container[str]) -> DrawnInputs:
+        """The same inputs, except those that are ``present``."""
+        return replace(self, draws={name: draw for name, draw in self.draws.items() if name not in present})
 
 
 NO_DRAWS = DrawnInputs()
 
 
 def seed_of(job: Job, manifest: Manifest) -> int | None:
-    """The seed of the random numbers of a job: of the run that it continues, else of ``--draws``, else the default.
+    """The seed of a job's random numbers: of the continued run, else of ``--draws``, else the default.
 
-    None where the step draws none. Raises OptionError where ``--draws`` cannot be met."""
+    None for a step without random inputs. Raises OptionError where ``--draws`` cannot be met."""
     if not manifest.draws:
         if job.draws is not None:
             raise OptionError(
@@ -85,17 +84,17 @@ def seed_of(job: Job, manifest: Manifest) -> int | None:
     newest = newest_index(job.checkpoint, manifest) if job.resume and job.checkpoint is not None else None
     if newest is None:
         return DEFAULT_SEED if job.draws is None else job.draws
-    kept = newest.draws or 0
-    if job.draws not in (None, kept):
+    seed = newest.draws or 0
+    if job.draws not in (None, seed):
         raise OptionError(
-            f"--draws {job.draws}: the run that is continued draws from the seed {kept}",
-            f"leave --draws out, or write --draws {kept}: a resumed run goes on with its random numbers",
+            f"--draws {job.draws}: the run that is continued draws from the seed {seed}",
+            f"leave --draws out, or write --draws {seed}: a resumed run goes on with its random numbers",
         )
-    return kept
+    return seed
 
 
 def counter(seed: int, name: str, number: int, part: int) -> np.random.Generator:
-    """The generator of an input in a micro-step of a data rank: its key is the seed with a digest of the name, its
+    """The generator of an input in a micro-step of a data rank: the key is the seed with a digest of the name, the
     counter begins with the part and the micro-step."""
     digest = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
     start = np.array([0, 0, number, part], np.uint64)
@@ -119,8 +118,8 @@ def drawn(draw: Draw, type: TensorType, generator: np.random.Generator) -> Array
 
 
 def _below(values: Array, draw: Draw, dtype: np.dtype) -> Array:
-    """Uniform numbers in their type, those that round up to the bound just below it."""
-    found = np.asarray(values).astype(dtype)
+    """Uniform numbers in their type; a number rounded up to the bound becomes the next below."""
+    rounded = np.asarray(values).astype(dtype)
     high = np.asarray(draw.high).astype(dtype)
     least = np.nextafter(high, np.asarray(draw.low).astype(dtype))
-    return np.where(found >= high, least, found).astype(dtype)
+    return np.where(rounded >= high, least, rounded).astype(dtype)

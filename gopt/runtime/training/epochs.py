@@ -1,4 +1,4 @@
-"""Steps in which a job reads its samples so many times."""
+"""The steps of a job that reads all samples so many times."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from gopt.runtime.training.sample_files import on_disk, read_samples
 def steps_of_epochs(job: Job, epochs: int) -> int:
     """The steps of ``epochs`` passes over the samples of a job of ranks. Only headers of arrays are read.
 
-    Raises InputError for data that fits no input or has too few samples, OptionError where it has no end.
-    """
+    Raises InputError for data that fits no input or has too few samples, OptionError for data without an end."""
     manifest, mesh = read_manifest(job.folder)
     job = with_kept_order(job, manifest)
     types = batch_types(manifest, job)
-    held = None
+    counts = None
     if isinstance(job.data, str) and on_disk(job.data):
-        held = RowCounts.of(types, {name: each.type.dims for name, each in read_samples(job.data, types).items()})
-    if held is None:
+        stored = read_samples(job.data, types, manifest.draws)
+        dims = {name: samples.type.dims for name, samples in stored.items()}
+        counts = RowCounts.of({name: types[name] for name in dims}, dims)
+    if counts is None:
         raise OptionError("--epochs needs samples on disk: the length of this data is not known", "say --steps K")
-    return job.order(max(manifest.schedule.values())).steps(held, mesh.data_ranks, epochs)
+    return job.order(max(manifest.schedule.values())).steps(counts, mesh.data_ranks, epochs)

@@ -1,4 +1,4 @@
-"""Evaluations of a running job's states on held-out data, and which of them is the best."""
+"""Evaluations of a running job's states on held-out data, and the choice of the best."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gopt.text.sanitize import clean_line, show
 
 @dataclass(frozen=True, slots=True)
 class BestRule:
-    """The metric by which evaluations are compared, and whether its highest value is the best: ``max``, or ``min``;
-    None where the user did not say."""
+    """The metric by which evaluations are compared, and whether the highest value is best (``max``) or the lowest
+    (``min``); None where the user did not say."""
 
     metric: str
     mode: str | None
@@ -35,8 +35,8 @@ class BestRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPlan:
-    """How a job evaluates. ``data``: as of the job, and it ends. ``every``: steps between evaluations; 0 is one at the
-    end. ``patience``: evaluations without a better one after which the job ends; 0: none."""
+    """How a job evaluates. ``data``: as of the job, with an end. ``every``: steps between evaluations; 0: only at the
+    end. ``patience``: evaluations without an improvement after which the job ends; 0: no limit."""
 
     model: Path
     data: str | Iterable[Any]
@@ -67,9 +67,8 @@ class EvaluationMessage:
 class Evaluation:
     """The means of the metrics over ``samples``, after a step.
 
-    ``best``: whether it is the best by then; None where nothing says what is best. ``without``: evaluations since the
-    best one; ``ends``: whether the job ends for that.
-    """
+    ``best``: whether this evaluation is the best so far; None without a rule. ``without``: evaluations since the best;
+    ``ends``: whether the job ends for lack of improvement."""
 
     values: Mapping[str, float]
     samples: int
@@ -90,7 +89,8 @@ class Evaluation:
 
 @dataclass(slots=True)
 class KeptChoice:
-    """The best evaluation so far. ``kept``: of it, behind ``step``; ``without``: evaluations since then."""
+    """The best evaluation so far. ``kept``: the best evaluation, behind ``step``; ``without``: evaluations since
+    then."""
 
     rule: BestRule
     patience: int
@@ -98,11 +98,11 @@ class KeptChoice:
     step: int = 0
     without: int = 0
 
-    def judged(self, found: Evaluation, step: int) -> Evaluation:
-        """The evaluation behind a step, compared with those before it.
+    def judged(self, evaluation: Evaluation, step: int) -> Evaluation:
+        """The evaluation behind a step, compared with the earlier ones.
 
-        A job that was killed may have kept the best of a step that the next one makes again: it stays the best."""
-        value = found.values[self.rule.metric]
+        A killed job may have kept the best of a step that the next job makes again: this step stays the best."""
+        value = evaluation.values[self.rule.metric]
         mode = self.rule.mode or "min"
         sign = -1 if mode == "max" else 1
         better = math.isfinite(value) and (self.kept is None or sign * value < sign * self.kept.value)
@@ -110,15 +110,15 @@ class KeptChoice:
             self.kept, self.step = BestEntry(self.rule.metric, mode, value), step
         better = better or (self.kept is not None and (step, value) == (self.step, self.kept.value))
         self.without = 0 if better or step < self.step else self.without + 1
-        return replace(found, best=better, without=self.without, ends=0 < self.patience <= self.without)
+        return replace(evaluation, best=better, without=self.without, ends=0 < self.patience <= self.without)
 
-    def resume(self, kept: BestEntry | None, step: int, since: int) -> None:
-        """Go on from the best checkpoint of a job that is continued, that of a step, so many evaluations ago. Raises
-        OptionError where it is the best by another metric."""
-        if kept is not None and (kept.metric, kept.mode) != (self.rule.metric, self.rule.mode):
+    def resume(self, best: BestEntry | None, step: int, since: int) -> None:
+        """Go on from the best checkpoint of a continued job, made at a step, so many evaluations ago. Raises
+        OptionError where the checkpoint is best by another metric."""
+        if best is not None and (best.metric, best.mode) != (self.rule.metric, self.rule.mode):
             raise OptionError(
                 f"--keep-best {self.rule.metric}:{self.rule.mode}: the best checkpoint of the run that is continued is "
-                f"that by {clean_line(kept.metric)}:{kept.mode}",
-                f"write --keep-best {clean_line(kept.metric)}:{kept.mode}, or move the folder best away",
+                f"that by {clean_line(best.metric)}:{best.mode}",
+                f"write --keep-best {clean_line(best.metric)}:{best.mode}, or move the folder best away",
             )
-        self.kept, self.step, self.without = kept, step, max(since, 0)
+        self.kept, self.step, self.without = best, step, max(since, 0)

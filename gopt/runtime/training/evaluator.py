@@ -1,8 +1,7 @@
 """Evaluates the states of a running job on held-out data, by a model of the forward.
 
-Each rank evaluates its part of the batches. The values of all batches are added in their order, so that the result is
-the same on any number of ranks.
-"""
+Each rank evaluates one part of the batches. The values of all batches are added in order, so the result is the same on
+any number of ranks."""
 
 from __future__ import annotations
 
@@ -58,16 +57,16 @@ class Evaluator:
     """Inputs of ranks that hold a part of a state that is evaluated."""
 
     def __post_init__(self) -> None:
-        held = itertools.chain(self.manifest.common.state, *(each.state for each in self.manifest.ranks))
+        states = itertools.chain(self.manifest.common.state, *(rank.state for rank in self.manifest.ranks))
         needed = (
-            state.input for state in held
+            state.input for state in states
             if not state.copy and any(piece.tensor in self.states for piece in state.pieces)
         )  # fmt: skip
         self._inputs = tuple(dict.fromkeys(needed))
 
     @classmethod
     def of(cls, plan: EvaluationPlan, manifest: Manifest, samples: int) -> Evaluator:
-        """``samples``: of a batch, where the model leaves their number open. Raises InputError for a model or data that
+        """``samples``: of a batch, where the model leaves the number open. Raises InputError for a model or data that
         does not fit, OptionError for a metric that the model does not compute."""
         graph = load(plan.model)
         states = _fed_states(graph, manifest, str(plan.model))
@@ -84,37 +83,37 @@ class Evaluator:
         return last or bool(self.plan.every and step % self.plan.every == 0)
 
     def evaluate(
-        self, engine: Engine, ranks: int, step: int, held: Mapping[str, Any], to_host: Callable[[Any], Array]
+        self, engine: Engine, ranks: int, step: int, states: Mapping[str, Any], to_host: Callable[[Any], Array]
     ) -> Evaluation:
-        """Evaluate the states that ranks hold behind a step; every rank calls it, and gets the same. Raises InputError
+        """Evaluate the states behind a step; every rank calls this method and gets the same result. Raises InputError
         for data that does not fit."""
         begin = time.perf_counter()
-        fed = self._executor.hold(self.gathered(engine, held, to_host))
+        fed = self._executor.hold(self.gathered(engine, states, to_host))
         mine = []
-        for place, samples, batch in self._batches(engine.rank, ranks):
-            found = self._executor.run({**batch, **fed}, no_calls)
-            mine.append((place, samples, [float(np.asarray(found[name]).reshape(())) for name in self.metrics]))
-        told = sorted(itertools.chain.from_iterable(engine.gather(mine)))
-        total = sum(samples for _, samples, _ in told)
+        for number, samples, batch in self._batches(engine.rank, ranks):
+            outputs = self._executor.run({**batch, **fed}, no_calls)
+            mine.append((number, samples, [float(np.asarray(outputs[name]).reshape(())) for name in self.metrics]))
+        results = sorted(itertools.chain.from_iterable(engine.gather(mine)))
+        total = sum(samples for _, samples, _ in results)
         if not total:
             raise InputError(f"--eval-data {self._name} has no samples", "give held-out samples")
         sums = np.zeros(len(self.metrics))
-        for _, samples, values in told:
+        for _, samples, values in results:
             sums += samples * np.asarray(values)
         values = dict(zip(self.metrics, (sums / total).tolist()))
         found_one = Evaluation(values, total, time.perf_counter() - begin)
         return found_one if self.choice is None else self.choice.judged(found_one, step)
 
-    def gathered(self, engine: Engine, held: Mapping[str, Any], to_host: Callable[[Any], Array]) -> dict[str, Array]:
-        """The whole values of the states that the model reads, put together as ``gopt merge`` does; every rank calls
-        it."""
-        own = frozenset(writers(self.manifest, engine.rank).get(engine.rank, ()))
+    def gathered(self, engine: Engine, states: Mapping[str, Any], to_host: Callable[[Any], Array]) -> dict[str, Array]:
+        """The whole values of the states read by the model, put together as in ``gopt merge``; every rank calls this
+        method."""
+        written = frozenset(writers(self.manifest, engine.rank).get(engine.rank, ()))
         stored: list[dict[str, Tensor]] = [{} for _ in self.manifest.ranks]
         for name in self._inputs:
-            for rank, value in enumerate(engine.gather(to_host(held[name]) if name in own else None)):
+            for rank, value in enumerate(engine.gather(to_host(states[name]) if name in written else None)):
                 if value is not None:
                     stored[rank][name] = Tensor(TensorType(array_dtype(value), value.shape), array=value)
-        types = {each.tensor: each.type for each in self.manifest.states if each.tensor in self.states}
+        types = {state.tensor: state.type for state in self.manifest.states if state.tensor in self.states}
         whole = joined_states(self.manifest, types, enumerate(stored))
         return {name: np.asarray(whole[name].numpy()).reshape(type.dims) for name, type in types.items()}
 
@@ -123,27 +122,27 @@ class Evaluator:
         return show(self.plan.data) if isinstance(self.plan.data, str) else "of Python"
 
     def _batches(self, part: int, parts: int) -> Iterator[tuple[int, int, Batch]]:
-        """The batches of one part: their places among all, and how many samples each has."""
+        """The batches of one part: the position among all batches, and the number of samples."""
         source = self._source
         if isinstance(source, ArraySource):
             yield from self._stored(source, part, parts)
             return
-        for turn, given in enumerate(source(part, parts)):
+        for turn, samples in enumerate(source(part, parts)):
             if turn >= MOST_BATCHES:
                 raise InputError(f"--eval-data {self._name} does not end", "let it yield each held-out batch once")
-            arrays = {name: array(value) for name, value in named(given, turn, [*self.types]).items()}
+            arrays = {name: array(value) for name, value in named(samples, turn, [*self.types]).items()}
             batch = {name: fitted(name, self._fitting(name, arrays.get(name)), arrays.get(name)) for name in self.types}
             yield turn * parts + part, self._samples(batch), batch
 
     def _stored(self, source: ArraySource, part: int, parts: int) -> Iterator[tuple[int, int, Batch]]:
-        held = source.held
-        whole = 1 if held is None else held.count // held.size
-        for place in range(part, whole, parts):
-            batch = source.batch(MicroStep(place, 0, 1))
-            yield place, self._samples(batch), batch
-        rest = 0 if held is None else held.count % held.size
-        if rest and held is not None and whole % parts == part and self._takes_rest(source):
-            rows = np.arange(held.count - rest, held.count)
+        counts = source.held
+        whole = 1 if counts is None else counts.count // counts.size
+        for number in range(part, whole, parts):
+            batch = source.batch(MicroStep(number, 0, 1))
+            yield number, self._samples(batch), batch
+        rest = 0 if counts is None else counts.count % counts.size
+        if rest and counts is not None and whole % parts == part and self._takes_rest(source):
+            rows = np.arange(counts.count - rest, counts.count)
             batch = {
                 name: np.ascontiguousarray(values[rows]) if values.shape != self.types[name].dims
                 else np.asarray(values)
@@ -158,28 +157,28 @@ class Evaluator:
 
     @property
     def left_out(self) -> int:
-        """Samples at the end of the data that make no batch, which the model does not take."""
-        held = self._source.held if isinstance(self._source, ArraySource) else None
-        if held is None or not isinstance(self._source, ArraySource) or self._takes_rest(self._source):
+        """Samples at the end of the data that make no whole batch and that the model does not take."""
+        counts = self._source.held if isinstance(self._source, ArraySource) else None
+        if counts is None or not isinstance(self._source, ArraySource) or self._takes_rest(self._source):
             return 0
-        return held.count % held.size
+        return counts.count % counts.size
 
     def _fitting(self, name: str, value: Any) -> TensorType:
-        """The type of an input at the number of samples that a value has."""
+        """The type of an input at the number of samples of a value."""
         type, shape = self.types[name], np.shape(value)
         return TensorType(type.dtype, (shape[0], *type.dims[1:])) if name in self.open and shape else type
 
     def _samples(self, batch: Batch) -> int:
-        first = next((value for value in batch.values() if value.ndim), None)
-        return 1 if first is None else len(first)
+        rows = next((value for value in batch.values() if value.ndim), None)
+        return 1 if rows is None else len(rows)
 
 
 def _fed_states(graph: Graph, manifest: Manifest, path: str) -> frozenset[str]:
-    """The states that a model reads, as inputs of its graph. Raises InputError for those that do not fit, and for
-    values of its own that would stay as they are while the job goes on."""
-    states = {each.tensor: each for each in manifest.states}
-    found = [name for name in (*graph.initializers, *graph.inputs) if name in states]
-    for name in found:
+    """The states read by a model, as inputs of its graph. Raises InputError for states that do not fit, and for
+    constants of the model that would stay as they are while the job goes on."""
+    states = {state.tensor: state for state in manifest.states}
+    names = [name for name in (*graph.initializers, *graph.inputs) if name in states]
+    for name in names:
         type = graph.inputs.get(name) or graph.initializers[name].type
         if type != states[name].type:
             raise InputError(
@@ -188,29 +187,29 @@ def _fed_states(graph: Graph, manifest: Manifest, path: str) -> frozenset[str]:
             )
         graph.inputs[name] = type
         graph.initializers.pop(name, None)
-    if not found:
+    if not names:
         raise InputError(
             f"{path} reads no state of the step: its results would never change",
             "let its parameters have the step's names, as gopt export --eval writes them",
         )
-    own = [name for name in graph.inputs if name in graph.initializers]
-    if own:
+    constants = [name for name in graph.inputs if name in graph.initializers]
+    if constants:
         raise InputError(
-            f"{path}: the input {show(own[0])} has a value, and is no state of the step",
+            f"{path}: the input {show(constants[0])} has a value, and is no state of the step",
             "export both of one module: gopt export --eval",
         )
-    _refuse_frozen(graph, manifest, frozenset(found), path)
-    return frozenset(found)
+    _refuse_frozen(graph, manifest, frozenset(names), path)
+    return frozenset(names)
 
 
-def _refuse_frozen(graph: Graph, manifest: Manifest, found: frozenset[str], path: str) -> None:
+def _refuse_frozen(graph: Graph, manifest: Manifest, fed: frozenset[str], path: str) -> None:
     """Raise InputError where a constant of the model may be a parameter of the step under another name."""
     constants: dict[int, str] = {}
     for name, tensor in graph.initializers.items():
         if tensor.type.dtype.startswith(("float", "bfloat")) and tensor.type.elements > 1:
             constants.setdefault(tensor.type.elements, name)
     for state in manifest.states:
-        if state.kind is StateKind.PARAMETER and state.tensor not in found and state.type.elements in constants:
+        if state.kind is StateKind.PARAMETER and state.tensor not in fed and state.type.elements in constants:
             raise InputError(
                 f"{path} has no {show(state.tensor)}, a parameter of the step, and a constant of as many elements, "
                 f"{show(constants[state.type.elements])}, which would stay as it is",
@@ -219,18 +218,20 @@ def _refuse_frozen(graph: Graph, manifest: Manifest, found: frozenset[str], path
 
 
 def _metrics(graph: Graph, path: str) -> tuple[str, ...]:
-    found = tuple(name for name, type in graph.outputs.items() if type.static and type.elements == 1)
-    if not found:
+    metrics = tuple(name for name, type in graph.outputs.items() if type.static and type.elements == 1)
+    if not metrics:
         raise InputError(
             f"{path} has no output of one number to evaluate", "let it compute the loss: gopt export --eval"
         )
-    return found
+    return metrics
 
 
 def _direction(rule: BestRule, metrics: tuple[str, ...]) -> BestRule:
     if rule.metric not in metrics:
-        known = listed([*map(clean_line, metrics)], 6)
-        raise OptionError(f"--keep-best {clean_line(rule.metric)}: the evaluation computes {known}", "name one of them")
+        choices = listed([*map(clean_line, metrics)], 6)
+        raise OptionError(
+            f"--keep-best {clean_line(rule.metric)}: the evaluation computes {choices}", "name one of them"
+        )
     if rule.mode is None and rule.metric != metrics[0]:
         raise OptionError(
             f"--keep-best {clean_line(rule.metric)} does not say whether low or high values are better",
@@ -260,11 +261,11 @@ def _batch_types(
 
 def _source(data: str | Iterable[Any], types: Mapping[str, TensorType]) -> ArraySource | Callable[[int, int], Any]:
     if isinstance(data, str) and on_disk(data):
-        found = open_data(data, types)
-        assert isinstance(found, ArraySource)
-        if lost := [name for name in types if name not in found.types]:
+        source = open_data(data, types)
+        assert isinstance(source, ArraySource)
+        if lost := [name for name in types if name not in source.types]:
             raise InputError(f"--eval-data {show(data)} has no {show(lost[0])}", "give held-out samples of each input")
-        return found
+        return source
     if isinstance(data, str):
         return batch_function(data)
     if iter(data) is data:

@@ -1,4 +1,4 @@
-"""Why the first loss of a job is not a number: the first input, start value or value of the forward that is none."""
+"""Why the first loss of a job is not a number: the first input, start value or forward value that is no number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def first_nan(
 ) -> str:  # fmt: skip
     """Where the numbers end: in the data, in the start values, or in the first forward.
 
-    ``batches``: those of a rank's first step; ``states``: its own; ``start``: gives their values before it."""
+    ``batches``: of a rank's first step; ``states``: of the rank; ``start``: returns the states' values before the
+    step."""
     for batch in batches:
         for name, value in batch.items():
             if fault := _fault(value):
@@ -34,16 +35,16 @@ def first_nan(
         if fault := _fault(value):
             return f"in the start values: {show(name)} {fault}"
     try:
-        found = next(filter(None, (_in_forward(job, {**batch, **hyper}) for batch in batches)), "")
+        reason = next(filter(None, (_in_forward(job, {**batch, **hyper}) for batch in batches)), "")
     except (GoptError, MemoryError):  # a source that cannot run here
-        found = ""
-    return f"in the first forward: {found or 'its data and start values are numbers'}"
+        reason = ""
+    return f"in the first forward: {reason or 'its data and start values are numbers'}"
 
 
-def _pieces(states: Sequence[LocalState], held: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
-    """The parts of the source's states that a rank's states are made of."""
+def _pieces(states: Sequence[LocalState], values: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
+    """The parts of the source's states in a rank's states."""
     for state in states:
-        flat, start = np.asarray(held[state.input]).reshape(-1), 0
+        flat, start = np.asarray(values[state.input]).reshape(-1), 0
         for piece in state.pieces:
             yield piece.tensor, flat[start : start + piece.elements]
             start += piece.elements
@@ -58,23 +59,27 @@ def _fault(value: Any) -> str:
     if not bad.any():
         return ""
     kind = "NaN" if np.isnan(array[bad].astype(np.float64)).any() else "infinite"
-    place = f", first in row {int(np.argwhere(bad)[0][0])}" if array.ndim > 1 and len(array) > 1 else ""
-    return f"is {kind} in {int(bad.sum())} of its {array.size} numbers{place}"
+    row = f", first in row {int(np.argwhere(bad)[0][0])}" if array.ndim > 1 and len(array) > 1 else ""
+    return f"is {kind} in {int(bad.sum())} of its {array.size} numbers{row}"
 
 
 def _in_forward(job: Job, feeds: Mapping[str, Array]) -> str:
     """The first value of the source's forward, from the start values of the folder, that is NaN, or else infinite; ''
-    where there is none, or start values lie elsewhere."""
-    held = read_folder(job.folder)
-    if job.startup and held.startup is not None:
+    without such a value, or where start values lie elsewhere."""
+    folder = read_folder(job.folder)
+    if job.startup and folder.startup is not None:
         return ""
-    graph = held.graph
+    graph = folder.graph
     if job.state is not None:
-        graph.initializers.update({name: each for name, each in load_state(job.state).items() if name in held.missing})
-    part = pruned(graph, held.manifest.losses)
-    made = {name: node for node in part.nodes for name in node.outputs if name and part.type_of(name).dtype in FLOATS}
-    part.outputs = {name: part.type_of(name) for name in made}
-    found = Executor(part, SessionCache()).run({name: feeds[name] for name in part.inputs if name in feeds}, no_calls)
-    faults = {name: fault for name in made if (fault := _fault(found[name]))}
+        graph.initializers.update(
+            {name: value for name, value in load_state(job.state).items() if name in folder.missing}
+        )
+    part = pruned(graph, folder.manifest.losses)
+    producers = {
+        name: node for node in part.nodes for name in node.outputs if name and part.type_of(name).dtype in FLOATS
+    }
+    part.outputs = {name: part.type_of(name) for name in producers}
+    values = Executor(part, SessionCache()).run({name: feeds[name] for name in part.inputs if name in feeds}, no_calls)
+    faults = {name: fault for name in producers if (fault := _fault(values[name]))}
     name = next((name for name, fault in faults.items() if "NaN" in fault), next(iter(faults), None))
-    return "" if name is None else f"{show(name)}, which {made[name].op_type} computes, {faults[name]}"
+    return "" if name is None else f"{show(name)}, which {producers[name].op_type} computes, {faults[name]}"

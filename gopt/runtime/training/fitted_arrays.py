@@ -13,23 +13,23 @@ from gopt.runtime.host_value import array_dtype
 from gopt.runtime.session import Array
 
 
-def sized(types: Mapping[str, TensorType], given: Mapping[str, Any]) -> dict[str, TensorType]:
-    """Types with their open dimensions as a batch has them. Raises InputError where two inputs that share one have it
-    in two sizes."""
+def sized(types: Mapping[str, TensorType], values: Mapping[str, Any]) -> dict[str, TensorType]:
+    """Types with open dimensions at a batch's sizes. Raises InputError where two inputs have a shared dimension in two
+    sizes."""
     sizes: dict[str, tuple[str, int]] = {}
     for name, type in types.items():
-        shape = np.shape(given[name]) if not type.static and given.get(name) is not None else ()
-        for size, found in zip(type.shape or (), shape):
-            if isinstance(size, str) and sizes.setdefault(size, (name, found))[1] != found:
+        shape = np.shape(values[name]) if not type.static and values.get(name) is not None else ()
+        for size, length in zip(type.shape or (), shape):
+            if isinstance(size, str) and sizes.setdefault(size, (name, length))[1] != length:
                 raise InputError(
-                    f"the data's {name!r} has {found} samples, and its {sizes[size][0]!r} {sizes[size][1]}",
+                    f"the data's {name!r} has {length} samples, and its {sizes[size][0]!r} {sizes[size][1]}",
                     "yield batches of as many samples of each",
                 )
-    return {name: closed(type, {size: found for size, (_, found) in sizes.items()}) for name, type in types.items()}
+    return {name: closed(type, {size: length for size, (_, length) in sizes.items()}) for name, type in types.items()}
 
 
 def closed(type: TensorType, sizes: Mapping[str, int]) -> TensorType:
-    """The type, its open dimensions of these sizes."""
+    """The type with open dimensions at these sizes."""
     if type.static or type.shape is None:
         return type
     shape = (size if isinstance(size, int) else sizes.get(size or "", size) for size in type.shape)
@@ -37,7 +37,7 @@ def closed(type: TensorType, sizes: Mapping[str, int]) -> TensorType:
 
 
 def fitted(name: str, type: TensorType, value: Any) -> Array:
-    """An array of a type, converted in width where it must be. Raises InputError for another shape or kind."""
+    """An array of a type, converted in width where needed. Raises InputError for another shape or kind."""
     if value is None:
         raise InputError(f"the data has no {name!r}", f"yield dictionaries with an array {name!r} of {type}")
     array = np.asarray(value)
@@ -54,12 +54,12 @@ def cast(what: str, type: TensorType, array: Array) -> Array:
     return array.astype(numpy_dtype(type.dtype))
 
 
-def check_kind(what: str, type: TensorType, held: np.dtype[Any]) -> None:
-    """Raise InputError where numbers of type ``held`` are of another kind than a type's."""
+def check_kind(what: str, type: TensorType, dtype: np.dtype[Any]) -> None:
+    """Raise InputError where numbers of type ``dtype`` are of another kind than a type's."""
     kinds = {"b": "b", "i": "i", "u": "i", "f": "f", "V": "f"}
-    if kinds.get(held.kind) != kinds.get(numpy_dtype(type.dtype).kind):
+    if kinds.get(dtype.kind) != kinds.get(numpy_dtype(type.dtype).kind):
         raise InputError(
-            f"{what} is {held}, the step takes {type}", "convert it: gopt changes the width of numbers alone"
+            f"{what} is {dtype}, the step takes {type}", "convert it: gopt changes the width of numbers alone"
         )
 
 

@@ -18,7 +18,7 @@ from gopt.runtime.training.schedules import USABLE, RateSchedule, default_schedu
 
 @dataclass(slots=True)
 class HyperParameter:
-    """A hyper-parameter, and the array in which it is fed in every step."""
+    """A hyper-parameter, and the array that feeds each step."""
 
     name: str
     schedule: RateSchedule
@@ -26,7 +26,8 @@ class HyperParameter:
     value: float = math.nan
 
     def at(self, step: int) -> Array:
-        """Its value at a step, counted from 0; the same array every time. Raises OptionError for what is none."""
+        """The value at a step, counted from 0; the same array every time. Raises OptionError for a value that is no
+        number."""
         if self.schedule.steps is not None and step >= self.schedule.steps:
             raise _ended(self.name, self.schedule.steps, step + 1)
         value = self.schedule.at(step)
@@ -39,7 +40,7 @@ class HyperParameter:
 
 
 def refuse_unknown(settings: Iterable[str], names: Sequence[str]) -> None:
-    """Raise OptionError where a setting is none of the hyper-parameters ``names`` of a step."""
+    """Raise OptionError for a setting outside the hyper-parameters ``names`` of a step."""
     unknown = sorted(set(settings) - set(names))
     if unknown:
         raise OptionError(
@@ -52,19 +53,18 @@ def refuse_unknown(settings: Iterable[str], names: Sequence[str]) -> None:
 def hyper_parameters(manifest: Manifest, job: Job) -> list[HyperParameter]:
     """The hyper-parameters of a step with the user's values, or the step's own.
 
-    Raises OptionError for a missing, unknown or unusable one, InputError for a value of the step that is none.
-    """
+    Raises OptionError for a missing, unknown or unusable value, InputError for an unusable value of the step."""
     entries = manifest.inputs_of(InputKind.HYPER)
-    names = [each.name for each in entries]
+    names = [entry.name for entry in entries]
     refuse_unknown(job.settings, names)
-    missing = [each.name for each in entries if each.name not in job.settings and each.default is None]
+    missing = [entry.name for entry in entries if entry.name not in job.settings and entry.default is None]
     if missing:
         raise OptionError(f"the step needs a value for {missing[0]!r}", f"give --set {missing[0]}=1e-3")
-    found = [_hyper_parameter(each, job.settings) for each in entries]
-    for each in found:
-        if each.schedule.steps is not None and each.schedule.steps < job.steps:
-            raise _ended(each.name, each.schedule.steps, job.steps)
-    return found
+    parameters = [_hyper_parameter(entry, job.settings) for entry in entries]
+    for parameter in parameters:
+        if parameter.schedule.steps is not None and parameter.schedule.steps < job.steps:
+            raise _ended(parameter.name, parameter.schedule.steps, job.steps)
+    return parameters
 
 
 def _hyper_parameter(entry: InputEntry, settings: Mapping[str, str]) -> HyperParameter:
@@ -75,8 +75,8 @@ def _hyper_parameter(entry: InputEntry, settings: Mapping[str, str]) -> HyperPar
     return HyperParameter(entry.name, parse_schedule(settings[entry.name]), array)
 
 
-def _ended(name: str, known: int, steps: int) -> OptionError:
+def _ended(name: str, length: int, steps: int) -> OptionError:
     return OptionError(
-        f"{name} has values for {known} steps, and --steps is {steps}",
+        f"{name} has values for {length} steps, and --steps is {steps}",
         f"set another with --set {name}=VALUE, or export with --schedule-steps {steps}",
     )

@@ -1,5 +1,5 @@
-"""The states of a rank at the first step: computed by its start-up graph, stored in its files, or read from the user's
-file."""
+"""The states of a rank at the first step: computed by a start-up graph, stored in the rank's files, or read from the
+user's file."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.session import Array
 
-NONE_MADE: Mapping[str, Array] = {}
+NO_VALUES: Mapping[str, Array] = {}
 
 
 def initial_states(
-    states: Sequence[LocalState], graphs: Mapping[str, Graph], path: str | None, made: Mapping[str, Array] = NONE_MADE
+    states: Sequence[LocalState], graphs: Mapping[str, Graph], path: str | None,
+    computed: Mapping[str, Array] = NO_VALUES,
 ) -> dict[str, Array]:  # fmt: skip
     """State -> a new array.
 
     ``states``: the manifest's entries. ``graphs``: by phase. ``path``: --state FILE, read for states without a stored
-    value. ``made``: computed values, which go before all others. Raises InputError where a state has none.
-    """
+    value. ``computed``: values that go before all others. Raises InputError for a state without a value."""
     stored = {
         name: tensor for graph in graphs.values() for name, tensor in graph.initializers.items() if name in graph.inputs
     }
     tensors = load_state(path) if path is not None else {}
-    found = {}
+    values = {}
     for state in states:
         name = state.input
-        if name in made:
-            found[name] = np.array(made[name])
+        if name in computed:
+            values[name] = np.array(computed[name])
         elif name in stored:
-            found[name] = stored[name].copied()
+            values[name] = stored[name].copied()
         else:
             type = next(graph.inputs[name] for graph in graphs.values() if name in graph.inputs)
-            found[name] = _joined(state.pieces, tensors, type)
-    return found
+            values[name] = _joined(state.pieces, tensors, type)
+    return values
 
 
 def _joined(pieces: Sequence[Piece], tensors: Mapping[str, Any], type: TensorType) -> Array:
-    """Concatenate the pieces of tensors that a state consists of."""
+    """Concatenate the tensor pieces of a state."""
     missing = next((piece.tensor for piece in pieces if piece.tensor not in tensors), None)
     if missing is not None:
         raise InputError(f"state {missing!r} has no value", "give the values with --state FILE")

@@ -65,9 +65,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobUsage:
-    """The use of a step. ``tokens``: of all ranks, 0 where the batch has none; ``memory``: the largest peak of a
-    process by then, in bytes; ``flops``: of all ranks; ``peak``: operations a second of all ranks' devices, 0 where
-    that is not known."""
+    """The use of a step. ``tokens``: of all ranks, 0 where the batch has no tokens; ``memory``: the largest peak of a
+    process by then, in bytes; ``flops``: of all ranks; ``peak``: operations a second of all ranks' devices, 0 if
+    unknown."""
 
     tokens: int = 0
     memory: int = 0
@@ -123,7 +123,7 @@ class StepMessage:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One step as the first rank reports it: losses of all ranks (means over micro-steps), seconds, samples of all
+    """One step as reported by the first rank: losses of all ranks (means over micro-steps), seconds, samples of all
     ranks."""
 
     step: int
@@ -148,11 +148,13 @@ class Progress:
         more: Mapping[str, Any] | None = None, hyper: Mapping[str, float] | None = None,
         evaluation: Evaluation | None = None, cause: str = "", usage: JobUsage | None = None,
     ) -> Progress:  # fmt: skip
-        """Of what all ranks report: losses by name, the first one first."""
-        first, *others = ({name: tuple(each[name] for each in losses)} for name in losses[0])
-        (own,) = first.values()
-        beside = {name: made for each in others for name, made in each.items()}
-        return cls(step, own, seconds, samples, more or {}, beside, hyper or {}, evaluation, cause, usage or JobUsage())
+        """From the reports of all ranks: losses by name, the main loss first."""
+        main, *further = ({name: tuple(loss[name] for loss in losses)} for name in losses[0])
+        (per_rank,) = main.values()
+        beside = {name: values for loss in further for name, values in loss.items()}
+        return cls(
+            step, per_rank, seconds, samples, more or {}, beside, hyper or {}, evaluation, cause, usage or JobUsage()
+        )
 
     @property
     def loss(self) -> float:
@@ -185,19 +187,19 @@ class Progress:
 
     @property
     def utilisation(self) -> float:
-        """The share of the peak of all ranks' devices that the step's products and convolutions used."""
+        """The share of the peak of all ranks' devices used by the step's products and convolutions."""
         peak = self.usage.peak * self.seconds
         return self.usage.flops / peak if peak else 0.0
 
     @property
     def epoch(self) -> float:
-        """Of a split whose samples are in a file: how many times they were read by then; 0 of other runs."""
+        """The passes over the samples of a file by then, for a split; 0 for other runs."""
         return float(self.more.get("epoch", 0))
 
     def to_json(self) -> dict[str, Any]:
-        usage, others = self.usage, {name: tuple(losses) for name, losses in self.more_losses.items()}
+        usage, further = self.usage, {name: tuple(losses) for name, losses in self.more_losses.items()}
         message = StepMessage(
-            step=self.step, loss=self.loss, losses=tuple(self.losses), more_losses=others or None,
+            step=self.step, loss=self.loss, losses=tuple(self.losses), more_losses=further or None,
             seconds=round(self.seconds, 6), samples_per_second=round(self.samples_per_second, 3),
             tokens_per_second=round(self.tokens_per_second, 3) if usage.tokens else None, memory=usage.memory,
             utilisation=round(self.utilisation, 6) if usage.peak else None, hyper=dict(self.hyper) or None,
@@ -207,12 +209,12 @@ class Progress:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean; NaN of none."""
+    """The mean; NaN without values."""
     return sum(values) / len(values) if values else math.nan
 
 
 def not_finite(losses: Mapping[str, float]) -> str:
-    """Which of the losses is no number, '' if all are."""
+    """The loss that is no number, '' if all are numbers."""
     name = next((name for name, value in losses.items() if not math.isfinite(value)), None)
     if name is None:
         return ""
@@ -220,7 +222,7 @@ def not_finite(losses: Mapping[str, float]) -> str:
 
 
 def not_finite_error(losses: Mapping[str, float], done: int, cause: str = "") -> RunError:
-    """The error for a loss that is no number. ``done``: steps before that one; ``cause``: of the first step, where the
+    """The error for a loss that is no number. ``done``: steps before this step; ``cause``: of the first step, where the
     numbers end."""
     hint = "lower the learning rate" if done else "look there, for nothing was updated before"
     where = f" {cause or 'in the data or the first forward'}" if not done else ""
@@ -228,7 +230,7 @@ def not_finite_error(losses: Mapping[str, float], done: int, cause: str = "") ->
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, Mesh]:
-    """The manifest of an output folder, and its mesh; raises InputError."""
+    """The manifest of an output folder, and the mesh; raises InputError."""
     check_folder(folder)
     manifest, mesh = manifest_check.read_manifest(folder)
     if len(manifest.ranks) != mesh.ranks:

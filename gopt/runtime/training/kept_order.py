@@ -1,4 +1,4 @@
-"""The order of samples of a run that is continued."""
+"""The sample order of a continued run."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from gopt.runtime.training.sample_files import on_disk
 
 
 def with_kept_order(job: Job, manifest: Manifest) -> Job:
-    """The job with the order of samples of the run that it continues. Raises OptionError where it asks for another one:
-    some samples would be seen twice in a pass, and others never."""
+    """The job with the sample order of the continued run. Raises OptionError where the job names another order: some
+    samples would come twice in a pass, and others never."""
     if not job.resume or job.checkpoint is None or not isinstance(job.data, str) or not on_disk(job.data):
         return job
-    kept = newest_index(job.checkpoint, manifest)
-    if kept is None or kept.last is None:  # of an older gopt
+    index = newest_index(job.checkpoint, manifest)
+    if index is None or index.last is None:  # of an older gopt
         return job
-    for option, asked, held in (
-        ("shuffle", job.shuffle, kept.shuffle), ("last", job.last, kept.last),
-        ("batch-size", job.batch_size, kept.batch_size),
+    for option, wanted, saved in (
+        ("shuffle", job.shuffle, index.shuffle), ("last", job.last, index.last),
+        ("batch-size", job.batch_size, index.batch_size),
     ):  # fmt: skip
-        if asked is not None and asked != held:
+        if wanted is not None and wanted != saved:
             raise OptionError(
-                f"--{option} {asked}: the run that is continued has "
-                f"{f'--{option} {held}' if held is not None else f'no --{option}'}",
+                f"--{option} {wanted}: the run that is continued has "
+                f"{f'--{option} {saved}' if saved is not None else f'no --{option}'}",
                 f"leave out --{option}: a resumed run goes on with its samples",
             )
-    return replace(job, shuffle=kept.shuffle, last=Last(kept.last), batch_size=kept.batch_size)
+    return replace(job, shuffle=index.shuffle, last=Last(index.last), batch_size=index.batch_size)
 
 
 def kept_order(job: Job) -> SampleOrder | None:
-    """The order of samples that a checkpoint keeps; None where a function has it."""
+    """The sample order in a checkpoint; None where a function has the order."""
     return job.order(1) if isinstance(job.data, str) and on_disk(job.data) else None

@@ -1,4 +1,4 @@
-"""The result of a run, and of one of its steps as another process reports it."""
+"""The result of a run, and of a step as another process reports the step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NotFinite:
-    """Steps whose loss is not finite: how many, and the first one; where the numbers end, if that is known."""
+    """Steps whose loss is not finite: how many, and the first; where the numbers end, if known."""
 
     steps: int
     first: int
@@ -32,13 +32,12 @@ class NotFinite:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """The result of ``gopt run``. ``steps``: those that this run made.
+    """The result of ``gopt run``. ``steps``: made by this run.
 
-    ``asked``: the step of the training at which the run was to end; ``resumed``: the one that it continued from, None
-    where it started from the beginning. ``checkpoint``: the folder of checkpoints. Of a split, ``roles``: the number of
-    trainers and servers, ``servers``: the counts of each server. ``draws``: the inputs of random numbers; those that
-    the data did not give were drawn from ``seed``.
-    """
+    ``asked``: the step of the training at which the run was to end; ``resumed``: the step from which the run continued,
+    None for a start from the beginning. ``checkpoint``: the folder of checkpoints. Of a split, ``roles``: the number of
+    trainers and servers, ``servers``: the counts of each server. ``draws``: the inputs of random numbers; inputs
+    without data were drawn from ``seed``."""
 
     folder: Path
     engine: str
@@ -61,43 +60,43 @@ class RunResult:
 
     @cached_property
     def losses(self) -> list[float]:
-        return [each.loss for each in self.steps]
+        return [step.loss for step in self.steps]
 
     @cached_property
     def seconds(self) -> float:
-        return sum(each.seconds for each in self.steps)
+        return sum(step.seconds for step in self.steps)
 
     @property
     def best(self) -> tuple[int, BestEntry] | None:
-        """The step of the best checkpoint, and its evaluation; None where none is kept."""
+        """The step of the best checkpoint, and its evaluation; None without a best checkpoint."""
         path = None if self.checkpoint is None else self.checkpoint / BEST_DIR
-        if path is None or not (path / INDEX_FILE).is_file() or not any(each.evaluation for each in self.steps):
+        if path is None or not (path / INDEX_FILE).is_file() or not any(step.evaluation for step in self.steps):
             return None
         index = open_index(path)
         return None if index.best is None else (index.step, index.best)
 
     @property
     def samples_per_second(self) -> float:
-        return sum(each.samples for each in self.steps) / self.seconds if self.seconds else 0.0
+        return sum(step.samples for step in self.steps) / self.seconds if self.seconds else 0.0
 
     @property
     def usage(self) -> dict[str, float]:
         """Of all steps, where known: tokens a second, the peak of memory in bytes, the share of the peak of
         operations."""
-        used = [each.usage for each in self.steps]
-        found: dict[str, float] = {}
-        if any(each.tokens for each in used) and self.seconds:
-            found["tokens_per_second"] = round(sum(each.tokens for each in used) / self.seconds, 3)
+        used = [step.usage for step in self.steps]
+        fields: dict[str, float] = {}
+        if any(usage.tokens for usage in used) and self.seconds:
+            fields["tokens_per_second"] = round(sum(usage.tokens for usage in used) / self.seconds, 3)
         if used and used[-1].memory:
-            found["memory"] = max(each.memory for each in used)
+            fields["memory"] = max(usage.memory for usage in used)
         if used and used[-1].peak and self.seconds:
-            found["utilisation"] = round(sum(each.flops for each in used) / (used[-1].peak * self.seconds), 6)
-        return found
+            fields["utilisation"] = round(sum(usage.flops for usage in used) / (used[-1].peak * self.seconds), 6)
+        return fields
 
     @property
     def not_finite(self) -> NotFinite | None:
-        """None where all losses are finite numbers."""
-        failed = [each for each in self.steps if not each.finite]
+        """The steps with losses that are not finite numbers, if any."""
+        failed = [step for step in self.steps if not step.finite]
         return NotFinite(len(failed), failed[0].step, failed[0].cause) if failed else None
 
     def to_json(self) -> dict[str, Any]:
@@ -114,21 +113,21 @@ class RunResult:
         }  # fmt: skip
         if self.steps:
             record |= self.usage
-        evaluated = [each for each in self.steps if each.evaluation is not None]
+        evaluated = [step for step in self.steps if step.evaluation is not None]
         if evaluated:
             last = evaluated[-1].evaluation
             record["evaluations"] = [
-                {"step": each.step, **each.evaluation.to_json()} for each in evaluated if each.evaluation is not None
+                {"step": step.step, **step.evaluation.to_json()} for step in evaluated if step.evaluation is not None
             ]
             record["ended"] = "patience" if last is not None and last.ends else None
             record["best"] = None
             if self.best is not None:
-                step, kept = self.best
-                record["best"] = {"checkpoint": f"{self.checkpoint}/{BEST_DIR}", "step": step, **to_document(kept)}
+                step, entry = self.best
+                record["best"] = {"checkpoint": f"{self.checkpoint}/{BEST_DIR}", "step": step, **to_document(entry)}
         if self.roles is not None:
             record["roles"] = dict(self.roles)
         if self.servers:
-            record["servers"] = [each.to_json() for each in self.servers]
+            record["servers"] = [server.to_json() for server in self.servers]
         hyper = {name: {"schedule": str(value), "of": "step"} for name, value in self.defaults.items()}
         hyper |= {name: {"schedule": value, "of": "--set"} for name, value in self.settings.items()}
         if hyper:

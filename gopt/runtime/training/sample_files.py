@@ -1,7 +1,6 @@
 """Samples on disk: arrays of a file, of a folder of shards, or windows of a file of tokens.
 
-An array may lie in several files. All but those of ``.npz`` files are read row by row, as batches need them.
-"""
+An array may lie in several files. Files other than ``.npz`` are read row by row, as batches need the rows."""
 
 from __future__ import annotations
 
@@ -27,16 +26,16 @@ _SHARD = re.compile(r"(?P<name>.+?)[-_.](?P<number>\d+)(-of-\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class StoredSamples:
-    """An array on disk, in pieces along its first axis; a piece has the path of its file."""
+    """An array on disk, in pieces along the first axis; a piece has the path of its file."""
 
     pieces: tuple[tuple[str, Tensor], ...]
 
     @property
     def type(self) -> TensorType:
-        first = self.pieces[0][1].type
+        head = self.pieces[0][1].type
         if len(self.pieces) == 1:
-            return first
-        return TensorType(first.dtype, (sum(piece.type.dims[0] for _, piece in self.pieces), *first.dims[1:]))
+            return head
+        return TensorType(head.dtype, (sum(piece.type.dims[0] for _, piece in self.pieces), *head.dims[1:]))
 
 
 def on_disk(text: str) -> bool:
@@ -48,12 +47,12 @@ def sample_paths(text: str) -> list[str]:
     """The files of samples that ``text`` names. Raises InputError for a folder without any."""
     if os.path.isdir(text):
         return _shards(text)
-    found = _TOKENS.fullmatch(text)
-    return [text if found is None else found["path"] or found["array"]]
+    match = _TOKENS.fullmatch(text)
+    return [text if match is None else match["path"] or match["array"]]
 
 
 def check_samples(text: str) -> None:
-    """Raise InputError where what ``text`` names cannot be read. No array is read."""
+    """Raise InputError where the samples of ``text`` cannot be read. No array is read."""
     for path in sample_paths(text):
         with naming(path):
             regular_size(path)
@@ -62,21 +61,21 @@ def check_samples(text: str) -> None:
 def read_samples(
     text: str, types: Mapping[str, TensorType], optional: Container[str] = ()
 ) -> Mapping[str, StoredSamples]:
-    """The arrays that ``text`` names, by input. ``types``: of a batch; ``optional``: inputs that may lack. Raises
+    """The arrays that ``text`` names, by input. ``types``: of a batch; ``optional``: inputs that may be missing. Raises
     InputError and OptionError."""
     needed = {name: type for name, type in types.items() if name not in optional}
     if os.path.isdir(text):
         return _joined(text, types, needed)
-    found = _TOKENS.fullmatch(text)
-    if found is None:
-        held = load_state(text)
-        _refuse_missing(text, held, needed)
-        return {name: StoredSamples(((text, held[name]),)) for name in types if name in held}
+    match = _TOKENS.fullmatch(text)
+    if match is None:
+        tensors = load_state(text)
+        _refuse_missing(text, tensors, needed)
+        return {name: StoredSamples(((text, tensors[name]),)) for name in types if name in tensors}
     types = needed
-    if found["array"] is None:
-        return _windows(found["path"], _raw(found["path"], found["dtype"]), found["shifts"], types)
-    array = _array(found["array"])
-    if found["shifts"] is None and (len(types) != 1 or len(array.type.dims) != 1):
+    if match["array"] is None:
+        return _windows(match["path"], _raw(match["path"], match["dtype"]), match["shifts"], types)
+    array = _array(match["array"])
+    if match["shifts"] is None and (len(types) != 1 or len(array.type.dims) != 1):
         if len(types) == 1:
             return {name: StoredSamples(((text, array),)) for name in types}
         if len(array.type.dims) != 1:
@@ -84,7 +83,7 @@ def read_samples(
                 f"{show_path(text)} is one array, and a batch has {listed(sorted(types))}",
                 "give a folder with one file per input (its name is the input's), or an .npz file",
             )
-    return _windows(found["array"], array, found["shifts"], types)
+    return _windows(match["array"], array, match["shifts"], types)
 
 
 def _array(path: str) -> Tensor:
@@ -95,7 +94,7 @@ def _array(path: str) -> Tensor:
 
 
 def _raw(path: str, dtype: str) -> Tensor:
-    """The numbers of a file that holds nothing else, little-endian."""
+    """The numbers of a file without a header, little-endian."""
     with naming(path):
         size, width = regular_size(path), numpy_dtype(dtype).itemsize
         if size % width:
@@ -109,11 +108,10 @@ def _raw(path: str, dtype: str) -> Tensor:
 def _windows(
     path: str, tokens: Tensor, shifts: str | None, types: Mapping[str, TensorType]
 ) -> Mapping[str, StoredSamples]:
-    """Rows of tokens: row i of an input begins at token i times the length of a row, and its shift.
+    """Rows of tokens: row i of an input begins at token i times the length of a row, plus the input's shift.
 
     Raises InputError for inputs that are no rows of tokens, or a file with fewer tokens than a row, OptionError where
-    it is not said which input is shifted by how many tokens.
-    """
+    the inputs' shifts are not given."""
     if len(tokens.type.dims) != 1 or np.dtype(numpy_dtype(tokens.type.dtype)).kind not in "iu":
         raise InputError(f"{show_path(path)} is {tokens.type}, and tokens are whole numbers in one row")
     moved = _shifts(path, shifts, types)
@@ -137,8 +135,8 @@ def _windows(
 
 
 def _shifts(path: str, text: str | None, types: Mapping[str, TensorType]) -> dict[str, int]:
-    """Input -> how many tokens its rows begin later, of ``:idx=0,targets=1``."""
-    example = ",".join(f"{name}={place}" for place, name in enumerate(types))
+    """Input -> the shift of the rows in tokens, of ``:idx=0,targets=1``."""
+    example = ",".join(f"{name}={shift}" for shift, name in enumerate(types))
     if text is None:
         if len(types) == 1:
             return dict.fromkeys(types, 0)
@@ -146,15 +144,15 @@ def _shifts(path: str, text: str | None, types: Mapping[str, TensorType]) -> dic
             f"--data {path}: a batch has {listed(list(types))}, and it is open which begins how many tokens later",
             f"say it behind the file: :{example}",
         )
-    found: dict[str, int] = {}
+    shifts: dict[str, int] = {}
     for part in text[1:].split(","):
         name, _, number = part.partition("=")
-        if name not in types or name in found or not re.fullmatch(r"\d{1,9}", number):
+        if name not in types or name in shifts or not re.fullmatch(r"\d{1,9}", number):
             raise OptionError(f"cannot read {part!r} in --data {path}{text}", f"write each input once: :{example}")
-        found[name] = int(number)
-    if missing := [name for name in types if name not in found]:
+        shifts[name] = int(number)
+    if missing := [name for name in types if name not in shifts]:
         raise OptionError(f"--data {path}{text} says nothing of {listed(missing)}", f"write each input: :{example}")
-    return found
+    return shifts
 
 
 # --- folders of shards ----------------------------------------------------------------------------------------------
@@ -172,33 +170,33 @@ def _shards(folder: str) -> list[str]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """A key that orders numbers in names by their size."""
+    """A sort key for names: numbers count by size."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _joined(folder: str, types: Mapping[str, TensorType], needed: Mapping[str, TensorType]) -> dict[str, StoredSamples]:
     """The arrays of a folder's files, one after another."""
     pieces: dict[str, list[tuple[str, Tensor]]] = {name: [] for name in types}
-    seen: dict[str, None] = {}
+    names: dict[str, None] = {}
     for path in _shards(folder):
         for name, tensor in _arrays(path, types, needed):
-            seen[name] = None
+            names[name] = None
             if name in types:
                 pieces[name].append((path, tensor))
-    _refuse_missing(folder, seen, needed)
-    for name, held in pieces.items():
-        _check_alike(name, held)
-    return {name: StoredSamples(tuple(held)) for name, held in pieces.items() if held}
+    _refuse_missing(folder, names, needed)
+    for name, parts in pieces.items():
+        _check_alike(name, parts)
+    return {name: StoredSamples(tuple(parts)) for name, parts in pieces.items() if parts}
 
 
 def _arrays(
     path: str, types: Mapping[str, TensorType], needed: Mapping[str, TensorType]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The arrays of a shard; that of an ``.npy`` file has its name, less the number of the shard."""
+    """The arrays of a shard; an ``.npy`` file's array has the file's name, less the number of the shard."""
     if not path.endswith(".npy"):
-        held = load_state(path)
-        _refuse_missing(path, held, needed)
-        yield from ((name, held[name]) for name in types if name in held)
+        tensors = load_state(path)
+        _refuse_missing(path, tensors, needed)
+        yield from ((name, tensors[name]) for name in types if name in tensors)
         return
     name = os.path.basename(path).removesuffix(".npy")
     if name not in types and (shard := _SHARD.fullmatch(name)) is not None:
@@ -206,22 +204,22 @@ def _arrays(
     yield name, _array(path)
 
 
-def _check_alike(name: str, held: Sequence[tuple[str, Tensor]]) -> None:
+def _check_alike(name: str, parts: Sequence[tuple[str, Tensor]]) -> None:
     """Raise InputError where shards of an array have rows of different types."""
-    for path, tensor in held[1:]:
-        first = held[0]
-        kind, other = first[1].type, tensor.type
-        if (kind.dtype, kind.dims[1:]) != (other.dtype, other.dims[1:]) or not kind.dims or not other.dims:
+    for path, tensor in parts[1:]:
+        reference = parts[0]
+        kind, actual = reference[1].type, tensor.type
+        if (kind.dtype, kind.dims[1:]) != (actual.dtype, actual.dims[1:]) or not kind.dims or not actual.dims:
             raise InputError(
-                f"{name!r} is {kind} in {show_path(first[0])}, and {other} in {show_path(path)}",
+                f"{name!r} is {kind} in {show_path(reference[0])}, and {actual} in {show_path(path)}",
                 "rows of all shards have one type",
             )
 
 
-def _refuse_missing(path: str, held: Mapping[str, object], types: Mapping[str, TensorType]) -> None:
-    missing = next((name for name in types if name not in held), None)
+def _refuse_missing(path: str, present: Mapping[str, object], types: Mapping[str, TensorType]) -> None:
+    missing = next((name for name in types if name not in present), None)
     if missing is not None:
         raise InputError(
             f"{show_path(path)} has no array {missing!r}",
-            f"it has {listed(sorted(held), 8)}; rows of {missing!r} are samples, and a batch is {types[missing]}",
+            f"it has {listed(sorted(present), 8)}; rows of {missing!r} are samples, and a batch is {types[missing]}",
         )

@@ -1,4 +1,4 @@
-"""Samples of files whose rows lie one behind the other: each batch reads its own."""
+"""Samples of files with rows one behind the other: each batch reads its rows alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gopt.text.sanitize import show_path
 
 
 class Samples(Protocol):
-    """An array whose first axis counts samples or whole batches: in memory, or in a file."""
+    """An array in memory or in a file; the first axis counts samples or whole batches."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -29,10 +29,10 @@ class Samples(Protocol):
 
 
 class SampleFile:
-    """A file that stays open as long as an array of it is in use: one that is replaced by another is read on."""
+    """A file that stays open while an array of it is in use: after a replacement the old file is read on."""
 
     def __init__(self, path: str) -> None:
-        """Raises RunError where it cannot be opened."""
+        """Raises RunError for a file that cannot be opened."""
         self.path = path
         try:
             self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -43,7 +43,7 @@ class SampleFile:
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """An array of a file, whose rows are converted to the type ``dtype`` when they are read."""
+    """An array of a file; rows are converted to the type ``dtype`` when read."""
 
     file: SampleFile
     tensor: Tensor
@@ -58,20 +58,20 @@ class FileRows:
         return self.shape[0]
 
     def __getitem__(self, rows: Array, /) -> Array:
-        """The rows of these indices. Raises RunError, which names the file, where they cannot be read."""
-        held = TensorType(self.tensor.type.dtype, (len(rows), *self.shape[1:]))
-        found = np.empty(held.dims, numpy_dtype(held.dtype))
-        width, memory = nbytes(held.dtype, held.elements // max(len(rows), 1)), found.reshape(-1).view(np.uint8)
+        """The rows of these indices. Raises RunError with the file's name where rows cannot be read."""
+        stored = TensorType(self.tensor.type.dtype, (len(rows), *self.shape[1:]))
+        buffer = np.empty(stored.dims, numpy_dtype(stored.dtype))
+        width, memory = nbytes(stored.dtype, stored.elements // max(len(rows), 1)), buffer.reshape(-1).view(np.uint8)
         starts = np.flatnonzero(np.diff(rows, prepend=rows[:1] - 2) != 1)  # where adjacent rows begin
         for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(rows)]):
-            place = self.tensor.offset + int(rows[start]) * width
-            fill(self.file.number, self.file.path, place, memory[start * width : stop * width])
-        return found if held.dtype == self.dtype else found.astype(numpy_dtype(self.dtype))
+            offset = self.tensor.offset + int(rows[start]) * width
+            fill(self.file.number, self.file.path, offset, memory[start * width : stop * width])
+        return buffer if stored.dtype == self.dtype else buffer.astype(numpy_dtype(self.dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedRows:
-    """Arrays one after another along their first axis; their rows have one type."""
+    """Arrays one after another along the first axis; all rows have one type."""
 
     parts: tuple[Samples, ...]
 
@@ -88,10 +88,10 @@ class JoinedRows:
         owners = np.searchsorted(ends, rows, side="right")
         order = np.argsort(owners, kind="stable")
         read = [
-            self.parts[each][rows[owners == each] - (ends[each] - len(self.parts[each]))]
-            for each in np.unique(owners).tolist()
+            self.parts[part][rows[owners == part] - (ends[part] - len(self.parts[part]))]
+            for part in np.unique(owners).tolist()
         ]
-        found = np.concatenate(read)
+        joined = np.concatenate(read)
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        return np.ascontiguousarray(found[back])
+        return np.ascontiguousarray(joined[back])

@@ -22,7 +22,7 @@ Rule = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class RateSchedule:
-    """The values of a hyper-parameter. ``steps``: how many steps they are known for; None: for any."""
+    """The values of a hyper-parameter. ``steps``: the number of steps with known values; None: any number."""
 
     at: Rule
     steps: int | None = None
@@ -31,11 +31,10 @@ class RateSchedule:
 def parse_schedule(text: str) -> RateSchedule:
     """A hyper-parameter as a function of the step; ``docs/running.md`` lists the forms.
 
-    Raises OptionError, and InputError for a table that cannot be read.
-    """
-    found = _formula(text)
-    if found is not None:
-        return RateSchedule(found)
+    Raises OptionError, and InputError for a table that cannot be read."""
+    formula = _formula(text)
+    if formula is not None:
+        return RateSchedule(formula)
     kind, colon, rest = text.partition(":")
     if kind == "table" and colon:
         return _tabled(_read_table(rest), rest)
@@ -45,23 +44,23 @@ def parse_schedule(text: str) -> RateSchedule:
     return RateSchedule(lambda step: float(function(step)))
 
 
-def default_schedule(name: str, given: DefaultValue) -> RateSchedule:
+def default_schedule(name: str, default: DefaultValue) -> RateSchedule:
     """The schedule of a step's own value: a number, a formula or a table, and never a file or a function. Raises
     InputError; ``name``: of the hyper-parameter."""
     try:
-        if given.table:
-            return _tabled(given.table, f"the table of {name}")
-        found = _formula(given.schedule)
+        if default.table:
+            return _tabled(default.table, f"the table of {name}")
+        formula = _formula(default.schedule)
     except OptionError as error:
         raise InputError(
             f"the value of {name!r} in the step: {error.message}", f"set another with --set {name}=VALUE"
         ) from None
-    if found is None:
+    if formula is None:
         raise InputError(
-            f"the value of {name!r} in the step is {show(given.schedule)}, which is no number or formula",
+            f"the value of {name!r} in the step is {show(default.schedule)}, which is no number or formula",
             f"set another with --set {name}=VALUE",
         )
-    return RateSchedule(found, given.steps)
+    return RateSchedule(formula, default.steps)
 
 
 def _tabled(values: Sequence[float], name: str) -> RateSchedule:
@@ -75,7 +74,7 @@ def _read_table(path: str) -> list[float]:
     """The numbers of a file: a .npy array of one axis, or a text with a number on each line."""
     try:
         if path.endswith(".npy"):
-            return [float(each) for each in np.load(path, allow_pickle=False).reshape(-1)]
+            return [float(number) for number in np.load(path, allow_pickle=False).reshape(-1)]
         return [float(line) for line in Path(path).read_text().splitlines() if line.strip()]
     except OSError as error:
         raise InputError(f"cannot read {show(path)}: {error.strerror}", "write --set NAME=table:FILE") from error
@@ -142,13 +141,13 @@ _FORMULAS: Mapping[str, _Formula] = {
     "warmup-cosine": _Formula(_warmed(_cosine), "PEAK:WARMUP:STEPS[:END[:START]]", 3, (1, 2)),
 }
 _FORMS = (
-    f"write a number, {', '.join(f'{kind}:{each.form}' for kind, each in _FORMULAS.items())}, table:FILE or "
+    f"write a number, {', '.join(f'{kind}:{formula.form}' for kind, formula in _FORMULAS.items())}, table:FILE or "
     "module:function"
 )
 
 
 def _formula(text: str) -> Rule | None:
-    """The rule of a number or a formula; None for another text. Raises OptionError for one that cannot be used."""
+    """The rule of a number or a formula; None for another text. Raises OptionError for an unusable formula."""
     number = _number(text)
     if number is not None:
         return _constant(_checked(text, number))
@@ -157,19 +156,19 @@ def _formula(text: str) -> Rule | None:
     if formula is None:
         return None
     most = formula.form.count(":") + 1
-    numbers = [_number(each) for each in rest]
+    numbers = [_number(part) for part in rest]
     if not formula.needed <= len(numbers) <= most or None in numbers:
         raise OptionError(f"cannot read {show(text)} as a schedule", f"write {kind}:{formula.form}")
-    given = [_checked(text, each) for each in numbers if each is not None]
-    for place in formula.counts:
-        if place < len(given) and not (given[place].is_integer() and given[place] <= 2**53):
-            raise OptionError(f"{show(text)}: {given[place]:g} is no number of steps", f"write {kind}:{formula.form}")
-    if formula.counts == (1, 2) and given[1] > given[2]:
+    values = [_checked(text, number) for number in numbers if number is not None]
+    for index in formula.counts:
+        if index < len(values) and not (values[index].is_integer() and values[index] <= 2**53):
+            raise OptionError(f"{show(text)}: {values[index]:g} is no number of steps", f"write {kind}:{formula.form}")
+    if formula.counts == (1, 2) and values[1] > values[2]:
         raise OptionError(
-            f"{show(text)}: the warm-up of {given[1]:g} steps is longer than all {given[2]:g}",
+            f"{show(text)}: the warm-up of {values[1]:g} steps is longer than all {values[2]:g}",
             f"STEPS counts the warm-up too: {kind}:{formula.form}",
         )
-    return formula.make(*given)
+    return formula.make(*values)
 
 
 def _number(text: str) -> float | None:

@@ -14,7 +14,7 @@ _USUAL = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class StopSignal:
-    """The signal that was received, or 0; each rank reads it once per step."""
+    """The received signal, or 0; each rank reads the signal once per step."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -28,15 +28,14 @@ def listen_for_stop(wanted: bool, tell: Callable[[str], None]) -> Iterator[StopS
     """Listen for SIGINT, SIGTERM and SIGHUP while the block runs, if ``wanted``; ignored signals, as under nohup, stay
     so.
 
-    ``tell`` gets a line at the first signal, inside the signal handler; the second one raises StoppedError.
-    """
-    found = StopSignal()
+    ``tell`` gets a line at the first signal, inside the signal handler; the second signal raises StoppedError."""
+    stop = StopSignal()
 
     def record(number: int, _: FrameType | None) -> None:
-        if found.number:
+        if stop.number:
             raise StoppedError(number)
-        found.number = number
+        stop.number = number
         tell(f"{signal.Signals(number).name}: the run ends when this step is done and kept; again ends it at once")
 
     with handle_signals(record, INTERRUPT + STOPS if wanted else (), lambda old: old in _USUAL):
-        yield found
+        yield stop

@@ -17,10 +17,10 @@ _LANES = ("compute", "calls")
 
 def check_writable(path: Path) -> None:
     """Raise RunError when a trace cannot be written, before the first step rather than after the last."""
-    there = path.exists()
+    existed = path.exists()
     try:
         path.open("a").close()
-        if not there:
+        if not existed:
             path.unlink()
     except OSError as error:
         raise RunError(f"cannot write {path}: {reason(error)}", "choose another path with --trace") from error
@@ -44,7 +44,8 @@ class Trace:
         self._events.append((1, name, begin, end))
 
     def write(self, engine: Engine, path: Path) -> None:
-        """Write the events of all ranks to one file; every rank calls it, the first writes. Raises RunError."""
+        """Write the events of all ranks to one file; every rank calls this method, the first rank writes. Raises
+        RunError."""
         mine = [
             (name, "X", self._rank, lane, round((begin + self._offset) * 1e6, 1), round((end - begin) * 1e6, 1))
             for lane, name, begin, end in self._events

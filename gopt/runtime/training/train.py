@@ -50,10 +50,9 @@ from gopt.runtime.tuning.tuning import tuning_of
 class Trainer:
     """One rank of a job.
 
-    ``position`` is called with step and call whenever they change; ``stop_signal`` returns the signal that this rank
-    received, or 0. ``device``: host memory by default. Raises InputError, OptionError and RunError for unusable files
-    and options.
-    """
+    ``position`` is called with step and call whenever they change; ``stop_signal`` returns the signal received by this
+    rank, or 0. ``device``: host memory by default. Raises InputError, OptionError and RunError for unusable files and
+    options."""
 
     def __init__(
         self, job: Job, engine: Engine, position: Callable[[int, int], None], device: Device | None = None,
@@ -110,18 +109,18 @@ class Trainer:
     @property
     def note(self) -> str:
         """A note on the samples, or ''."""
-        held = self.data.held if isinstance(self.data, ArraySource) else None
-        left = 0 if self._evaluator is None else self._evaluator.left_out
-        evaluated = f"the evaluation leaves out the last {left} samples, which make no whole batch" if left else ""
-        return "; ".join(filter(None, (self.job.order(self._micro_steps).note(held, self.parts), evaluated)))
+        counts = self.data.held if isinstance(self.data, ArraySource) else None
+        rest = 0 if self._evaluator is None else self._evaluator.left_out
+        evaluated = f"the evaluation leaves out the last {rest} samples, which make no whole batch" if rest else ""
+        return "; ".join(filter(None, (self.job.order(self._micro_steps).note(counts, self.parts), evaluated)))
 
     def _evaluation(self, plan: EvaluationPlan) -> Evaluator:
-        made = Evaluator.of(plan, self.manifest, self._samples)
-        if made.choice is not None and self.checkpoints is not None and self.job.resume:
+        evaluator = Evaluator.of(plan, self.manifest, self._samples)
+        if evaluator.choice is not None and self.checkpoints is not None and self.job.resume:
             best = self.checkpoints.best()
             since = 0 if best is None or not plan.every else (self.step - best.step) // plan.every
-            made.choice.resume(*((None, 0) if best is None else (best.best, best.step)), since)
-        return made
+            evaluator.choice.resume(*((None, 0) if best is None else (best.best, best.step)), since)
+        return evaluator
 
     def _load(self, phase: str) -> Graph:
         path = self.job.folder / Path(self.record.files[phase]).name
@@ -134,18 +133,21 @@ class Trainer:
 
     def _start(self) -> dict[str, Any]:
         """The states at the first step: of the checkpoint, else of the start-up graph, the folder and ``--state``."""
-        held = {each.input: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in self.record.accumulators}
+        zeros = {
+            accumulator.input: np.zeros(accumulator.shape, numpy_dtype(accumulator.dtype))
+            for accumulator in self.record.accumulators
+        }
         if self.job.resume:
             if self.checkpoints is None:
                 raise OptionError("--resume needs --checkpoint DIR", "name the folder of the checkpoints")
             if complete := self.checkpoints.steps():
                 self.step = complete[-1]
-                return held | self.checkpoints.load(self.engine.rank, self.step)
-        made: Mapping[str, Array] = {}
+                return zeros | self.checkpoints.load(self.engine.rank, self.step)
+        computed: Mapping[str, Array] = {}
         if self.job.startup and self.record.startup is not None:
             types = {state.input: self._input(state.input) for state in self.states}
-            made = startup_values(self.job.folder / self.record.startup, types)
-        return held | initial_states(self.states, self._graphs, self.job.state, made)
+            computed = startup_values(self.job.folder / self.record.startup, types)
+        return zeros | initial_states(self.states, self._graphs, self.job.state, computed)
 
     # --- before the first step ---
 
@@ -159,8 +161,10 @@ class Trainer:
             take_from_first(self.engine, replicas, self._sync, self.device, self.held, types)
         check_equal(self.engine, replicas, self.held)
         if self.job.peak_flops is not None:
-            own = sum(times * flops(self._graphs[phase]) for phase, times in self.phases)
-            self._usage = JobUsage(flops=sum(self.engine.gather(own)), peak=self.job.peak_flops * self.mesh.ranks)
+            operations = sum(times * flops(self._graphs[phase]) for phase, times in self.phases)
+            self._usage = JobUsage(
+                flops=sum(self.engine.gather(operations)), peak=self.job.peak_flops * self.mesh.ranks
+            )
         self._audit = Audit(replicas, self.engine.rank, self.job.folder)
         plans = raise_on_one_rank(self.engine, self._plan)
         shared = share_memory(self.engine, list(plans.values()))
@@ -175,14 +179,14 @@ class Trainer:
 
     def _compile(self, plans: Mapping[str, ExecutionPlan], shared: Sequence[SharedMemory]) -> None:
         cache = self.device.sessions()
-        self.programs = {phase: Executor(plan, cache, own) for (phase, plan), own in zip(plans.items(), shared)}
+        self.programs = {phase: Executor(plan, cache, memory) for (phase, plan), memory in zip(plans.items(), shared)}
         for program in self.programs.values():
             program.bind_states(self.held)
 
     # --- the loop ---
 
     def run(self, on_step: Callable[[Progress], None], on_start: Callable[[], None] = lambda: None) -> None:
-        """Run all steps of the job, or those until a signal arrives.
+        """Run all steps of the job, or the steps until a signal arrives.
 
         On the first rank ``on_step`` is called after each step, and ``on_start`` when all checks before the first step
         have passed.
@@ -232,9 +236,9 @@ class Trainer:
     def _step(self, collectives: CollectiveRunner, on_step: Callable[[Progress], None]) -> None:
         begin = time.perf_counter()
         self._set_position(-1)
-        hyper = {each.name: each.at(self.step) for each in self._hyper}
-        seen: dict[str, list[float]] = {name: [] for name in self.manifest.losses}
-        times, first = self._micro_steps, []
+        hyper = {parameter.name: parameter.at(self.step) for parameter in self._hyper}
+        micro_losses: dict[str, list[float]] = {name: [] for name in self.manifest.losses}
+        times, batches = self._micro_steps, []
         for phase, count in self.phases:
             program = self.programs[phase]
             reads_batch = phase in self._reading
@@ -246,19 +250,19 @@ class Trainer:
                     self._samples = max((len(batch[name]) for name in open_sized), default=self._samples)
                     feeds = hyper | self.record.feeds(batch)
                     if not self.step:
-                        first.append(batch)
+                        batches.append(batch)
                 shown = program.advance(self.held, feeds, collectives)
-                for name in seen.keys() & shown.keys():
-                    seen[name].append(float(self.device.to_host(shown[name])))
-        mine = {name: mean(values) for name, values in seen.items()}
-        cause = first_nan(self.job, first, hyper, self.states, self._start) if first and not_finite(mine) else ""
+                for name in micro_losses.keys() & shown.keys():
+                    micro_losses[name].append(float(self.device.to_host(shown[name])))
+        mine = {name: mean(values) for name, values in micro_losses.items()}
+        cause = first_nan(self.job, batches, hyper, self.states, self._start) if batches and not_finite(mine) else ""
         if self.job.stop_on_nan and not_finite(mine):
             self.call = -1  # it came of no call
             raise not_finite_error(mine, self.step, cause)
         self.step += 1
         digests = self._digests() if self._audit_due(self._due()) else None
-        told = self.engine.gather((mine, self._stop_signal(), digests, cause, peak_memory()))
-        losses, signals, everything, causes, memory = zip(*told, strict=True)
+        reports = self.engine.gather((mine, self._stop_signal(), digests, cause, peak_memory()))
+        losses, signals, everything, causes, memory = zip(*reports, strict=True)
         self.stopped = next(filter(None, signals), 0)
         seconds = time.perf_counter() - begin
         evaluation = self._evaluated()
@@ -282,16 +286,16 @@ class Trainer:
             self.checkpoints.save(self.engine, self.step, self.held, self.to_host)
 
     def _evaluated(self) -> Evaluation | None:
-        """Evaluate the states where that is due."""
+        """Evaluate the states where an evaluation is due."""
         evaluator = self._evaluator
         if self.stopped or evaluator is None or not evaluator.due(self.step, self.step == self.job.steps):
             return None
-        found = evaluator.evaluate(self.engine, self.mesh.ranks, self.step, self.held, self.to_host)
-        self.ended = found.ends
-        return found
+        evaluation = evaluator.evaluate(self.engine, self.mesh.ranks, self.step, self.held, self.to_host)
+        self.ended = evaluation.ends
+        return evaluation
 
     def _best(self, evaluation: Evaluation | None) -> BestEntry | None:
-        """The entry of the best checkpoint that is due, if one is."""
+        """The entry of the best checkpoint, if one is due."""
         choice = None if self._evaluator is None else self._evaluator.choice
         return choice.kept if choice is not None and evaluation is not None and evaluation.best else None
 
@@ -314,7 +318,7 @@ class Trainer:
         )
 
     def to_host(self, value: Any) -> Array:
-        """A state of a running job as an array in host memory, after all pending work on it."""
+        """A state of a running job as an array in host memory, after all pending work on this state."""
         return self.device.to_host(self.device.view(value))
 
 

@@ -1,9 +1,8 @@
-"""Elementwise nodes on long rows, a tile at a time, by NumPy: for operators whose results IEEE 754 determines.
+"""Elementwise nodes on long rows, a tile at a time, by NumPy: for operators with results determined by IEEE 754.
 
 IEEE 754 fixes the rounding of a sum, a product, a quotient and a root, so all implementations agree. NumPy uses the
-processor's widest vectors and writes into given memory. A tile passes through all nodes while it is in the cache.
-Values between nodes lie in a few rows of scratch memory, which are reused after their last use.
-"""
+processor's widest vectors and writes into given memory. A tile passes through all nodes while in the cache. Values
+between nodes lie in a few rows of scratch memory, reused after their last use."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def _where_of_plus_no(condition: Array, yes: Array, no: Array, out: Array) -> No
 def unsigned(condition: TensorType, yes: TensorType, no: TensorType) -> int:
     """The branch of Where that loses the sign of a zero: 0 is the first, 1 the second.
 
-    ONNX Runtime merges the two selections by testing which of them is not zero; a zero of the tested one becomes +0.
-    """
+    ONNX Runtime merges the two selections by a test for non-zero; a zero of the tested selection becomes +0."""
     return int(condition.elements == no.elements == 1 < yes.elements)
 
 
@@ -66,16 +64,16 @@ _ARITHMETIC = frozenset({"Abs", "Add", "Div", "Mul", "Neg", "Sqrt", "Sub"})
 
 
 def operation(node: Node, types: Mapping[str, TensorType]) -> Operation | None:
-    """The NumPy function that gives the bits of ONNX Runtime for a node; None where it may differ or types are unknown.
+    """The NumPy function with the bits of ONNX Runtime for a node; None where bits may differ or types are unknown.
 
     Operators on float16 and bfloat16 are left to ONNX Runtime, except casts; so are integers where a quotient or an
     overflow is implementation-defined.
     """
     names = [*node.inputs, *node.outputs]
-    known = [types.get(name) for name in names]
-    if len(node.outputs) != 1 or any(type is None for type in known):
+    operands = [types.get(name) for name in names]
+    if len(node.outputs) != 1 or any(type is None for type in operands):
         return None
-    dtypes = {type.dtype for type in known if type is not None}
+    dtypes = {type.dtype for type in operands if type is not None}
     if node.is_a("Cast"):
         if dtypes == {"float64", "float16"} and types[node.outputs[0]].dtype == "float16":
             return None  # the runtime rounds twice, by way of float32
@@ -93,15 +91,15 @@ def operation(node: Node, types: Mapping[str, TensorType]) -> Operation | None:
 
 
 def _needed(node: Node, types: Mapping[str, TensorType]) -> Operation:
-    found = operation(node, types)
-    if found is None:
+    function = operation(node, types)
+    if function is None:
         raise ValueError(f"NumPy does not compute {node.op_type}")
-    return found
+    return function
 
 
 @dataclass(frozen=True, slots=True)
 class _Instruction:
-    """One node: indices of its operands and of its result among a tile's buffers."""
+    """One node: indices of operands and result among a tile's buffers."""
 
     operation: Operation
     operands: tuple[int, ...]
@@ -109,11 +107,10 @@ class _Instruction:
 
 
 class NumpyKernel:
-    """The nodes of a segment over rows of ``length`` elements; every one must have an ``operation``.
+    """The nodes of a segment over rows of ``length`` elements; every node must have an ``operation``.
 
-    ``rows``: those inputs of the segment that are rows; all others are single values, of which ``constants`` are
-    known. ``aliases``: result -> the row that it overwrites.
-    """
+    ``rows``: the segment's inputs that are rows; all others are single values, with ``constants`` known. ``aliases``:
+    result -> the overwritten row."""
 
     def __init__(
         self, segment: Segment, length: int, rows: Sequence[str], types: Mapping[str, TensorType],
@@ -123,41 +120,40 @@ class NumpyKernel:
         self.inputs = tuple(name for name in segment.inputs if name not in constants)
         self._rows, self._length, self._constants = tuple(rows), length, dict(constants)
         self._singles = tuple(name for name in segment.inputs if name not in set(rows))
-        held = _scratch_layout(nodes, types, results, aliases)
-        names = [*self._singles, *self._rows, *(name for name in results if name not in held.late)]
-        place = {name: number for number, name in enumerate(names)}
-        place |= {name: len(names) + number for name, number in held.place.items()}
+        layout = _scratch_layout(nodes, types, results, aliases)
+        names = [*self._singles, *self._rows, *(name for name in results if name not in layout.late)]
+        index = {name: number for number, name in enumerate(names)}
+        index |= {name: len(names) + number for name, number in layout.place.items()}
         self._lines = [
-            _Instruction(_needed(node, types), tuple(place[name] for name in node.inputs), place[node.outputs[0]])
+            _Instruction(_needed(node, types), tuple(index[name] for name in node.inputs), index[node.outputs[0]])
             for node in nodes
         ]
-        self._direct = [name for name in results if name not in held.late]
-        self._late = [(place[name], name) for name in results if name in held.late]
-        self._scratch = [aligned([min(TILE, length)], dtype) for dtype in held.dtypes]
+        self._direct = [name for name in results if name not in layout.late]
+        self._late = [(index[name], name) for name in results if name in layout.late]
+        self._scratch = [aligned([min(TILE, length)], dtype) for dtype in layout.dtypes]
 
     def run(self, values: Mapping[str, Value], results: Mapping[str, Value]) -> None:
-        """Compute tile after tile. A result that overwrites a row has that row's memory."""
+        """Compute tile after tile. A result that overwrites a row has the row's memory."""
         into = {name: value.array.reshape(-1) for name, value in results.items()}
-        held = self._constants | {name: values[name].array for name in self.inputs}
-        singles = [held[name].reshape(()) for name in self._singles]
-        rows = [*(held[name].reshape(-1) for name in self._rows), *(into[name] for name in self._direct)]
-        late = [(place, into[name]) for place, name in self._late]
+        arrays = self._constants | {name: values[name].array for name in self.inputs}
+        singles = [arrays[name].reshape(()) for name in self._singles]
+        rows = [*(arrays[name].reshape(-1) for name in self._rows), *(into[name] for name in self._direct)]
+        late = [(index, into[name]) for index, name in self._late]
         with np.errstate(all="ignore"):
             for start in range(0, self._length, TILE):
                 stop = min(start + TILE, self._length)
                 tile = [*singles, *[row[start:stop] for row in rows], *[row[: stop - start] for row in self._scratch]]
                 for line in self._lines:
-                    line.operation(*[tile[place] for place in line.operands], out=tile[line.result])
-                for place, row in late:
-                    row[start:stop] = tile[place]
+                    line.operation(*[tile[operand] for operand in line.operands], out=tile[line.result])
+                for slot, row in late:
+                    row[start:stop] = tile[slot]
 
 
 @dataclass(frozen=True, slots=True)
 class _ScratchLayout:
-    """The scratch rows of values. ``place``: value -> index of a scratch row. ``dtypes``: the types of these rows.
+    """The scratch rows of values. ``place``: value -> index of a scratch row. ``dtypes``: the types of the rows.
 
-    ``late``: results that are copied over their row at the end of a tile, because a later node still reads the row.
-    """
+    ``late``: results copied over their row at the end of a tile, because a later node still reads the row."""
 
     place: dict[str, int]
     dtypes: list[np.dtype[Any]]
@@ -167,7 +163,7 @@ class _ScratchLayout:
 def _scratch_layout(
     nodes: Sequence[Node], types: Mapping[str, TensorType], results: Sequence[str], aliases: Mapping[str, str]
 ) -> _ScratchLayout:
-    last = {name: place for place, node in enumerate(nodes) for name in node.inputs}
+    last = {name: position for position, node in enumerate(nodes) for name in node.inputs}
     late = set()
     for place, node in enumerate(nodes):
         row = aliases.get(node.outputs[0])
@@ -175,22 +171,24 @@ def _scratch_layout(
         if row is not None and (last.get(row, -1) > place or (node.is_a("Where") and row in node.inputs[:2])):
             late.add(node.outputs[0])
     last |= dict.fromkeys(late, len(nodes))
-    held = _ScratchLayout({}, [], late)
+    layout = _ScratchLayout({}, [], late)
     free: list[int] = []
     for place, node in enumerate(nodes):
-        done = [held.place[name] for name in dict.fromkeys(node.inputs) if last[name] == place and name in held.place]
+        done = [
+            layout.place[name] for name in dict.fromkeys(node.inputs) if last[name] == place and name in layout.place
+        ]
         if not node.is_a("Where"):
             free += done
-        made = node.outputs[0]
-        if made not in results or made in late:
-            dtype = numpy_dtype(types[made].dtype)
-            fits = next((number for number in free if held.dtypes[number] == dtype), None)
+        result = node.outputs[0]
+        if result not in results or result in late:
+            dtype = numpy_dtype(types[result].dtype)
+            fits = next((number for number in free if layout.dtypes[number] == dtype), None)
             if fits is None:
-                fits = len(held.dtypes)
-                held.dtypes.append(dtype)
+                fits = len(layout.dtypes)
+                layout.dtypes.append(dtype)
             else:
                 free.remove(fits)
-            held.place[made] = fits
+            layout.place[result] = fits
         if node.is_a("Where"):
             free += done
-    return held
+    return layout

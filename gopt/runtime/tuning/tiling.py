@@ -1,10 +1,8 @@
-"""Splits long elementwise runs into tiles that fit a cache: an update passes over its memory once, not once per
-operator.
+"""Splits long elementwise runs into tiles that fit a cache: an update passes over memory once, not once per operator.
 
 A segment is split into runs of elementwise nodes on long rows of one length, and the rest. LLVM or NumPy computes a run
-where it gives the bits of ONNX Runtime; else the run becomes one small session with an open length, bound by address to
-tile after tile of its rows. A result may overwrite an operand after the operand's last use.
-"""
+with the bits of ONNX Runtime; else the run becomes one small session with an open length, bound by address to tile
+after tile of the rows. A result may overwrite an operand after the operand's last use."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ MIN_NODES_SHORT = 8
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseRun:
-    """Elementwise nodes over tensors of ``length`` elements, flattened; ``rows``: those of its inputs."""
+    """Elementwise nodes over tensors of ``length`` elements, flattened; ``rows``: the inputs that are rows."""
 
     segment: Segment
     length: int
@@ -55,11 +53,10 @@ class ElementwiseRun:
 
 
 def split_elementwise(segment: Segment, types: Mapping[str, TensorType]) -> list[Segment | ElementwiseRun]:
-    """The parts of a segment in an order in which they can run; the segment itself when no row in it is long.
+    """The parts of a segment in run order; the segment itself without long rows.
 
-    A node's turn is how often the path to it changes from rows to other values; a node on rows waits for the turn of
-    its readers. Linear time.
-    """
+    A node's turn counts the changes from rows to other values on the path to the node; a node on rows waits for the
+    turn of its readers. Linear time."""
     lengths = _lengths(segment, types)
     parts = _parts(segment, lengths)
     short = {
@@ -78,14 +75,14 @@ def split_elementwise(segment: Segment, types: Mapping[str, TensorType]) -> list
     ]
     ordered, lengths = [nodes for nodes, _ in pieces], [size for _, size in pieces]
     wanted = set(segment.outputs)
-    made: list[Segment | ElementwiseRun] = []
+    segments: list[Segment | ElementwiseRun] = []
     for nodes, length in zip(reversed(ordered), reversed(lengths)):
         part = _part(nodes, wanted)
         wanted.update(part.inputs)
         # A short run that is already separate is cheaper in NumPy or LLVM than in a session of its own.
-        alone = _is_profitable(nodes, length) or all(operation(node, types) is not None for node in nodes)
-        made.append(_run(part, length, types) if length and alone else part)
-    return made[::-1]
+        fast = _is_profitable(nodes, length) or all(operation(node, types) is not None for node in nodes)
+        segments.append(_run(part, length, types) if length and fast else part)
+    return segments[::-1]
 
 
 def _is_profitable(nodes: Sequence[Node], length: int) -> bool:
@@ -93,8 +90,8 @@ def _is_profitable(nodes: Sequence[Node], length: int) -> bool:
 
 
 def _independent_runs(nodes: Sequence[Node], types: Mapping[str, TensorType], length: int) -> list[list[Node]]:
-    """Runs that share no row, each by itself, because what a tile touches must fit the cache. Union-find over rows,
-    in order."""
+    """Separate runs that share no row, because the memory of a tile must fit the cache. Union-find over rows, in
+    order."""
     parent: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -107,10 +104,10 @@ def _independent_runs(nodes: Sequence[Node], types: Mapping[str, TensorType], le
     for names in rows:
         for name in names[1:]:
             parent[root(name)] = root(names[0])
-    found: dict[str, list[Node]] = {}
+    runs: dict[str, list[Node]] = {}
     for node, names in zip(nodes, rows):
-        found.setdefault(root(names[0]), []).append(node)
-    return list(found.values())
+        runs.setdefault(root(names[0]), []).append(node)
+    return list(runs.values())
 
 
 def _parts(segment: Segment, lengths: Sequence[int]) -> dict[tuple[int, int], list[Node]]:
@@ -119,29 +116,28 @@ def _parts(segment: Segment, lengths: Sequence[int]) -> dict[tuple[int, int], li
     turns: list[int] = []
     for node, length in zip(segment.nodes, lengths):
         before = [turn[name] for name in node.reads if name in turn]
-        turns.append(max((place + (in_run and not length) for place, in_run in before), default=0))
+        turns.append(max((turn + (in_run and not length) for turn, in_run in before), default=0))
         turn.update((name, (turns[-1], bool(length))) for name in node.outputs)
     due: dict[str, int] = {}
-    for place in range(len(turns) - 1, -1, -1):
-        node, length = segment.nodes[place], lengths[place]
+    for position in range(len(turns) - 1, -1, -1):
+        node, length = segment.nodes[position], lengths[position]
         users = [due[name] for name in node.outputs if name in due]
         if length and users:
-            turns[place] = min(users)
+            turns[position] = min(users)
         for name in node.reads:
-            latest = turns[place] - (not length)
+            latest = turns[position] - (not length)
             due[name] = min(due.get(name, latest), latest)
     parts: dict[tuple[int, int], list[Node]] = {}
-    for node, length, own in zip(segment.nodes, lengths, turns):
-        parts.setdefault((own, length), []).append(node)
+    for node, length, stage in zip(segment.nodes, lengths, turns):
+        parts.setdefault((stage, length), []).append(node)
     return parts
 
 
 def _lengths(segment: Segment, types: Mapping[str, TensorType]) -> list[int]:
-    """Every node's number of elements, or 0 for nodes that are not tiled.
+    """Every node's number of elements, or 0 for nodes outside tiles.
 
-    Rows below MIN_TILED_LENGTH are tiled only where NumPy or LLVM computes them: from MIN_FREE_LENGTH on, or from
-    MIN_SPLIT_LENGTH on where a node that is not tiled reads the result, which splits a session in two.
-    """
+    Rows below MIN_TILED_LENGTH are tiled only by NumPy or LLVM: from MIN_FREE_LENGTH on, or from MIN_SPLIT_LENGTH on
+    where an untiled node reads the result and splits a session in two."""
     lengths: list[int] = []
     waited: set[str] = set()
     for node in reversed(segment.nodes):
@@ -157,7 +153,7 @@ def _lengths(segment: Segment, types: Mapping[str, TensorType]) -> list[int]:
 
 
 def _length(node: Node, types: Mapping[str, TensorType]) -> int:
-    """The number of elements of the tensors of one shape on which an elementwise node works; 0 for any other node."""
+    """The number of elements of the equally shaped tensors of an elementwise node; 0 for any other node."""
     if not elementwise(node) or node.captures:
         return 0
     shapes = set()
@@ -173,8 +169,8 @@ def _length(node: Node, types: Mapping[str, TensorType]) -> int:
 
 
 def _part(nodes: Sequence[Node], wanted: set[str]) -> Segment:
-    made = {name for node in nodes for name in node.outputs}
-    inputs = dict.fromkeys(name for node in nodes for name in node.reads if name not in made)
+    results = {name for node in nodes for name in node.outputs}
+    inputs = dict.fromkeys(name for node in nodes for name in node.reads if name not in results)
     outputs = dict.fromkeys(name for node in nodes for name in node.outputs if name in wanted)
     return Segment(tuple(nodes), tuple(inputs), tuple(outputs))
 
@@ -190,11 +186,11 @@ class TileKernel(Protocol):
     inputs: tuple[str, ...]
 
     def run(self, values: Mapping[str, Value], results: Mapping[str, Value]) -> None:
-        """``values``: of the inputs; ``results``: the memory of the results, which may be that of a row."""
+        """``values``: of the inputs; ``results``: the memory of the results, possibly of a row."""
 
 
 class CompiledRun:
-    """A compiled run. ``aliases``: result -> the row that it overwrites; all other results have fixed memory."""
+    """A compiled run. ``aliases``: result -> the overwritten row; all other results have fixed memory."""
 
     def __init__(self, run: ElementwiseRun, aliases: Mapping[str, str], kernel: TileKernel, views: BufferViews) -> None:
         self.inputs, self.outputs = kernel.inputs, run.segment.outputs
@@ -225,7 +221,7 @@ def compile_run(
     cache: SessionCache,
     views: BufferViews,
 ) -> CompiledRun:
-    """Compile a run, with the fastest kernel that supports it."""
+    """Compile a run, with the fastest supporting kernel."""
     segment = run.segment
     kernel: TileKernel
     if all(operation(node, types) is not None for node in segment.nodes):
@@ -250,12 +246,14 @@ class SessionKernel:
         self._bound: list[_TileBindings] = []
 
     def run(self, values: Mapping[str, Value], results: Mapping[str, Value]) -> None:
-        given = [*(values[name] for name in self.inputs), *results.values()]
-        bound = next((each for each in self._bound if all(a is b for a, b in zip(each.given, given))), None)
+        bound_values = [*(values[name] for name in self.inputs), *results.values()]
+        bound = next(
+            (bindings for bindings in self._bound if all(a is b for a, b in zip(bindings.given, bound_values))), None
+        )
         if bound is None:
-            bound = _TileBindings(given, list(self._tiles(values, results)))
+            bound = _TileBindings(bound_values, list(self._tiles(values, results)))
             # Two, for states that alternate; not of memory that holds another value in the next step.
-            self._bound = [bound, *self._bound[:1]] if all(value.persistent for value in given) else self._bound
+            self._bound = [bound, *self._bound[:1]] if all(value.persistent for value in bound_values) else self._bound
         for start, binding in bound.tiles:
             run_bound(self._session, binding)
             for name, scratch in self._scratch.items():
@@ -280,7 +278,7 @@ class SessionKernel:
 
 @dataclass(frozen=True, slots=True)
 class _TileBindings:
-    """The bindings of all tiles to these values, each with the index of its first element."""
+    """The bindings of all tiles to these values, each with the index of the first element."""
 
     given: list[Value]
     tiles: Sequence[tuple[int, Any]]

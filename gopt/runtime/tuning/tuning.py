@@ -1,4 +1,4 @@
-"""The interface between the executor and CPU tuning, with its two implementations: everything on, everything off."""
+"""The interface between the executor and CPU tuning, with two implementations: everything on, everything off."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Tuning(Protocol):
     arrays, and writes into none that it was fed."""
 
     def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
-        """Assign buffers to what calls send and gather, private or shared with ``member``'s group; ``replaces``:
+        """Assign buffers to data sent and gathered by calls, private or shared with ``member``'s group; ``replaces``:
         output -> state."""
 
     def split(self, segment: Segment, types: Mapping[str, TensorType]) -> Sequence[Segment | ElementwiseRun]:
-        """The parts of a segment in the order in which they run."""
+        """The parts of a segment in run order."""
 
     def compile_run(
         self, run: ElementwiseRun, aliases: Mapping[str, str], graph: Graph, types: dict[str, TensorType],
         cache: SessionCache, views: BufferViews,
     ) -> CompiledRun:  # fmt: skip
-        """Compile an elementwise run of ``split``; ``aliases``: result -> the operand that it overwrites."""
+        """Compile an elementwise run of ``split``; ``aliases``: result -> the overwritten operand."""
 
 
 class CpuTuning:
@@ -55,7 +55,7 @@ class CpuTuning:
 
 
 class NoTuning:
-    """One session of ONNX Runtime per segment, results in new memory, and calls that copy what they send and gather."""
+    """One session of ONNX Runtime per segment, results in new memory, and calls that copy sent and gathered data."""
 
     plans_memory = False
 
@@ -77,5 +77,5 @@ NO_TUNING = NoTuning()
 
 
 def tuning_of(enabled: bool) -> Tuning:
-    """Return the tuning that the option ``--no-tuning`` selects."""
+    """Return the tuning selected by ``--no-tuning``."""
     return CPU_TUNING if enabled else NO_TUNING

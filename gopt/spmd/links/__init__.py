@@ -1,4 +1,4 @@
-"""The ways to split an operator along a dimension of one operand or result: by its record, or in windows."""
+"""The ways to split an operator along a dimension of an operand or result: by the record, or in windows."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["RULES", "DimFactor", "Index", "OperatorUse", "Slot", "Strategy", "ax
 
 
 def strategies(operator: OperatorUse, slot: Slot, shard: Shard | Window) -> list[Strategy]:
-    """The ways to split an operator of which one operand or result is sharded so; none where it has no such link."""
+    """Return the ways to split an operator with an operand or result sharded so, if any."""
     rule, windowed = RULES.get(operator.op_type), WINDOWED.get(operator.op_type)
     types = (*operator.operands, *operator.results)
     if operator.opset < OLDEST or not all(type is None or type.static for type in types):
         return []
-    found = list(rule(operator, slot, shard)) if rule is not None and isinstance(shard, Shard) else []
+    chosen = list(rule(operator, slot, shard)) if rule is not None and isinstance(shard, Shard) else []
     if windowed is not None:
-        found += windowed(operator, slot, shard)
-    return list(dict.fromkeys(found))
+        chosen += windowed(operator, slot, shard)
+    return list(dict.fromkeys(chosen))
 
 
 RULES: dict[str, Rule] = {
-    **{name: linked(each.dims) for name, each in OPERATORS.items() if each.dims is not None},
+    **{name: linked(operator.dims) for name, operator in OPERATORS.items() if operator.dims is not None},
     **dict.fromkeys(sorted(RESHAPES), reshape),
     "SimplifiedLayerNormalization": linked(in_front),
 }

@@ -1,13 +1,13 @@
 """Operators that slide along a dimension of places: convolutions, their gradients, pools.
 
 Result place ``o`` reads places ``o * stride - pad + t * dilation`` of the operand, for ``t`` below ``kernel``. To make
-some places of the result, a member needs a window of the operand: from the first place that the first of them reads to
-the last that the last reads. What is beside the dimension is in the window, so that no member pads: all of them run
-the operator without pads along that dimension.
+some places of the result, a member needs a window of the operand: from the first place the first of them reads to the
+last the last reads. What is beside the dimension is in the window, so that no member pads: all of them run the operator
+without pads along that dimension.
 
-A transposed convolution is the dual: what it reads in one place it adds to a window of the result, so that a member
-makes terms. The gradient of a weight is a convolution whose kernel is the gradient of the result, which is split: each
-member has terms of a sum, from the same window of the operand as in the forward.
+A transposed convolution is the dual: each operand place adds to a window of the result, so a member makes terms. The
+gradient of a weight is a convolution with the (split) gradient of the result as kernel: each member has terms of a sum,
+from the same operand window as in the forward.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOWEST = frozenset({"float16", "float32", "float64", "int8", "uint8"})
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """Sliding of an operator along one dimension; ``made``: places of the result, ``length``: of the operand."""
+    """Sliding of an operator along a dimension; ``made``: places of the result, ``length``: of the operand."""
 
     kernel: int
     stride: int
@@ -43,7 +43,7 @@ class Sliding:
 
     @property
     def extent(self) -> int:
-        """Places from the first to the last that one result place reads."""
+        """Return the number of operand places between the first and the last read for a result place."""
         return (self.kernel - 1) * self.dilation + 1
 
     @property
@@ -63,97 +63,98 @@ class Sliding:
 
     @property
     def turned(self) -> Sliding:
-        """Kernel and result exchanged: the gradient of a weight is made by them."""
+        """Exchange kernel and result, for the gradient of a weight."""
         return replace(self, kernel=self.made, made=self.kernel, stride=self.dilation, dilation=self.stride)
 
     def ranges(self, sizes: Sequence[int]) -> Ranges:
-        """The windows for result places that are shared out in ``sizes``; empty for none."""
-        found, start = [], 0
+        """The windows for result places shared out in ``sizes``; empty for none."""
+        ranges, start = [], 0
         for size in sizes:
             low = start * self.stride - self.pad
-            found.append(self.read(start, start + size) if size else (low, low))
+            ranges.append(self.read(start, start + size) if size else (low, low))
             start += size
-        return tuple(found)
+        return tuple(ranges)
 
     def there(self, shard: Shard) -> tuple[int, ...]:
-        """Return how many result places each member can compute from its part alone, if each reads one place."""
+        """Return how many result places each member can compute from its part alone, if each result place reads one
+        place."""
         ends = [-((-stop - self.pad) // self.stride) for _, stop in map(shard.part, range(len(shard.sizes)))]
         ends = [0, *(min(max(end, 0), self.made) for end in ends[:-1]), self.made]
         return tuple(stop - start for start, stop in pairwise(ends))
 
     def sizes(self, ranges: Ranges) -> tuple[int, ...] | None:
-        """The inverse: which result places have these windows; None where they are not windows of parts."""
-        found = []
+        """Return the result places of some windows, the inverse of ``ranges``; None for windows of other parts."""
+        counts = []
         for start, stop in ranges:
             steps, rest = divmod(stop - start - self.extent, self.stride)
-            found.append(steps + 1 if start < stop else 0)
+            counts.append(steps + 1 if start < stop else 0)
             if rest and start < stop:
                 return None
-        sizes = tuple(found)
+        sizes = tuple(counts)
         return sizes if sum(sizes) == self.made and min(sizes) >= 0 and self.ranges(sizes) == ranges else None
 
 
 def sliding(operator: OperatorUse, dim: int) -> Sliding | None:
-    """Return how an operator slides along a spatial dimension; None if that cannot be expressed."""
-    given, at, transposed = operator.attributes, dim - 2, operator.op_type == "ConvTranspose"
-    length, made = operator.size(0, dim), operator.made()[dim]
+    """Return how an operator slides along a spatial dimension; None if not expressible."""
+    attributes, at, transposed = operator.attributes, dim - 2, operator.op_type == "ConvTranspose"
+    length, result = operator.size(0, dim), operator.made()[dim]
     weights = operator.dims(1) if operator.op_type in CONVOLUTIONS else ()
-    kernel = weights[dim] if weights else given["kernel_shape"][at]
-    stride, dilation = (_each(given, key, at, 1) for key in ("strides", "dilations"))
+    kernel = weights[dim] if weights else attributes["kernel_shape"][at]
+    stride, dilation = (_each(attributes, key, at, 1) for key in ("strides", "dilations"))
     if transposed:
-        if given.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or given.get("output_shape"):
+        if attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or attributes.get("output_shape"):
             return None
-        length, made = made, length
+        length, result = result, length
     extent = (kernel - 1) * dilation + 1
-    before, behind = pads(operator, dim, stride, extent, length, made)
-    found = Sliding(kernel, stride, dilation, before, behind, length, made)
-    if min(length, made, kernel) < 1 or min(before, behind) < 0:
+    before, behind = pads(operator, dim, stride, extent, length, result)
+    slide = Sliding(kernel, stride, dilation, before, behind, length, result)
+    if min(length, result, kernel) < 1 or min(before, behind) < 0:
         return None
     if transposed:  # its result is cropped on the last side, or padded
-        return found
-    rounded = given.get("ceil_mode", 0)
-    if not rounded and made != (length + before + behind - extent) // stride + 1:
+        return slide
+    rounded = attributes.get("ceil_mode", 0)
+    if not rounded and result != (length + before + behind - extent) // stride + 1:
         return None
-    return found if (made - 1) * stride < length + before else None
+    return slide if (result - 1) * stride < length + before else None
 
 
-def pads(operator: OperatorUse, dim: int, stride: int, extent: int, length: int, made: int) -> tuple[int, int]:
+def pads(operator: OperatorUse, dim: int, stride: int, extent: int, length: int, result: int) -> tuple[int, int]:
     """Return the padding before and after a dimension."""
-    given, at, places = operator.attributes, dim - 2, operator.rank(0) - 2
-    auto = given.get("auto_pad", "NOTSET")
+    attributes, at, dims = operator.attributes, dim - 2, operator.rank(0) - 2
+    auto = attributes.get("auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
-        total = max((made - 1) * stride + extent - length, 0)
+        total = max((result - 1) * stride + extent - length, 0)
         return (total // 2, total - total // 2) if auto == "SAME_UPPER" else (total - total // 2, total // 2)
-    found = given.get("pads") if auto == "NOTSET" else None
-    return (found[at], found[at + places]) if found else (0, 0)
+    amounts = attributes.get("pads") if auto == "NOTSET" else None
+    return (amounts[at], amounts[at + dims]) if amounts else (0, 0)
 
 
-def _each(given: object, key: str, at: int, default: int) -> int:
-    found = given.get(key) if isinstance(given, dict) else None
-    return int(found[at]) if found else default
+def _each(attributes: object, key: str, at: int, default: int) -> int:
+    values = attributes.get(key) if isinstance(attributes, dict) else None
+    return int(values[at]) if values else default
 
 
 def _placed(slot: Slot, placement: Shard | Window, count: int) -> int | None:
-    """Return the spatial dimension in which an operand or result is split; None if it is another one."""
+    """Return the spatial dimension in which an operand or result is split; None for other dimensions."""
     if placement.dim < 2 or (isinstance(placement, Shard) and placement.runs > 1):
         return None
     return placement.dim
 
 
-def _first(operator: OperatorUse, first: Placement, second: Placement = REPLICATED) -> tuple[Placement, ...]:
-    return (first, second, *[REPLICATED] * (len(operator.operands) - 2))[: len(operator.operands)]
+def _first(operator: OperatorUse, placement: Placement, second: Placement = REPLICATED) -> tuple[Placement, ...]:
+    return (placement, second, *[REPLICATED] * (len(operator.operands) - 2))[: len(operator.operands)]
 
 
 def _shares(slide: Sliding, slot: Slot, placement: Shard | Window) -> list[tuple[int, ...]]:
-    """Sizes of the result that go with what one operand, or the result, has."""
+    """Return sizes of the result for given sizes of an operand, or the reverse."""
     if slot.result:
         return [placement.sizes]
     if isinstance(placement, Window):
-        found = slide.sizes(placement.ranges)
-        return [] if found is None else [found]
+        sizes = slide.sizes(placement.ranges)
+        return [] if sizes is None else [sizes]
     exact = slide.sizes(tuple(map(placement.part, range(len(placement.sizes)))))
     near = shared_like(placement.sizes, slide.made)
-    return list(dict.fromkeys(each for each in (exact, near) if each is not None))
+    return list(dict.fromkeys(share for share in (exact, near) if share is not None))
 
 
 def _filled(sizes: Sequence[int]) -> bool:
@@ -168,8 +169,8 @@ def _slid(operator: OperatorUse, slot: Slot, placement: Shard | Window, dim: int
     for sizes in _shares(slide, slot, placement):
         if _filled(sizes):
             read = window(dim, slide.ranges(sizes), slide.length, border)
-            made = Shard(dim, sizes)
-            results = tuple(made if type is not None else REPLICATED for type in operator.results)
+            shard = Shard(dim, sizes)
+            results = tuple(shard if type is not None else REPLICATED for type in operator.results)
             masked = len(operator.results) > 1 and operator.results[1] is not None
             yield Strategy(_first(operator, read), results, masked)
 
@@ -197,7 +198,7 @@ def convolution(operator: OperatorUse, slot: Slot, placement: Shard | Window) ->
 
 
 def transposed(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
-    """Places of operand 0, each of which adds to a window of the result."""
+    """Split by places of operand 0, each adding to a window of the result."""
     dim = _placed(slot, placement, operator.rank(0))
     slide = sliding(operator, dim) if dim is not None else None
     if dim is None or slide is None or operator.has(2) or slot.result or slot.place or not _filled(placement.sizes):
@@ -214,13 +215,13 @@ def max_pool(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> It
     dim, type = _placed(slot, placement, operator.rank(0)), operator.operands[0]
     if dim is None or type is None or type.dtype not in _LOWEST or operator.attributes.get("storage_order", 0):
         return
-    slides = [sliding(operator, each) for each in range(2, operator.rank(0))]
+    slides = [sliding(operator, axis) for axis in range(2, operator.rank(0))]
     if all(slide is not None and (slide.inside or slide.seeing) for slide in slides):
         yield from _slid(operator, slot, placement, dim, "lowest")
 
 
 def average_pool(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
-    """Places of the result, where those beside the operand are not read, or are counted as zeros."""
+    """Split by places of the result, if padding is not read, or is counted as zeros."""
     dim = _placed(slot, placement, operator.rank(0))
     slide = sliding(operator, dim) if dim is not None else None
     if dim is None or slide is None or not plain_mean(operator, slide):
@@ -229,7 +230,7 @@ def average_pool(operator: OperatorUse, slot: Slot, placement: Shard | Window) -
 
 
 def plain_mean(operator: OperatorUse, slide: Sliding) -> bool:
-    """Return whether every mean is one of as many numbers, along a dimension."""
+    """Return whether all means are of equally many numbers, along a dimension."""
     counted = operator.op_type == "AveragePool" and operator.attributes.get("count_include_pad", 0)
     padded = slide.read(0, slide.made)[1] <= slide.length + slide.behind
     return slide.inside or (bool(counted) and padded)
@@ -243,14 +244,14 @@ def norm_pool(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> I
 
 
 def transpose(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
-    """A window, where its dimension goes: the operand of a weight's gradient is one."""
+    """Move a window to another dimension: the operand of a weight's gradient is a window."""
     if isinstance(placement, Window) and not slot.result:
         perm = list(operator.attributes.get("perm") or reversed(range(operator.rank(0))))
         yield Strategy((placement,), (replace(placement, dim=perm.index(placement.dim)),))
 
 
 def sliced(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
-    """Slice: each place of the result is one of the operand, on the member that has it."""
+    """Slice: each result place is an operand place, on the member with this place."""
     rows = slices(operator)
     if rows is not None and placement.dim in rows and not slot.place:
         start, step = rows[placement.dim]
@@ -258,58 +259,57 @@ def sliced(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> Iter
 
 
 def slices(operator: OperatorUse) -> dict[int, tuple[int, int]] | None:
-    """Dimension -> the first place that a Slice takes and how far the next is; None where that is not known, or where
-    it goes backwards."""
-    given, rank = operator.attributes, operator.rank(0)
+    """Return dimension -> start and step of a Slice; None if unknown, or backwards."""
+    attributes, rank = operator.attributes, operator.rank(0)
     rows: list[Sequence[int] | None] = []
-    for place, key in enumerate(("starts", "ends", "axes", "steps"), 1):
-        value = operator.constant(place) if operator.has(place) else None
-        if operator.has(place) and value is None:
+    for index, key in enumerate(("starts", "ends", "axes", "steps"), 1):
+        value = operator.constant(index) if operator.has(index) else None
+        if operator.has(index) and value is None:
             return None
-        rows.append(value.tolist() if value is not None else given.get(key))
+        rows.append(value.tolist() if value is not None else attributes.get(key))
     starts, ends, axes, steps = rows
     if starts is None or ends is None:
         return None
     axes, steps = axes or range(len(starts)), steps or [1] * len(starts)
-    found = {}
+    cuts = {}
     for axis, start, step in zip(axes, starts, steps):
         length = operator.size(0, axis % rank)
         if step < 1:
             return None
-        found[axis % rank] = (min(max(start + length if start < 0 else start, 0), length), step)
-    return found
+        cuts[axis % rank] = (min(max(start + length if start < 0 else start, 0), length), step)
+    return cuts
 
 
 def padded(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
-    """Pad with zeros: what is added is beside the windows of the first and the last member."""
+    """Pad with zeros: the padding is outside the windows of the first and the last member."""
     added = paddings(operator)
     if added is not None and not slot.place:
         yield from _taken(operator, slot, placement, 1, added[placement.dim][0])
 
 
 def paddings(operator: OperatorUse) -> list[tuple[int, int]] | None:
-    """Return the padding of a Pad before and after each dimension; None if it is unknown or not zeros."""
-    rank, given = operator.rank(0), operator.attributes
-    known = [operator.constant(place) if operator.has(place) else None for place in range(1, 4)]
-    if any(operator.has(place) and value is None for place, value in enumerate(known, 1)):
+    """Return the padding of a Pad before and after each dimension; None if unknown or not zeros."""
+    rank, attrs = operator.rank(0), operator.attributes
+    arrays = [operator.constant(index) if operator.has(index) else None for index in range(1, 4)]
+    if any(operator.has(index) and value is None for index, value in enumerate(arrays, 1)):
         return None
-    number, chosen = known[1], known[2]
-    if given.get("mode", "constant") != "constant" or given.get("value", 0.0) or (number is not None and number.any()):
+    number, chosen = arrays[1], arrays[2]
+    if attrs.get("mode", "constant") != "constant" or attrs.get("value", 0.0) or (number is not None and number.any()):
         return None
-    pads = given["pads"] if known[0] is None else known[0].tolist()
+    pads = attrs["pads"] if arrays[0] is None else arrays[0].tolist()
     axes = range(rank) if chosen is None else [int(axis) % rank for axis in chosen.reshape(-1)]
-    found = [(0, 0)] * rank
-    for place, axis in enumerate(axes):
-        found[axis] = (int(pads[place]), int(pads[place + len(axes)]))
-    return found
+    amounts = [(0, 0)] * rank
+    for at, axis in enumerate(axes):
+        amounts[axis] = (int(pads[at]), int(pads[at + len(axes)]))
+    return amounts
 
 
 def _taken(operator: OperatorUse, slot: Slot, placement: Shard | Window, step: int, pad: int) -> Iterator[Strategy]:
-    """Places of the result, each of which is one place of the operand, or one beside it."""
-    dim, length, made = placement.dim, operator.size(0, placement.dim), operator.made()[placement.dim]
-    if (isinstance(placement, Shard) and placement.runs > 1) or not made or not length:
+    """Split by places of the result, each a place of the operand, or padding."""
+    dim, length, result = placement.dim, operator.size(0, placement.dim), operator.made()[placement.dim]
+    if (isinstance(placement, Shard) and placement.runs > 1) or not result or not length:
         return
-    slide = Sliding(1, step, 1, pad, 0, length, made)
+    slide = Sliding(1, step, 1, pad, 0, length, result)
     shares = _shares(slide, slot, placement)
     if isinstance(placement, Shard) and not slot.result:
         shares = [slide.there(placement), *shares]

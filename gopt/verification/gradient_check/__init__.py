@@ -1,14 +1,14 @@
 """Confirm gradients by value: each must be proportional to the change of the loss along random directions.
 
-For a parameter p with the value g that is called its gradient and a random direction d,
-⟨g, d⟩ = c · (L(p + εd) − L(p − εd)) / 2ε with one constant c (a loss scale) for every d and every batch.
-In float64; ε from a ladder of lengths, because a kink of the loss (a ReLU) within one of them is not a verdict.
+For a parameter p with the value g as its gradient and a random direction d, ⟨g, d⟩ = c · (L(p + εd) − L(p − εd)) / 2ε
+with one constant c (a loss scale) for every d and every batch. In float64; ε from a ladder of lengths, because a kink
+of the loss (a ReLU) within a step is not a verdict.
 
-Gradients of many parameters are measured together: along a direction in all of them at once, with one c. Where that
-does not agree, halves are, down to single ones. So the usual cost is some hundred runs of the forward in all.
+Gradients of many parameters are measured together: along a direction in all of them at once, with one c. Where the sum
+does not agree, halves are measured, down to single gradients. So the usual cost is some hundred runs of the forward in
+all.
 
-What is not proportional may still be right to average: see ``additivity`` and ``alternatives``.
-"""
+A value that is not proportional may still be right to average: see ``additivity`` and ``alternatives``."""
 
 from __future__ import annotations
 

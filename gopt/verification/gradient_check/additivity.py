@@ -1,14 +1,13 @@
-"""Whether a value is a sum over samples: then its mean over ranks is its value on all their samples, gradient or not.
+"""Whether a value is a sum over samples: then the mean over ranks is the value on all their samples, gradient or not.
 
 Two batches have their samples exchanged: for any sum over samples, f(ab) + f(ba) = f(aa) + f(bb), where ab has the
-first samples of a and the rest of b. If the loss is such a sum, its gradient is, and so is every linear image of it; an
+first samples of a and the rest of b. If the loss is such a sum, so are the gradient and every linear image of it; an
 update, a clipped or normalised gradient, a product of gradients is not.
 
-For b a second batch is taken, and a itself with its samples moved by one place: so every row of a table that any sample
-looks up is met twice, never or once.
+For b a second batch is taken, and a itself with samples moved by one place: so every row of a table looked up by any
+sample is met twice, never or once.
 
-A step may show a sum and train a mean over a count of its batch: its gradients are such sums over that count.
-"""
+A step may show a sum and train a mean over a count of the batch: the gradients are such sums over the count."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class Additivity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SampleExchange:
-    """Gradients where two batches meet: of both as they are, and with samples exchanged."""
+    """Gradients where two batches meet: of both unchanged, and with samples exchanged."""
 
     first: Values
     second: Values
@@ -41,18 +40,18 @@ class SampleExchange:
     def judge(self, name: str, exact: float) -> Additivity:
         """Test whether a value is additive, up to ``exact`` relative; OPEN if few entries depend on both parts."""
         base = self.first[name]
-        one, other = (each[name] - base for each in self.crossed)
-        both = self.second[name] - base
-        largest = max(float(np.abs(each).max(initial=0.0)) for each in (one, other, both))
+        change_a, change_b = (point[name] - base for point in self.crossed)
+        change_ab = self.second[name] - base
+        largest = max(float(np.abs(change).max(initial=0.0)) for change in (change_a, change_b, change_ab))
         if not np.isfinite(largest) or largest == 0:
             return Additivity.OPEN
-        shared = (np.abs(one) > 1e-4 * largest) & (np.abs(other) > 1e-4 * largest)
-        total = float(np.linalg.norm(one) + np.linalg.norm(other))
-        error = float(np.linalg.norm(both - one - other))
+        shared = (np.abs(change_a) > 1e-4 * largest) & (np.abs(change_b) > 1e-4 * largest)
+        total = float(np.linalg.norm(change_a) + np.linalg.norm(change_b))
+        error = float(np.linalg.norm(change_ab - change_a - change_b))
         # Rounding is that of the value, however little of it the batch moves.
         if error > 1e4 * exact * (total + float(np.linalg.norm(base))):
             return Additivity.NO
-        heard = float(np.linalg.norm(one[shared]) + np.linalg.norm(other[shared]))
+        heard = float(np.linalg.norm(change_a[shared]) + np.linalg.norm(change_b[shared]))
         return Additivity.YES if error <= exact * total and heard >= 0.5 * total else Additivity.OPEN
 
 
@@ -60,75 +59,74 @@ def sample_exchanges(
     forward: CheckedForward, points: Sequence[Values], batch: Sequence[str], generator: np.random.Generator,
     counts: Mapping[str, str],
 ) -> list[SampleExchange]:  # fmt: skip
-    """Squares over exchanges of samples under which the loss is additive, along the first axis where it is.
+    """Squares over exchanges of samples with an additive loss, along the first such axis.
 
-    ``counts``: gradient -> the count of the batch that divides it, by which it is multiplied again.
-    """
-    here, other = ({name: point[name] for name in batch if name in point} for point in points[:2])
-    if any(here[name].shape != other[name].shape for name in here):
+    ``counts``: gradient -> the count of the batch that divides the gradient, multiplied again here."""
+    batch_a, batch_b = ({name: point[name] for name in batch if name in point} for point in points[:2])
+    if any(batch_a[name].shape != batch_b[name].shape for name in batch_a):
         return []
     # What has no samples is the same in all four.
-    other = {name: value if value.ndim else here[name] for name, value in other.items()}
+    batch_b = {name: value if value.ndim else batch_a[name] for name, value in batch_b.items()}
     for axis in (0, 1):
-        count = _samples(here, axis)
+        count = _samples(batch_a, axis)
         if count < 2:
             continue
-        rolled = {name: _rolled(value, count, axis) for name, value in here.items()}
-        found: list[SampleExchange] = []
-        for there in (other, rolled) * SPLITS:
-            own = _some(count, generator)
-            square = [here, there, _crossed(here, there, own, axis), _crossed(there, here, own, axis)]
+        rolled = {name: _rolled(value, count, axis) for name, value in batch_a.items()}
+        exchanges: list[SampleExchange] = []
+        for partner in (batch_b, rolled) * SPLITS:
+            mask = _some(count, generator)
+            square = [batch_a, partner, _crossed(batch_a, partner, mask, axis), _crossed(partner, batch_a, mask, axis)]
             corners = [{**points[0], **values} for values in square]
             if not _losses_are_additive(forward, corners, generator):
                 break
             aa, bb, ab, ba = (_sums(forward, corner, counts) for corner in corners)
-            found.append(SampleExchange(aa, bb, (ab, ba)))
+            exchanges.append(SampleExchange(aa, bb, (ab, ba)))
         else:
-            return found
+            return exchanges
     return []
 
 
 def _sums(forward: CheckedForward, point: Values, counts: Mapping[str, str]) -> Values:
-    """The gradients at a point without the counts that divide them."""
-    found = forward.loss_and_gradients(point)[1]
+    """The gradients at a point without the dividing counts."""
+    gradients = forward.loss_and_gradients(point)[1]
     by = forward.values([*dict.fromkeys(counts.values())], point) if counts else {}
-    return {**found, **{name: found[name] * by[count] for name, count in counts.items()}}
+    return {**gradients, **{name: gradients[name] * by[count] for name, count in counts.items()}}
 
 
-def mixed(here: Values, there: Values, generator: np.random.Generator) -> Values | None:
+def mixed(batch_a: Values, batch_b: Values, generator: np.random.Generator) -> Values | None:
     """Some samples of one batch and the rest of another; None for batches of one sample."""
-    count = _samples(here, 0)
-    return _crossed(here, there, _some(count, generator), 0) if count > 1 else None
+    count = _samples(batch_a, 0)
+    return _crossed(batch_a, batch_b, _some(count, generator), 0) if count > 1 else None
 
 
 def _samples(batch: Values, axis: int) -> int:
-    """Return the number of samples of a batch along ``axis``: the length that most of its values have there."""
+    """Return the number of samples of a batch along ``axis``: the length of most of the values."""
     sizes = [value.shape[axis] for value in batch.values() if value.ndim > axis]
     return max(sizes, key=lambda size: (size > 1, sizes.count(size)), default=0)
 
 
 def _some(count: int, generator: np.random.Generator) -> np.ndarray:
-    own = np.zeros(count, bool)
-    own[generator.permutation(count)[: count // 2]] = True
-    return own
+    mask = np.zeros(count, bool)
+    mask[generator.permutation(count)[: count // 2]] = True
+    return mask
 
 
 def _rolled(value: np.ndarray, count: int, axis: int) -> np.ndarray:
     return np.roll(value, 1, axis) if value.ndim > axis and value.shape[axis] == count else value
 
 
-def _crossed(here: Values, there: Values, own: np.ndarray, axis: int) -> Values:
-    """Samples of ``here`` where ``own``, else of ``there``."""
+def _crossed(batch_a: Values, batch_b: Values, mask: np.ndarray, axis: int) -> Values:
+    """Samples of ``batch_a`` where ``mask``, else of ``batch_b``."""
     crossed = {}
-    for name, value in here.items():
-        splits = value.ndim > axis and value.shape[axis] == own.size
-        keep = own.reshape(-1, *(1,) * (value.ndim - axis - 1)) if splits else True
-        crossed[name] = np.where(keep, value, there[name])
+    for name, value in batch_a.items():
+        splits = value.ndim > axis and value.shape[axis] == mask.size
+        keep = mask.reshape(-1, *(1,) * (value.ndim - axis - 1)) if splits else True
+        crossed[name] = np.where(keep, value, batch_b[name])
     return crossed
 
 
 def _losses_are_additive(forward: CheckedForward, corners: Sequence[Values], generator: np.random.Generator) -> bool:
-    """At the point itself and at one near it, where a sum of losses that agrees by chance does not."""
+    """At the point itself and at a near point, where a sum of losses that agrees by chance does not."""
     floating = [
         state.tensor for state in forward.training.parameters
         if state.tensor in corners[0] and np.issubdtype(corners[0][state.tensor].dtype, np.floating)

@@ -1,4 +1,4 @@
-"""Explains values that are not gradients of their parameter: gradients of something else, or of slices."""
+"""Explains values that are not gradients of their parameter: gradients of other values, or of slices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SlopeMeter:
     def measure(
         self, parts: Sequence[Candidate], points: Sequence[Values], rungs: int | None = None, fixed: Sequence[str] = ()
     ) -> QuotientFit:
-        """``fixed``: values of the graph that the points hold. Only the first ``rungs`` lengths of the step."""
+        """``fixed``: graph values in the points. Only the first ``rungs`` lengths of the step."""
 
         def losses(point: Values) -> np.ndarray:
             return self.forward.losses(point, fixed)
@@ -44,12 +44,12 @@ def along_computed_weight(
     """Return the value computed from states alone whose gradient is ``at``."""
     forward = slope_meter.forward
     for seam in computed_weights(forward.graph, training.losses, set(training.batch), name, at[0].shape):
-        given = seam in forward.graph.inputs
-        held = points[0][seam] if given else forward.values([seam], points[0])[seam]
-        part = Candidate(name, seam, held, tuple(with_layout(each, held) for each in at))
-        moved = [{**point, seam: held} for point in points]
-        for each in (part, *turned(part)):
-            fit = slope_meter.measure([each], moved, QUICK, () if given else (seam,))
+        is_input = seam in forward.graph.inputs
+        value = points[0][seam] if is_input else forward.values([seam], points[0])[seam]
+        part = Candidate(name, seam, value, tuple(with_layout(values, value) for values in at))
+        moved = [{**point, seam: value} for point in points]
+        for candidate in (part, *turned(part)):
+            fit = slope_meter.measure([candidate], moved, QUICK, () if is_input else (seam,))
             if fit.holds:
                 return seam, fit
     return None
@@ -58,36 +58,38 @@ def along_computed_weight(
 def behind(
     slope_meter: SlopeMeter, training: TrainingGraph, part: Candidate, points: Sequence[Values], gradient: str
 ) -> tuple[str, QuotientFit, bool] | None:
-    """A gradient through which alone ``gradient`` depends on the batch, its fit, and whether it does so linearly."""
+    """A gradient through which alone ``gradient`` depends on the batch, the fit, and whether the dependence is
+    linear."""
     forward, batch = slope_meter.forward, set(training.batch)
     tries = 0
     for name in dependent_values(forward.graph, gradient, batch, part.origin.size):
         if tries == TRIES or forward.reads(gradient, (name,)) & batch:
             continue
         tries += 1
-        held = [np.asarray(forward.values([name], point)[name]) for point in points]
-        true = replace(part, at=tuple(with_layout(each.astype(np.float64), part.origin) for each in held))
+        values = [np.asarray(forward.values([name], point)[name]) for point in points]
+        true = replace(part, at=tuple(with_layout(value.astype(np.float64), part.origin) for value in values))
         fit = slope_meter.measure([true], points, QUICK)
         if fit.holds:
-            return name, fit, _linear(forward, points[0], gradient, name, held)
+            return name, fit, _linear(forward, points[0], gradient, name, values)
     return None
 
 
-def _linear(forward: CheckedForward, point: Values, result: str, name: str, held: Sequence[np.ndarray]) -> bool:
-    """Return whether ``result`` is linear in the value ``name``, but for a constant, at sums of what it was."""
+def _linear(forward: CheckedForward, point: Values, result: str, name: str, values: Sequence[np.ndarray]) -> bool:
+    """Return whether ``result`` is linear in the value ``name``, up to a constant, at sums of observed values."""
 
     def at(value: np.ndarray) -> np.ndarray:
-        found = forward.values([result], {**point, name: value.astype(held[0].dtype)}, (name,))[result]
-        return np.asarray(found, np.float64)
+        array = forward.values([result], {**point, name: value.astype(values[0].dtype)}, (name,))[result]
+        return np.asarray(array, np.float64)
 
-    one, other = held[0], held[1]
-    base = at(np.zeros_like(one))
-    first, second = at(one) - base, at(other) - base
-    largest = max(float(np.linalg.norm(each)) for each in (first, second))
+    value_a, value_b = values[0], values[1]
+    base = at(np.zeros_like(value_a))
+    change_a, change_b = at(value_a) - base, at(value_b) - base
+    largest = max(float(np.linalg.norm(change)) for change in (change_a, change_b))
     exact = 1e4 * forward.precision.rounding * (largest + float(np.linalg.norm(base)))
     sums = ((1, 1), (-3, 0.5), (40, 0), (0, -40))
     return all(
-        float(np.linalg.norm(at(a * one + b * other) - base - a * first - b * second)) <= 100 * exact for a, b in sums
+        float(np.linalg.norm(at(a * value_a + b * value_b) - base - a * change_a - b * change_b)) <= 100 * exact
+        for a, b in sums
     )
 
 
@@ -98,20 +100,20 @@ def where_taken(
     points: Sequence[Values],
     shifts: Mapping[str, str],
 ) -> QuotientFit:
-    """A fit at the points where every rank's own batch has moved the parameters to: ``shifts`` names them."""
+    """A fit at the points reached by every rank's own batch: ``shifts`` names the moved parameters."""
     forward = slope_meter.forward
-    held = [forward.values(list(shifts.values()), point) for point in points]
+    values = [forward.values(list(shifts.values()), point) for point in points]
     if read_by(forward.graph, training.losses).isdisjoint(shifts.values()):
         # The losses are those before the move: their parameters are put there.
-        placed = [{**point, **{name: at[shift] for name, shift in shifts.items()}} for point, at in zip(points, held)]
+        placed = [{**point, **{name: at[shift] for name, shift in shifts.items()}} for point, at in zip(points, values)]
         return slope_meter.measure(parts, placed)
-    moved = [{**point, **at} for point, at in zip(points, held)]
+    moved = [{**point, **at} for point, at in zip(points, values)]
     names = [replace(part, name=shifts[part.parameter]) for part in parts]
     return slope_meter.measure(names, moved, None, tuple(shifts.values()))
 
 
 def in_slices(slope_meter: SlopeMeter, part: Candidate, points: Sequence[Values]) -> QuotientFit | None:
-    """A fit whose ratios are those of slices along some axis, each with a factor of its own."""
+    """A fit with ratios of slices along some axis, each with a separate factor."""
     for masks in _masks(part):
         fits = []
         for inside in masks:
@@ -126,7 +128,7 @@ def in_slices(slope_meter: SlopeMeter, part: Candidate, points: Sequence[Values]
 
 
 def _masks(part: Candidate) -> Iterator[Iterator[np.ndarray]]:
-    """For each axis of few slices, the slices; last, all entries one by one if they are few."""
+    """For each axis of few slices, the slices; last, all entries one by one if few."""
     dims, size = part.origin.shape, part.origin.size
     for axis, length in enumerate(dims):
         if 1 < length <= SLICED and length < size:
@@ -137,4 +139,4 @@ def _masks(part: Candidate) -> Iterator[Iterator[np.ndarray]]:
 
 
 def _equal(numbers: np.ndarray, count: int) -> Iterator[np.ndarray]:
-    return (numbers == place for place in range(count))
+    return (numbers == index for index in range(count))

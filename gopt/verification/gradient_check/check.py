@@ -64,29 +64,30 @@ def check_gradients(
     training: TrainingGraph, batches: Sequence[Values], seed: int, call: CollectiveCallback = refuse_call,
     advance: ProgressCallback = no_progress, names: Sequence[str] | None = None, whole: bool = False,
 ) -> list[GradientCheck]:  # fmt: skip
-    """Check every gradient between two batches or more; each is a full set of inputs, with states that are equal.
+    """Check every gradient between two batches or more; each is a full set of inputs, with equal states.
 
-    More than three batches are looked at only for what the first three cannot tell.
+    More than three batches are used only where the first three cannot tell.
 
-    Only *differences* between batches are compared: what does not depend on the batch (a penalty on the weights in
-    the loss, which an update may add after the gradient was reduced) is the same on all ranks and cannot be wrong.
-    Together, up to 64 gradients take 18 runs of the forward; what does not agree is halved, and one alone that is
-    wrong takes about 100, a few times that if samples are coupled. ``advance`` is called with the progress.
+    Only *differences* between batches are compared: terms independent of the batch (a penalty on the weights in the
+    loss, perhaps added by the update after the reduction) are the same on all ranks and cannot be wrong. Together, up
+    to 64 gradients take 18 runs of the forward; a failing group is halved, and a single wrong gradient takes about 100,
+    a few times that if samples are coupled. ``advance`` is called with the progress.
 
-    ``names``: parameters whose gradients are looked at; where one of them is not confirmed, all others are as well.
-    ``whole``: gradients are all of the derivative, so that an element that is always zero is none that is masked, and
-    no others than ``names`` are looked at.
-    """
+    ``names``: parameters with checked gradients; after one unconfirmed gradient, all others are checked as well.
+    ``whole``: gradients are all of the derivative, so that an element that is always zero is not a masked one, and no
+    others than ``names`` are checked."""
     forward = CheckedForward(training, call)
     generator = np.random.default_rng(seed + 3)
-    given = _with_numbers_first(forward, forward.points(batches))
-    points = with_a_third(given[:POINTS], training.batch, generator)
-    return _GradientChecker(training, SlopeMeter(forward, generator), points, given[POINTS:], advance, whole).all(names)
+    ordered = _with_numbers_first(forward, forward.points(batches))
+    points = with_a_third(ordered[:POINTS], training.batch, generator)
+    return _GradientChecker(training, SlopeMeter(forward, generator), points, ordered[POINTS:], advance, whole).all(
+        names
+    )
 
 
 @dataclass
 class _GradientChecker:
-    """One gradient check; ``found`` collects its results."""
+    """One gradient check; ``found`` collects the results."""
 
     training: TrainingGraph
     slope_meter: SlopeMeter
@@ -100,8 +101,8 @@ class _GradientChecker:
 
     def all(self, names: Sequence[str] | None) -> list[GradientCheck]:
         parameters = list(self.training.gradients)
-        asked = set(parameters if names is None else names)
-        self.due = [name for name in parameters if name in asked]
+        requested = set(parameters if names is None else names)
+        self.due = [name for name in parameters if name in requested]
         if self._unsteady():
             for name in self.due:
                 self.say(name, Verdict.UNCONFIRMED, said.UNSTEADY)
@@ -112,7 +113,7 @@ class _GradientChecker:
                 and any(not self.found[name].holds for name in self.due)
                 and len(self.due) < len(parameters)
             ):
-                rest = [name for name in parameters if name not in asked]
+                rest = [name for name in parameters if name not in requested]
                 self.due = parameters
                 self.check(rest)
         return [self.found[name] for name in parameters if name in self.found]
@@ -128,8 +129,8 @@ class _GradientChecker:
         self.advance(PHASE, len(self.found), len(self.due))
 
     def _unsteady(self) -> bool:
-        first, second = (self.slope_meter.forward.losses(self.points[0]) for _ in range(2))
-        return bool((first != second).any() and np.isfinite([first, second]).all())
+        losses, again = (self.slope_meter.forward.losses(self.points[0]) for _ in range(2))
+        return bool((losses != again).any() and np.isfinite([losses, again]).all())
 
     # --- one set of points after the other --------------------------------------------------------------------------
 
@@ -143,17 +144,17 @@ class _GradientChecker:
             open = [name for name in names if name not in self.found or self._open(name)]
             before = {name: self.found.pop(name) for name in open if name in self.found}
             self.judge(open, points, results if points is near else None) if open else None
-            self.found |= {name: first for name, first in before.items() if self._open(name)}
+            self.found |= {name: check for name, check in before.items() if self._open(name)}
         self._doubt([name for name in names if self.found[name].verdict is Verdict.REFUTED])
 
     def _doubt(self, names: list[str]) -> None:
-        """Look at refuted values once more, at other points: one is refuted that is so at both."""
+        """Check refuted values once more, at other points: a refutation needs both."""
         for part in (names[:PATIENCE], names[PATIENCE:]):
             before = {name: self.found.pop(name) for name in part}
             if part:
                 self.judge(part, self._moved(NEAR))
             right = {name for name in part if self.found[name].holds}
-            self.found |= {name: first for name, first in before.items() if name not in right}
+            self.found |= {name: check for name, check in before.items() if name not in right}
             if not right:
                 return
 
@@ -171,23 +172,23 @@ class _GradientChecker:
             yield self.spare[start : start + POINTS]
 
     def judge(self, names: list[str], points: list[Values], results: list[Results] | None = None) -> None:
-        """Reach a verdict for each parameter, from these points alone; ``results``: losses and gradients there, where
-        they are known."""
+        """Reach a verdict for each parameter, from these points alone; ``results``: losses and gradients there, if
+        known."""
         results = results or list(map(self.slope_meter.forward.loss_and_gradients, points))
-        usable = [place for place, (losses, _) in enumerate(results) if np.isfinite(losses).all()]
-        points, values = [points[place] for place in usable], [results[place][1] for place in usable]
-        largest = max((_peak(each[name]) for each in values for name in each), default=0.0)
+        usable = [index for index, (losses, _) in enumerate(results) if np.isfinite(losses).all()]
+        points, values = [points[index] for index in usable], [results[index][1] for index in usable]
+        largest = max((_peak(values_at[name]) for values_at in values for name in values_at), default=0.0)
         parts, faint = [], []
         for name in names:
-            at = tuple(each[self.training.gradients[name]] for each in values)
-            if len(at) < 2 or not all(np.isfinite(each).all() for each in at):
+            at = tuple(values_at[self.training.gradients[name]] for values_at in values)
+            if len(at) < 2 or not all(np.isfinite(array).all() for array in at):
                 self.say(name, Verdict.UNCONFIRMED, said.NOT_FINITE)
             elif name not in points[0] or at[0].size != points[0][name].size:
                 self.elsewhere(name, points, at)
             else:
                 like = points[0][name]
                 share = max(map(_peak, at)) / max(largest, 1e-300)
-                at = tuple(self._layouts.of(name, each, like) for each in at)
+                at = tuple(self._layouts.of(name, array, like) for array in at)
                 part = Candidate(name, name, like, at, share, whole=self.whole)
                 if share <= FAINT:
                     faint.append(part)
@@ -195,7 +196,7 @@ class _GradientChecker:
                     self.say(name, Verdict.UNCONFIRMED, said.EQUAL)
                 else:
                     parts.append(part)
-        levels = [results[place][0] for place in usable]
+        levels = [results[index][0] for index in usable]
         for group in self._of_one_source(parts):
             self.check_together(group, points, levels)
             self._tell()
@@ -203,7 +204,7 @@ class _GradientChecker:
         self._tell()
 
     def _of_one_source(self, parts: Sequence[Candidate]) -> Iterator[list[Candidate]]:
-        """Groups of about one size whose gradients come from the same losses."""
+        """Groups of about one size with gradients from the same losses."""
         by_losses: dict[frozenset[str], list[Candidate]] = {}
         for part in parts:
             gradient = self.training.gradients[part.parameter]
@@ -216,8 +217,8 @@ class _GradientChecker:
     def check_together(
         self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray], halved: bool = False
     ) -> None:
-        """Measure parts with one factor for all, along slopes of the loss, also with what others take for constants,
-        then along their differences between batches; halve them where none holds."""
+        """Measure parts with one factor for all, along slopes of the loss, also with readings held as constants, then
+        along differences between batches; halve the parts after a failure."""
         parts = self._not_stopped(self._unlike_slopes(parts, points, levels), points, levels)
         if not parts:
             return
@@ -229,10 +230,10 @@ class _GradientChecker:
         if fit.holds and (check_alone or not fit.replaces):
             self._proportional(parts, fit)
             return
-        left = self._not_shifted(parts, points)
-        if len(left) < len(parts):
-            if left:
-                self.check_together(left, points, levels)
+        remaining = self._not_shifted(parts, points)
+        if len(remaining) < len(parts):
+            if remaining:
+                self.check_together(remaining, points, levels)
         elif check_alone:
             self.check_alone(parts[0], fit, points)
             self._tell()
@@ -255,11 +256,11 @@ class _GradientChecker:
     def _not_stopped(
         self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray]
     ) -> list[Candidate]:
-        """Settle the parts that agree with slopes of the loss with readings held that others take for constants."""
-        for stops, held in self._stops.known_forwards():
+        """Settle the parts that agree with slopes of the loss under the held readings of other values."""
+        for stops, held_forward in self._stops.known_forwards():
             if parts:
-                placed = held.on(held.points(points), stops)
-                for agreeing, fit in self._agreeing(parts, placed, levels, held.losses):
+                placed = held_forward.on(held_forward.points(points), stops)
+                for agreeing, fit in self._agreeing(parts, placed, levels, held_forward.losses):
                     for part in agreeing:
                         self._say_stopped(part, stops, fit)
                 parts = [part for part in parts if part.parameter not in self.found]
@@ -270,31 +271,32 @@ class _GradientChecker:
     ) -> Iterator[tuple[list[Candidate], QuotientFit]]:
         """The parts that agree with slopes of some losses, together with others.
 
-        Of a value that hardly changes between batches that would say little about what changes.
-        """
+        Nearly equal gradients in all batches would say little about changes."""
         by_name = {part.name: part for part in parts if part.size >= MOVING * max(map(_length, part.at))}
-        forward, place = self.slope_meter.forward, self._only_loss(parts)
-        if place is None:
+        forward, loss_index = self.slope_meter.forward, self._only_loss(parts)
+        if loss_index is None:
             return
         check = SlopeCheck(
-            lambda point: float(losses(point)[place]), forward.moved, forward.precision, self.slope_meter.generator,
+            lambda point: float(losses(point)[loss_index]), forward.moved, forward.precision,
+            self.slope_meter.generator,
             masks={name: part.moved for name, part in by_name.items() if not part.moved.all()},
-            level=max(abs(float(each[place])) for each in levels),
+            level=max(abs(float(level[loss_index])) for level in levels),
         )  # fmt: skip
-        heard = [k for k, each in enumerate(levels) if abs(float(each[place])) >= SMALL * check.level]
+        heard = [k for k, level in enumerate(levels) if abs(float(level[loss_index])) >= SMALL * check.level]
         turns = islice(cycle(heard if len(heard) > 1 else range(len(points))), LOOKS)
         looks = (
-            (points[k], float(levels[k][place]), {name: part.at[k] for name, part in by_name.items()}) for k in turns
+            (points[k], float(levels[k][loss_index]), {name: part.at[k] for name, part in by_name.items()})
+            for k in turns
         )
         for names, ratios in check.agreeing(looks, list(by_name)):
             yield [by_name[name] for name in names], QuotientFit(True, True, ratios[0], 0.0, tuple(ratios))
 
     def _only_loss(self, parts: Sequence[Candidate]) -> int | None:
-        """The place of the one loss that the gradients of all parts come from; None where there may be several."""
+        """The index of the only loss behind the gradients of all parts; None for several losses."""
         losses = self.training.losses
         of = {self.training.sources.get(self.training.gradients[part.parameter], frozenset()) for part in parts}
-        own = [place for place, loss in enumerate(losses) if of == {frozenset([loss])}]
-        return 0 if len(losses) == 1 else next(iter(own), None)
+        of_parts = [index for index, loss in enumerate(losses) if of == {frozenset([loss])}]
+        return 0 if len(losses) == 1 else next(iter(of_parts), None)
 
     def _proportional(self, parts: Sequence[Candidate], fit: QuotientFit) -> None:
         for part in parts:
@@ -305,15 +307,15 @@ class _GradientChecker:
 
     def _not_shifted(self, parts: list[Candidate], points: list[Values]) -> list[Candidate]:
         """Settle gradients taken at a point other than the parameters; return the remaining candidates."""
-        there = [part for part in parts if part.parameter in self._shifts]
-        if not there:
+        moved = [part for part in parts if part.parameter in self._shifts]
+        if not moved:
             return parts
-        fit = where_taken(self.slope_meter, self.training, there, points, self._shifts)
+        fit = where_taken(self.slope_meter, self.training, moved, points, self._shifts)
         if not fit.holds:
             return parts
-        for part in there:
+        for part in moved:
             self.say(part.parameter, Verdict.CONFIRMED, said.SHIFTED, fit)
-        return [part for part in parts if part not in there]
+        return [part for part in parts if part not in moved]
 
     @cached_property
     def _layouts(self) -> Layouts:
@@ -333,10 +335,10 @@ class _GradientChecker:
         if flat and part.share <= COARSE * self.slope_meter.forward.precision.tolerance:
             self.say(name, Verdict.CONFIRMED, said.ZERO)
             return
-        for other in () if self.whole else turned(part):
-            again = self.slope_meter.measure([other], points, QUICK)
+        for candidate in () if self.whole else turned(part):
+            again = self.slope_meter.measure([candidate], points, QUICK)
             if again.holds:
-                self._proportional([other], again)
+                self._proportional([candidate], again)
                 return
         image = (
             None
@@ -361,12 +363,12 @@ class _GradientChecker:
 
     @property
     def _hopeless(self) -> bool:
-        """Whether so much is wrong that it is not worth while to look for what else the rest might be."""
-        return sum(each.why == said.WRONG for each in self.found.values()) >= PATIENCE
+        """Whether so many values are wrong that further explanations are not worth a search."""
+        return sum(check.why == said.WRONG for check in self.found.values()) >= PATIENCE
 
     def elsewhere(self, name: str, points: list[Values], at: tuple[np.ndarray, ...]) -> None:
-        """A parameter that the loss does not read, or whose gradient has another size."""
-        if all(np.array_equal(each, at[0]) for each in at):
+        """A parameter unread by the loss, or with a gradient of another size."""
+        if all(np.array_equal(array, at[0]) for array in at):
             self.say(name, Verdict.UNCONFIRMED, said.EQUAL)
         elif not self.is_computed_weight(name, points, at):
             additive = self.additive(name)
@@ -391,12 +393,12 @@ class _GradientChecker:
 
     @cached_property
     def _counts(self) -> dict[str, str]:
-        """Gradient -> the count of a rank's own batch that divides it, as far as the data flow tells."""
+        """Gradient -> the dividing count of a rank's own batch, as far as the data flow tells."""
         readings = analyse_couplings(self.training).readings.items()
         return {
-            self.training.gradients[name]: each.by
-            for name, each in readings
-            if each.relation is Relation.WEIGHTED and each.by
+            self.training.gradients[name]: reading.by
+            for name, reading in readings
+            if reading.relation is Relation.WEIGHTED and reading.by
         }
 
     def _as_sum(self, name: str) -> str:
@@ -404,14 +406,15 @@ class _GradientChecker:
 
     def is_computed_weight(self, name: str, points: list[Values], at: tuple[np.ndarray, ...]) -> bool:
         """Return whether the value is the gradient of something made of the states alone; says so."""
-        found = along_computed_weight(self.slope_meter, self.training, name, points, at)
-        if found is None:
+        explanation = along_computed_weight(self.slope_meter, self.training, name, points, at)
+        if explanation is None:
             return False
-        self.say(name, Verdict.CONFIRMED, said.ALONG.format(found[0]), found[1])
+        self.say(name, Verdict.CONFIRMED, said.ALONG.format(explanation[0]), explanation[1])
         return True
 
     def sliced(self, part: Candidate, points: list[Values]) -> bool:
-        """Return whether each slice is proportional with a factor of its own: a constant rate per row; says so."""
+        """Return whether each slice is proportional with a separate factor: a constant rate per row; notes the
+        finding."""
         fit = in_slices(self.slope_meter, part, points)
         if fit is not None:
             self.say(part.parameter, Verdict.CONFIRMED, said.SLICES, fit)
@@ -422,13 +425,13 @@ class _GradientChecker:
         return StopFinder(self.slope_meter.forward, self.slope_meter.generator)
 
     def stopped(self, part: Candidate, points: list[Values]) -> bool:
-        """Return whether it is the derivative with some values taken for constants; says so."""
+        """Return whether the value is the derivative with some values taken for constants; notes the finding."""
         if self.whole:
             return False
-        found = self._stops.explain(part, points)
-        if found is None:
+        explanation = self._stops.explain(part, points)
+        if explanation is None:
             return False
-        self._say_stopped(part, *found)
+        self._say_stopped(part, *explanation)
         return True
 
     def _say_stopped(self, part: Candidate, stops: Sequence[Stop], fit: QuotientFit) -> None:
@@ -438,12 +441,12 @@ class _GradientChecker:
     # --- zero -------------------------------------------------------------------------------------------------------
 
     def zeros(
-        self, faint: list[Candidate], others: list[Candidate], points: list[Values], levels: Sequence[np.ndarray]
+        self, faint: list[Candidate], rest: list[Candidate], points: list[Values], levels: Sequence[np.ndarray]
     ) -> None:
-        """Values of next to nothing: rounding where the loss does not depend on the parameter, however far it moves."""
+        """Values near zero: rounding where the loss does not depend on the parameter, however far moved."""
         if not faint:
             return
-        if self.still(faint, others, points):
+        if self.still(faint, rest, points):
             for part in faint:
                 if part.moved.any():
                     self.say(part.parameter, Verdict.CONFIRMED, said.ZERO)
@@ -451,19 +454,19 @@ class _GradientChecker:
                     self.say(part.parameter, Verdict.UNCONFIRMED, said.SILENT)
         elif len(faint) > 1:
             middle = len(faint) // 2
-            self.zeros(faint[:middle], others, points, levels)
-            self.zeros(faint[middle:], others, points, levels)
+            self.zeros(faint[:middle], rest, points, levels)
+            self.zeros(faint[middle:], rest, points, levels)
         elif faint[0].moved.any():
             self.check_together(faint, points, levels)
         else:
             self.say(faint[0].parameter, Verdict.UNCONFIRMED, said.SILENT)
 
-    def still(self, parts: Sequence[Candidate], others: Sequence[Candidate], points: Sequence[Values]) -> bool:
+    def still(self, parts: Sequence[Candidate], companions: Sequence[Candidate], points: Sequence[Values]) -> bool:
         """Return whether large steps along all ``parts`` leave all losses unchanged, relative to such steps along
-        ``others``.
+        ``companions``.
         """
         forward, generator = self.slope_meter.forward, self.slope_meter.generator
-        names, rest = [part.name for part in parts], [part.name for part in others]
+        names, rest = [part.name for part in parts], [part.name for part in companions]
         for point in points:
             base = forward.losses(point)
             reach = np.abs(forward.losses(beside(point, rest, FAR, generator)) - base) if rest else np.zeros_like(base)
@@ -474,7 +477,7 @@ class _GradientChecker:
 
 
 def _with_numbers_first(forward: CheckedForward, points: list[Values]) -> list[Values]:
-    """The points in order; where the first ones have one at which a loss is no number, such points come last."""
+    """The points in order, with points of a non-finite loss last if any is among the first."""
     if all(np.isfinite(forward.losses(point)).all() for point in points[:POINTS]):
         return points
     return sorted(points, key=lambda point: not np.isfinite(forward.losses(point)).all())
@@ -489,7 +492,7 @@ def _length(array: np.ndarray) -> float:
 
 
 def _groups(parts: Sequence[Candidate]) -> Iterator[list[Candidate]]:
-    """Parts of about one size, so that none drowns in another."""
+    """Parts of about one size, so that no part drowns in another."""
     group: list[Candidate] = []
     for part in sorted(parts, key=lambda part: part.size):
         if group and (len(group) == TOGETHER or part.size > SPREAD * group[0].size):

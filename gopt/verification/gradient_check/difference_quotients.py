@@ -1,4 +1,4 @@
-"""Difference quotients of losses, and a test whether they are proportional to those predicted by a gradient."""
+"""Difference quotients of losses, and a test of proportionality to the quotients predicted by a gradient."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ Losses = Callable[[Values], np.ndarray]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A value that may be the gradient of ``parameter``: ``at`` holds it at every point, ``origin`` the parameter.
+    """A possible gradient of ``parameter``: ``at`` has the value at every point, ``origin`` the parameter.
 
-    ``name`` is the value that is moved: the parameter, or what stands in for it.
-    """
+    ``name`` is the moved value: the parameter, or a substitute."""
 
     parameter: str
     name: str
@@ -37,17 +36,17 @@ class Candidate:
 
     @cached_property
     def changes(self) -> list[np.ndarray]:
-        """Differences to the first point. What does not depend on the batch falls out of them."""
-        return [each - self.at[0] for each in self.at[1:]]
+        """Differences to the first point. Terms independent of the batch fall out."""
+        return [array - self.at[0] for array in self.at[1:]]
 
     @cached_property
     def size(self) -> float:
-        return max(float(np.linalg.norm(each)) for each in self.changes)
+        return max(float(np.linalg.norm(change)) for change in self.changes)
 
     @cached_property
     def moved(self) -> np.ndarray:
         """Entries that are not always zero: zero entries may be masked (a padding row) and are inconclusive."""
-        moved: np.ndarray = np.logical_or.reduce([each != 0 for each in self.at])
+        moved: np.ndarray = np.logical_or.reduce([array != 0 for array in self.at])
         moved = np.full_like(moved, True) if self.whole and moved.any() else moved
         return moved if self.inside is None else moved & self.inside
 
@@ -56,8 +55,8 @@ class Candidate:
 class QuotientFit:
     """Residual of ⟨g, d⟩ = factor · slope over all directions: ``rest`` is relative to the measured values.
 
-    With several losses it is that of the first alone that fits, else of a sum of their slopes, each with a factor of
-    its own: ``factor`` is that of the largest term, and there are no ratios.
+    With several losses the fit is of the first loss alone that fits, else of a sum of slopes, each with a separate
+    factor: ``factor`` is of the largest term, and there are no ratios.
 
     ``measured`` False: no slope stood out from rounding. ``offset`` tells g = p + factor · gradient from a gradient:
     ⟨g − factor · gradient, d⟩ relative to ⟨p, d⟩.
@@ -72,7 +71,7 @@ class QuotientFit:
 
     @property
     def replaces(self) -> bool:
-        """Whether g = p - rate * gradient: what a descent puts in the parameter's place."""
+        """Whether g = p - rate * gradient: the result of a descent in the parameter's place."""
         return self.factor < 0 and 0.5 < self.offset < 1.5
 
 
@@ -82,10 +81,9 @@ def measure(
 ) -> QuotientFit:  # fmt: skip
     """The best fit over the ladder for all ``parts`` moved together, one factor for all, for each of ``count`` losses.
 
-    Each length of the step takes 2 · DIRECTIONS runs of the losses a point, of several losses more, and the first that
-    agrees ends it; at most ``rungs`` lengths that can be measured are tried. Many parts have to agree better: one must
-    not hide among them.
-    """
+    Each length of the step takes 2 · DIRECTIONS runs of the losses a point, more for several losses, and the first
+    agreement ends the search; at most ``rungs`` measurable lengths are tried. Many parts have to agree better: a single
+    wrong part must not hide."""
     directions = [_direction(parts, generator) for _ in range(DIRECTIONS + count - 1)]
     due = replace(precision, tolerance=precision.tolerance / math.sqrt(len(parts)))
     best = QuotientFit(False, False, 0.0, 1.0, ())
@@ -106,70 +104,70 @@ def measure(
 
 
 def _direction(parts: Sequence[Candidate], generator: np.random.Generator) -> list[np.ndarray]:
-    """A random direction of length one, in which every part has about the same share of the slope."""
+    """A random direction of length one, with about the same share of the slope for every part."""
     typical = float(np.median([part.size for part in parts]))
     drawn = []
     for part in parts:
-        own = generator.standard_normal(part.origin.shape) * part.moved
-        drawn.append(own * np.clip(typical / max(part.size, 1e-300), 1e-3, 1e3))
-    length = float(np.sqrt(sum(float(np.vdot(each, each)) for each in drawn)))
-    return [each / max(length, 1e-300) for each in drawn]
+        draw = generator.standard_normal(part.origin.shape) * part.moved
+        drawn.append(draw * np.clip(typical / max(part.size, 1e-300), 1e-3, 1e3))
+    length = float(np.sqrt(sum(float(np.vdot(array, array)) for array in drawn)))
+    return [array / max(length, 1e-300) for array in drawn]
 
 
 def _fit(
     parts: Sequence[Candidate], points: Sequence[Values], losses: Losses, precision: Precision,
     directions: Sequence[Sequence[np.ndarray]], step: float,
 ) -> QuotientFit:  # fmt: skip
-    along, rise, level, own, whole = [], [], 0.0, [], []
+    along, rise, level, offsets, whole = [], [], 0.0, [], []
     for direction in directions:
         above, below = ([losses(point) for point in _moved(points, parts, direction, sign * step)] for sign in (1, -1))
         slopes = [(high - low) / (2 * step) for high, low in zip(above, below)]
-        level = max([level, *(float(np.abs(each).max()) for each in (*above, *below))])
-        for place in range(len(points) - 1):
-            along.append(sum(float(np.vdot(p.changes[place], d)) for p, d in zip(parts, direction)))
-            rise.append(slopes[place + 1] - slopes[0])
-        own.append((sum(float(np.vdot(p.at[0], d)) for p, d in zip(parts, direction)), slopes[0]))
+        level = max([level, *(float(np.abs(array).max()) for array in (*above, *below))])
+        for index in range(len(points) - 1):
+            along.append(sum(float(np.vdot(p.changes[index], d)) for p, d in zip(parts, direction)))
+            rise.append(slopes[index + 1] - slopes[0])
+        offsets.append((sum(float(np.vdot(p.at[0], d)) for p, d in zip(parts, direction)), slopes[0]))
         whole.append(sum(float(np.vdot(p.origin, d)) for p, d in zip(parts, direction)))
-    return _judged(np.array(along), np.array(rise), precision, precision.rounding * level / step, own, whole)
+    return _judged(np.array(along), np.array(rise), precision, precision.rounding * level / step, offsets, whole)
 
 
 def _moved(
     points: Sequence[Values], parts: Sequence[Candidate], direction: Sequence[np.ndarray], step: float
 ) -> Iterator[Values]:
-    """The points, moved. Where they share the array that is moved they share the moved one: it is bound once."""
-    made: dict[tuple[int, int], np.ndarray] = {}
+    """The points, moved. Points with a shared moved array share the result: it is bound once."""
+    copies: dict[tuple[int, int], np.ndarray] = {}
     for point in points:
         moved = dict(point)
         for number, (part, along) in enumerate(zip(parts, direction)):
             before = moved[part.name]  # two parts may move one value
             key = number, id(before)
-            if key not in made:
-                made[key] = (before + step * along).astype(before.dtype)
-            moved[part.name] = made[key]
+            if key not in copies:
+                copies[key] = (before + step * along).astype(before.dtype)
+            moved[part.name] = copies[key]
         yield moved
 
 
 def _judged(
     along: np.ndarray, rise: np.ndarray, precision: Precision, noise: float,
-    own: Sequence[tuple[float, np.ndarray]], whole: Sequence[float],
+    offsets: Sequence[tuple[float, np.ndarray]], whole: Sequence[float],
 ) -> QuotientFit:  # fmt: skip
-    """The fit to one loss alone, the first that holds; else to all together. ``rise``: a column for each loss."""
+    """The first holding fit to one loss alone; else the fit to all together. ``rise``: a column for each loss."""
 
     def fitted(chosen: list[int]) -> QuotientFit:
-        beside = [(value, slopes[chosen]) for value, slopes in own]
+        beside = [(value, slopes[chosen]) for value, slopes in offsets]
         return _fitted(along, rise[:, chosen], precision, noise, beside, np.array(whole))
 
-    fits = [fitted([place]) for place in range(rise.shape[1])]
-    heard = [place for place, fit in enumerate(fits) if fit.measured]  # rounding would fit to anything
+    fits = [fitted([column]) for column in range(rise.shape[1])]
+    heard = [column for column, fit in enumerate(fits) if fit.measured]  # rounding would fit to anything
     if len(heard) > 1:
         fits.append(fitted(heard))
-    found = next((fit for fit in fits if fit.holds), None)
-    return found or min(fits, key=lambda fit: (not fit.measured, fit.rest))
+    first_fit = next((fit for fit in fits if fit.holds), None)
+    return first_fit or min(fits, key=lambda fit: (not fit.measured, fit.rest))
 
 
 def _fitted(
     along: np.ndarray, rise: np.ndarray, precision: Precision, noise: float,
-    own: Sequence[tuple[float, np.ndarray]], whole: np.ndarray,
+    offsets: Sequence[tuple[float, np.ndarray]], whole: np.ndarray,
 ) -> QuotientFit:  # fmt: skip
     length, steep = float(np.linalg.norm(along)), float(np.linalg.norm(rise))
     if not np.isfinite(length + steep) or steep * CLEAR * precision.tolerance < noise:
@@ -180,7 +178,7 @@ def _fitted(
     single = zip(along, rise[:, 0]) if len(factors) == 1 else ()
     ratios = tuple(round(float(a / s), 6) for a, s in single if abs(s) > noise)
     holds = factor != 0 and rest <= precision.tolerance * length + float(np.abs(factors).sum()) * noise
-    beside = np.array([value - float(slopes @ factors) for value, slopes in own])
+    beside = np.array([value - float(slopes @ factors) for value, slopes in offsets])
     offset = float(np.dot(beside, whole) / max(float(np.dot(whole, whole)), 1e-300))
     clean = float(np.linalg.norm(beside - offset * whole)) <= 1e-2 * float(np.linalg.norm(beside))
     return QuotientFit(True, bool(holds), factor, rest / max(length, 1e-300), ratios, offset if clean else 0.0)

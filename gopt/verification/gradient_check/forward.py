@@ -1,4 +1,4 @@
-"""The source up to its gradients, as a function of a point: in the finest precision that runs it."""
+"""The source up to the gradients, as a function of a point: in the finest precision that runs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ HALF_TOLERANCE = 2e-2
 class Precision:
     """Accuracy of a difference quotient.
 
-    ``ladder``: lengths of the step, tried in turn; ``rounding``: relative, of one value of the loss; ``tolerance``: of
-    a quotient, relative; ``changes``: changes of the loss in roundings, by which steps are chosen instead.
-    """
+    ``ladder``: lengths of the step, tried in turn; ``rounding``: relative, of a loss value; ``tolerance``: of a
+    quotient, relative; ``changes``: changes of the loss in roundings, for choosing steps instead."""
 
     dtype: str
     ladder: tuple[float, ...]
@@ -56,22 +55,22 @@ _SMALL = 1 << 20
 
 @dataclass(slots=True)
 class PointProgram:
-    """A program that holds what it was last given: points mostly share all but a batch and what was moved."""
+    """A program that keeps its last inputs: points mostly share all but a batch and the moved values."""
 
     program: Float64Graph
     held: dict[str, tuple[np.ndarray, HeldInput]] = field(default_factory=dict)
 
     def run(self, point: Values, call: CollectiveCallback) -> Values:
-        """Run on those of the values that the program reads."""
+        """Run on the values read by the program."""
         feeds: dict[str, HeldInput] = {}
         for name in self.program.graph.inputs.keys() & point.keys():
-            value, known = point[name], self.held.get(name)
-            if known is None or known[0] is not value:
+            value, held_input = point[name], self.held.get(name)
+            if held_input is None or held_input[0] is not value:
                 wide = value.astype(np.float64) if self._narrow(name, value) else value
-                known = value, self.program.hold({name: wide})[name]
+                held_input = value, self.program.hold({name: wide})[name]
                 if value.nbytes <= _SMALL:
-                    self.held[name] = known
-            feeds[name] = known[1]
+                    self.held[name] = held_input
+            feeds[name] = held_input[1]
         return run_source(self.program, feeds, call)
 
     def _narrow(self, name: str, value: np.ndarray) -> bool:
@@ -79,12 +78,12 @@ class PointProgram:
 
 
 def sessions_for(graph: Graph) -> SessionCache:
-    """Sessions that keep the memory of a run for the next, unless that is much."""
-    return SessionCache(keep=sum(each.nbytes for each in graph.initializers.values()) <= _LARGE)
+    """Sessions that keep the memory of a run for the next, unless large."""
+    return SessionCache(keep=sum(initializer.nbytes for initializer in graph.initializers.values()) <= _LARGE)
 
 
 class CheckedForward:
-    """Computes the losses, alone or with all that is called a gradient, at any point. ``runs`` counts them."""
+    """Computes the losses, alone or with all gradients, at any point. ``runs`` counts the runs."""
 
     def __init__(self, training: TrainingGraph, call: CollectiveCallback, sparing: bool = False) -> None:
         """``sparing``: keep large weights and their gradients in float32."""
@@ -100,14 +99,13 @@ class CheckedForward:
 
     @property
     def graph(self) -> Graph:
-        """The widened graph, all of it."""
+        """The whole widened graph."""
         return self._graph
 
-    def points(self, given: Sequence[Mapping[str, np.ndarray]], narrow: Collection[str] = ()) -> list[Values]:
+    def points(self, mappings: Sequence[Mapping[str, np.ndarray]], narrow: Collection[str] = ()) -> list[Values]:
         """Return each mapping restricted to the inputs of the graph, widened; shared arrays are widened once.
 
-        ``narrow``: names whose float32 values are widened only when they are read.
-        """
+        ``narrow``: names of float32 values widened only when read."""
         types, dtype = self.training.graph.types, self.precision.dtype
         widened: dict[int, np.ndarray] = {}
 
@@ -117,14 +115,16 @@ class CheckedForward:
                 widened[id(value)] = np.asarray(value, dtype) if widen else np.asarray(value)
             return widened[id(value)]
 
-        return [{n: wide(n, value) for n, value in each.items() if n in self._graph.inputs} for each in given]
+        return [{n: wide(n, value) for n, value in mapping.items() if n in self._graph.inputs} for mapping in mappings]
 
     def loss_and_gradients(self, point: Values) -> tuple[np.ndarray, Values]:
         """All losses, and the gradients by name, in float64."""
         self.runs += 1
-        found, stay = self._all.run(self._still(point), self._call), {self.training.gradients[n] for n in self.large}
-        wide = {name: found[name] if name in stay else np.asarray(found[name], np.float64) for name in self.gradients}
-        return self._stacked(found), wide
+        results, stay = self._all.run(self._still(point), self._call), {self.training.gradients[n] for n in self.large}
+        wide = {
+            name: results[name] if name in stay else np.asarray(results[name], np.float64) for name in self.gradients
+        }
+        return self._stacked(results), wide
 
     def losses(self, point: Values, fixed: Sequence[str] = ()) -> np.ndarray:
         """All losses; values named in ``fixed`` are taken from the point instead of being computed."""
@@ -135,7 +135,7 @@ class CheckedForward:
         return self._stacked(self._losses[key].run(self._still(point), self._call))
 
     def _still(self, point: Values) -> Values:
-        """The point; large weights that are not moved there are moved by nothing."""
+        """The point; large weights that are not moved get a move of zero."""
         unmoved = [name for name in self.large if along(name) not in point]
         return {**point, **{along(n): point[n] for n in unmoved}, **{length(n): np.zeros(()) for n in unmoved}}
 
@@ -152,35 +152,35 @@ class CheckedForward:
                 moved[name] += point[name]
         return moved
 
-    def loss(self, point: Values, place: int = 0) -> float:
-        """The first loss, or the one at another place."""
-        return float(self.losses(point)[place])
+    def loss(self, point: Values, index: int = 0) -> float:
+        """The first loss, or another by index."""
+        return float(self.losses(point)[index])
 
-    def _stacked(self, found: Values) -> np.ndarray:
-        return np.array([float(np.asarray(found[name], np.float64).reshape(())) for name in self.training.losses])
+    def _stacked(self, results: Values) -> np.ndarray:
+        return np.array([float(np.asarray(results[name], np.float64).reshape(())) for name in self.training.losses])
 
     def values(self, names: Sequence[str], point: Values, fixed: Sequence[str] = ()) -> Values:
-        """Other values of the graph, of which those in ``fixed`` are taken from the point."""
+        """Other values of the graph, with those in ``fixed`` taken from the point."""
         self.runs += 1
         return self.ready(self._graph, names, fixed).run(point, self._call)
 
     def leaves_numbers(self, point: Values) -> str:
-        """The first node of the losses that makes something else than numbers at a point; '' where none does."""
+        """The first node of the losses with a result that is no number at a point, or ''."""
         nodes = subgraph(self._graph, self._graph.nodes, self.training.losses, ()).nodes
-        made = self.values([name for node in nodes for name in node.outputs if name], point)
+        values = self.values([name for node in nodes for name in node.outputs if name], point)
         for node in nodes:
             for name in filter(None, node.outputs):
-                value = np.asarray(made[name])
+                value = np.asarray(values[name])
                 if value.dtype.kind == "f" and not np.isfinite(value).all():
                     return f"{node.op_type} {node.label!r}"
         return ""
 
     def reads(self, name: str, fixed: Sequence[str]) -> set[str]:
-        """The inputs that a value depends on other than through ``fixed``."""
+        """The inputs behind a value by ways other than through ``fixed``."""
         return subgraph(self._graph, self._graph.nodes, [name], fixed).inputs.keys() - set(fixed)
 
     def losses_by(self, program: PointProgram, point: Values) -> np.ndarray:
-        """All losses as another program of them computes them."""
+        """All losses as computed by another program."""
         self.runs += 1
         return self._stacked(program.run(point, self._call))
 
@@ -190,7 +190,7 @@ class CheckedForward:
     def _finest(self) -> tuple[Graph, Precision, PointProgram]:
         graph, states = local_graph(self.training), {state.tensor for state in self.training.states}
         # Points have all states.
-        graph = replace(graph, initializers={n: each for n, each in graph.initializers.items() if n not in states})
+        graph = replace(graph, initializers={n: tensor for n, tensor in graph.initializers.items() if n not in states})
         half = any(type.dtype in LOW_PRECISION for type in graph.types.values())
         for precision in (DOUBLE, SINGLE):
             wide = widened(graph, precision.dtype)

@@ -1,5 +1,4 @@
-"""The losses of a step with some readings of its values held: what a backward makes of them that takes these for
-constants."""
+"""The losses of a step with some readings of values held: the view of a backward that takes these for constants."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ _BOUND = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A node reads a value, its input ``place`` or every one, as a constant. ``through``: or its output moves as that
-    value does; ``bounded``: where that is small."""
+    """A node reads a value, at input ``place`` or at every input, as a constant. ``through``: or the output moves as
+    the value does; ``bounded``: where the value is small."""
 
     node: str
     """Its first output."""
@@ -43,7 +42,7 @@ class Stop:
         return f"gopt.stop.{self.node}.{self.place}.{self.through:d}{self.bounded:d}"
 
     def fed(self, at: Mapping[str, np.ndarray]) -> Values:
-        """Return what the reading is held at, given the values at a point."""
+        """Return the held values of the reading, given the values at a point."""
         value = at[self.value]
         if not self.through:
             return {f"{self.key}.held": value}
@@ -66,16 +65,16 @@ class HeldForward:
         return estimate if np.isfinite(estimate) else PER_NODE * len(self._graph.nodes)
 
     def points(self, points: Sequence[Values]) -> list[Values]:
-        """The points, with what is read there."""
+        """The points, with the readings there."""
         values = list(dict.fromkeys(name for stop in self.stops for name in (stop.value, stop.node)))
-        found = []
+        extended = []
         for point in points:
             at = {**point, **self.forward.values([name for name in values if name not in point], point)}
-            found.append({**point, **{name: each for stop in self.stops for name, each in stop.fed(at).items()}})
-        return found
+            extended.append({**point, **{name: array for stop in self.stops for name, array in stop.fed(at).items()}})
+        return extended
 
     def on(self, points: Sequence[Values], stops: Collection[Stop]) -> list[Values]:
-        """Points of ``points`` where these are held, and no others."""
+        """Points of ``points`` with these readings held, and no others."""
         flags = {f"{stop.key}.on": _FLAGS[stop in stops] for stop in self.stops}
         return [{**point, **flags} for point in points]
 
@@ -84,33 +83,33 @@ class HeldForward:
 
 
 def _with_stops(graph: Graph, stops: Sequence[Stop]) -> Graph:
-    """The graph with a choice at each reading: what it is, or what it is held at."""
+    """The graph with a choice at each reading: the value, or the held value."""
     by_node: dict[str, list[Stop]] = {}
     for stop in stops:
         by_node.setdefault(stop.node, []).append(stop)
-    made = replace(graph, nodes=[], inputs=dict(graph.inputs), types=dict(graph.types))
+    result = replace(graph, nodes=[], inputs=dict(graph.inputs), types=dict(graph.types))
     for node in graph.nodes:
-        own, source = by_node.get(node.first_output, ()), node.inputs
-        for stop in own:
+        stops_of, source = by_node.get(node.first_output, ()), node.inputs
+        for stop in stops_of:
             if not stop.through:
-                every = [place for place, each in enumerate(source) if each == stop.value]
-                places = every if stop.place == EVERY else [stop.place]
-                chosen = _choice(made, stop, node.inputs[places[0]], f"{stop.key}.held")
-                node.inputs = [chosen if place in places else each for place, each in enumerate(node.inputs)]
-        made.nodes.append(node)
-        through = [stop for stop in own if stop.through]
+                every = [index for index, name in enumerate(source) if name == stop.value]
+                indices = every if stop.place == EVERY else [stop.place]
+                chosen = _choice(result, stop, node.inputs[indices[0]], f"{stop.key}.held")
+                node.inputs = [chosen if index in indices else name for index, name in enumerate(node.inputs)]
+        result.nodes.append(node)
+        through = [stop for stop in stops_of if stop.through]
         if through:
             output, made_here = node.first_output, f"gopt.own.{node.first_output}"
-            made.types[made_here] = made.types[output]
+            result.types[made_here] = result.types[output]
             node.outputs = [made_here, *node.outputs[1:]]
             for stop in through:
-                made_here = _choice(made, stop, made_here, _moved(made, stop))
-            made.nodes.append(Node("Identity", [made_here], [output]))
-    return made
+                made_here = _choice(result, stop, made_here, _moved(result, stop))
+            result.nodes.append(Node("Identity", [made_here], [output]))
+    return result
 
 
 def _moved(graph: Graph, stop: Stop) -> str:
-    """Add a value that moves as the one that is read does, from where it is held."""
+    """Add a value that moves as the read value does, from the held value."""
     gain, part, moved = (f"{stop.key}.{word}" for word in ("gain", "part", "moved"))
     graph.inputs[gain] = graph.types[gain] = graph.types[part] = graph.types[moved] = graph.types[stop.value]
     graph.inputs[f"{stop.key}.held"] = graph.types[f"{stop.key}.held"] = graph.types[stop.value]
@@ -119,11 +118,11 @@ def _moved(graph: Graph, stop: Stop) -> str:
     return moved
 
 
-def _choice(graph: Graph, stop: Stop, own: str, held: str) -> str:
+def _choice(graph: Graph, stop: Stop, value: str, constant: str) -> str:
     on, chosen = f"{stop.key}.on", f"{stop.key}.chosen"
     graph.inputs[on] = graph.types[on] = TensorType("bool", ())
-    graph.types[chosen] = graph.types[own]
+    graph.types[chosen] = graph.types[value]
     if not stop.through:
-        graph.inputs[held] = graph.types[held] = graph.types[own]
-    graph.nodes.append(Node("Where", [on, held, own], [chosen]))
+        graph.inputs[constant] = graph.types[constant] = graph.types[value]
+    graph.nodes.append(Node("Where", [on, constant, value], [chosen]))
     return chosen

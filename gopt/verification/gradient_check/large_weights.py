@@ -1,8 +1,7 @@
-"""Large weights that products alone read stay float32 in a graph of float64, and so do their gradients.
+"""Large weights read by products alone stay float32 in a graph of float64, and so do their gradients.
 
-A move of such a weight is an operand of its own, for float32 could not tell the moved one from it: x (w + s d) becomes
-x w + s (x d).
-"""
+A move of such a weight is a separate operand, for float32 could not tell the moved weight from the old one: x (w + s d)
+becomes x w + s (x d)."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from gopt.verification.reference_graphs import subgraph
 
 
 def along(name: str) -> str:
-    """The input that holds the direction in which a weight is moved."""
+    """The input with the direction of a weight's move."""
     return f"{name}.gopt.along"
 
 
 def length(name: str) -> str:
-    """The input that says how far."""
+    """The input with the length of a weight's move."""
     return f"{name}.gopt.length"
 
 
@@ -46,29 +45,31 @@ def with_large_weights(
     if not large:
         return wide, frozenset()
     forward = {node.first_output for node in subgraph(wide, wide.nodes, losses, ()).nodes}
-    made = replace(wide, nodes=[], inputs=dict(wide.inputs), outputs=dict(wide.outputs), types=dict(wide.types))
+    result = replace(wide, nodes=[], inputs=dict(wide.inputs), outputs=dict(wide.outputs), types=dict(wide.types))
     for name, gradient in large.items():
-        made.types[name] = made.inputs[name] = made.types[along(name)] = made.inputs[along(name)] = before.types[name]
-        made.types[length(name)] = made.inputs[length(name)] = TensorType("float64", ())
-        made.types[gradient] = before.types[gradient]
-        if gradient in made.outputs:
-            made.outputs[gradient] = before.types[gradient]
+        result.types[name] = result.inputs[name] = result.types[along(name)] = result.inputs[along(name)] = (
+            before.types[name]
+        )
+        result.types[length(name)] = result.inputs[length(name)] = TensorType("float64", ())
+        result.types[gradient] = before.types[gradient]
+        if gradient in result.outputs:
+            result.outputs[gradient] = before.types[gradient]
     dropped = set(large.values())
     for gradient in large.values():
         maker = makers[gradient]
         if maker.op_type == "Transpose":
             product = makers[maker.inputs[0]]
-            first, second = product.inputs
+            factor_a, factor_b = product.inputs
             dropped.add(product.first_output)
-            makers[gradient] = Node("Gemm", [second, first], [gradient], attributes={"transA": 1, "transB": 1})
+            makers[gradient] = Node("Gemm", [factor_b, factor_a], [gradient], attributes={"transA": 1, "transB": 1})
     for node in wide.nodes:
         if node.first_output in dropped:
             continue
-        read = [each for each in node.inputs if each in large] if node.first_output in forward else []
-        made.nodes += _moved(made, node, read[0]) if read else [node]
+        read = [name for name in node.inputs if name in large] if node.first_output in forward else []
+        result.nodes += _moved(result, node, read[0]) if read else [node]
     # Last, where the backward has let go of what it needed: their operands are small.
-    made.nodes += [makers[gradient] for gradient in dict.fromkeys(large.values())]
-    return made, frozenset(large)
+    result.nodes += [makers[gradient] for gradient in dict.fromkeys(large.values())]
+    return result, frozenset(large)
 
 
 def _is_large(name: str, graph: Graph) -> bool:
@@ -79,17 +80,17 @@ def _is_large(name: str, graph: Graph) -> bool:
 
 
 def _multiplies(node: Node, name: str, parameters: Collection[str], graph: Graph) -> bool:
-    """Return whether a node is the product of a matrix that is no parameter and the weight, which it reads once."""
+    """Return whether a node is the product of a matrix that is no parameter and the weight, read once."""
     if not node.is_a("MatMul", "Gemm") or node.captures or name in node.inputs[2:]:
         return False
-    if sum(each in parameters for each in node.inputs[:2]) != 1:
+    if sum(name in parameters for name in node.inputs[:2]) != 1:
         return False
-    shapes = [graph.types[each].shape if each in graph.types else None for each in node.inputs[:2]]
+    shapes = [graph.types[name].shape if name in graph.types else None for name in node.inputs[:2]]
     return all(shape is not None and len(shape) == 2 for shape in shapes)
 
 
 def _is_product(gradient: str, makers: Mapping[str, Node], readers: Mapping[str, list[Node]]) -> bool:
-    """Return whether a gradient that nothing reads is a product of two matrices, or a transposed one."""
+    """Return whether an unread gradient is a product of two matrices, or a transposed product."""
     maker = makers.get(gradient)
     if maker is None or gradient in readers:
         return False
@@ -100,15 +101,15 @@ def _is_product(gradient: str, makers: Mapping[str, Node], readers: Mapping[str,
 
 
 def _moved(graph: Graph, node: Node, name: str) -> list[Node]:
-    """The product with the weight as it is, and that with its move added."""
+    """The product with the unmoved weight, and the product with the added move."""
     result = node.first_output
-    own, part, share = (f"{result}.gopt.{word}" for word in ("own", "part", "share"))
-    graph.types |= dict.fromkeys((own, part, share), graph.types[result])
-    inputs = [along(name) if each == name else each for each in node.inputs[:2]]
-    node.outputs = [own]
+    moving, part, share = (f"{result}.gopt.{word}" for word in ("own", "part", "share"))
+    graph.types |= dict.fromkeys((moving, part, share), graph.types[result])
+    inputs = [along(name) if operand == name else operand for operand in node.inputs[:2]]
+    node.outputs = [moving]
     return [
         node,
         Node(node.op_type, inputs, [part], attributes=dict(node.attributes)),
         Node("Mul", [part, length(name)], [share]),
-        Node("Add", [own, share], [result]),
+        Node("Add", [moving, share], [result]),
     ]

@@ -1,4 +1,4 @@
-"""Brings a gradient into the layout of its parameter, if the update transposes it first."""
+"""Brings a gradient into the layout of the parameter, if the update transposes the gradient first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEPTH = 8
 
 
 class Layouts:
-    """Lays gradients out as their parameters."""
+    """Lays gradients out as the parameters."""
 
     def __init__(self, training: TrainingGraph) -> None:
         self._training = training
@@ -26,7 +26,7 @@ class Layouts:
         self._turns: dict[str, list[Node]] = {}
 
     def of(self, name: str, gradient: np.ndarray, like: np.ndarray) -> np.ndarray:
-        """Return the gradient of parameter ``name`` in the layout of ``like``, which has as many elements."""
+        """Return the gradient of parameter ``name`` in the layout of ``like``, with as many elements."""
         if name not in self._turns:
             self._turns[name] = self._chain(self._training.gradients[name], like.shape)
         types = self._training.graph.types
@@ -37,7 +37,7 @@ class Layouts:
         return with_layout(gradient, like)
 
     def _chain(self, start: str, dims: tuple[int, ...]) -> list[Node]:
-        """The nodes that turn a gradient and end in the parameter's dims; none where it is read as it is."""
+        """The nodes that turn a gradient and end in the parameter's dims; empty for an unturned gradient."""
         chains: list[tuple[str, list[Node]]] = [(start, [])]
         for _ in range(DEPTH):
             longer = []
@@ -49,24 +49,24 @@ class Layouts:
                     if not type.static:
                         continue
                     longer.append((node.outputs[0], [*chain, node]))
-                    if type.dims == dims and any(each.is_a("Transpose") for each in longer[-1][1]):
+                    if type.dims == dims and any(node.is_a("Transpose") for node in longer[-1][1]):
                         return longer[-1][1]
             chains = longer
         return []
 
 
 def with_layout(gradient: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """A gradient in the layout of what it is taken along: reshaped, or turned where that alone fits."""
+    """A gradient in the layout of the moved value: reshaped, or turned where only a turn fits."""
     if gradient.shape == like.shape:
         return gradient
     orders = permutations(range(gradient.ndim)) if 1 < gradient.ndim <= 4 else ()
     fits = (gradient.transpose(order) for order in orders)
-    return next((each for each in fits if each.shape == like.shape), gradient.reshape(like.shape))
+    return next((fit for fit in fits if fit.shape == like.shape), gradient.reshape(like.shape))
 
 
 def turned(part: Candidate) -> Iterator[Candidate]:
-    """The same value with axes exchanged that have equal lengths."""
+    """The same value with axes of equal lengths exchanged."""
     dims = part.origin.shape
     for order in permutations(range(len(dims))) if 1 < len(dims) <= 4 else ():
         if tuple(dims[axis] for axis in order) == dims and order != tuple(range(len(dims))):
-            yield replace(part, at=tuple(each.transpose(order) for each in part.at))
+            yield replace(part, at=tuple(array.transpose(order) for array in part.at))

@@ -1,4 +1,4 @@
-"""Points at which gradients are compared: the given batches, one derived batch, and states near the given ones."""
+"""Points for comparing gradients: the given batches, a derived batch, and states near the given ones."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from gopt.verification.piecewise import dot, normal, pieces
 def with_a_third(points: Sequence[Values], batch: Sequence[str], generator: np.random.Generator) -> list[Values]:
     """At least three points where there are two: a scalar's change between two is proportional to anything.
 
-    The third has samples of both, or, for batches of one sample, floating values in between.
-    """
+    The third has samples of both, or, for batches of one sample, floating values in between."""
     if len(points) != 2:
         return list(points)
-    here, there = ({name: point[name] for name in batch if name in point} for point in points)
-    if any(here[name].shape != there[name].shape for name in here):
+    batch_a, batch_b = ({name: point[name] for name in batch if name in point} for point in points)
+    if any(batch_a[name].shape != batch_b[name].shape for name in batch_a):
         return list(points)
-    both = mixed(here, there, generator)
-    if both is not None:
-        return [*points, {**points[0], **both}]
+    mixture = mixed(batch_a, batch_b, generator)
+    if mixture is not None:
+        return [*points, {**points[0], **mixture}]
     blend = {
-        name: (0.6 * here[name] + 0.8 * there[name]).astype(here[name].dtype)
-        for name in here
-        if np.issubdtype(here[name].dtype, np.floating)
+        name: (0.6 * batch_a[name] + 0.8 * batch_b[name]).astype(batch_a[name].dtype)
+        for name in batch_a
+        if np.issubdtype(batch_a[name].dtype, np.floating)
     }
     return [*points, {**points[0], **blend}] if blend else list(points)
 
 
 def beside(point: Values, names: Sequence[str], amount: float, generator: np.random.Generator) -> Values:
-    """The point with floating values disturbed by ``amount`` of their usual size; one that is all zero counts as 1."""
+    """The point with floating values disturbed by ``amount`` of their usual size; an all-zero value counts as 1."""
     moved = dict(point)
     for name in names:
         value = point.get(name)
@@ -42,15 +41,15 @@ def beside(point: Values, names: Sequence[str], amount: float, generator: np.ran
             continue
         usual = math.sqrt(dot(value, value) / value.size) if value.size else 0.0
         dtype, size = np.float32 if value.dtype == np.float32 else np.float64, amount * (usual if usual > 1e-6 else 1.0)
-        made = np.empty(value.shape, dtype)
-        for (mine, theirs), noise in zip(pieces(made, value), normal(generator, value.size, dtype)):
+        draws = np.empty(value.shape, dtype)
+        for (mine, theirs), noise in zip(pieces(draws, value), normal(generator, value.size, dtype)):
             np.add(noise * dtype(size), theirs, out=mine)
-        moved[name] = made.astype(value.dtype, copy=False)
+        moved[name] = draws.astype(value.dtype, copy=False)
     return moved
 
 
 def all_beside(points: Sequence[Values], names: Sequence[str], amount: float, seed: int) -> list[Values]:
-    """``beside`` for points that hold equal values of these names: all move alike, to the same arrays."""
+    """``beside`` for points with equal values of these names: all move alike, to the same arrays."""
     moved = beside(points[0], names, amount, np.random.default_rng(seed))
     shared = {name: moved[name] for name in names if name in moved}
     return [{**point, **{name: value for name, value in shared.items() if name in point}} for point in points]

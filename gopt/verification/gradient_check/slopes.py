@@ -1,16 +1,14 @@
-"""Gradients of many parameters held against slopes of the loss itself, all moved together along gradient plus noise.
+"""Gradients of many parameters compared with slopes of the loss, all moved together along gradient plus noise.
 
-A direction has for every parameter its own claimed gradient, of length one and of random sign (once a factor that all
-gradients have is known), and noise: the share of
-the noise is NOISE of what the gradient has, so that an error of any kind shows, also one that is orthogonal to the
-gradient (a missing term). Every parameter adds about one to the slope: a small gradient does not drown in a large one.
-The loss changes by the same number of roundings in all, as little as can be measured: so short a step crosses few
-kinks (of a ReLU, of a pool).
+A direction has for every parameter the claimed gradient, of length one and of random sign (once a common factor of all
+gradients is known), and noise: NOISE times the gradient's share, so that an error of any kind shows, also an error
+orthogonal to the gradient (a missing term). Every parameter adds about one to the slope: a small gradient does not
+drown in a large one. The loss changes by the same number of roundings in all, as little as can be measured: so short a
+step crosses few kinks (of a ReLU, of a pool).
 
-A slope agrees where it is within the tolerance of one parameter's part. Where it is rough, which is where two lengths
-of the step give slopes that differ by more, it agrees within three times that difference, up to ``ROUGH`` of one
-parameter's part: a wrong gradient of one parameter is off by about all of it.
-"""
+A slope agrees within the tolerance of one parameter's part. A rough slope, with two lengths of the step that differ by
+more, agrees within three times the difference, up to ``ROUGH`` of one parameter's part: a wrong gradient of one
+parameter is off by about all of its part."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ Move = Callable[[Values, Gradients, float], Values]
 
 @dataclass(slots=True)
 class _Group:
-    """Parameters that are moved together. ``factor``: of gradients over slopes, None until it is known."""
+    """Parameters moved together. ``factor``: of gradients over slopes, None until known."""
 
     names: list[str]
     weakest: float
@@ -55,11 +53,10 @@ class _Group:
 
 @dataclass(frozen=True)
 class SlopeCheck:
-    """Moves parameters of one loss. ``factor``: a gradient over its slope; None for any that all have alike.
+    """Moves parameters of one loss. ``factor``: a gradient over its slope; None for any common factor.
 
-    ``masks``: entries to move, by parameter; others are moved as a whole. ``level``: the largest loss that is known: a
-    loss next to zero is often a difference of larger numbers, and rounds as they do.
-    """
+    ``masks``: entries to move, by parameter; others are moved as a whole. ``level``: the largest known loss: a loss
+    near zero is often a difference of larger numbers, and rounds as they do."""
 
     loss: Loss
     move: Move
@@ -72,50 +69,49 @@ class SlopeCheck:
     def agreeing(
         self, looks: Iterable[tuple[Values, float, dict[str, np.ndarray]]], names: Sequence[str]
     ) -> Iterator[tuple[list[str], list[float]]]:
-        """The groups of ``names`` whose gradients agree at all looks, with their ratios.
+        """The groups of ``names`` with gradients that agree at all looks, with ratios.
 
-        A look: a point, its loss, and what is called gradients there, in the shapes of the parameters; each is taken
-        out of the mapping as soon as it is not needed any more.
-        """
+        A look: a point, the loss, and the gradients there, in the shapes of the parameters; each gradient is taken out
+        of the mapping after its last use."""
         groups: list[_Group] | None = None
         for point, level, gradients in looks:
             if not math.isfinite(level):
                 return
             groups = self._groups(point, gradients, names) if groups is None else groups
-            known = None  # gradients of one loss mostly have one factor: that of a group is the next one's first guess
+            guess = None  # gradients of one loss mostly have one factor: that of a group is the next one's first guess
             for group in groups[:]:
-                if not self._agrees(group, point, level, gradients, known):
+                if not self._agrees(group, point, level, gradients, guess):
                     groups.remove(group)
-                known = group.factor or known
+                guess = group.factor or guess
             if not groups:
                 return
         for group in groups or ():
             yield [name for name in group.names if group.lengths.get(name)], group.ratios
 
     def _groups(self, point: Values, gradients: Gradients, names: Sequence[str]) -> list[_Group]:
-        """Groups of parameters of which a relative move changes the loss by about the same."""
+        """Groups of parameters with about the same change of the loss for a relative move."""
         reach = {}
         for name in names:
             length = math.sqrt(dot(gradients[name], gradients[name]))
             if length and math.isfinite(length):
                 reach[name] = length * _usual(point[name]) / (1 + NOISE * math.sqrt(gradients[name].size))
         groups: list[_Group] = []
-        first = 0.0
+        largest = 0.0
         for name in sorted(reach, key=lambda name: -reach[name]):
-            if not groups or first > SPREAD * reach[name]:
+            if not groups or largest > SPREAD * reach[name]:
                 groups.append(_Group([], 0.0, self.factor))
-                first = reach[name]
+                largest = reach[name]
             groups[-1].names.append(name)
             groups[-1].weakest = reach[name]
         return groups
 
     def _agrees(
-        self, group: _Group, point: Values, level: float, gradients: dict[str, np.ndarray], known: float | None
+        self, group: _Group, point: Values, level: float, gradients: dict[str, np.ndarray], guess: float | None
     ) -> bool:
-        """Return whether the slope along a direction is what the gradients say; ``known``: a factor to try first."""
+        """Return whether the slope along a direction agrees with the gradients; ``guess``: a factor to try first."""
         direction, parts = self._direction(group, gradients)
-        if group.factor is None and known is not None:
-            group.factor = known
+        if group.factor is None and guess is not None:
+            group.factor = guess
             if self._is_slope(group, point, level, direction, parts, 1):
                 return True
             group.factor = None
@@ -135,16 +131,16 @@ class SlopeCheck:
         if factor is None:
             factor, measured = self._guess(point, direction, rounding, wanted, total)
         slopes: list[float] = []
-        for place, count in enumerate(self.precision.changes[:most]):
+        for number, count in enumerate(self.precision.changes[:most]):
             step = count * rounding * abs(factor) / total
             if step > FAR * group.weakest:
                 continue
-            slope = measured if measured is not None and place == 0 else self._slope(point, direction, step)
+            slope = measured if measured is not None and number == 0 else self._slope(point, direction, step)
             if not math.isfinite(slope) or not slope:
                 continue
             factor = group.factor or wanted / slope
             error = abs(wanted - factor * slope)
-            rough = min((abs(factor) * abs(slope - other) for other in slopes), default=math.inf)
+            rough = min((abs(factor) * abs(slope - previous) for previous in slopes), default=math.inf)
             slopes.append(slope)
             # Two lengths that agree make a factor known; it is what others are compared by.
             if (rough <= ROUGH * one and error <= APART * rough) or (group.factor is not None and error <= due):
@@ -156,7 +152,8 @@ class SlopeCheck:
     def _guess(
         self, point: Values, direction: Gradients, rounding: float, wanted: float, total: float
     ) -> tuple[float, float | None]:
-        """About what gradients are of slopes, by a step that changes the loss as it should, and the slope by it."""
+        """The approximate ratio of gradients and slopes, by a step with the wanted change of the loss, and the slope
+        there."""
         factor = 1.0
         for _ in range(_GUESSES):
             step = self.precision.changes[0] * rounding * factor / total
@@ -170,29 +167,29 @@ class SlopeCheck:
         return factor, None
 
     def _direction(self, group: _Group, gradients: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[float]]:
-        """A direction, and what each parameter adds to its slope."""
+        """A direction, and each parameter's part of the slope."""
         direction, parts = {}, []
         for name in group.names:
             gradient = gradients.pop(name)
             length = math.sqrt(dot(gradient, gradient))
-            known = group.lengths[name] = max(length, group.lengths.get(name, 0.0))
+            usual = group.lengths[name] = max(length, group.lengths.get(name, 0.0))
             # A factor is learnt from parts that add up: where they cancel, rounding is a large share of their sum.
             sign = 1 if self.generator.random() < 0.5 or group.factor is None else -1
-            share = np.float32(NOISE / (known or 1.0))
-            own = gradient.dtype == np.float32 and gradient.flags.c_contiguous and gradient.flags.writeable
-            made = gradient if own else np.empty(gradient.shape, np.float32)
+            share = np.float32(NOISE / (usual or 1.0))
+            reusable = gradient.dtype == np.float32 and gradient.flags.c_contiguous and gradient.flags.writeable
+            buffer = gradient if reusable else np.empty(gradient.shape, np.float32)
             mask = self.masks.get(name)
             part = 0.0
-            drawn = normal(self.generator, made.size, np.float32)
+            drawn = normal(self.generator, buffer.size, np.float32)
             for (mine, theirs, *inside), numbers in zip(
-                pieces(made, gradient, *([] if mask is None else [mask])), drawn
+                pieces(buffer, gradient, *([] if mask is None else [mask])), drawn
             ):
                 noise = numbers * share
-                noise += theirs * (sign / length / known) if length else 0
+                noise += theirs * (sign / length / usual) if length else 0
                 noise *= inside[0] if inside else 1
                 part += float(np.dot(np.asarray(theirs, np.float64), noise))
                 mine[:] = noise
-            direction[name] = made
+            direction[name] = buffer
             parts.append(part)
         return direction, parts
 
@@ -204,5 +201,5 @@ class SlopeCheck:
 
 
 def _usual(value: np.ndarray) -> float:
-    """The length of a parameter; one that is next to zero counts as a hundredth an element."""
+    """The length of a parameter; a near-zero parameter counts as a hundredth an element."""
     return max(float(np.linalg.norm(value)), 1e-2 * math.sqrt(value.size))

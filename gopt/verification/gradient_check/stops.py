@@ -1,10 +1,9 @@
 """Explains values that are not the whole derivative: the backward takes some values of the forward for constants.
 
-Batch renorm does so with the ratio of two statistics, many a target network with what it compares with, a quantiser
-with the error of its rounding. Such a value is the derivative of the loss with these readings held where they are.
-Which they are is found by what each adds to slopes of the loss, up to three at a time; that the value is proportional
-to the slopes that are left is then measured as of any gradient.
-"""
+Batch renorm does so with the ratio of two statistics, many a target network with the compared value, a quantiser with
+the error of rounding. Such a value is the derivative of the loss with these readings held. The readings are found by
+their parts of the loss's slopes, up to three at a time; the proportionality of the value to the remaining slopes is
+then measured as for any gradient."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ _STEPS = STEPWISE | {"Clip"}
 
 @dataclass
 class StopFinder:
-    """Finds what values take for constants. ``known``: sets that others take, which are tried first."""
+    """Finds the readings that values take for constants. ``known``: sets of other values, tried first."""
 
     forward: CheckedForward
     generator: np.random.Generator
@@ -57,12 +56,12 @@ class StopFinder:
     to see that others are right. What one finds, the next need not look for."""
 
     def known_forwards(self) -> Iterator[tuple[tuple[Stop, ...], HeldForward]]:
-        """The sets that are known, the latest first, each with the losses of which they are held."""
+        """The known sets, the latest first, each with the losses that hold it."""
         for stops in reversed(self.known):
             yield stops, HeldForward(self.forward, stops)
 
     def explain(self, part: Candidate, points: Sequence[Values]) -> tuple[list[Stop], QuotientFit] | None:
-        """The readings that a value takes for constants, and its fit to slopes with these held; None where none is."""
+        """The readings that a value takes for constants, and the fit to slopes with these held, or None."""
         near = self._on_the_way(part.name)
         fit = self._fit(part, points, near) if near else None
         if fit is not None and fit.holds:
@@ -84,44 +83,51 @@ class StopFinder:
         return [stop for stop in dict.fromkeys(chain.from_iterable(self.known)) if stop.value in way]
 
     def _chosen(self, part: Candidate, points: Sequence[Values], least: float) -> Iterator[list[Stop]]:
-        """Readings with which slopes are near enough to be measured; beside known ones, or straight through steps.
-        ``least``: what has to be left."""
+        """Readings with measurably near slopes; beside known readings, or straight through steps. ``least``: the
+        remaining distance at most."""
         tried = _readings(self.forward.graph, self.forward.training.losses, part.name)
-        held = HeldForward(self.forward, tried)
-        cost = held.seconds * 2 * DIRECTIONS * len(points)
+        held_forward = HeldForward(self.forward, tried)
+        cost = held_forward.seconds * 2 * DIRECTIONS * len(points)
         straight = [stop for stop in tried if stop.through and not stop.bounded]
         for pairs in (False, True):
             for start in [[], straight] if straight else [[]]:
                 looks = min(LOOKS, int((self.left - least) / cost)) if tried else 0
-                search = _Search(held, part, points, self.generator, looks)
+                search = _Search(held_forward, part, points, self.generator, looks)
                 chosen = search.found(start, pairs)
                 self.left -= cost * (looks - search.looks)
                 if chosen:
                     yield chosen
 
     def _fit(self, part: Candidate, points: Sequence[Values], stops: Sequence[Stop]) -> QuotientFit:
-        held, count = HeldForward(self.forward, stops), len(self.forward.training.losses)
-        placed = held.on(held.points(points), stops)
-        return measure([part], placed, held.losses, count, self.forward.precision, self.generator, RUNGS)
+        held_forward, count = HeldForward(self.forward, stops), len(self.forward.training.losses)
+        placed = held_forward.on(held_forward.points(points), stops)
+        return measure([part], placed, held_forward.losses, count, self.forward.precision, self.generator, RUNGS)
 
 
 class _Search:
-    """Looks for the readings without which slopes of the loss are those that a value says."""
+    """Looks for the readings without which slopes of the loss agree with a value."""
 
     def __init__(
-        self, held: HeldForward, part: Candidate, points: Sequence[Values], generator: np.random.Generator, looks: int
+        self,
+        forward: HeldForward,
+        part: Candidate,
+        points: Sequence[Values],
+        generator: np.random.Generator,
+        looks: int,
     ) -> None:
         """``looks``: how many sets of readings may be held."""
-        self.held, self.part, self.points, self.looks = held, part, held.points(points), looks
+        self.held, self.part, self.points, self.looks = forward, part, forward.points(points), looks
         drawn = [generator.standard_normal(part.origin.shape) * part.moved for _ in range(DIRECTIONS)]
-        self.directions = [each / max(float(np.linalg.norm(each)), 1e-300) for each in drawn]
-        self.step = held.forward.precision.ladder[1]
+        self.directions = [array / max(float(np.linalg.norm(array)), 1e-300) for array in drawn]
+        self.step = forward.forward.precision.ladder[1]
         self.step = min(self.step, self._short()) if looks > 0 else self.step
-        self.exact = 30 * held.forward.precision.tolerance
-        self.along = np.array([float(np.vdot(change, each)) for each in self.directions for change in part.changes])
+        self.exact = 30 * forward.forward.precision.tolerance
+        self.along = np.array(
+            [float(np.vdot(change, direction)) for direction in self.directions for change in part.changes]
+        )
 
     def _short(self) -> float:
-        """The step that changes the loss by no more roundings than a slope needs: a longer one meets more kinks."""
+        """The step with no more roundings in the loss's change than a slope needs: a longer step meets more kinks."""
         still, precision = 0 * self.directions[0], self.held.forward.precision
         level = max(abs(self._loss(point, still)) for point in self.held.on(self.points, ()))
         steep = self._slopes([])
@@ -130,12 +136,11 @@ class _Search:
         return step if 0 < step < math.inf else math.inf
 
     def found(self, start: list[Stop], pairs: bool) -> list[Stop]:
-        """The readings to hold, those of ``start`` among them; none where no more of them end in what the value says.
+        """The readings to hold, with those of ``start``; empty where no further readings end in the value.
 
-        What leads nearest to it is looked at first; ``pairs``: by what two add together as well, where they are few.
-        """
+        The nearest readings come first; ``pairs``: by the sum of two as well, if few."""
         due: list[tuple[float, int, list[Stop]]] = [(0.0, 0, start)]
-        seen: set[frozenset[Stop]] = set()
+        tried: set[frozenset[Stop]] = set()
         while due and self.looks > 0:
             _, _, chosen = heappop(due)
             whole = self._slopes(chosen)
@@ -144,91 +149,91 @@ class _Search:
             if self.looks < len(self.held.stops):
                 continue
             for off, more in self._promising(chosen, whole, pairs):
-                if frozenset([*chosen, *more]) not in seen and len(chosen) + len(more) <= MOST:
-                    seen.add(frozenset([*chosen, *more]))
-                    heappush(due, (off, len(seen), [*chosen, *more]))
+                if frozenset([*chosen, *more]) not in tried and len(chosen) + len(more) <= MOST:
+                    tried.add(frozenset([*chosen, *more]))
+                    heappush(due, (off, len(tried), [*chosen, *more]))
         return []
 
     def _promising(
         self, chosen: list[Stop], whole: np.ndarray, pairs: bool
     ) -> Iterator[tuple[float, tuple[Stop, ...]]]:
-        """The readings that lead nearest to the value, of each number of them, and how near: by what each adds. Of
-        some that are as near those next to the loss, which explain most other parameters' values too."""
+        """The nearest readings to the value, for each number of them, and the distance: by the part of each. Among
+        equally near readings those next to the loss come first, which explain most other parameters' values too."""
         adds: dict[Stop, np.ndarray] = {}
         passed = {stop.node for stop in chosen if stop.through}
         for stop in reversed(self.held.stops):
-            known = stop in chosen or (stop.through and stop.node in passed)
-            change = 0 * whole if known else whole - self._slopes([*chosen, stop])
-            if np.isfinite(change).all() and not any(self._alike(change, each) for each in (0 * whole, *adds.values())):
+            inactive = stop in chosen or (stop.through and stop.node in passed)
+            change = 0 * whole if inactive else whole - self._slopes([*chosen, stop])
+            if np.isfinite(change).all() and not any(self._alike(change, add) for add in (0 * whole, *adds.values())):
                 adds[stop] = change
-        both: dict[tuple[Stop, Stop], np.ndarray] = {}
+        interactions: dict[tuple[Stop, Stop], np.ndarray] = {}
         if pairs and len(adds) <= FEW:
             for one, two in combinations(adds, 2):
-                both[one, two] = adds[one] + adds[two] - (whole - self._slopes([*chosen, one, two]))
+                interactions[one, two] = adds[one] + adds[two] - (whole - self._slopes([*chosen, one, two]))
 
         def off(some: tuple[Stop, ...]) -> float:
-            twice = sum((both[pair] for pair in combinations(some, 2)) if both else (), start=0 * whole)
+            twice = sum((interactions[pair] for pair in combinations(some, 2)) if interactions else (), start=0 * whole)
             return self._off(whole - sum((adds[stop] for stop in some), start=0 * whole) + twice)
 
         for size in range(1, 4 if len(adds) <= FEW else 3):
             ranked = ((off(some), some) for some in combinations(adds, size))
-            yield from nsmallest(BEST, ranked, key=lambda each: max(each[0], self.exact))
+            yield from nsmallest(BEST, ranked, key=lambda entry: max(entry[0], self.exact))
 
-    def _alike(self, one: np.ndarray, other: np.ndarray) -> bool:
-        return float(np.linalg.norm(one - other)) <= self.exact * float(np.linalg.norm(self.along))
+    def _alike(self, one: np.ndarray, target: np.ndarray) -> bool:
+        return float(np.linalg.norm(one - target)) <= self.exact * float(np.linalg.norm(self.along))
 
     def _slopes(self, on: Sequence[Stop]) -> np.ndarray:
         """Of each direction how slopes differ between the first batch and each other; of all losses together."""
         self.looks -= 1
-        points, found = self.held.on(self.points, on), []
+        points, differences = self.held.on(self.points, on), []
         for direction in self.directions:
             move = self.step * direction
             slopes = [(self._loss(point, move) - self._loss(point, -move)) / (2 * self.step) for point in points]
-            found += [slope - slopes[0] for slope in slopes[1:]]
-        return np.array(found)
+            differences += [slope - slopes[0] for slope in slopes[1:]]
+        return np.array(differences)
 
     def _loss(self, point: Values, move: np.ndarray) -> float:
         before = point[self.part.name]
         return float(self.held.losses({**point, self.part.name: (before + move).astype(before.dtype)}).sum())
 
     def _off(self, slopes: np.ndarray) -> float:
-        """How far the value is from a multiple of slopes, relative to it."""
+        """The distance of the value from a multiple of slopes, relative to the value."""
         size = float(np.vdot(slopes, slopes))
         rest = self.along - slopes * (float(np.vdot(slopes, self.along)) / size if size else 0.0)
-        found = float(np.linalg.norm(rest)) / max(float(np.linalg.norm(self.along)), 1e-300)
-        return found if np.isfinite(found) else np.inf
+        distance = float(np.linalg.norm(rest)) / max(float(np.linalg.norm(self.along)), 1e-300)
+        return distance if np.isfinite(distance) else np.inf
 
 
 def _readings(graph: Graph, losses: Sequence[str], name: str) -> list[Stop]:
     """The readings on the way from a parameter to the losses, of values that another node reads there too, or beside
-    another one: a value with a single way on is as held as what is made of it."""
+    another operand: a value with a single way on is as held as its result."""
     live, reach = read_by(graph, losses), reached(graph, {name})
     on = [node for node in graph.nodes if not live.isdisjoint(node.outputs) and not reach.isdisjoint(node.inputs)]
     readers: dict[str, int] = {}
     for node in on:
-        for each in dict.fromkeys(node.inputs):
-            readers[each] = readers.get(each, 0) + 1
-    found: list[Stop] = []
+        for operand in dict.fromkeys(node.inputs):
+            readers[operand] = readers.get(operand, 0) + 1
+    stops: list[Stop] = []
     sources: dict[str, str] = {}
     for node in on:
-        operands = [(node.inputs.index(each), each) for each in dict.fromkeys(node.inputs) if each in reach]
-        found += [
-            Stop(node.first_output, EVERY if node.inputs.count(each) > 1 else place, each) for place, each in operands
-            if (readers[each] > 1 or len(operands) > 1) and graph.type_of(each).dtype in FLOATS
+        operands = [(node.inputs.index(name), name) for name in dict.fromkeys(node.inputs) if name in reach]
+        stops += [
+            Stop(node.first_output, EVERY if node.inputs.count(name) > 1 else index, name) for index, name in operands
+            if (readers[name] > 1 or len(operands) > 1) and graph.type_of(name).dtype in FLOATS
         ]  # fmt: skip
-        found += _through(graph, node, sources)
-    return found[:LIMIT]
+        stops += _through(graph, node, sources)
+    return stops[:LIMIT]
 
 
 def _through(graph: Graph, node: Node, sources: dict[str, str]) -> Iterator[Stop]:
-    """A node that a backward may pass straight through; ``sources``: value of another type -> what it was made of."""
-    made, first = node.first_output, node.inputs[0] if node.inputs else ""
-    floating, before = graph.type_of(made).dtype in FLOATS, graph.type_of(first).dtype in FLOATS
+    """A node that a backward may pass straight through; ``sources``: value of another type -> the origin."""
+    output, operand = node.first_output, node.inputs[0] if node.inputs else ""
+    floating, before = graph.type_of(output).dtype in FLOATS, graph.type_of(operand).dtype in FLOATS
     if node.is_a("Cast", "QuantizeLinear") and before and not floating:
-        sources[made] = first
-    elif node.is_a("Cast", "DequantizeLinear") and floating and first in sources:
-        yield Stop(made, 0, sources[first], through=True)
+        sources[output] = operand
+    elif node.is_a("Cast", "DequantizeLinear") and floating and operand in sources:
+        yield Stop(output, 0, sources[operand], through=True)
     elif node.is_in(_STEPS) and floating:
-        yield Stop(made, 0, first, through=True)
+        yield Stop(output, 0, operand, through=True)
         if node.is_a("Sign"):
-            yield Stop(made, 0, first, through=True, bounded=True)
+            yield Stop(output, 0, operand, through=True, bounded=True)

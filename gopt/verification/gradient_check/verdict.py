@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Verdict(str, Enum):
-    """REFUTED: it is not a gradient. UNCONFIRMED: what was drawn cannot tell."""
+    """REFUTED: the value is not a gradient. UNCONFIRMED: the drawn values cannot tell."""
 
     CONFIRMED = "confirmed"
     REFUTED = "refuted"
@@ -19,9 +19,8 @@ class Verdict(str, Enum):
 class GradientCheck:
     """Result of the check of one parameter's gradient.
 
-    ``ratios``: ⟨g, d⟩ over the finite difference, one for each direction that was measured. ``why``: one line, about
-    the value ``gradient``.
-    """
+    ``ratios``: ⟨g, d⟩ over the finite difference, one for each measured direction. ``why``: one line, about the value
+    ``gradient``."""
 
     parameter: str
     gradient: str

@@ -1,7 +1,6 @@
-"""``gopt verify --replay``: a recorded run without rounds is run again in the order of its record.
+"""``gopt verify --replay``: a recorded run without rounds is run again in the order of the record.
 
-The replay is compared with what the run held at its end, to the bit, and with the source, message by message.
-"""
+The replay is compared with the run's final states, to the bit, and with the source, message by message."""
 
 from __future__ import annotations
 
@@ -37,12 +36,11 @@ def replay(
     folder: str | os.PathLike[str], path: str | os.PathLike[str], data: str | None = None,
     deadline: float | None = None, advance: ProgressCallback = no_progress,
 ) -> Verification:  # fmt: skip
-    """Replay the record at ``path`` of a run of ``folder``. ``data``: where its samples are now, None for the same
-    place.
+    """Replay the record at ``path`` of a run of ``folder``. ``data``: the present path of the samples, None for the
+    same place.
 
-    Raises OptionError for a folder that has no such runs, InputError where folder or record is damaged, or the record
-    is of another folder or other data.
-    """
+    Raises OptionError for a folder without such runs, InputError for a damaged folder or record, or a record of another
+    folder or other data."""
     home = Path(folder)
     check_folder(home)
     manifest, _ = read_manifest(home)
@@ -99,16 +97,16 @@ def _replayed(
 
 
 def _compare(result: Verification, ran: RunRecord, again: RunRecord, name: str) -> None:
-    """Compare messages and states of the replay with those of the run."""
+    """Compare messages and states of the replay with the run's."""
     if ran.digests.keys() != again.digests.keys():
         raise InputError(f"{name}: states: the run holds others than the record lists", "record the run again")
     ranks = {holder: rank for rank, holder in enumerate(again.received)}
 
-    def note(holder: str, what: str, kind: str, same: bool) -> None:
-        error = 0.0 if same else float("inf")
+    def note(holder: str, what: str, kind: str, equal: bool) -> None:
+        error = 0.0 if equal else float("inf")
         result.note(Difference(RUN, ran.job.steps, ranks[holder], what, kind, error))
 
-    for holder, given in again.received.items():
-        note(holder, f"messages of {holder}", "message", given == ran.received[holder])
+    for holder, messages in again.received.items():
+        note(holder, f"messages of {holder}", "message", messages == ran.received[holder])
     for (holder, state), digest in again.digests.items():
         note(holder, state, "state", ran.digests[holder, state] == digest)

@@ -44,7 +44,7 @@ GRADIENTS, UPDATES = "gradients of each push", "update of each push"
 
 @dataclass(slots=True)
 class _Round:
-    """A round of a trainer: what it pulled and pushed, by key, flat; ``ended``: the servers that know its end."""
+    """A round of a trainer: pulled and pushed values, by key, flat; ``ended``: the servers that know the end."""
 
     pulled: dict[BlockKey, np.ndarray] = field(default_factory=dict)
     pushed: dict[BlockKey, np.ndarray] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class _Count:
 
 
 class SourceReplay:
-    """Holds servers against the source; ``server`` makes one that is watched. Servers run one at a time."""
+    """Compares servers with the source; ``server`` makes a watched server. Servers run one at a time."""
 
     def __init__(self, training: TrainingGraph, server_job: ServerJob, cache: SessionCache, result: Verification):
         self.training, self.server_job, self.result = training, server_job, result
@@ -74,7 +74,7 @@ class SourceReplay:
         self._updates: dict[BlockKey | tuple[int, int], Executor] = {}
         self._updated = {state.tensor: state.updated for state in training.states}
         self._hyper = hyper_parameters(manifest, job)
-        self._types = {each.name: each.type for each in manifest.inputs_of(InputKind.BATCH)}
+        self._types = {entry.name: entry.type for entry in manifest.inputs_of(InputKind.BATCH)}
         self._batches: dict[int, BatchSource] = {}
         types = training.graph.types
         self._empty = {
@@ -85,7 +85,7 @@ class SourceReplay:
         """States of the source as the last update of each server found them."""
         self._trainers = [self._local_states(number) for number in range(server_job.trainers)]
         self._pieces: dict[int, dict[str, Piece]] = {
-            number: {each.input: each.pieces[0] for each in server_job.entry(server_job.server(number)).state}
+            number: {state.input: state.pieces[0] for state in server_job.entry(server_job.server(number)).state}
             for number in range(plan.servers)
         }
         self._rounds: dict[tuple[int, int], _Round] = {}
@@ -96,58 +96,58 @@ class SourceReplay:
         self._kinds = {state.tensor: state.kind.value for state in training.states}
 
     def _local_states(self, trainer: int) -> Values:
-        """The states that a trainer has of its own, at the start."""
+        """The local states of a trainer, at the start."""
         entry = self.server_job.entry(trainer)
-        kept = [state for state in entry.state if not state.copy or state.local]
-        found = self.server_job.initial_states(trainer, kept, self.server_job.graphs(trainer))
-        own = {state.pieces[0].tensor: found[state.input] for state in kept if state.pieces}
-        return self._empty | {name: np.asarray(value).reshape(self._empty[name].shape) for name, value in own.items()}
+        states = [state for state in entry.state if not state.copy or state.local]
+        values = self.server_job.initial_states(trainer, states, self.server_job.graphs(trainer))
+        local = {state.pieces[0].tensor: values[state.input] for state in states if state.pieces}
+        return self._empty | {name: np.asarray(value).reshape(self._empty[name].shape) for name, value in local.items()}
 
-    def server(self, *given: Any, **named: Any) -> AsyncServer:
-        return WatchedServer(self, *given, **named)
+    def server(self, *args: Any, **named: Any) -> AsyncServer:
+        return WatchedServer(self, *args, **named)
 
     def finish(self) -> None:
-        """Name rounds of which a part was never pushed, and what no check has seen."""
-        for (trainer, number), found in self._rounds.items():
-            if found.pushed:
+        """Name rounds with a part never pushed, and values that no check has seen."""
+        for (trainer, number), pending in self._rounds.items():
+            if pending.pushed:
                 self._differs(GRADIENTS, number, trainer, f"the pushes of trainer {trainer}", "message", float("inf"))
         if not self._counts:
             self.result.doubt("pushes", "no server applied any")
 
     # --- gradients --------------------------------------------------------------------------------------------------
 
-    def pulled(self, message: Message, key: BlockKey, own: BlockState, value: np.ndarray, ids: Any = None) -> None:
+    def pulled(self, message: Message, key: BlockKey, state: BlockState, value: np.ndarray, ids: Any = None) -> None:
         flat = self._rounds.setdefault((message.source, message.round), _Round()).pulled
         if ids is None:
             flat[key] = value.reshape(-1)
-            self._held[message.source, key] = np.array(own.states[own.block.entry.inputs[0]]).reshape(-1)
+            self._held[message.source, key] = np.array(state.states[state.block.entry.inputs[0]]).reshape(-1)
             return
-        part = flat.setdefault(key, np.zeros(self._pieces[key[0]][own.block.entry.inputs[0]].elements, value.dtype))
+        part = flat.setdefault(key, np.zeros(self._pieces[key[0]][state.block.entry.inputs[0]].elements, value.dtype))
         part.reshape(-1, value.shape[-1] if value.ndim > 1 else 1)[ids] = value.reshape(ids.size, -1)
 
     def ended(self, message: Message, server: int) -> None:
         """When all servers know, the gradients of the round are compared."""
-        place = message.source, message.round
-        found = self._rounds.setdefault(place, _Round())
-        found.ended.add(server)
-        if len(found.ended) == self._plan.servers:
-            del self._rounds[place]
-            if found.pushed:
-                self._compare_gradients(*place, found)
+        key = message.source, message.round
+        pending = self._rounds.setdefault(key, _Round())
+        pending.ended.add(server)
+        if len(pending.ended) == self._plan.servers:
+            del self._rounds[key]
+            if pending.pushed:
+                self._compare_gradients(*key, pending)
 
-    def _compare_gradients(self, trainer: int, number: int, found: _Round) -> None:
+    def _compare_gradients(self, trainer: int, number: int, pending: _Round) -> None:
         states = dict(self._trainers[trainer])
-        for key, flat in found.pulled.items():
+        for key, flat in pending.pulled.items():
             piece = self._piece(key)
             whole = states[piece.tensor] = np.array(states[piece.tensor])
             put(whole, piece.place, flat.astype(whole.dtype), piece.start)
         self._trainers[trainer] = states
         batches = [[self._batch(trainer, number, turn)] for turn in range(self._times)]
-        settings = {each.name: np.array(each.at(number)) for each in self._hyper}
+        settings = {hyper.name: np.array(hyper.at(number)) for hyper in self._hyper}
         local = self._reference.local(PLAIN, states, settings, batches)
         means = self._reference.means(local)
         floors = functools.cache(lambda: self._floors(states, settings, batches, means))
-        for key, flat in found.pushed.items():
+        for key, flat in pending.pushed.items():
             piece = self._piece(key)
             name = self.training.gradients[piece.tensor]
             wanted = cut(piece, means[name]).astype(flat.dtype)
@@ -157,16 +157,18 @@ class SourceReplay:
         self._trainers[trainer] |= local.statistics[0]
 
     def _floors(self, states: Values, settings: Values, batches: list[list[Values]], means: Values) -> dict[str, float]:
-        """By how much rounding moves each gradient, as ``gopt verify`` allows it of rounds."""
+        """The movement of each gradient by rounding, as allowed by ``gopt verify`` in rounds."""
         generator, moved = np.random.default_rng([0, 5]), dict.fromkeys(means, 0.0)
         for _ in range(RUNS):
-            other = {name: perturbed(value, self._units.get(name, 0.0), generator) for name, value in states.items()}
-            again = self._reference.means(self._reference.local(PLAIN, other, settings, batches))
+            disturbed = {
+                name: perturbed(value, self._units.get(name, 0.0), generator) for name, value in states.items()
+            }
+            again = self._reference.means(self._reference.local(PLAIN, disturbed, settings, batches))
             moved = {name: max(size, apart(means[name], again[name])) for name, size in moved.items()}
         sizes = {name: norm(mean) for name, mean in means.items()}
         return {
-            name: MULTIPLE * each if sizes[name] * NOISE <= each else min(MULTIPLE * each, MOST * sizes[name])
-            for name, each in moved.items()
+            name: MULTIPLE * change if sizes[name] * NOISE <= change else min(MULTIPLE * change, MOST * sizes[name])
+            for name, change in moved.items()
         }
 
     def _batch(self, trainer: int, number: int, turn: int) -> Values:
@@ -175,11 +177,11 @@ class SourceReplay:
             order = job.order(self._times, once=self.server_job.faults.stop is not None)
             drawn = DrawnInputs.of(self.server_job.manifest, self.server_job.seed)
             self._batches[trainer] = open_data(job.data, self._types, order, drawn)
-        place = MicroStep(number * self._times + turn, trainer, self.server_job.trainers)
-        return {name: np.array(value) for name, value in self._batches[trainer].batch(place).items()}
+        step = MicroStep(number * self._times + turn, trainer, self.server_job.trainers)
+        return {name: np.array(value) for name, value in self._batches[trainer].batch(step).items()}
 
     def _piece(self, key: BlockKey) -> Piece:
-        """The elements of a parameter that a key is of."""
+        """The elements of a key's parameter."""
         server, kind, number = key
         if kind is Kind.PUSH_ROWS:
             table = self._plan.tables[number]
@@ -192,9 +194,9 @@ class SourceReplay:
         self._rounds.setdefault((message.source, message.round), _Round()).pushed[key] = gradient
 
     def applied(
-        self, message: Message, key: BlockKey, own: BlockState, before: Values, touched: np.ndarray | None
+        self, message: Message, key: BlockKey, state: BlockState, before: Values, touched: np.ndarray | None
     ) -> None:  # fmt: skip
-        pieces, block = self._pieces[key[0]], own.block
+        pieces, block = self._pieces[key[0]], state.block
         for name, value in before.items():
             piece = pieces[name]
             put(self._whole[piece.tensor], piece.place, np.asarray(value).reshape(-1), piece.start)
@@ -204,54 +206,54 @@ class SourceReplay:
         goes_on = count.advances(self._plan.count, self.server_job.trainers) > turn
         piece = self._piece(key)
         gradient = self._rounds[message.source, message.round].pushed[key]
-        made = self._update(key, own, turn, self._late(message.source, key, gradient, before, own))
+        updated = self._update(key, state, turn, self._late(message.source, key, gradient, before, state))
         for name in before:
             piece, counter = pieces[name], name in block.counters
-            wanted = cut(piece, made[self._updated[piece.tensor]])
+            wanted = cut(piece, updated[self._updated[piece.tensor]])
             old = np.asarray(before[name]).reshape(-1)
             if counter and not goes_on:
                 wanted = old
             if touched is not None and not counter:
                 wanted = np.where(np.repeat(touched, wanted.size // touched.size), wanted, old)
-            value = own.counters[name] if counter else own.states[name]
+            value = state.counters[name] if counter else state.states[name]
             value = np.asarray(value).reshape(-1)
             rank, kind = self.server_job.server(key[0]), self._kinds[piece.tensor]
             self._hold(UPDATES, message.round, rank, piece.tensor, kind, value, wanted, old)
 
     def _late(
-        self, trainer: int, key: BlockKey, gradient: np.ndarray, before: Values, own: BlockState
+        self, trainer: int, key: BlockKey, gradient: np.ndarray, before: Values, state: BlockState
     ) -> np.ndarray:  # fmt: skip
-        """The gradient with which a push updates: with delay compensation g + strength (w - w') g²."""
+        """The gradient of a push's update: with delay compensation g + strength (w - w') g²."""
         strength = self._plan.compensation
         if strength is None:
             return gradient
-        now = np.asarray(before[own.block.entry.inputs[0]]).reshape(-1)
-        held = self._held.get((trainer, key), now)
-        g, back = gradient.astype(np.float64), now.astype(np.float64) - held.astype(np.float64)
+        now = np.asarray(before[state.block.entry.inputs[0]]).reshape(-1)
+        pulled = self._held.get((trainer, key), now)
+        g, back = gradient.astype(np.float64), now.astype(np.float64) - pulled.astype(np.float64)
         with np.errstate(all="ignore"):
-            found: np.ndarray = np.where(back == 0, g, g + strength * back * g * g).astype(gradient.dtype)
-        return found
+            corrected: np.ndarray = np.where(back == 0, g, g + strength * back * g * g).astype(gradient.dtype)
+        return corrected
 
-    def _update(self, key: BlockKey, own: BlockState, turn: int, gradient: np.ndarray) -> Values:
-        """The source's update of one parameter, whole, of which the key needs its own elements."""
+    def _update(self, key: BlockKey, state: BlockState, turn: int, gradient: np.ndarray) -> Values:
+        """The source's update of one parameter, whole; the key needs its own elements of the result."""
         piece, graph = self._piece(key), self._source
         name = self.training.gradients[piece.tensor]
         if key not in self._updates:
-            names = [*own.block.states, *own.block.counters]
-            wanted = dict.fromkeys(self._updated[self._pieces[key[0]][each].tensor] for each in names)
+            names = [*state.block.states, *state.block.counters]
+            wanted = dict.fromkeys(self._updated[self._pieces[key[0]][name].tensor] for name in names)
             self._updates[key] = Executor(subgraph(graph, graph.nodes, wanted, {name}), self._cache)
         program = self._updates[key]
         type = self.training.graph.types[name]
         whole = np.zeros(type.dims, numpy_dtype(type.dtype))
         put(whole, piece.place, gradient.astype(whole.dtype), piece.start)
-        fed = {each.name: np.array(each.at(turn)) for each in self._hyper} | self._whole | {name: whole}
-        return run_source(program, {each: fed[each] for each in program.graph.inputs}, self._reference.call)
+        fed = {hyper.name: np.array(hyper.at(turn)) for hyper in self._hyper} | self._whole | {name: whole}
+        return run_source(program, {name: fed[name] for name in program.graph.inputs}, self._reference.call)
 
     def _hold(
         self, variant: str, number: int, rank: int, name: str, kind: str,
         value: np.ndarray, wanted: np.ndarray, start: np.ndarray, floor: Callable[[], float] = lambda: 0.0,
     ) -> None:  # fmt: skip
-        """Compare a value; ``floor``: what is allowed beside, asked for where it is too far off."""
+        """Compare a value; ``floor``: a further allowance, requested for values too far off."""
         if not finite(wanted):
             self.result.doubt(name, f"{variant}, step {number + 1}: the source has a value that is not finite")
             return

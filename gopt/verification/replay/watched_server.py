@@ -1,4 +1,4 @@
-"""A server without rounds that shows what it gets, what it does, and what it answers."""
+"""A server without rounds, with a watch on its messages, updates and answers."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ BlockKey = tuple[int, Kind, int]
 
 
 class Watch(Protocol):
-    """The one that is told."""
+    """The observer of a server."""
 
-    def pulled(self, message: Message, key: BlockKey, own: BlockState, value: np.ndarray, ids: Any = None) -> None:
+    def pulled(self, message: Message, key: BlockKey, state: BlockState, value: np.ndarray, ids: Any = None) -> None:
         """A server answers a pull with a ``value``, of a table with the rows ``ids``."""
 
     def gave(self, message: Message, key: BlockKey, gradient: np.ndarray) -> None:
         """A trainer pushed the gradient of a key, flat."""
 
     def applied(
-        self, message: Message, key: BlockKey, own: BlockState, before: Values, touched: np.ndarray | None
+        self, message: Message, key: BlockKey, state: BlockState, before: Values, touched: np.ndarray | None
     ) -> None:  # fmt: skip
-        """A server applied a push. ``before``: states and counters of the key before it; ``touched``: the rows that the
-        update changes, None for all."""
+        """A server applied a push. ``before``: states and counters of the key before the push; ``touched``: the rows
+        changed by the update, None for all."""
 
     def ended(self, message: Message, server: int) -> None:
-        """A trainer told a server that it has pushed all of a round."""
+        """A trainer told a server the end of a round's pushes."""
 
 
 class WatchedServer(AsyncServer):
-    """A server that tells a watch what it does."""
+    """A server that tells a watch its actions."""
 
-    def __init__(self, watch: Watch, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, watch: Watch, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
         self._watch = watch
 
     def _push(self, message: Message) -> None:
         parts = self._parts(message)
         before: list[Values] = []
-        for own, _, _ in parts:
-            states: Mapping[str, Any] = {name: np.array(value) for name, value in own.states.items()}
-            before.append({**states, **own.counters})
+        for state, _, _ in parts:
+            states: Mapping[str, Any] = {name: np.array(value) for name, value in state.states.items()}
+            before.append({**states, **state.counters})
         accepted = self.usage.accepted
-        for own, gradient, _ in parts:
-            self._watch.gave(message, self._key(message, own), gradient)
+        for state, gradient, _ in parts:
+            self._watch.gave(message, self._key(message, state), gradient)
         super()._push(message)
         if self.usage.accepted > accepted:
-            for (own, _, touched), old in zip(parts, before, strict=True):
-                self._watch.applied(message, self._key(message, own), own, old, touched)
+            for (state, _, touched), old in zip(parts, before, strict=True):
+                self._watch.applied(message, self._key(message, state), state, old, touched)
 
     def _parts(self, message: Message) -> list[tuple[BlockState, np.ndarray, np.ndarray | None]]:
-        """The keys of a push, with their gradients, flat, and the rows that their updates change, None for all."""
+        """The keys of a push, with gradients, flat, and the rows changed by the updates, None for all."""
         if message.kind is Kind.PUSH:
             keys = self._bucket(message)
             flat = np.array(message.arrays[0]).reshape(-1)
@@ -68,26 +68,26 @@ class WatchedServer(AsyncServer):
                 for key, part in zip(keys, unpack_views(flat, [key.type.dims for key in keys]), strict=True)
             ]
         table = self._table(message)
-        ids, rows = (np.array(each) for each in message.arrays)
+        ids, rows = (np.array(array) for array in message.arrays)
         whole = np.zeros((table.rows.rows, table.rows.columns), rows.dtype)
         whole[ids] = rows.reshape(ids.size, table.rows.columns)
         lazy = self.server_job.plan.tables[message.key].update == "lazy"
         touched = np.isin(np.arange(table.rows.rows), ids) if lazy else None
         return [(table, whole.reshape(-1), touched)]
 
-    def _key(self, message: Message, own: BlockState) -> BlockKey:
-        rows = isinstance(own, TableState)
-        return self.number, Kind.PUSH_ROWS if rows else Kind.PUSH, own.block.key
+    def _key(self, message: Message, state: BlockState) -> BlockKey:
+        rows = isinstance(state, TableState)
+        return self.number, Kind.PUSH_ROWS if rows else Kind.PUSH, state.block.key
 
     def _values(self, message: Message) -> Message:
         answer = super()._values(message)
-        for own, value in zip(self._bucket(message), answer.arrays, strict=True):
-            self._watch.pulled(message, self._key(message, own), own, np.array(value))
+        for state, value in zip(self._bucket(message), answer.arrays, strict=True):
+            self._watch.pulled(message, self._key(message, state), state, np.array(value))
         return answer
 
     def _rows(self, message: Message) -> Message:
-        answer, own = super()._rows(message), self._table(message)
-        self._watch.pulled(message, self._key(message, own), own, np.array(answer.arrays[0]), message.arrays[0])
+        answer, table = super()._rows(message), self._table(message)
+        self._watch.pulled(message, self._key(message, table), table, np.array(answer.arrays[0]), message.arrays[0])
         return answer
 
     def _end_round(self, message: Message) -> None:

@@ -118,6 +118,14 @@ def test_a_tuple_may_be_nested_too():
     assert recipe.loss_of(recipe.batch).item() == pytest.approx(net(batch[0]).square().mean().item())
 
 
+def test_one_tensor_is_given_to_the_loss_with_the_module():
+    """As (target,) it left the module without an input."""
+    net, batch = nn.Linear(3, 3), torch.ones(4, 3)
+    made = (net, lambda module, x: F.mse_loss(module(x), x), torch.optim.SGD(net.parameters(), 0.1), batch)
+    recipe = make_recipe(made)
+    assert list(recipe.batch) == ["input"] and recipe.loss_of(recipe.batch).item() == made[1](net, batch).item()
+
+
 @pytest.mark.parametrize(
     ("batch", "words"),
     [

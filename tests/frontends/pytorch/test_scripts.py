@@ -65,15 +65,19 @@ def test_a_script_that_trains_when_it_is_imported_is_not_run(text, factory, tmp_
     ]  # fmt: skip
 
 
-def test_the_hints_that_are_followed_make_a_factory(tmp_path):
-    path = written(tmp_path, HEAD + LOOP)
+@pytest.mark.parametrize("moves", ["", "    sched.step()\n", "sched.step()\n"], ids=["not", "a step", "an epoch"])
+def test_the_hints_that_are_followed_make_a_factory(moves, tmp_path):
+    """A schedule that moves at every step was left out of the lines, and lost without a word."""
+    loop = LOOP + moves
+    path = written(tmp_path, HEAD + loop)
     with pytest.raises(OptionError) as raised:
         load_factory(str(path))
-    lines = [line.rstrip() for line in raised.value.hints[2:6]]
-    text = path.read_text().replace(LOOP, "if True:\n" + "".join(f"    {line}\n" for line in LOOP.splitlines()))
+    lines = [line.rstrip() for line in raised.value.hints[2:-1]]
+    text = path.read_text().replace(loop, "if True:\n" + "".join(f"    {line}\n" for line in loop.splitlines()))
     path.write_text(text.replace("if True:", 'if __name__ == "__main__":') + "\n".join(lines) + "\n")
     recipe = call_factory(load_factory(str(path)), "script")
     assert type(recipe.optimizers[0]).__name__ == "AdamW" and recipe.batch.keys() == {"input", "target"}
+    assert (recipe.scheduler is not None) == moves.startswith(" ")
 
 
 @pytest.mark.parametrize("text", [GUARDED, FUNCTION, FUNCTION + "if '__main__' == __name__:\n    train()\n"])

@@ -46,7 +46,7 @@ def test_ranks_take_every_element_once_in_any_order_of_threads(readers, first):
     for each in threads:
         each.join()
     whole = [(number, part, (2 * number + part) % 5) for number in range(first, first + 6) for part in (0, 1)]
-    assert sorted(seen) == sorted([(n, p, v, [v, v]) for n, p, v in whole] * readers) and not stream._held
+    assert sorted(seen) == sorted([(n, p, v, [v, v]) for n, p, v in whole] * readers) and not stream._pending
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,13 @@ def test_what_the_data_gives_is_not_drawn(tmp_path, monkeypatch, capsys):
     assert {name: trained[name].numpy().tobytes() for name in states(ran)} == states(ran)
 
 
+def test_passes_are_counted_without_arrays_of_draws(tmp_path, capsys):
+    """--epochs asked for an array of each draw, though a run makes them."""
+    ranks, data = sharded(tmp_path, "shard=2"), samples(tmp_path / "d.npz")
+    assert main(["run", str(ranks), "--data", str(data), "--epochs", "1", "--set", "lr=1e-3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == -(-len(np.load(data)["x"]) // (2 * BATCH))
+
+
 def test_a_seed_for_a_step_without_draws_is_refused(tmp_path):
     gopt.shard(gopt.load(noisy_step(tmp_path / "step.onnx", {})), 2).write(tmp_path / "ranks")
     data = samples(tmp_path / "d.npz")

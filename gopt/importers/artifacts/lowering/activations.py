@@ -1,4 +1,4 @@
-"""Activations and their gradients: elementwise, and softmax along an axis.
+"""Activations and the gradients: elementwise, and softmax along an axis.
 
 Formulas: derivatives of the functions as ONNX and ONNX Runtime document them; dY is the gradient of the result.
 """

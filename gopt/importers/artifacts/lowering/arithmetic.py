@@ -1,4 +1,4 @@
-"""Products, sums, dropout, and operators that are a standard one under another name."""
+"""Products, sums, dropout, and operators equal to a standard operator of another name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def fused_matmul(
 ) -> str:
     """alpha · X · Y with the last two axes of either in each other's place; ``transBatch``: the first axis in front of
     the last."""
-    x, y = (_turned(b, each, batch, last) for each, batch, last in ((x, transBatchA, transA), (y, transBatchB, transB)))
+    x, y = (_turned(b, name, batch, last) for name, batch, last in ((x, transBatchA, transA), (y, transBatchB, transB)))
     product = b.op("MatMul", x, y)
     return product if alpha == 1 else b.op("Mul", product, b.number_like(alpha, b.outputs[0]))
 
@@ -38,10 +38,10 @@ def div_grad(b: Builder, dy: str, x: str, y: str) -> tuple[str, ...]:
     return _gathered(b, dx, x, y), _gathered(b, dv, y, x)
 
 
-def _gathered(b: Builder, gradient: str, own: str, other: str) -> str:
-    mine, theirs = b.dims(own), b.dims(other)
+def _gathered(b: Builder, gradient: str, operand: str, other_operand: str) -> str:
+    mine, theirs = b.dims(operand), b.dims(other_operand)
     rank = max(len(mine), len(theirs))
-    wide = [(1,) * (rank - len(each)) + each for each in (mine, theirs)]
+    wide = [(1,) * (rank - len(shape)) + shape for shape in (mine, theirs)]
     axes = [axis for axis, (size, against) in enumerate(zip(*wide)) if size == 1 and against != 1]
     if not axes and len(mine) == rank:
         return gradient
@@ -54,7 +54,7 @@ def reduce_sum(b: Builder, x: str, axes: str, *, keepdims: int, noop_with_empty_
 
 def concat(b: Builder, *parts: str, axis: int) -> tuple[str, ...]:
     """The parts joined, and how long each is."""
-    return b.op("Concat", *parts, axis=axis), b.array([b.dims(each)[axis] for each in parts])
+    return b.op("Concat", *parts, axis=axis), b.array([b.dims(part)[axis] for part in parts])
 
 
 def split(b: Builder, x: str, sizes: str, *, axis: int) -> tuple[str, ...]:
@@ -67,8 +67,8 @@ def identity(b: Builder, x: str) -> str:
 
 def dropout(b: Builder, x: str, ratio: str = "", mode: str = "", *, seed: int | None) -> tuple[str, ...]:
     """The standard Dropout: the mask of bits is one of truth values, as only its gradient reads it."""
-    given = {} if seed is None else {"seed": seed}
-    return b.several("Dropout", x, ratio, mode, results=2, **given)
+    attributes = {} if seed is None else {"seed": seed}
+    return b.several("Dropout", x, ratio, mode, results=2, **attributes)
 
 
 def dropout_grad(b: Builder, dy: str, mask: str, ratio: str = "", mode: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Writes the standard operators that stand for one operator of ONNX Runtime training."""
+"""Writes the standard operators standing for an operator of ONNX Runtime training."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _FEW = 1024
 class Builder(Tape):
     """Nodes and constants that lowerings emit. ``opset``: the version of the standard operators.
 
-    ``types``: of the values of the source, to which those of results are added; ``makers``: the nodes of the source by
-    what they make; ``stored``: its initializers; ``taken``: names that are in use.
+    ``types``: of values of the source, and of new results; ``makers``: the source's nodes by result; ``stored``: the
+    source's initializers; ``names``: used names.
     """
 
     def __init__(
         self, opset: int, types: dict[str, TensorType], makers: Mapping[str, NodeProto],
-        stored: Mapping[str, TensorProto], taken: set[str],
+        stored: Mapping[str, TensorProto], names: set[str],
     ) -> None:  # fmt: skip
         self.opset = opset
-        self._types, self.makers, self._stored, self._taken = types, makers, stored, taken
+        self._types, self.makers, self._stored, self._taken = types, makers, stored, names
         self._own: dict[str, TensorProto] = {}
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._nodes: list[NodeProto] = []
@@ -44,7 +44,7 @@ class Builder(Tape):
     # --- known facts of values --------------------------------------------------------------------------------------
 
     def dtype(self, name: str) -> str:
-        """The element type of a value of the source; raises UnsupportedError where it is unknown."""
+        """The element type of a value of the source; raises UnsupportedError if unknown."""
         type = self._types.get(name)
         if type is None or not known(type.dtype):
             raise self.refusal(f"the type of {show(name)} is unknown", "save the training graph with its value_info")
@@ -74,23 +74,23 @@ class Builder(Tape):
         maker = self.makers.get(name)
         proto = self._stored.get(name)
         if maker is not None and maker.op_type == "Constant":
-            proto = next((each.t for each in maker.attribute if each.name == "value"), None)
+            proto = next((attribute.t for attribute in maker.attribute if attribute.name == "value"), None)
         if proto is None or proto.data_location == TensorProto.EXTERNAL or prod(proto.dims) > _FEW:
             raise self.refusal(f"{show(name)} is not a constant", "export the forward for a batch of fixed size")
-        return [int(each) for each in onnx.numpy_helper.to_array(proto).reshape(-1)]
+        return [int(number) for number in onnx.numpy_helper.to_array(proto).reshape(-1)]
 
     def integer(self, name: str) -> int:
-        """A constant of one element."""
-        (found,) = self.integers(name)
-        return found
+        """A constant of size 1."""
+        (number,) = self.integers(name)
+        return number
 
     def refusal(self, what: str, *hints: str) -> UnsupportedError:
-        """The error for the node that is being lowered."""
+        """The error for the node in work."""
         return UnsupportedError(f"{self._label}: {what}", *hints)
 
     @property
     def constants(self) -> list[TensorProto]:
-        """The constants of all that was lowered."""
+        """The constants of all lowered nodes."""
         return list(self._own.values())
 
     # --- writing ----------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Builder(Tape):
 
     def several(self, op_type: str, *inputs: str, results: int, **attributes: Any) -> tuple[str, ...]:
         """Emit an operator with several results; returns their names."""
-        names = tuple(f"{self.new_name()}.{place}" for place in range(results))
+        names = tuple(f"{self.new_name()}.{index}" for index in range(results))
         self.append(op_type, inputs, names, attributes)
         return names
 
@@ -124,7 +124,7 @@ class Builder(Tape):
         return self.number(value, self.dtype(like))
 
     def fresh(self, name: str) -> str:
-        """A name that no value has."""
+        """A name no value has."""
         while name in self._taken:
             name += "_"
         self._taken.add(name)
@@ -133,19 +133,19 @@ class Builder(Tape):
     # --- one node ---------------------------------------------------------------------------------------------------
 
     def lower(self, node: NodeProto, body: Callable[..., Any], attributes: Mapping[str, Any]) -> list[NodeProto]:
-        """The nodes that stand for ``node``: ``body(builder, *inputs, **attributes)`` returns its results in order.
+        """The nodes standing for ``node``: ``body(builder, *inputs, **attributes)`` returns its results in order.
 
-        A result may be an input of the node. What only serves results that the node does not name is left out.
+        A result may be an input of the node. Nodes for unnamed results alone are left out.
         """
         self._nodes, self._label = [], f"{node.op_type} {show(node.name or next(filter(None, node.output), ''))}"
         self.outputs = tuple(node.output)
         try:
-            made = body(self, *node.input, **attributes)
+            lowered = body(self, *node.input, **attributes)
         except (TypeError, IndexError, ValueError) as error:
             raise InputError(
                 f"{self._label} has operands or attributes that do not fit: {error}", EXPORT_AGAIN
             ) from None
-        results = made if isinstance(made, tuple) else (made,)
+        results = lowered if isinstance(lowered, tuple) else (lowered,)
         if len(node.output) > len(results):
             raise InputError(
                 f"{self._label} has {len(node.output)} results, and {len(results)} are known", EXPORT_AGAIN
@@ -153,58 +153,58 @@ class Builder(Tape):
         return self._named(node, dict(zip(results, node.output)), zip(results, node.output))
 
     def _named(self, node: NodeProto, final: dict[str, str], wanted: Any) -> list[NodeProto]:
-        own = {name for each in self._nodes for name in each.output}
+        outputs = {name for made_node in self._nodes for name in made_node.output}
         tail, names = [], {}
         for result, output in wanted:
             if not output:
                 continue
-            if result in own and result not in names:
+            if result in outputs and result not in names:
                 names[result] = output
             else:
                 tail.append(onnx.helper.make_node("Identity", [names.get(result, result)], [output]))
-        needed, kept = {*names, *(name for each in tail for name in each.input)}, []
-        for each in reversed(self._nodes):
-            if needed.intersection(each.output):
-                kept.append(each)
-                needed.update(each.input)
+        needed, nodes = {*names, *(name for added in tail for name in added.input)}, []
+        for inner in reversed(self._nodes):
+            if needed.intersection(inner.output):
+                nodes.append(inner)
+                needed.update(inner.input)
         stem = node.name or next(filter(None, node.output), node.op_type)
-        for place, each in enumerate(kept := kept[::-1]):
-            for name in each.output:
+        for index, inner in enumerate(nodes := nodes[::-1]):
+            for name in inner.output:
                 if name not in names:
-                    names[name] = self.fresh(f"{stem}/{each.op_type}_{place}") if name in needed else ""
-        for place, each in enumerate((*kept, *tail)):
-            each.name = f"{stem}/{each.op_type}_{place}"
-            each.input[:] = [names.get(name, name) for name in each.input]
-            if each.output[0] in names:
-                each.output[:] = [names[name] for name in each.output]
-                while each.output and not each.output[-1]:
-                    del each.output[-1]
-        return self.learn([*kept, *tail])
+                    names[name] = self.fresh(f"{stem}/{inner.op_type}_{index}") if name in needed else ""
+        for index, inner in enumerate((*nodes, *tail)):
+            inner.name = f"{stem}/{inner.op_type}_{index}"
+            inner.input[:] = [names.get(name, name) for name in inner.input]
+            if inner.output[0] in names:
+                inner.output[:] = [names[name] for name in inner.output]
+                while inner.output and not inner.output[-1]:
+                    del inner.output[-1]
+        return self.learn([*nodes, *tail])
 
     def learn(self, nodes: list[NodeProto]) -> list[NodeProto]:
-        """The same nodes, once the types of their results are known as far as ONNX infers them."""
+        """The same nodes, with types of results as far as inferred by ONNX."""
         if all(name in self._types for node in nodes for name in node.output if name):
             return nodes
         model = onnx.ModelProto(ir_version=8, opset_import=[onnx.helper.make_opsetid("", self.opset)])
-        made = {name for node in nodes for name in node.output}
-        for name in dict.fromkeys(name for node in nodes for name in node.input if name and name not in made):
-            if (held := self._constant(name)) is not None:
-                model.graph.initializer.append(held)
+        outputs = {name for node in nodes for name in node.output}
+        for name in dict.fromkeys(name for node in nodes for name in node.input if name and name not in outputs):
+            if (tensor := self._constant(name)) is not None:
+                model.graph.initializer.append(tensor)
             elif name in self._types:
                 model.graph.input.append(value_info(name, self._types[name]))
         model.graph.node.extend(nodes)
         try:
-            found = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info
+            infos = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.value_info
         except MemoryError:
             raise
         except Exception:  # its exceptions have no common base; a lowering that needs a type says so
             return nodes
-        for each in found:
-            self._types.setdefault(each.name, read_type(each.type))
+        for info in infos:
+            self._types.setdefault(info.name, read_type(info.type))
         return nodes
 
     def _constant(self, name: str) -> TensorProto | None:
         """A small constant, of the source or of a lowering."""
-        held = self._stored.get(name) or self._own.get(name)
-        small = held is not None and held.data_location != TensorProto.EXTERNAL and prod(held.dims) <= _FEW
-        return held if small else None
+        tensor = self._stored.get(name) or self._own.get(name)
+        small = tensor is not None and tensor.data_location != TensorProto.EXTERNAL and prod(tensor.dims) <= _FEW
+        return tensor if small else None

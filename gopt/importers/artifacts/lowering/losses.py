@@ -1,4 +1,4 @@
-"""Softmax cross entropy and its gradient. Classes are along axis 1, labels have no such axis."""
+"""Softmax cross entropy and the gradient. Classes are along axis 1, labels have no such axis."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def cross_entropy(
 ) -> tuple[str, ...]:
     """Loss and log probabilities; the label that does not count is an input of the operator."""
     inputs = [scores, labels, weights] if weights else [scores, labels]
-    given = {"ignore_index": b.integer(ignored)} if ignored else {}
-    return b.several("SoftmaxCrossEntropyLoss", *inputs, results=2, reduction=reduction, **given)
+    attributes = {"ignore_index": b.integer(ignored)} if ignored else {}
+    return b.several("SoftmaxCrossEntropyLoss", *inputs, results=2, reduction=reduction, **attributes)
 
 
 def cross_entropy_grad(
@@ -42,8 +42,8 @@ def _one_hot(b: Builder, log_prob: str, labels: str) -> str:
     numbers = b.op("Range", b.array(0), b.array(classes), b.array(1))
     if trailing:
         numbers = b.op("Unsqueeze", numbers, b.array(list(range(1, trailing + 1))))
-    places = b.op("Unsqueeze", b.cast(labels, "int64"), b.array([1]))
-    return b.cast(b.op("Equal", places, numbers), b.dtype(log_prob))
+    positions = b.op("Unsqueeze", b.cast(labels, "int64"), b.array([1]))
+    return b.cast(b.op("Equal", positions, numbers), b.dtype(log_prob))
 
 
 def _share(b: Builder, log_prob: str, labels: str, weights: str, counts: str | None) -> str:
@@ -60,5 +60,5 @@ def cross_entropy_internal_grad(
 ) -> str:  # fmt: skip
     """The same where the label that does not count is an input; ``bias`` is added to the gradient."""
     index = b.integer(ignored) if ignored else None
-    found = cross_entropy_grad(b, dy, log_prob, labels, weights, reduction=reduction, ignore_index=index)
-    return b.op("Add", found, bias) if bias else found
+    gradient = cross_entropy_grad(b, dy, log_prob, labels, weights, reduction=reduction, ignore_index=index)
+    return b.op("Add", gradient, bias) if bias else gradient

@@ -46,8 +46,8 @@ def simplified_layer_norm_grad(
 def _split(b: Builder, x: str, axis: int) -> tuple[list[int], list[int]]:
     """Axes before ``axis``, and from it on."""
     rank = b.rank(x)
-    first = axis % rank
-    return list(range(first)), list(range(first, rank))
+    start = axis % rank
+    return list(range(start)), list(range(start, rank))
 
 
 def _sum(b: Builder, x: str, axes: list[int]) -> str:
@@ -66,16 +66,16 @@ def batch_norm(
         raise b.refusal("it is in inference mode", "export the forward in training mode")
     axes = _batch_axes(b, x)
     # One number a channel first: what the backward and the running statistics read is of the forward then.
-    here = b.reduce("ReduceMean", x, axes, keepdims=0)
-    apart = b.op("Sub", x, _wide(b, here, x))
+    average = b.reduce("ReduceMean", x, axes, keepdims=0)
+    apart = b.op("Sub", x, _wide(b, average, x))
     spread = b.reduce("ReduceMean", b.op("Mul", apart, apart), axes, keepdims=0)
     r = b.op("Reciprocal", b.op("Sqrt", b.op("Add", spread, b.number_like(epsilon, x))))
     y = b.op("Mul", b.op("Mul", apart, _wide(b, r, x)), _wide(b, scale, x))
     keep, rest = b.number_like(momentum, x), b.number_like(1 - momentum, x)
     running = [
-        b.op("Add", b.op("Mul", old, keep), b.op("Mul", new, rest)) for old, new in ((mean, here), (var, spread))
+        b.op("Add", b.op("Mul", old, keep), b.op("Mul", new, rest)) for old, new in ((mean, average), (var, spread))
     ]
-    return b.op("Add", y, _wide(b, bias, x)), *running, here, r
+    return b.op("Add", y, _wide(b, bias, x)), *running, average, r
 
 
 def batch_norm_grad(b: Builder, dy: str, x: str, scale: str, mean: str, r: str, *, epsilon: float) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""The table of operators that ONNX Runtime training writes: a new one needs one record here and one function.
+"""The table of operators ONNX Runtime training writes: a new one needs one record here and one function.
 
-The function takes the operator's inputs in order ('' for an absent one) and its attributes, and returns its results.
+The function takes the operator's inputs in order ('' for an absent one) and the attributes, and returns its results.
 Every record is compared with the kernel's own numbers in ``tests/importers/artifacts/lowering``.
 """
 
@@ -35,14 +35,14 @@ class Lowering:
 
     def nodes(self, b: Builder, node: NodeProto) -> list[NodeProto]:
         """The standard nodes in its place; raises UnsupportedError and InputError in the node's name."""
-        given = {each.name: attribute_value(each) for each in node.attribute if each.name not in self.ignored}
-        unknown = given.keys() - self.attributes.keys()
+        attributes = {attr.name: attribute_value(attr) for attr in node.attribute if attr.name not in self.ignored}
+        unknown = attributes.keys() - self.attributes.keys()
         if unknown:
             raise UnsupportedError(
                 f"{self.op_type} {show(node.name)} has the attribute {show(min(unknown))}, which gopt does not know",
                 f"gopt knows {', '.join(sorted(self.attributes)) or 'none'}: generate the artifacts without it",
             )
-        return b.lower(node, self.body, {**self.attributes, **given})
+        return b.lower(node, self.body, {**self.attributes, **attributes})
 
 
 _WINDOW: dict[str, Any] = {"kernel_shape": [], "strides": [], "dilations": [], "pads": [], "auto_pad": "NOTSET"}

@@ -1,4 +1,4 @@
-"""The types of the values of a training graph before its operators are lowered."""
+"""The types of the values of a training graph before the operators are lowered."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ def value_types(model: ModelProto) -> dict[str, TensorType]:
         raise
     except Exception:  # its exceptions have no common base; a lowering that needs a type says so
         body = model.graph
-    found = {each.name: read_type(each.type) for each in (*body.value_info, *body.input, *body.output)}
-    found |= {each.name: TensorType(dtype_name(each.data_type), tuple(each.dims)) for each in model.graph.initializer}
-    for name, type in found.items():
+    types = {value.name: read_type(value.type) for value in (*body.value_info, *body.input, *body.output)}
+    types |= {
+        value.name: TensorType(dtype_name(value.data_type), tuple(value.dims)) for value in model.graph.initializer
+    }
+    for name, type in types.items():
         check_dims(type.shape or (), type.dtype, f"value {show(name)}")
-    return found
+    return types

@@ -1,4 +1,4 @@
-"""Gradients of convolutions and pools of any number of dimensions, from the shapes of their operands."""
+"""Gradients of convolutions and pools of any number of dimensions, from the shapes of the operands."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def window(
     b: Builder, space: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
     pads: Sequence[int], auto_pad: str,
 ) -> LoweredWindow:  # fmt: skip
-    """Raises UnsupportedError for padding that is not written out."""
+    """Raises UnsupportedError for padding not written out."""
     n = len(space)
     if auto_pad not in ("NOTSET", "VALID"):
         raise b.refusal(f"it has auto_pad {auto_pad}", "export the forward with its pads written out")
     ones, pads = (1,) * n, tuple(pads) or (0,) * (2 * n)
-    found = LoweredWindow(
+    sizes = LoweredWindow(
         tuple(space), tuple(kernel), tuple(strides) or ones, tuple(dilations) or ones, pads[:n], pads[n:]
     )  # fmt: skip
-    parts = (found.kernel, found.strides, found.dilations, found.before, found.after)
+    parts = (sizes.kernel, sizes.strides, sizes.dilations, sizes.before, sizes.after)
     if any(len(part) != n for part in parts) or any(size < 1 for part in parts[:3] for size in part):
         raise b.refusal("its window does not fit its operand", EXPORT_AGAIN)
-    return found
+    return sizes
 
 
 def conv_grad(
@@ -70,10 +70,10 @@ def conv_grad(
     if kernel_shape and tuple(kernel_shape) != at.kernel:
         raise b.refusal(f"its kernel_shape is {kernel_shape}, and its kernel is {list(sizes)}", EXPORT_AGAIN)
     n = len(space)
-    both = [*at.before, *at.after]
+    padding = [*at.before, *at.after]
     dx = b.op(
         "ConvTranspose", dy, w, kernel_shape=list(at.kernel), strides=list(at.strides), dilations=list(at.dilations),
-        pads=both, output_padding=list(at.unread()), group=group,
+        pads=padding, output_padding=list(at.unread()), group=group,
     )  # fmt: skip
     turn = [1, 0, *range(2, n + 2)]
     samples, kernel = x, b.op("Transpose", dy, perm=turn)
@@ -86,7 +86,7 @@ def conv_grad(
         samples = b.op("Reshape", samples, b.array([part, group * batch, *space]))
     dw = b.op(
         "Conv", samples, kernel, kernel_shape=list(at.results()), strides=list(at.dilations),
-        dilations=list(at.strides), pads=both, group=group,
+        dilations=list(at.strides), pads=padding, group=group,
     )  # fmt: skip
     dw = b.op("Transpose", dw, perm=turn)
     turned = LoweredWindow(at.space, at.results(), at.dilations, at.strides, at.before, at.after)
@@ -96,22 +96,22 @@ def conv_grad(
     return dx, dw, b.reduce("ReduceSum", dy, [0, *range(2, n + 2)], keepdims=0)
 
 
-def max_pool_grad(b: Builder, dy: str, places: str, **attributes: object) -> str:
-    """dY added up at the places that the forward took, which count through the whole operand of the pool."""
-    pool = b.makers.get(places)
+def max_pool_grad(b: Builder, dy: str, positions: str, **attributes: object) -> str:
+    """dY added up at the places the forward took, which count through the whole operand of the pool."""
+    pool = b.makers.get(positions)
     if pool is None or pool.op_type != "MaxPool":
         raise b.refusal("its indices are not the second output of a MaxPool", EXPORT_AGAIN)
-    if any(each.name == "storage_order" and each.i for each in pool.attribute):
+    if any(attribute.name == "storage_order" and attribute.i for attribute in pool.attribute):
         raise b.refusal("its pool numbers indices in column-major order", "export the forward with storage_order 0")
     x, y = pool.input[0], pool.output[0]
     dims, results = b.dims(x), b.dims(y)
     lead, plane, count = dims[:2], prod(dims[2:]), prod(results[2:])
     # The place in a plane, so that samples and channels stay apart.
-    flat = b.op("Reshape", places, b.array([*lead, count]))
+    flat = b.op("Reshape", positions, b.array([*lead, count]))
     flat = b.op("Mod", flat, b.array(plane))
-    told = b.op("Reshape", dy, b.array([*lead, count]))
-    found = b.op("ScatterElements", b.zeros([*lead, plane], b.dtype(x)), flat, told, axis=2, reduction="add")
-    return b.op("Reshape", found, b.array(list(dims)))
+    flat_dy = b.op("Reshape", dy, b.array([*lead, count]))
+    scattered = b.op("ScatterElements", b.zeros([*lead, plane], b.dtype(x)), flat, flat_dy, axis=2, reduction="add")
+    return b.op("Reshape", scattered, b.array(list(dims)))
 
 
 def average_pool_grad(
@@ -137,12 +137,12 @@ def average_pool_grad(
         )  # fmt: skip
         share = b.op("Div", dy, counts)
     channels = dims[1]
-    found: str = b.op(
+    gradient: str = b.op(
         "ConvTranspose", share, _ones(b, [channels, 1, *at.kernel], like), kernel_shape=list(at.kernel),
         strides=list(at.strides), dilations=list(at.dilations), pads=[*at.before, *at.after],
         output_padding=list(at.unread()), group=channels,
     )  # fmt: skip
-    return found
+    return gradient
 
 
 def _ones(b: Builder, dims: list[int], like: str) -> str:
