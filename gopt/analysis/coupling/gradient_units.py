@@ -318,7 +318,8 @@ class GradientUnits:
             units = [replace(unit, start=False) for unit in units]
         elif any((unit.start, unit.factor) != (units[0].start, units[0].factor) for unit in units):
             settled = [self.settled(unit, self._others(name)) for unit, name in zip(units, among)]
-            contrary = not self.terms.differ and len({unit.degree for unit in settled}) > 1
+            degrees = {unit.degree for unit in settled} | ({self.terms.common} - {None})
+            contrary = not self.terms.differ and len(degrees) > 1
             if all(unit.start for unit in units) and (contrary or not self._all_sure(settled)):
                 # terms of a derivative of the model, such as that of an error function
                 return Unit(start=True, sure=not contrary)

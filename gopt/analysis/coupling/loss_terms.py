@@ -63,9 +63,9 @@ class LossTerms:
         readings = [self._as_a_term(factor / times) for times in ((2.0, 1.0) if lone else (1.0, 2.0))]
         if self.common is not None and (self.common in readings or self._but_for_two(factor)):
             return self.common, True
-        if told := [reading for reading in readings if reading is not None]:
+        if matches := [reading for reading in readings if reading is not None]:
             written = readings[0] is not None or lone is None  # a sum of two products holds no two
-            return told[0], seen and written and not any(term.doubt for term in self.terms)
+            return matches[0], seen and written and not any(term.doubt for term in self.terms)
         for times in (2.0,) if lone else (1.0,):
             says = division(factor / times, self.batch, sizes)
             if says.by_batch != says.by_others:
@@ -90,19 +90,19 @@ class LossTerms:
         """The degree of a constant that is a term's own, or differs from it by the number of samples alone."""
         for shift in (0, -1, 1):
             shifted = factor * float(self.batch) ** shift
-            found = {term.degree + shift for term in self.terms if isclose(shifted, term.factor, rel_tol=2e-6)}
-            if len(found) == 1 and min(found) in (0, 1):
-                return found.pop()
+            degrees = {term.degree + shift for term in self.terms if isclose(shifted, term.factor, rel_tol=2e-6)}
+            if len(degrees) == 1 and min(degrees) in (0, 1):
+                return degrees.pop()
         return None
 
 
 def loss_terms(context: CouplingContext, factors: UniformFactors, losses: list[str]) -> LossTerms:
     """Walk back from the losses to the values of single samples."""
-    found: list[LossTerm] = []
+    terms: list[LossTerm] = []
     values: set[str] = set()
     stack: list[tuple[str, UniformFactor, Mark | None]] = [(name, UniformFactor(), None) for name in losses]
     steps = 0
-    while stack and len(found) < MOST and steps < 64 * MOST:
+    while stack and len(terms) < MOST and steps < 64 * MOST:
         steps += 1
         name, factor, top = stack.pop()
         mark, node = context.marks.get(name), context.index.producers.get(name)
@@ -118,8 +118,8 @@ def loss_terms(context: CouplingContext, factors: UniformFactors, losses: list[s
             sure = bool(sized) or (not top.doubt and (top.kind is not Relation.SUM or says is None or says.by_others))
             number = factor.number * float(context.batch or 1) ** sized * _of_operator(context, node, mark)
             values.add(name)
-            found.append(LossTerm(number, int(top.kind is Relation.MEAN) - sized, sure, top.doubt and not sized))
-    return LossTerms(tuple(dict.fromkeys(found)), context.batch, frozenset(values))
+            terms.append(LossTerm(number, int(top.kind is Relation.MEAN) - sized, sure, top.doubt and not sized))
+    return LossTerms(tuple(dict.fromkeys(terms)), context.batch, frozenset(values))
 
 
 def _following(

@@ -85,8 +85,9 @@ class UniformFactors:
             left, right = (self.of(each, depth + 1) for each in node.inputs)
             return left.times(right, -1 if node.is_a("Div") else 1)
         if node.is_in(SUMS):
-            known = {(factor.number, factor.batches) for factor in (self.of(each, depth + 1) for each in node.inputs)}
-            return UniformFactor(*known.pop(), False, False) if len(known) == 1 else UNEQUAL
+            terms = [self.of(name, depth + 1) for name in node.inputs]
+            alike = len({(term.number, term.batches) for term in terms}) == 1
+            return replace(terms[0], uniform=False, literal=False) if alike else UNEQUAL
         if node.is_in(AVERAGES):
             return replace(self.of(node.inputs[0], depth + 1), uniform=False, literal=False)
         if node.is_a("MatMul"):
