@@ -42,20 +42,20 @@ def code_of(error: BaseException) -> str:
 
 def print_annotation(message: str, code: str, *, file: str = "", line: int = 0) -> None:
     """Print one annotation, of a file and a line in it where they are known."""
-    place = "".join(f"{key}={_escaped(str(value))}," for key, value in (("file", file), ("line", line)) if value)
+    location = "".join(f"{key}={_escaped(str(value))}," for key, value in (("file", file), ("line", line)) if value)
     text = clean(message)[:_LONGEST].replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    click.echo(f"::error {place}title=gopt {code}::{text}")
+    click.echo(f"::error {location}title=gopt {code}::{text}")
 
 
-def print_golden_annotations(folder: str, differing: Mapping[str, Sequence[str]], others: Iterable[str]) -> None:
+def print_golden_annotations(folder: str, differing: Mapping[str, Sequence[str]], names: Iterable[str]) -> None:
     """Print an annotation for each golden that differs, at its first line that does, and one for each other fault."""
     for name, lines in differing.items():
-        first = next((line for line in lines if line.startswith("@@ -")), "@@ -1 ")
-        start = int(first.removeprefix("@@ -").split(",")[0].split()[0])
+        header = next((line for line in lines if line.startswith("@@ -")), "@@ -1 ")
+        start = int(header.removeprefix("@@ -").split(",")[0].split()[0])
         print_annotation("\n".join(lines[2:]), DIFFERENCE, file=f"{folder}/golden/{name}", line=start)
-    for what in others:
-        told = f"{what}; to accept: gopt golden update {folder}"
-        print_annotation(told, DIFFERENCE, file=f"{folder}/gopt-golden.toml")
+    for what in names:
+        message = f"{what}; to accept: gopt golden update {folder}"
+        print_annotation(message, DIFFERENCE, file=f"{folder}/gopt-golden.toml")
 
 
 def _escaped(value: str) -> str:

@@ -30,24 +30,24 @@ auto_options = grouped(
 """``--auto``, ``--memory``, ``--link``."""
 
 
-def check_auto(given: dict[str, Any]) -> None:
+def check_auto(args: dict[str, Any]) -> None:
     """Refuse options that contradict ``--auto``, or that do nothing without it."""
-    for name in SETTLED if given["auto"] else ():
-        if given[name] is not None:
+    for name in SETTLED if args["auto"] else ():
+        if args[name] is not None:
             flag = f"--{name.replace('_', '-')}"
             raise OptionError(f"--auto chooses {flag} itself", f"leave out {flag}, or --auto")
-    if given["memory"] is not None and not given["auto"]:
+    if args["memory"] is not None and not args["auto"]:
         raise OptionError("--memory has no effect without --auto", "add --auto, or use gopt plan")
 
 
-def split_link(given: dict[str, Any], mesh: Mesh) -> str | None:
+def split_link(args: dict[str, Any], mesh: Mesh) -> str | None:
     """``--link`` where an axis of the mesh splits the computation, for the pass; raises OptionError where the option
     does nothing."""
     copies = dict(mesh.kinds)
     if any(size > 1 and name not in mesh.data_axes and name not in copies for name, size in mesh.axes):
-        link: str | None = given["link"]
+        link: str | None = args["link"]
         return link
-    if given["link"] is not None and not given["auto"]:
+    if args["link"] is not None and not args["auto"]:
         raise OptionError(
             f"--link has no effect without --auto: no axis of the mesh {mesh} splits the computation",
             "add --auto, or use gopt plan",
@@ -55,8 +55,8 @@ def split_link(given: dict[str, Any], mesh: Mesh) -> str | None:
     return None
 
 
-def auto_of(given: dict[str, Any]) -> Auto | None:
+def auto_of(args: dict[str, Any]) -> Auto | None:
     """The ``auto`` argument of ``gopt.shard`` for ``--auto``; None without it."""
     from gopt.verbs.shard import Auto
 
-    return Auto(memory=given["memory"], link=given["link"]) if given["auto"] else None
+    return Auto(memory=args["memory"], link=args["link"]) if args["auto"] else None

@@ -40,8 +40,8 @@ class Recorder:
 
         for param in context.command.params:
             name, value = param.name or "", context.params.get(param.name or "")
-            given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-            if name in _OWN or value is None or not given:
+            is_typed = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+            if name in _OWN or value is None or not is_typed:
                 continue
             option = param.opts[0] if isinstance(param, click.Option) else ""
             if name in LEFT_OUT:
@@ -50,7 +50,7 @@ class Recorder:
                 self.arguments += [Argument(option=option)] if value else []
             else:
                 values = value if isinstance(value, tuple) else (value,)
-                self.arguments += [self._argument(name, option, each) for each in values]
+                self.arguments += [self._argument(name, option, value) for value in values]
 
     def _argument(self, name: str, option: str, value: Any) -> Argument:
         from gopt.offline.reproducer.record import Argument
@@ -96,7 +96,7 @@ def _words(
     argument: Argument, params: Sequence[tuple[str, str, bool]], inputs: Callable[[int], Path], output: Path
 ) -> list[str]:
     named = argument.input is not None
-    known = next(
+    target = next(
         (
             (name, flag) for option, name, flag in params
             if option == argument.option and (option or (name in INPUTS) is named)
@@ -104,9 +104,9 @@ def _words(
         None,
     )  # fmt: skip
     shown = show(argument.option or "an argument")
-    if known is None or known[0] in LEFT_OUT | _OWN:
+    if target is None or target[0] in LEFT_OUT | _OWN:
         raise InputError(f"a reproducer has no {shown} for this command")
-    name, flag = known
+    name, flag = target
     form = (argument.text is not None, argument.input is not None, argument.output is not None)
     wanted = (False, name in INPUTS | CONFIGURATIONS, name in OUTPUTS)
     if form != ((not any(wanted) and not flag), *wanted[1:]):

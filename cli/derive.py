@@ -147,7 +147,7 @@ SCHEDULE_OPTIONS = ("total_steps", "start_factor", "end_factor", "min_lr", "step
 )
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
-def command(forward: str, output: str, force: bool, as_json: bool, **given: Any) -> None:
+def command(forward: str, output: str, force: bool, as_json: bool, **args: Any) -> None:
     """Write the training step of a forward model: backward, loss and optimizer are added to it.
 
     FORWARD is any ONNX model; its stored floating values are trained. The batch is its inputs, and a label or target
@@ -167,19 +167,19 @@ def command(forward: str, output: str, force: bool, as_json: bool, **given: Any)
     from .render_progress import progress
 
     with progress() as advance:
-        derived = derive(forward, output, options_of(given), force=force, advance=advance)
+        derived = derive(forward, output, options_of(args), force=force, advance=advance)
     if as_json:
         print_json(derived.to_json())
     else:
         render_derived(derived)
 
 
-def options_of(given: dict[str, Any]) -> DeriveOptions:
+def options_of(args: dict[str, Any]) -> DeriveOptions:
     """The options of the command line as the record of the verb. Raises OptionError."""
     from gopt.frontends.derive.options import DeriveOptions, Norms
 
-    own = {name: given[name] for name in OPTIMIZER_OPTIONS if given[name] is not None}
-    same = (
+    chosen = {name: args[name] for name in OPTIMIZER_OPTIONS if args[name] is not None}
+    names = (
         "loss",
         "optimizer",
         "lr",
@@ -193,13 +193,13 @@ def options_of(given: dict[str, Any]) -> DeriveOptions:
         "label_smoothing",
     )
     return DeriveOptions(
-        **{name: given[name] for name in (*same, "trainable", "freeze", "seed", "data")},
-        optimizer_options={**own, **_betas(given["betas"])},
-        loss_scale=loss_scale(given["loss_scale"]),
-        schedule_options={name: given[name] for name in SCHEDULE_OPTIONS if given[name] is not None},
-        batchnorm=Norms(given["batchnorm"]),
-        dropout=Norms(given["dropout"]),
-        dims=_dims(given["dims"]),
+        **{name: args[name] for name in (*names, "trainable", "freeze", "seed", "data")},
+        optimizer_options={**chosen, **_betas(args["betas"])},
+        loss_scale=loss_scale(args["loss_scale"]),
+        schedule_options={name: args[name] for name in SCHEDULE_OPTIONS if args[name] is not None},
+        batchnorm=Norms(args["batchnorm"]),
+        dropout=Norms(args["dropout"]),
+        dims=_dims(args["dims"]),
     )
 
 
@@ -207,10 +207,10 @@ def _betas(text: str | None) -> dict[str, float]:
     if text is None:
         return {}
     try:
-        first, second = map(float, text.split(","))
+        beta, second = map(float, text.split(","))
     except ValueError:
         raise OptionError(f"--betas cannot be {text!r}", "give two numbers, such as --betas 0.9,0.999") from None
-    return {"beta1": first, "beta2": second}
+    return {"beta1": beta, "beta2": second}
 
 
 def _dims(texts: Sequence[str]) -> dict[str, int]:

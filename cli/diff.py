@@ -64,7 +64,7 @@ def command(
     compare = diff if full or summary or ignore or as_json else review
     with gc_paused():
         result = compare(a, b, Tolerance(rtol, atol)).without(ignore)
-    tell_result(", ".join(sorted({each.kind for each in result.lines})))
+    tell_result(", ".join(sorted({line.kind for line in result.lines})))
     if as_json:
         print_json(result.to_json())
     elif markdown:

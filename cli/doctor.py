@@ -22,17 +22,17 @@ def command(as_json: bool) -> int:
     """
     from gopt.offline.environment import examine
 
-    found = examine()
+    environment = examine()
     if as_json:
-        print_json(found.to_json())
+        print_json(environment.to_json())
     else:
         from .render import console, table
 
         out = console()
-        rows = [(each.name, each.found or "missing", each.needed) for each in found.findings]
+        rows = [(finding.name, finding.found or "missing", finding.needed) for finding in environment.findings]
         out.print(table("Installation", ("", "found", "for"), rows))
-        for each in found.findings:
-            if each.get:
-                out.print(f"{each.name}: {each.get}")
-        out.print("nothing that gopt requires is missing" if found.sound else "gopt is not whole: see above")
-    return 0 if found.sound else 1
+        for row in environment.findings:
+            if row.get:
+                out.print(f"{row.name}: {row.get}")
+        out.print("nothing that gopt requires is missing" if environment.sound else "gopt is not whole: see above")
+    return 0 if environment.sound else 1

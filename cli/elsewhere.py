@@ -49,4 +49,4 @@ def meant_by(typed: str, command: click.Command | None, near: Sequence[str]) -> 
     for written, names in MEANT.items():
         if name in names and written.split()[0] in has:
             return f"did you mean {written}?"
-    return _OF_OTHERS.get(name) or next((f"did you mean {each}?" for each in near), "")
+    return _OF_OTHERS.get(name) or next((f"did you mean {name}?" for name in near), "")

@@ -19,8 +19,8 @@ class _Refusing:
     then: Callable[[click.Context, click.Parameter, Any], Any] | None
 
     def __call__(self, context: click.Context, param: click.Parameter, value: Any) -> Any:
-        given = context.get_parameter_source(param.name or "") is not ParameterSource.DEFAULT
-        if given and "" in (value if isinstance(value, tuple) else (value,)):
+        is_set = context.get_parameter_source(param.name or "") is not ParameterSource.DEFAULT
+        if is_set and "" in (value if isinstance(value, tuple) else (value,)):
             name = param.opts[-1] if isinstance(param, click.Option) else param.make_metavar(context)
             raise OptionError(f"{name.strip('[]')} is empty", "is a variable of the shell not set?")
         return value if self.then is None else self.then(context, param, value)

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 @click.option("--dynamic", type=click.Choice(["batch"]), help="Leave the number of samples in a batch open.")
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
-def command(factory: str, output: str, force: bool, as_json: bool, **given: Any) -> None:
+def command(factory: str, output: str, force: bool, as_json: bool, **args: Any) -> None:
     """Trace a training step of PyTorch and write it as one ONNX file: forward, backward, clip and update.
 
     FACTORY takes nothing and returns (module, loss function or None, optimizer, example batch), and as a fifth a
@@ -95,34 +95,34 @@ def command(factory: str, output: str, force: bool, as_json: bool, **given: Any)
     from .render_progress import progress
 
     with progress() as advance:
-        exported = export(factory, output, options=options_of(given), force=force, advance=advance)
+        exported = export(factory, output, options=options_of(args), force=force, advance=advance)
     if as_json:
         print_json(exported.to_json())
     else:
         render_exported(exported)
 
 
-def options_of(given: dict[str, Any]) -> ExportOptions:
+def options_of(args: dict[str, Any]) -> ExportOptions:
     """The options of the command line as the record of the verb. Raises OptionError."""
     from gopt.frontends.pytorch.options import Autocast, Draws, Dynamic, ExportOptions, Schedules
 
     return ExportOptions(
-        clip_norm=given["clip_norm"],
-        clip_value=given["clip_value"],
-        autocast=None if given["autocast"] is None else Autocast(given["autocast"]),
-        loss_scale=loss_scale(given["loss_scale"]),
-        ema=given["ema"],
-        schedules=Schedules(given["scheduler"]),
-        draws=Draws(given["draws"]),
-        hyper=_names(given["hyper"]),
-        seed=given["seed"],
-        check=given["check"],
-        schedule_steps=given["schedule_steps"],
-        outputs=given["outputs"],
-        outputs_of=_names(given["outputs_of"]),
-        evaluation=given["evaluation"],
-        values=not given["no_values"],
-        dynamic=None if given["dynamic"] is None else Dynamic(given["dynamic"]),
+        clip_norm=args["clip_norm"],
+        clip_value=args["clip_value"],
+        autocast=None if args["autocast"] is None else Autocast(args["autocast"]),
+        loss_scale=loss_scale(args["loss_scale"]),
+        ema=args["ema"],
+        schedules=Schedules(args["scheduler"]),
+        draws=Draws(args["draws"]),
+        hyper=_names(args["hyper"]),
+        seed=args["seed"],
+        check=args["check"],
+        schedule_steps=args["schedule_steps"],
+        outputs=args["outputs"],
+        outputs_of=_names(args["outputs_of"]),
+        evaluation=args["evaluation"],
+        values=not args["no_values"],
+        dynamic=None if args["dynamic"] is None else Dynamic(args["dynamic"]),
     )
 
 

@@ -77,13 +77,13 @@ def check(folder: str | None, form: str, as_json: bool) -> int:
 
     where = folder if folder is not None else str(only_folder())
     with progress() as advance:
-        found = golden_check(where, advance=advance)
+        result = golden_check(where, advance=advance)
     if as_json:
-        print_json(found.to_json())
+        print_json(result.to_json())
     else:
-        render_check(found, where)
+        render_check(result, where)
     if form == "github":
-        others = [f"golden/{name} is missing" for name in found.missing]
-        others += [f"golden/{name} is of no case" for name in found.extra]
-        print_golden_annotations(where, found.differing, others)
-    return found.exit_code
+        names = [f"golden/{name} is missing" for name in result.missing]
+        names += [f"golden/{name} is of no case" for name in result.extra]
+        print_golden_annotations(where, result.differing, names)
+    return result.exit_code

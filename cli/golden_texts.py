@@ -51,32 +51,32 @@ def golden_check(folder: str | Path, *, advance: ProgressCallback = no_progress)
 
 def _texts(folder: Path, advance: ProgressCallback) -> dict[str, str]:
     """Case -> golden. Nothing is written."""
-    found = {}
+    texts = {}
     with gc_paused():
         cases = read_cases(folder)
         for number, case in enumerate(cases, 1):
             advance("making goldens", number, len(cases))
-            found[case.name] = _text(case)
-    return found
+            texts[case.name] = _text(case)
+    return texts
 
 
 def _text(case: GoldenCase) -> str:
-    given = _given(case)
-    model = given.pop("model")
+    args = _given(case)
+    model = args.pop("model")
     if case.asked.command == "shard":
-        asked = ShardRequest.of(model, given)
-        made = asked.make(asked.load(no_progress), no_progress)
-        graphs = {"all ranks": made.program.graph}
-        return golden_text(case.asked, made.source.training, made.manifest(), made.report(), graphs, case.keep)
-    if given["mode"] == "allreduce":
+        request = ShardRequest.of(model, args)
+        sharded = request.make(request.load(no_progress), no_progress)
+        graphs = {"all ranks": sharded.program.graph}
+        return golden_text(case.asked, sharded.source.training, sharded.manifest(), sharded.report(), graphs, case.keep)
+    if args["mode"] == "allreduce":
         raise OptionError("goldens of gopt split need servers", 'use command = "shard" with --mesh dp=T --stage 0')
-    parted = SplitRequest.of(model, given)
-    found = parted.split_step(parted.load(no_progress), no_progress)
-    step = found.step
+    parted = SplitRequest.of(model, args)
+    divided = parted.split_step(parted.load(no_progress), no_progress)
+    step = divided.step
     graphs = {"trainers": step.trainer.graph, "servers": step.servers.graph}
     if step.sync is not None:
         graphs["sync of trainers"] = step.sync.graph
-    return golden_text(case.asked, found.source.training, found.manifest(), found.report(), graphs, case.keep)
+    return golden_text(case.asked, divided.source.training, divided.manifest(), divided.report(), graphs, case.keep)
 
 
 def _given(case: GoldenCase) -> dict[str, Any]:

@@ -14,7 +14,7 @@ TOPICS = Path(__file__).with_name("topics")
 
 def topics() -> list[str]:
     """The names of the pages."""
-    return sorted(each.stem for each in TOPICS.glob("*.txt"))
+    return sorted(path.stem for path in TOPICS.glob("*.txt"))
 
 
 @click.command("help")
@@ -42,6 +42,6 @@ def command(context: click.Context, name: str | None) -> None:
         print_text((TOPICS / f"{name}.txt").read_text(encoding="utf-8"), newline=False)
         return
     check_command(name, top, topics())
-    found = group.get_command(top, name)
-    assert found is not None  # every name in COMMANDS has a module
-    click.echo(found.get_help(click.Context(found, parent=top, info_name=name)))
+    subcommand = group.get_command(top, name)
+    assert subcommand is not None  # every name in COMMANDS has a module
+    click.echo(subcommand.get_help(click.Context(subcommand, parent=top, info_name=name)))

@@ -29,7 +29,7 @@ from .terminal import print_json, print_note, print_text
 @group_option
 @role_options
 @statistics_option
-def command(path: str, as_json: bool, as_text: bool, config: str | None, **given: Any) -> None:
+def command(path: str, as_json: bool, as_text: bool, config: str | None, **args: Any) -> None:
     """Show what a training step is: parameters, the optimizer, its constants and what controls it, casts, bytes.
 
     The optimizer is recognised by what the update computes, never by a name. For an output folder: the mesh and what
@@ -50,7 +50,7 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
         raise OptionError("--json cannot be combined with --text", "take one of them")
     table = read_config(config)
     roles = role_map(
-        given["loss"], given["params"], given["states"], given["batch"], table, given["shared"], given["statistics"]
+        args["loss"], args["params"], args["states"], args["batch"], table, args["shared"], args["statistics"]
     )  # fmt: skip
     if as_text:
         print_text_of(Path(path), roles)
@@ -60,14 +60,14 @@ def command(path: str, as_json: bool, as_text: bool, config: str | None, **given
     from .render_progress import progress
 
     with progress() as advance:
-        groups, axes = group_types(given["group_type"]), axis_table(given["axis"], table.axes)
-        found = inspect(path, roles=roles, group_types=groups, axes=axes, advance=advance)
+        groups, axes = group_types(args["group_type"]), axis_table(args["axis"], table.axes)
+        description = inspect(path, roles=roles, group_types=groups, axes=axes, advance=advance)
     if as_json:
-        print_json(found.to_json())
+        print_json(description.to_json())
         return
     from .render_kinds import render_found
 
-    render_found(found, Path(path))
+    render_found(description, Path(path))
 
 
 def print_text_of(path: Path, roles: Any) -> None:

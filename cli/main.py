@@ -83,11 +83,11 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def check_command(name: str, ctx: click.Context, others: Sequence[str] = ()) -> None:
+def check_command(name: str, ctx: click.Context, names: Sequence[str] = ()) -> None:
     """Raise UsageError, with the nearest name, where there is no such command. ``others``: what else was possible."""
     if name in COMMANDS:
         return
-    hint = did_you_mean(name, [*COMMANDS, *others]) or f"there are {', '.join([*COMMANDS, *others])}"
+    hint = did_you_mean(name, [*COMMANDS, *names]) or f"there are {', '.join([*COMMANDS, *names])}"
     raise click.UsageError(f"no command is called {name!r}: {hint}", ctx)
 
 
@@ -178,8 +178,8 @@ def _of_usage(error: click.ClickException, arguments: list[str]) -> tuple[str, t
 
 def _switches(command: click.Command) -> set[str]:
     """The names of options taking no value."""
-    found = (each for each in command.params if isinstance(each, click.Option) and (each.is_flag or each.count))
-    return {name for each in found for name in (*each.opts, *each.secondary_opts)}
+    options = (param for param in command.params if isinstance(param, click.Option) and (param.is_flag or param.count))
+    return {name for option in options for name in (*option.opts, *option.secondary_opts)}
 
 
 def _unwritten(error: OSError) -> int:
@@ -228,7 +228,7 @@ def explain_error(error: Exception | StoppedError, debug: bool) -> int:
 def _of_system(error: OSError) -> str:
     """The system's message and the file it is about."""
     why = error.strerror or str(error)
-    paths = [show(os.fsdecode(each)) for each in (error.filename, error.filename2) if isinstance(each, str | bytes)]
+    paths = [show(os.fsdecode(path)) for path in (error.filename, error.filename2) if isinstance(path, str | bytes)]
     if _unreadable(error):
         return f"{paths[0]} cannot be read: {why}"
     if not paths and error.errno == errno.ENOENT:

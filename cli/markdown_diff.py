@@ -21,20 +21,20 @@ _CELL = 300
 """Characters of a cell."""
 
 
-def markdown_diff(found: Diff) -> str:
+def markdown_diff(diff: Diff) -> str:
     """The verdict, cause and ranks, and the rest folded; at most ``MOST_BYTES`` long."""
     for rows in _ROWS:
-        text = "\n".join(_lines(found, rows))
+        text = "\n".join(_lines(diff, rows))
         if len(text.encode()) <= MOST_BYTES:
             break
     return text
 
 
-def _lines(found: Diff, rows: int) -> Iterator[str]:
-    yield f"### gopt diff: {_text(found.verdict)}"
+def _lines(diff: Diff, rows: int) -> Iterator[str]:
+    yield f"### gopt diff: {_text(diff.verdict)}"
     yield ""
-    yield f"{_code(found.a)} → {_code(found.b)}"
-    for section in found.sections:
+    yield f"{_code(diff.a)} → {_code(diff.b)}"
+    for section in diff.sections:
         yield ""
         count = len(section.rows) + section.hidden
         if section.title in OPEN:
@@ -47,9 +47,9 @@ def _lines(found: Diff, rows: int) -> Iterator[str]:
             yield from _table(section.short(rows))
             yield ""
             yield "</details>"
-    notes = [*found.notes]
-    if found.renamed:
-        notes.append(f"{found.renamed} inner values have other names, which does not count")
+    notes = [*diff.notes]
+    if diff.renamed:
+        notes.append(f"{diff.renamed} inner values have other names, which does not count")
     if notes:
         yield ""
         yield from (f"- {_text(note)}" for note in notes)

@@ -93,11 +93,11 @@ def command(
             render_inference(model)
         return
     if training_info:
-        both = merge_training_info(path, output, outputs=values, force=force)
+        info = merge_training_info(path, output, outputs=values, force=force)
         if as_json:
-            print_json(both.to_json())
+            print_json(info.to_json())
         else:
-            render_training_info(both)
+            render_training_info(info)
         return
     with progress() as advance:
         advance("merging")

@@ -39,12 +39,12 @@ def grouped(*options: Callable[[F], F]) -> Callable[[F], F]:
 def seconds(value: Any) -> float:
     """A time to wait: a number above 0 the system's clocks can hold. Raises BadParameter."""
     try:
-        found = float(value)
+        number = float(value)
     except ValueError:
-        found = 0.0
-    if not 0 < found <= 1e9:  # NaN neither
+        number = 0.0
+    if not 0 < number <= 1e9:  # NaN neither
         raise click.BadParameter(f"{value} is not a time to wait: give seconds above 0, at most 1e9")
-    return found
+    return number
 
 
 def deadline(help: str) -> Callable[[F], F]:
@@ -247,17 +247,17 @@ def build_mesh(
     of the axes."""
     from gopt.records.mesh import Mesh
 
-    mesh, said = None, kinds or {}
+    mesh, axis_kinds = None, kinds or {}
     if text is not None:
-        mesh = Mesh.parse(text, said)
+        mesh = Mesh.parse(text, axis_kinds)
     elif ranks is None and axes is not None:
-        mesh = Mesh(tuple(axes.items()), tuple(said.items()))
+        mesh = Mesh(tuple(axes.items()), tuple(axis_kinds.items()))
     if ranks is not None and ranks < 1:
         raise OptionError(f"--ranks cannot be {ranks}", "give at least 1")
     if mesh is None:
         if ranks is None:
             raise OptionError("the number of ranks is missing", "give --ranks N or --mesh shard=N")
-        return Mesh((("shard", ranks),), tuple(said.items()))
+        return Mesh((("shard", ranks),), tuple(axis_kinds.items()))
     if ranks is not None and mesh.ranks != ranks:
         raise OptionError(f"--ranks {ranks} and --mesh {mesh} ({mesh.ranks} ranks) disagree", "leave out --ranks")
     return mesh
@@ -269,15 +269,15 @@ def parse_ranks(text: str | None) -> list[int] | None:
         return None
     ranks: set[int] = set()
     for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not is_digits(first) or (dash and not is_digits(last)) or (dash and int(last) < int(first)):
+        start, dash, last = part.partition("-")
+        if not is_digits(start) or (dash and not is_digits(last)) or (dash and int(last) < int(start)):
             raise OptionError(f"cannot read {show(text)} as ranks", "write --only-ranks 0-3 or 0,2,5")
-        if int(last or first) >= limits.RANKS:
+        if int(last or start) >= limits.RANKS:
             raise OptionError(
-                f"--only-ranks names rank {last or first}: gopt makes at most {limits.RANKS} ranks (RANKS)",
+                f"--only-ranks names rank {last or start}: gopt makes at most {limits.RANKS} ranks (RANKS)",
                 "name ranks of the mesh, e.g. 0-3",
             )
-        ranks.update(range(int(first), int(last or first) + 1))
+        ranks.update(range(int(start), int(last or start) + 1))
     return sorted(ranks)
 
 
@@ -300,24 +300,24 @@ def is_given(value: object) -> bool:
 
 def arguments_of(context: click.Context, without: Sequence[str]) -> list[str]:
     """The options of a command as they would be typed, for a process that is to do the same."""
-    found: list[str] = []
+    names: list[str] = []
     for option in context.command.params:
         value = context.params.get(option.name or "")
         if option.name in without or not is_given(value) or not isinstance(option, click.Option):
             continue
-        for each in value if isinstance(value, tuple) else (value,):
-            found += [option.opts[0]] if option.is_flag else [option.opts[0], str(each)]
-    return found + unchecked_arguments() + verbosity_arguments()
+        for part in value if isinstance(value, tuple) else (value,):
+            names += [option.opts[0]] if option.is_flag else [option.opts[0], str(part)]
+    return names + unchecked_arguments() + verbosity_arguments()
 
 
 def setting_pairs(texts: Iterable[str]) -> dict[str, str]:
     """Hyper-parameter -> the text of the value; raises OptionError where a text is no pair, or one is set twice."""
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise OptionError(f"cannot read {text!r} as a hyper-parameter", "write --set lr=1e-3")
-        if name in found:
-            raise OptionError(f"--set gives {name!r} two values: {found[name]} and {value}", "keep one of them")
-        found[name] = value
-    return found
+        if name in pairs:
+            raise OptionError(f"--set gives {name!r} two values: {pairs[name]} and {value}", "keep one of them")
+        pairs[name] = value
+    return pairs

@@ -55,7 +55,7 @@ from .server_options import MODES, trainers_option
 @group_option
 @role_options
 @statistics_option
-def command(model: str, **given: Any) -> None:
+def command(model: str, **args: Any) -> None:
     """Compare every stage, partition and bucket size by memory, traffic, calls, balance and overlap. Writes nothing.
 
     With --ranks alone, the number of ranks that compute a batch together (tensor parallelism) is compared too. Costs of
@@ -84,29 +84,29 @@ def command(model: str, **given: Any) -> None:
     from .render_plan import render_plan
     from .render_progress import progress
 
-    ranks, mesh, link = given["ranks"], given["mesh"], given["link"]
-    servers = plans_servers(given)
-    table = read_config(given["config"])
+    ranks, mesh, link = args["ranks"], args["mesh"], args["link"]
+    servers = plans_servers(args)
+    table = read_config(args["config"])
     roles = role_map(
-        given["loss"], given["params"], given["states"], given["batch"], table, given["shared"], given["statistics"]
+        args["loss"], args["params"], args["states"], args["batch"], table, args["shared"], args["statistics"]
     )  # fmt: skip
     if servers:
-        plan_servers(model, roles, None if given["memory"] is None else parse_bytes(given["memory"]), given)
+        plan_servers(model, roles, None if args["memory"] is None else parse_bytes(args["memory"]), args)
         return
-    axes = axis_table(given["axis"], table.axes)
+    axes = axis_table(args["axis"], table.axes)
     grid = build_mesh(ranks, mesh, table.mesh, axes)
-    alone = mesh is not None or (ranks is None and table.mesh is not None)
+    fixed = mesh is not None or (ranks is None and table.mesh is not None)
     with progress() as advance:
-        found = plan(
-            lambda: api.load(model, roles=roles, group_types=group_types(given["group_type"]), axes=axes),
-            grid if alone else grid.ranks,
-            memory=given["memory"],
+        result = plan(
+            lambda: api.load(model, roles=roles, group_types=group_types(args["group_type"]), axes=axes),
+            grid if fixed else grid.ranks,
+            memory=args["memory"],
             link=link,
-            bucket_mb=given["bucket_mb"],
+            bucket_mb=args["bucket_mb"],
             advance=advance,
         )
-    if given["as_json"]:
-        click.echo(json.dumps(found.to_json(), indent=1))
+    if args["as_json"]:
+        click.echo(json.dumps(result.to_json(), indent=1))
     else:
-        shown = str(found.mesh) if found.mesh is not None else ""
-        render_plan(shown, found.memory, found.choices, found.remarks, every_column=given["wide"])
+        shown = str(result.mesh) if result.mesh is not None else ""
+        render_plan(shown, result.memory, result.choices, result.remarks, every_column=args["wide"])

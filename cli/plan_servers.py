@@ -17,21 +17,21 @@ _OF_RANKS = ("ranks", "mesh", "link", "axis")
 _OF_SERVERS = ("mode", "minimum", "wire")
 
 
-def plans_servers(given: dict[str, Any]) -> bool:
+def plans_servers(args: dict[str, Any]) -> bool:
     """Return whether to rank splits over servers; raises OptionError for options of both kinds."""
-    asked = [name for name in ("trainers", "servers") if given[name] is not None]
-    others = [name for name in _OF_RANKS if given[name] not in (None, ())]
-    alone = [name for name in _OF_SERVERS if given[name] is not None]
-    if asked and others:
+    counts = [name for name in ("trainers", "servers") if args[name] is not None]
+    names = [name for name in _OF_RANKS if args[name] not in (None, ())]
+    needing = [name for name in _OF_SERVERS if args[name] is not None]
+    if counts and names:
         raise OptionError(
-            f"--{asked[0]} cannot be combined with --{others[0]}", "plan for ranks and for servers in two commands"
+            f"--{counts[0]} cannot be combined with --{names[0]}", "plan for ranks and for servers in two commands"
         )
-    if alone and not asked:
-        raise OptionError(f"--{alone[0]} needs --trainers and --servers", "add both")
-    return bool(asked)
+    if needing and not counts:
+        raise OptionError(f"--{needing[0]} needs --trainers and --servers", "add both")
+    return bool(counts)
 
 
-def plan_servers(model: str, roles: RoleMap, memory: int | None, given: dict[str, Any]) -> None:
+def plan_servers(model: str, roles: RoleMap, memory: int | None, args: dict[str, Any]) -> None:
     """Weigh and show."""
     from gopt import api
     from gopt.offline.plan_split import rank_splits, split_choices
@@ -39,14 +39,14 @@ def plan_servers(model: str, roles: RoleMap, memory: int | None, given: dict[str
     from .render_progress import progress
     from .render_split import render_choices
 
-    options = build_split_options(given)
+    options = build_split_options(args)
     with gc_paused(), progress() as advance:
         advance("reading")
         source = api.load(model, roles=roles)
-        found = list(split_choices(source.training, options, advance))
-    ranked = rank_splits(found, options.servers, memory)
-    if given["as_json"]:
+        choices = list(split_choices(source.training, options, advance))
+    ranked = rank_splits(choices, options.servers, memory)
+    if args["as_json"]:
         head = {"trainers": options.trainers, "servers": options.servers, "mode": options.mode.value, "memory": memory}
-        print_json({"format": "gopt-plan/1", **head, "choices": [each.to_json() for each in ranked]})
+        print_json({"format": "gopt-plan/1", **head, "choices": [split.to_json() for split in ranked]})
     else:
         render_choices(ranked, memory)

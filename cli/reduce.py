@@ -139,16 +139,16 @@ def _commands(path: Path, words: Sequence[str], scratch: Path) -> tuple[Path, li
     folder = scratch / "reproducer"
     folder.mkdir()
     record = archive.unpack(path, folder)
-    models = [index for index, each in enumerate(record.inputs) if each.kind == "model"]
+    models = [index for index, name in enumerate(record.inputs) if name.kind == "model"]
     if len(models) != 1:
         raise OptionError(
             f"{path} holds {len(models)} models, and one is reduced at a time",
             "reduce the model of the folder: gopt reduce MODEL -o SMALL -- shard {} ... -o out --then verify out",
         )
     model = archive.input_path(folder, record, models[0])
-    found = [PLACE if word == str(model) else word for word in command_of(record, Path("."), folder)]
-    left = [f"{option} is not in the reproducer, and the command runs without it" for option in record.left_out]
-    return model, [found], left
+    names = [PLACE if word == str(model) else word for word in command_of(record, Path("."), folder)]
+    notes = [f"{option} is not in the reproducer, and the command runs without it" for option in record.left_out]
+    return model, [names], notes
 
 
 def _split(words: Sequence[str], model: Path) -> list[list[str]]:
@@ -168,7 +168,7 @@ def _split(words: Sequence[str], model: Path) -> list[list[str]]:
         elif commands[-1] and not written and not word.startswith("-") and os.path.exists(word):
             word = os.path.abspath(word)
         commands[-1].append(word)
-    return [each[1:] if each[:1] == ["gopt"] else each for each in commands]
+    return [argv[1:] if argv[:1] == ["gopt"] else argv for argv in commands]
 
 
 def _runner(
@@ -180,7 +180,7 @@ def _runner(
     from .main import COMMANDS
     from .trial import run_commands, run_program
 
-    of_gopt = [bool(each) and each[0] in COMMANDS for each in commands]
+    of_gopt = [bool(argv) and argv[0] in COMMANDS for argv in commands]
     if not all(of_gopt) and len(commands) > 1:
         raise OptionError("--then takes gopt commands only", "put the others into a script")
     model = scratch / "model.onnx"
@@ -192,7 +192,7 @@ def _runner(
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)
         folder.mkdir()
-        filled = [[word.replace(PLACE, str(model)) for word in each] for each in commands]
+        filled = [[word.replace(PLACE, str(model)) for word in argv] for argv in commands]
         run = run_commands(filled, folder, deadline) if of_gopt[0] else run_program(filled[0], folder, deadline)
         check_signals()
         return run

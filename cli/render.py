@@ -54,28 +54,28 @@ class SafeConsole(Console):
         self.fits = fits
         super().__init__(quiet=verbosity() is Verbosity.QUIET, highlight=False, markup=False, **options)
 
-    def print(self, *objects: Any, **given: Any) -> None:
+    def print(self, *objects: Any, **options: Any) -> None:
         """Print lines of text and tables; the title of a table is a line."""
-        for each in objects or ("",):
-            if isinstance(each, str | Text):
-                self._print_text(each, given)
+        for part in objects or ("",):
+            if isinstance(part, str | Text):
+                self._print_text(part, options)
                 continue
-            if isinstance(each, Table):
-                if each.title is not None:
-                    self._print_text(Text(str(each.title), "bold"), given)
-                    each.title = None
-                for column in each.columns:
+            if isinstance(part, Table):
+                if part.title is not None:
+                    self._print_text(Text(str(part.title), "bold"), options)
+                    part.title = None
+                for column in part.columns:
                     column._cells = [_cleaned(cell) for cell in column.cells]
-            super().print(each, **given)
+            super().print(part, **options)
 
     def print_line(self, text: Text) -> None:
         """Print a text on one line, however wide it is: for lines other programs read, such as differences."""
         super().print(_cleaned(text), soft_wrap=True)
 
-    def _print_text(self, text: str | Text, given: dict[str, Any]) -> None:
+    def _print_text(self, text: str | Text, options: dict[str, Any]) -> None:
         line = _cleaned(text)
         for row in wrapped(line, self.width) if self.fits else (line,):
-            super().print(row, soft_wrap=True, **given)
+            super().print(row, soft_wrap=True, **options)
 
 
 def wrapped(line: Text, width: int) -> list[Text]:
@@ -92,9 +92,9 @@ def wrapped(line: Text, width: int) -> list[Text]:
     return [rows[0], *(Text(indent).append_text(row) for row in rows[1:])]
 
 
-def _cleaned(each: Any) -> Any:
+def _cleaned(part: Any) -> Any:
     """A text as one line without control characters; anything else that rich prints as it is."""
-    text = Text(each) if isinstance(each, str) else each
+    text = Text(part) if isinstance(part, str) else part
     if not isinstance(text, Text) or clean_line(text.plain) == text.plain:
         return text
     return Text(clean_line(text.plain), style=text.style)
@@ -103,11 +103,11 @@ def _cleaned(each: Any) -> Any:
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[int] = ()) -> Table:
     """A plain table; columns whose indices are in ``right`` are right-aligned."""
     made = Table(title=Text(title, "bold"), header_style="bold", box=None, pad_edge=False)
-    for place, name in enumerate(columns):
-        number = place in right  # a number never wraps
+    for index, name in enumerate(columns):
+        number = index in right  # a number never wraps
         made.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number)
     for row in rows:
-        made.add_row(*(each if isinstance(each, Text | Group) else Text(str(each)) for each in row))
+        made.add_row(*(cell if isinstance(cell, Text | Group) else Text(str(cell)) for cell in row))
     return made
 
 
@@ -145,8 +145,8 @@ def print_notes(out: Console, notes: Iterable[str], couplings: Iterable[Coupling
         out.print(f"note: {note}")
 
 
-def _render_buckets(out: Console, found: Sequence[BucketFacts]) -> None:
-    if not found:
+def _render_buckets(out: Console, facts: Sequence[BucketFacts]) -> None:
+    if not facts:
         return
     why = verbosity() is Verbosity.VERBOSE
     rows = [
@@ -159,11 +159,11 @@ def _render_buckets(out: Console, found: Sequence[BucketFacts]) -> None:
             bucket.dtype,
             *([bucket.closed_because] if why else []),
         )
-        for bucket in few(found)
+        for bucket in few(facts)
     ]
     columns = ("name", "update", "tensors", "classes", "size", "dtype", *(["closed because"] if why else []))
     out.print(table("Buckets", columns, rows, (2, 3, 4)))
-    print_left(out, len(found) - len(rows), where="report.json")
+    print_left(out, len(facts) - len(rows), where="report.json")
 
 
 def calls_text(calls: Mapping[str, int]) -> str:
@@ -176,14 +176,14 @@ def print_ranks(out: Console, columns: Sequence[str], groups: Sequence[Sequence[
 
     Where all ranks make the same calls, these are a line below the table, so that the table fits in 80 columns.
     """
-    place = columns.index("calls")
-    calls = {cells[place] for cells in groups}
+    column = columns.index("calls")
+    calls = {cells[column] for cells in groups}
     rows: list[list[Any]] = [list(cells) for cells in groups[:shown]]
     if len(calls) == 1:
-        columns = [*columns[:place], *columns[place + 1 :]]
-        rows = [cells[:place] + cells[place + 1 :] for cells in rows]
+        columns = [*columns[:column], *columns[column + 1 :]]
+        rows = [cells[:column] + cells[column + 1 :] for cells in rows]
     else:
-        rows = [[*cells[:place], Group(*map(Text, cells[place].split(", "))), *cells[place + 1 :]] for cells in rows]
+        rows = [[*cells[:column], Group(*map(Text, cells[column].split(", "))), *cells[column + 1 :]] for cells in rows]
     right = [number for number, name in enumerate(columns) if name not in ("rank", "calls")]
     out.print(table("Ranks", columns, rows, right))
     if len(calls) == 1:
@@ -225,8 +225,8 @@ def _figure_rows(report: Report) -> list[tuple[str, str, str]]:
     if overlap.peak_gathered_bytes:
         rows.append(("gathered", format_bytes(overlap.peak_gathered_bytes), "alive at once at most"))
     if casts.owned_tensors or casts.in_forward:
-        left = f", {casts.in_forward} left in the forward" if casts.in_forward else ""
-        rows.append(("casts", str(casts.per_update), f"{casts.owned_tensors} owned tensors{left}"))
+        rest = f", {casts.in_forward} left in the forward" if casts.in_forward else ""
+        rows.append(("casts", str(casts.per_update), f"{casts.owned_tensors} owned tensors{rest}"))
     return rows
 
 
@@ -243,10 +243,10 @@ def few(rows: Sequence[Any], most: int = 12) -> Sequence[Any]:
     return rows[:most]
 
 
-def print_left(out: Console, left: int, what: str = "", where: str = "--json") -> None:
+def print_left(out: Console, rest: int, what: str = "", where: str = "--json") -> None:
     """Print how many rows of a table are left out, and where they are; nothing where there are all."""
-    if left > 0:
-        out.print(f"… and {left} more{what and ' '}{what} in {where}")
+    if rest > 0:
+        out.print(f"… and {rest} more{what and ' '}{what} in {where}")
 
 
 def render_merged(merged: Merged) -> None:

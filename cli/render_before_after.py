@@ -54,7 +54,7 @@ def render_roles(out: Console, sizes: Sequence[RoleSize]) -> None:
     if sizes:
         labels = {name: label for label, name in _ROWS} | {"calls": "messages in a step"}
         rows = [(label, name) for name, label in labels.items() if name != "peak_live"]
-        out.print(size_table("Before and after", [(each.role, each) for each in sizes], rows))
+        out.print(size_table("Before and after", [(size.role, size) for size in sizes], rows))
         out.print("a trainer does not keep what it pulls; the server that holds most is shown")
 
 
@@ -66,11 +66,11 @@ def size_table(title: str, sizes: Sequence[tuple[str, object]], rows: Sequence[t
     for label, attribute in rows:
         before = getattr(source, attribute)
         cells = [_shown(attribute, before)]
-        for _, other in others:
-            after = getattr(other, attribute)
+        for _, size in others:
+            after = getattr(size, attribute)
             cells += [_shown(attribute, after), _saving(before, after)]
         lines.append((label, *cells))
-    heads = ("", name, *(head for other, _ in others for head in (other, "saving")))
+    heads = ("", name, *(head for name, _ in others for head in (name, "saving")))
     return table(title, heads, lines, range(1, len(heads)))
 
 
@@ -80,13 +80,13 @@ def _shown(attribute: str, value: int) -> str:
 
 def _asked(mesh: Sequence[tuple[str, int]], pipeline: Sequence[PassRecord]) -> str:
     grid = ",".join(f"{name}={count}" for name, count in mesh)
-    shard = next((each for each in pipeline if each.name == "shard"), None)
+    shard = next((run for run in pipeline if run.name == "shard"), None)
     parts = [f"mesh {grid}"]
     if shard is not None:
         bucket = shard.options.get("bucket_mb")
         cap = "default buckets" if bucket is None else f"buckets of {bucket:g} MiB"
         parts = [f"stage {shard.options['stage']}", *parts, f"{shard.options['partition']} partition", cap]
-    return ", ".join([*parts, *(text for each in pipeline for text in set_options(each) if not _is_shown(each, text))])
+    return ", ".join([*parts, *(text for run in pipeline for text in set_options(run) if not _is_shown(run, text))])
 
 
 def _is_shown(record: PassRecord, text: str) -> bool:
@@ -98,7 +98,7 @@ def set_options(record: PassRecord) -> list[str]:
     from gopt.passes import PASSES
 
     spec = PASSES.get(record.name)
-    usual: dict[str, Any] = {} if spec is None else {each.name: each.default for each in fields(spec.options)}
+    usual: dict[str, Any] = {} if spec is None else {field.name: field.default for field in fields(spec.options)}
     return [f"{name}={value}" for name, value in record.options.items() if _differs(usual.get(name), value)]
 
 

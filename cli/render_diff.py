@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 _COLOURS = {"added": "green", "removed": "red"}
 
 
-def render_full(found: Diff) -> None:
+def render_full(diff: Diff) -> None:
     """The tables of a review whole, then every difference on a line, never wrapped."""
     out = console()
-    for section in found.review:
+    for section in diff.review:
         _render_section(section)
-    for line in found.lines:
+    for line in diff.lines:
         out.print_line(Text(str(line), style=_COLOURS.get(line.kind, "")))
 
 
-def render_sections(found: Diff) -> None:
+def render_sections(diff: Diff) -> None:
     """Short tables, the cause first."""
-    for section in found.sections:
+    for section in diff.sections:
         _render_section(section.short())
 
 
@@ -39,8 +39,8 @@ def _render_section(section: Section) -> None:
             out.print(Text(f"  {text}"))
     else:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        for place, column in enumerate(section.columns):
-            table.add_column(column, overflow="fold", no_wrap=place == 0)
+        for index, column in enumerate(section.columns):
+            table.add_column(column, overflow="fold", no_wrap=index == 0)
         for row in section.rows:
             table.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
         out.print(table)
@@ -48,11 +48,11 @@ def _render_section(section: Section) -> None:
         out.print(Text(f"  and {section.hidden} more (--full shows all)", style="dim"))
 
 
-def render_verdict(found: Diff) -> None:
+def render_verdict(diff: Diff) -> None:
     """Notes, and whether both are equal."""
     out = console()
-    for note in found.notes:
+    for note in diff.notes:
         out.print(Text(f"note: {note}"))
-    if found.renamed:
-        out.print(f"{found.renamed} inner values have other names, which does not count")
-    out.print(found.verdict)
+    if diff.renamed:
+        out.print(f"{diff.renamed} inner values have other names, which does not count")
+    out.print(diff.verdict)

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
-def render_check(found: GoldenCheck, folder: str) -> None:
+def render_check(check: GoldenCheck, folder: str) -> None:
     """A unified diff of each golden that differs, and the command accepting the change."""
     out = console()
-    for lines in found.differing.values():
+    for lines in check.differing.values():
         for line in lines:
             out.print_line(Text(line, style=_COLOURS.get(line[:1], "")))
-    for name in found.missing:
+    for name in check.missing:
         out.print(Text(f"missing: golden/{name}", style="red"))
-    for name in found.extra:
+    for name in check.extra:
         out.print(Text(f"extra: golden/{name}: no case asks for it", style="red"))
-    if found.equal:
+    if check.equal:
         out.print("equal")
     else:
         out.print(Text(f"to accept: gopt golden update {folder}"))

@@ -23,10 +23,10 @@ def render_imported(imported: Imported) -> None:
     out.print(f"inputs: {', '.join(imported.inputs)}")
     if imported.missing:
         out.print(f"note: {len(imported.missing)} states have no value, {imported.missing[0]} first")
-    left = imported.uninitialized
-    if left:
+    states = imported.uninitialized
+    if states:
         out.print(
-            f"note: the source computes first values of {len(left)} states, {left[0]} first; the step has the "
+            f"note: the source computes first values of {len(states)} states, {states[0]} first; the step has the "
             "stored ones. gopt shard of the source keeps the graph",
         )
     out.print(

@@ -25,46 +25,46 @@ MOST = 24
 """Rows of a table before it is cut short; --json has them all."""
 
 
-def render_inspection(found: Inspection) -> None:
+def render_inspection(info: Inspection) -> None:
     """A training step."""
     out = console()
-    opsets = ", ".join(f"{domain} {version}" for domain, version in found.opsets.items())
-    head = f"{format_bytes(found.file_bytes)}, opset {opsets}, loss {', '.join([found.loss, *found.more_losses])}"
-    out.print(Text.assemble((found.file, "bold"), f"  {head}"))
+    opsets = ", ".join(f"{domain} {version}" for domain, version in info.opsets.items())
+    head = f"{format_bytes(info.file_bytes)}, opset {opsets}, loss {', '.join([info.loss, *info.more_losses])}"
+    out.print(Text.assemble((info.file, "bold"), f"  {head}"))
     rows: list[Sequence[Any]] = [
-        (each.phase, each.nodes, ", ".join(f"{count} {op}" for op, count in list(each.operators.items())[:6]))
-        for each in found.phases
+        (phase.phase, phase.nodes, ", ".join(f"{count} {op}" for op, count in list(phase.operators.items())[:6]))
+        for phase in info.phases
     ]
     out.print(table("Phases", ("phase", "nodes", "most frequent"), rows, (1,)))
-    for line in (*map(_optimizer, found.optimizers), *_controls(found.controls)):
+    for line in (*map(_optimizer, info.optimizers), *_controls(info.controls)):
         out.print(line)
-    casts = found.casts
+    casts = info.casts
     if casts.parameters or casts.gradients:
         narrow = ", ".join(casts.dtypes)
         out.print(f"low precision: {casts.parameters} parameters cast to {narrow}, {casts.gradients} gradients back")
-    rows = [_parameter(each) for each in found.parameters[:MOST]]
+    rows = [_parameter(parameter) for parameter in info.parameters[:MOST]]
     out.print(table("Parameters", ("name", "type", "size", "gradient", "states", "update"), rows, (2,)))
-    print_left(out, len(found.parameters) - MOST)
-    for title, named in (("batch", found.batch), ("hyper-parameters", found.hyper), ("statistics", found.statistics),
-                         ("scalars", found.scalars), ("metrics", found.metrics)):  # fmt: skip
+    print_left(out, len(info.parameters) - MOST)
+    for title, named in (("batch", info.batch), ("hyper-parameters", info.hyper), ("statistics", info.statistics),
+                         ("scalars", info.scalars), ("metrics", info.metrics)):  # fmt: skip
         if named:
             out.print(f"{title}: {listed([*map(_named, named)], 8)}")
-    _print_draws(out, found.draws)
-    if found.defaults:
-        texts = [f"{name} {value}" for name, value in found.defaults.items()]
+    _print_draws(out, info.draws)
+    if info.defaults:
+        texts = [f"{name} {value}" for name, value in info.defaults.items()]
         out.print(Text(f"values of hyper-parameters where a run sets none: {listed(texts, 8)}"))
-    if found.mappings:
-        rows = [(e.mapping, e.group, e.call, e.value, e.dual or "?", e.gradient) for e in found.mappings[:MOST]]
+    if info.mappings:
+        rows = [(e.mapping, e.group, e.call, e.value, e.dual or "?", e.gradient) for e in info.mappings[:MOST]]
         heads = ("mapping", "over", "forward", "value", "backward", "gradient")
         out.print(table("Region mappings of the source", heads, rows, ()))
-        print_left(out, len(found.mappings) - MOST)
-    for each in found.configurations:
-        stages = f", {each.stages} pipeline stages" if each.stages else ""
-        text = f"device configuration {each.name}: {each.devices} devices, {each.specs} sharding specs{stages}"
+        print_left(out, len(info.mappings) - MOST)
+    for config in info.configurations:
+        stages = f", {config.stages} pipeline stages" if config.stages else ""
+        text = f"device configuration {config.name}: {config.devices} devices, {config.specs} sharding specs{stages}"
         out.print(Text(text))
-    held = ", ".join(f"{kind.replace('_', ' ')} {format_bytes(n)}" for kind, n in found.bytes.items() if n)
-    out.print(f"bytes: {held}")
-    print_notes(out, found.notes, found.couplings)
+    sizes = ", ".join(f"{kind.replace('_', ' ')} {format_bytes(n)}" for kind, n in info.bytes.items() if n)
+    out.print(f"bytes: {sizes}")
+    print_notes(out, info.notes, info.couplings)
 
 
 def _print_draws(out: Console, draws: Mapping[str, Draw] | None) -> None:
@@ -92,17 +92,17 @@ def _value(value: float | bool | None) -> str:
     return "not found" if value is None else f"{value:g}"
 
 
-def _parameter(each: Parameter) -> Sequence[str]:
-    shape = "?" if each.shape is None else ",".join(map(str, each.shape))
-    gradient = "none" if each.gradient is None else f"{each.gradient} {each.gradient_dtype}"
-    states = ", ".join(state.role or state.name for state in each.states)
-    why = "" if each.mode == "split" else f": {each.why}"
-    return each.name, f"{each.dtype}[{shape}]", format_bytes(each.bytes), gradient, states, f"{each.mode}{why}"
+def _parameter(param: Parameter) -> Sequence[str]:
+    shape = "?" if param.shape is None else ",".join(map(str, param.shape))
+    gradient = "none" if param.gradient is None else f"{param.gradient} {param.gradient_dtype}"
+    states = ", ".join(state.role or state.name for state in param.states)
+    why = "" if param.mode == "split" else f": {param.why}"
+    return param.name, f"{param.dtype}[{shape}]", format_bytes(param.bytes), gradient, states, f"{param.mode}{why}"
 
 
-def _named(each: NamedValue) -> str:
-    shape = "?" if each.shape is None else ",".join("?" if n is None else str(n) for n in each.shape)
-    return f"{each.name} {each.dtype}[{shape}]"
+def _named(value: NamedValue) -> str:
+    shape = "?" if value.shape is None else ",".join("?" if n is None else str(n) for n in value.shape)
+    return f"{value.name} {value.dtype}[{shape}]"
 
 
 def _controls(controls: Controls) -> Iterator[Text]:
@@ -143,36 +143,36 @@ def _clip(clip: Clip) -> Text:
     )
 
 
-def render_folder(found: FolderInspection) -> None:
+def render_folder(info: FolderInspection) -> None:
     """An output folder."""
     out = console()
-    out.print(Text.assemble((found.folder, "bold"), f"  {found.ranks} ranks"))
-    render_before_after(out, found.source.file, found.mesh, found.pipeline, found.before_after)
-    kinds = ", ".join(f"{count} {kind.replace('_', ' ')}{'s' * (count > 1)}" for kind, count in found.states.items())
-    where = f"{found.sharded} sharded, {found.replicated} on every rank"
-    out.print(f"states: {kinds}; {where}; values {format_bytes(found.values_bytes)}")
-    _print_draws(out, found.draws)
+    out.print(Text.assemble((info.folder, "bold"), f"  {info.ranks} ranks"))
+    render_before_after(out, info.source.file, info.mesh, info.pipeline, info.before_after)
+    kinds = ", ".join(f"{count} {kind.replace('_', ' ')}{'s' * (count > 1)}" for kind, count in info.states.items())
+    where = f"{info.sharded} sharded, {info.replicated} on every rank"
+    out.print(f"states: {kinds}; {where}; values {format_bytes(info.values_bytes)}")
+    _print_draws(out, info.draws)
     rows: list[Sequence[Any]] = []
-    for each in found.pipeline:
-        rows.append((each.name, ", ".join(set_options(each)) or "defaults", each.note))
+    for record in info.pipeline:
+        rows.append((record.name, ", ".join(set_options(record)) or "defaults", record.note))
     out.print(table("Pipeline", ("pass", "options", "note"), rows))
-    groups = {call.split(" ", 1)[-1] for each in found.per_rank for call in each.calls}
+    groups = {call.split(" ", 1)[-1] for rank in info.per_rank for call in rank.calls}
     ranks: list[tuple[int, tuple[str, ...]]] = []
-    for rank in found.per_rank:
+    for rank in info.per_rank:
         named = {call.split(" ", 1)[0] if len(groups) == 1 else call: count for call, count in rank.calls.items()}
         calls = calls_text(named)
-        held = [format_bytes(count) for count in (rank.parameters, rank.optimizer_states, rank.gradients)]
-        ranks.append((rank.rank, (*held, calls, format_bytes(rank.bytes_sent))))
+        sizes = [format_bytes(count) for count in (rank.parameters, rank.optimizer_states, rank.gradients)]
+        ranks.append((rank.rank, (*sizes, calls, format_bytes(rank.bytes_sent))))
     grouped = group_ranks(ranks)
     columns = ("rank", "parameters", "states", "gradients", "calls", "sent/step", "file")
-    files = {each.rank: each.file_bytes for each in found.per_rank}
-    rows = [(rank_ranges(same), *values, _between([files[rank] for rank in same])) for same, values in grouped]
+    files = {rank.rank: rank.file_bytes for rank in info.per_rank}
+    rows = [(rank_ranges(members), *values, _between([files[rank] for rank in members])) for members, values in grouped]
     print_ranks(out, columns, rows, MOST)
     print_left(out, len(grouped) - MOST, "kinds of ranks")
-    balance = ", ".join(f"{kind.replace('_', ' ')} {value:g}" for kind, value in found.balance.items())
-    counts = f"{found.removed_ops} ops removed, {found.added_ops} added"
+    balance = ", ".join(f"{kind.replace('_', ' ')} {value:g}" for kind, value in info.balance.items())
+    counts = f"{info.removed_ops} ops removed, {info.added_ops} added"
     out.print(f"balance (max / mean): {balance}; {counts}")
-    print_notes(out, found.notes)
+    print_notes(out, info.notes)
 
 
 def _between(sizes: Sequence[int]) -> str:

@@ -31,56 +31,56 @@ MOST = 24
 """Rows of a table; --json has them all."""
 
 
-def render_found(found: Any, path: Path) -> None:
+def render_found(info: Any, path: Path) -> None:
     """Show what describes ``path``."""
-    if isinstance(found, SplitInspection):
+    if isinstance(info, SplitInspection):
         from .render_split import render_split
 
-        render_split(found, path, written=False)
+        render_split(info, path, written=False)
         return
-    _RENDERERS[type(found)](found)
+    _RENDERERS[type(info)](info)
 
 
-def _step(found: Inspection) -> None:
+def _step(info: Inspection) -> None:
     from .render_inspect import render_inspection
 
-    render_inspection(found)
+    render_inspection(info)
 
 
-def _folder(found: FolderInspection) -> None:
+def _folder(info: FolderInspection) -> None:
     from .render_inspect import render_folder
 
-    render_folder(found)
+    render_folder(info)
 
 
-def _role(found: RoleInspection) -> None:
+def _role(info: RoleInspection) -> None:
     from .render_split import render_role
 
-    render_role(found)
+    render_role(info)
 
 
-def _inference(found: InferenceInspection) -> None:
-    opsets = ", ".join(f"{domain} {version}" for domain, version in found.opsets.items())
-    by = f", made by {found.producer}" if found.producer else ""
-    _head(found.file, f"an inference model: {format_bytes(found.file_bytes)}, opset {opsets}{by}")
-    weights = found.weights
+def _inference(info: InferenceInspection) -> None:
+    opsets = ", ".join(f"{domain} {version}" for domain, version in info.opsets.items())
+    by = f", made by {info.producer}" if info.producer else ""
+    _head(info.file, f"an inference model: {format_bytes(info.file_bytes)}, opset {opsets}{by}")
+    weights = info.weights
     kinds = f" ({', '.join(f'{count} {dtype}' for dtype, count in weights.dtypes.items())})" if weights.tensors else ""
-    _line(f"{found.nodes} nodes: {_counted(found.operators)}")
+    _line(f"{info.nodes} nodes: {_counted(info.operators)}")
     _line(f"weights: {weights.tensors} tensors{kinds}, {weights.elements} elements, {format_bytes(weights.bytes)}")
-    _line(f"inputs: {_values(found.inputs)}")
-    _line(f"outputs: {_values(found.outputs)}")
-    if found.functions:
-        _line(f"functions of its own: {listed(found.functions, FEW)}")
-    if found.carried:
-        _line(f"carried from call to call: {listed([f'{name} -> {new}' for name, new in found.carried.items()], FEW)}")
-    _line(f"not a training step: {found.refusal.removeprefix('this is not a training step: ')}")
-    _end(found.notes, found.next)
+    _line(f"inputs: {_values(info.inputs)}")
+    _line(f"outputs: {_values(info.outputs)}")
+    if info.functions:
+        _line(f"functions of its own: {listed(info.functions, FEW)}")
+    if info.carried:
+        _line(f"carried from call to call: {listed([f'{name} -> {new}' for name, new in info.carried.items()], FEW)}")
+    _line(f"not a training step: {info.refusal.removeprefix('this is not a training step: ')}")
+    _end(info.notes, info.next)
 
 
-def _training_info(found: TrainingInfoInspection) -> None:
-    _head(found.file, f"a model with training_info: {format_bytes(found.file_bytes)}")
-    _line(f"inference graph: {found.nodes} nodes, {found.initializers} initializers")
-    for number, step in enumerate(found.steps):
+def _training_info(info: TrainingInfoInspection) -> None:
+    _head(info.file, f"a model with training_info: {format_bytes(info.file_bytes)}")
+    _line(f"inference graph: {info.nodes} nodes, {info.initializers} initializers")
+    for number, step in enumerate(info.steps):
         _line(f"step {number}: {step.nodes} nodes: {_counted(step.operators)}")
         updates = [f"{name} <- {value}" for name, value in step.updates.items()]
         _line(f"  replaces {len(updates)} initializers: {listed(updates, FEW)}")
@@ -88,127 +88,123 @@ def _training_info(found: TrainingInfoInspection) -> None:
             _line(f"  initializes {len(step.initialized)}: {listed(step.initialized, FEW)}")
         if step.differentiates:
             _line(f"  Gradient with respect to {listed(step.differentiates, FEW)}")
-    if not found.refusal:
-        _line(f"a training step: {found.parameters} parameters, loss {found.loss}")
-    _end(found.notes, found.next)
+    if not info.refusal:
+        _line(f"a training step: {info.parameters} parameters, loss {info.loss}")
+    _end(info.notes, info.next)
 
 
-def _ort_training(found: OrtTrainingInspection) -> None:
-    _head(found.file, f"a training graph of ONNX Runtime: {format_bytes(found.file_bytes)}, loss {found.loss}")
+def _ort_training(info: OrtTrainingInspection) -> None:
+    _head(info.file, f"a training graph of ONNX Runtime: {format_bytes(info.file_bytes)}, loss {info.loss}")
     _line(
-        f"{found.forward} nodes of the forward, {found.backward} of the backward, {found.accumulators} accumulators of "
+        f"{info.forward} nodes of the forward, {info.backward} of the backward, {info.accumulators} accumulators of "
         "gradients"
     )
-    _line(f"operators: {_counted(found.operators)}")
-    _tensors("Trained parameters", found.parameters)
-    _line(f"batch, and parameters that are frozen: {_values(found.inputs)}")
-    _end((), found.next)
+    _line(f"operators: {_counted(info.operators)}")
+    _tensors("Trained parameters", info.parameters)
+    _line(f"batch, and parameters that are frozen: {_values(info.inputs)}")
+    _end((), info.next)
 
 
-def _ort_optimizer(found: OrtOptimizerInspection) -> None:
-    _head(found.file, f"an optimizer graph of ONNX Runtime: {format_bytes(found.file_bytes)}")
-    constants = ", ".join(f"{name} {value:g}" for name, value in found.constants.items())
-    _line(f"optimizer: {found.optimizer}; {constants}")
-    if found.max_norm is not None:
-        _line(f"global-norm clip: max norm {found.max_norm:g}")
-    _line(f"inputs: {', '.join(found.inputs)}")
-    _end((), found.next)
+def _ort_optimizer(info: OrtOptimizerInspection) -> None:
+    _head(info.file, f"an optimizer graph of ONNX Runtime: {format_bytes(info.file_bytes)}")
+    constants = ", ".join(f"{name} {value:g}" for name, value in info.constants.items())
+    _line(f"optimizer: {info.optimizer}; {constants}")
+    if info.max_norm is not None:
+        _line(f"global-norm clip: max norm {info.max_norm:g}")
+    _line(f"inputs: {', '.join(info.inputs)}")
+    _end((), info.next)
 
 
-def _ort_checkpoint(found: OrtCheckpointInspection) -> None:
-    _head(
-        found.file, f"a training checkpoint of ONNX Runtime: {format_bytes(found.file_bytes)}, version {found.version}"
-    )
-    if found.nominal:
+def _ort_checkpoint(info: OrtCheckpointInspection) -> None:
+    _head(info.file, f"a training checkpoint of ONNX Runtime: {format_bytes(info.file_bytes)}, version {info.version}")
+    if info.nominal:
         _line("it names tensors without values (nominal)")
-    if found.external:
+    if info.external:
         _line("values are in a file beside it")
-    _tensors("Trained parameters", found.trainable)
-    if found.frozen:
-        _tensors("Frozen parameters", found.frozen)
-    for group in found.groups:
+    _tensors("Trained parameters", info.trainable)
+    if info.frozen:
+        _tensors("Frozen parameters", info.frozen)
+    for group in info.groups:
         _line(
             f"optimizer group {group.name}: step {group.step}, learning rate {group.learning_rate:g}, {group.states} "
             f"states of each of {group.parameters} parameters, {format_bytes(group.bytes)}"
         )
-    if found.properties:
-        _line("properties: " + ", ".join(f"{name} = {value}" for name, value in found.properties.items()))
-    _end((), found.next)
+    if info.properties:
+        _line("properties: " + ", ".join(f"{name} = {value}" for name, value in info.properties.items()))
+    _end((), info.next)
 
 
-def _ort_artifacts(found: OrtArtifactsInspection) -> None:
-    _head(found.folder, "training artifacts of ONNX Runtime")
-    if found.training is not None:
-        _ort_training(found.training)
-    if found.optimizer is not None:
-        _ort_optimizer(found.optimizer)
-    if found.checkpoint is not None:
-        _ort_checkpoint(found.checkpoint)
-    if found.others:
-        _line(f"other models: {', '.join(found.others)}")
-    if found.step is not None:
-        _step(found.step)
-    if found.refusal:
-        _line(f"not a training step: {found.refusal}", "red")
-    _end(found.notes, found.next)
+def _ort_artifacts(info: OrtArtifactsInspection) -> None:
+    _head(info.folder, "training artifacts of ONNX Runtime")
+    if info.training is not None:
+        _ort_training(info.training)
+    if info.optimizer is not None:
+        _ort_optimizer(info.optimizer)
+    if info.checkpoint is not None:
+        _ort_checkpoint(info.checkpoint)
+    if info.others:
+        _line(f"other models: {', '.join(info.others)}")
+    if info.step is not None:
+        _step(info.step)
+    if info.refusal:
+        _line(f"not a training step: {info.refusal}", "red")
+    _end(info.notes, info.next)
 
 
-def _rank_file(found: RankFileInspection) -> None:
-    _head(found.file, f"rank {found.rank} of mesh {found.mesh}: {format_bytes(found.file_bytes)}")
-    made = sum(found.made_by.values())
-    _line(f"{found.nodes} nodes, {made} made by passes ({_counted(found.made_by)}): {_counted(found.operators)}")
-    _line(f"calls: {_counted(found.calls) or 'none'}")
-    stored = format_bytes(sum(found.stored.values()))
-    _line(f"inputs: {len(found.inputs)}, {len(found.stored)} of them with a value ({stored}): {_values(found.inputs)}")
-    _line(f"outputs: {_values(found.outputs)}")
-    _end((), found.next)
+def _rank_file(info: RankFileInspection) -> None:
+    _head(info.file, f"rank {info.rank} of mesh {info.mesh}: {format_bytes(info.file_bytes)}")
+    count = sum(info.made_by.values())
+    _line(f"{info.nodes} nodes, {count} made by passes ({_counted(info.made_by)}): {_counted(info.operators)}")
+    _line(f"calls: {_counted(info.calls) or 'none'}")
+    stored = format_bytes(sum(info.stored.values()))
+    _line(f"inputs: {len(info.inputs)}, {len(info.stored)} of them with a value ({stored}): {_values(info.inputs)}")
+    _line(f"outputs: {_values(info.outputs)}")
+    _end((), info.next)
 
 
-def _manifest(found: ManifestInspection) -> None:
-    mesh = ",".join(f"{axis}={size}" for axis, size in found.mesh)
-    _head(found.file, f"a manifest: mesh {mesh}, {found.ranks} ranks, loss {found.loss}")
-    if len(found.roles) > 1:
-        _line(f"roles: {_counted(found.roles)}")
-    _line(f"states of the source: {_counted(found.states)}; batch: {', '.join(found.batch)}")
-    _line(f"files of ranks: {found.files}, {found.present} of them beside it")
-    _end((), found.next)
+def _manifest(info: ManifestInspection) -> None:
+    mesh = ",".join(f"{axis}={size}" for axis, size in info.mesh)
+    _head(info.file, f"a manifest: mesh {mesh}, {info.ranks} ranks, loss {info.loss}")
+    if len(info.roles) > 1:
+        _line(f"roles: {_counted(info.roles)}")
+    _line(f"states of the source: {_counted(info.states)}; batch: {', '.join(info.batch)}")
+    _line(f"files of ranks: {info.files}, {info.present} of them beside it")
+    _end((), info.next)
 
 
-def _report(found: ReportInspection) -> None:
-    mesh = ",".join(f"{axis}={size}" for axis, size in found.mesh)
-    _head(found.file, f"a report: {found.source} on mesh {mesh}")
-    _line(f"passes: {', '.join(found.passes)}")
-    _line(f"{found.removed_ops} nodes removed, {found.added_ops} added, {found.checks} checks")
-    _end((), found.next)
+def _report(info: ReportInspection) -> None:
+    mesh = ",".join(f"{axis}={size}" for axis, size in info.mesh)
+    _head(info.file, f"a report: {info.source} on mesh {mesh}")
+    _line(f"passes: {', '.join(info.passes)}")
+    _line(f"{info.removed_ops} nodes removed, {info.added_ops} added, {info.checks} checks")
+    _end((), info.next)
 
 
-def _record(found: RecordInspection) -> None:
-    roles = f"{found.trainers} trainers and {found.servers} servers"
-    _head(found.file, f"the record of a run: {roles}, {found.steps} steps, data {found.data}")
-    _line(f"messages received: {_counted({f'by {name}': count for name, count in found.received.items()})}")
-    _line(f"states at the end: {found.states} digests")
-    _end((), found.next)
+def _record(info: RecordInspection) -> None:
+    roles = f"{info.trainers} trainers and {info.servers} servers"
+    _head(info.file, f"the record of a run: {roles}, {info.steps} steps, data {info.data}")
+    _line(f"messages received: {_counted({f'by {name}': count for name, count in info.received.items()})}")
+    _line(f"states at the end: {info.states} digests")
+    _end((), info.next)
 
 
-def _checkpoint(found: CheckpointInspection) -> None:
-    steps = ", ".join(map(str, found.steps[-MOST:]))
-    _head(found.folder, f"{len(found.steps)} checkpoint{'s' * (len(found.steps) != 1)} of gopt: after step {steps}")
-    _line(f"step {found.step}: {found.files} files, {format_bytes(found.bytes)}")
-    if found.damaged:
-        _line(
-            f"DAMAGED: {len(found.damaged)} files are missing or of another size: {listed(found.damaged, FEW)}", "red"
-        )
-    _end((), *(() if found.damaged else found.next))
+def _checkpoint(info: CheckpointInspection) -> None:
+    steps = ", ".join(map(str, info.steps[-MOST:]))
+    _head(info.folder, f"{len(info.steps)} checkpoint{'s' * (len(info.steps) != 1)} of gopt: after step {steps}")
+    _line(f"step {info.step}: {info.files} files, {format_bytes(info.bytes)}")
+    if info.damaged:
+        _line(f"DAMAGED: {len(info.damaged)} files are missing or of another size: {listed(info.damaged, FEW)}", "red")
+    _end((), *(() if info.damaged else info.next))
 
 
-def _file_of_values(found: ValuesInspection) -> None:
-    kinds = ", ".join(f"{count} {dtype}" for dtype, count in found.dtypes.items())
-    what = f"{len(found.tensors)} tensors ({kinds}), {format_bytes(found.bytes)}"
-    _head(found.file, f"a {found.kind} file: {what}")
-    _tensors("Tensors", found.tensors)
-    if found.metadata:
-        _line("metadata: " + listed([f"{name} = {value}" for name, value in found.metadata.items()], FEW))
-    _end((), found.next)
+def _file_of_values(info: ValuesInspection) -> None:
+    kinds = ", ".join(f"{count} {dtype}" for dtype, count in info.dtypes.items())
+    what = f"{len(info.tensors)} tensors ({kinds}), {format_bytes(info.bytes)}"
+    _head(info.file, f"a {info.kind} file: {what}")
+    _tensors("Tensors", info.tensors)
+    if info.metadata:
+        _line("metadata: " + listed([f"{name} = {value}" for name, value in info.metadata.items()], FEW))
+    _end((), info.next)
 
 
 _RENDERERS: dict[type, Callable[[Any], None]] = {
@@ -247,8 +243,8 @@ def _end(notes: Sequence[str], *hints: str) -> None:
 
 
 def _tensors(title: str, values: Sequence[NamedValue]) -> None:
-    rows = [(each.name, each.dtype, _shape(each), format_bytes(each.bytes)) for each in values[:MOST]]
-    total = format_bytes(sum(each.bytes for each in values))
+    rows = [(value.name, value.dtype, _shape(value), format_bytes(value.bytes)) for value in values[:MOST]]
+    total = format_bytes(sum(value.bytes for value in values))
     console().print(table(f"{title}: {len(values)}, {total}", ("name", "type", "shape", "size"), rows, (3,)))
     print_left(console(), len(values) - MOST)
 
@@ -258,7 +254,7 @@ def _shape(value: NamedValue) -> str:
 
 
 def _values(values: Sequence[NamedValue], most: int = FEW) -> str:
-    return listed([f"{each.name} {each.dtype}[{_shape(each)}]" for each in values], most)
+    return listed([f"{value.name} {value.dtype}[{_shape(value)}]" for value in values], most)
 
 
 def _counted(counts: Mapping[str, int], most: int = FEW) -> str:

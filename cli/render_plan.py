@@ -59,14 +59,14 @@ def render_plan(
     title = f"Choices for {mesh}, best first; sizes are those of the rank that holds most"
     if not mesh:
         title = f"Meshes of {rows[0].choice.mesh.ranks} ranks and stages, best first; sizes of the rank that holds most"
-    left = ("partition",) if "stage" not in columns[:1] else ("stage", "partition")
-    right = [place for place, name in enumerate(columns) if name not in left]
+    texts = ("partition",) if "stage" not in columns[:1] else ("stage", "partition")
+    right = [index for index, name in enumerate(columns) if name not in texts]
     if wide and mesh:
         lines = [[*line, why] for line, why in joined]
         out.print(table(title, [*columns, "why"], lines, right))
     else:
         lines = [[str(number), *line] for number, line in enumerate(lines, 1)]
-        out.print(table(title, ["", *columns], lines, (0, *(place + 1 for place in right))))
+        out.print(table(title, ["", *columns], lines, (0, *(index + 1 for index in right))))
         for numbers, why in _reasons(reasons):
             out.print(f"{numbers:>3} {why}")
     print_left(out, len(rows) - len(shown))
@@ -75,39 +75,39 @@ def render_plan(
             out.print(f"{name}: {text}")
     if not wide:
         out.print("more columns: --wide")
-    for each, text in (remarks or {}).items():
-        out.print(f"{each}: {text}")
+    for remark, text in (remarks or {}).items():
+        out.print(f"{remark}: {text}")
     if rows and rows[0].fits:
-        first = rows[0].choice
-        grid, named = ("", "") if mesh else (f"{first.mesh}, ", f" --mesh {first.mesh}")
-        out.print(f"best: {grid}{_described(first.settings)} ({rows[0].why}); gopt shard{named} --auto takes it")
+        choice = rows[0].choice
+        grid, named = ("", "") if mesh else (f"{choice.mesh}, ", f" --mesh {choice.mesh}")
+        out.print(f"best: {grid}{_described(choice.settings)} ({rows[0].why}); gopt shard{named} --auto takes it")
     elif memory is not None:
         out.print(f"nothing fits in {format_bytes(memory)}: more ranks, or a smaller batch")
 
 
 def _join(rows: Sequence[tuple[list[str], str]], columns: Sequence[str]) -> list[tuple[list[str], str]]:
     """Neighbouring rows differing in one setting alone as one row, which lists its values."""
-    found: list[tuple[list[str], str]] = []
+    joined: list[tuple[list[str], str]] = []
     at = -1  # the column in which the rows of the last one differ
     for line, why in rows:
-        last = found[-1] if found else None
+        last = joined[-1] if joined else None
         if last is not None and last[1] == why:
-            apart = [place for place, (old, new) in enumerate(zip(last[0], line)) if old != new]
+            apart = [index for index, (old, new) in enumerate(zip(last[0], line)) if old != new]
             if len(apart) == 1 and columns[apart[0]] in _HEAD and at in (-1, apart[0]):
                 at = apart[0]
                 last[0][at] += f",{line[at]}"
                 continue
-        found.append((list(line), why))
+        joined.append((list(line), why))
         at = -1
-    return found
+    return joined
 
 
 def _reasons(reasons: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Numbers of neighbouring rows that have one reason, and the reason."""
     last = 0
     for why, group in groupby(reasons):
-        first, last = last + 1, last + len(list(group))
-        yield (f"{first}" if first == last else f"{first}-{last}"), why
+        start, last = last + 1, last + len(list(group))
+        yield (f"{start}" if start == last else f"{start}-{last}"), why
 
 
 def _columns(mesh: str, wide: bool, timed: bool) -> list[str]:
@@ -121,10 +121,10 @@ def _columns(mesh: str, wide: bool, timed: bool) -> list[str]:
 
 def _best_of_each(rows: Sequence[RankedChoice]) -> list[RankedChoice]:
     """The first row of every stage of every mesh."""
-    found: dict[tuple[str, int], RankedChoice] = {}
+    best: dict[tuple[str, int], RankedChoice] = {}
     for row in rows:
-        found.setdefault((str(row.choice.mesh), row.choice.settings.stage), row)
-    return list(found.values())
+        best.setdefault((str(row.choice.mesh), row.choice.settings.stage), row)
+    return list(best.values())
 
 
 def _described(settings: ShardSettings) -> str:

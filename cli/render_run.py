@@ -61,11 +61,11 @@ def facts(step: Progress | StepMessage) -> str:
     )
 
 
-def render_evaluation(step: int, found: Evaluation) -> None:
+def render_evaluation(step: int, evaluation: Evaluation) -> None:
     """The line of an evaluation, while the run goes on."""
-    values = ", ".join(f"{clean_line(name)} {value:.6g}" for name, value in found.values.items())
-    best = {None: "", True: "; the best so far", False: f"; {found.without} since the best"}[found.best]
-    console().print(f"step {step}: evaluation {values} ({found.samples} samples){best}")
+    values = ", ".join(f"{clean_line(name)} {value:.6g}" for name, value in evaluation.values.items())
+    best = {None: "", True: "; the best so far", False: f"; {evaluation.without} since the best"}[evaluation.best]
+    console().print(f"step {step}: evaluation {values} ({evaluation.samples} samples){best}")
 
 
 def render_run(result: RunResult) -> None:
@@ -77,7 +77,7 @@ def render_run(result: RunResult) -> None:
             f"{result.asked} counts from the start of training",
         )
         return
-    first, last, count, seconds = result.steps[0], result.steps[-1], len(result.steps), result.seconds
+    progress, last, count, seconds = result.steps[0], result.steps[-1], len(result.steps), result.seconds
     how = result.engine + (f", {result.shared_calls} calls in shared memory" if result.shared_calls else "")
     out.print(
         f"{_steps(count)} on {_ranks(result)} ({how}) "
@@ -85,20 +85,20 @@ def render_run(result: RunResult) -> None:
         f"{1000 * seconds / count:.1f} ms a step, {result.samples_per_second:.0f} samples/s"
     )
     used = result.usage
-    said = [
+    rates = [
         f"{used['tokens_per_second']:.0f} tokens/s" if "tokens_per_second" in used else "",
         f"{used['memory'] / 1e9:.2f} GB of memory at most" if "memory" in used else "",
         f"{used['utilisation']:.1%} of the peak of floating-point operations" if "utilisation" in used else "",
     ]
     if used.keys() - {"memory"}:
-        out.print(", ".join(filter(None, said)))
-    out.print(f"loss {first.loss:.6g} → {last.loss:.6g}  {sparkline(result.losses)}")
-    for name in first.means:
-        line = [each.means[name] for each in result.steps]
+        out.print(", ".join(filter(None, rates)))
+    out.print(f"loss {progress.loss:.6g} → {last.loss:.6g}  {sparkline(result.losses)}")
+    for name in progress.means:
+        line = [step.means[name] for step in result.steps]
         out.print(f"loss {show(name)} {line[0]:.6g} → {line[-1]:.6g}  {sparkline(line)}")
     if result.not_finite is not None:
         out.print(
-            f"warning: {'a' if first.means else 'the'} loss is not finite in {_steps(result.not_finite.steps)}, "
+            f"warning: {'a' if progress.means else 'the'} loss is not finite in {_steps(result.not_finite.steps)}, "
             f"first in step {result.not_finite.first}{f', {cause}' if (cause := result.not_finite.cause) else ''}; "
             "with --stop-on-nan the run ends there",
         )
@@ -112,8 +112,8 @@ def render_run(result: RunResult) -> None:
         count = last.evaluation.without
         out.print(f"ended at step {last.step} of {result.asked}: {count} evaluations without a better one")
     if result.best is not None:
-        step, kept = result.best
-        value = f"{clean_line(kept.metric)} {kept.value:.6g}"
+        step, entry = result.best
+        value = f"{clean_line(entry.metric)} {entry.value:.6g}"
         out.print(f"best checkpoint: {result.checkpoint}/{BEST_DIR}, step {step}, {value}")
     if result.checkpoint is not None:
         out.print(f"last checkpoint: {result.checkpoint / step_dir(last.step)}")
@@ -125,12 +125,12 @@ def _render_servers(servers: Sequence[ServerSummary]) -> None:
     """Print each server's counts and waits, with at most three trainers per server: those with the longest waits."""
     out = console()
     out.print(f"{'server':>6} {'answers':>8} {'MB in':>9} {'MB out':>9} {'dropped':>7}  waited for trainers, s")
-    for each in servers:
-        longest = sorted(each.waits.items(), key=lambda item: -item[1])[:3]
+    for server in servers:
+        longest = sorted(server.waits.items(), key=lambda item: -item[1])[:3]
         waits = ", ".join(f"{trainer}: {spent:.2g}" for trainer, spent in longest) or "-"
         out.print(
-            f"{each.server:>6} {each.answered:>8} {each.bytes_in / 1e6:>9.3f} {each.bytes_out / 1e6:>9.3f} "
-            f"{each.dropped:>7}  {waits}",
+            f"{server.server:>6} {server.answered:>8} {server.bytes_in / 1e6:>9.3f} {server.bytes_out / 1e6:>9.3f} "
+            f"{server.dropped:>7}  {waits}",
         )
 
 
@@ -149,8 +149,8 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     count = min(width, len(values))
     shares = [values[len(values) * n // count : len(values) * (n + 1) // count] for n in range(count)]
     means = [sum(share) / len(share) for share in shares]
-    known = [mean for mean in means if mean == mean and abs(mean) != float("inf")]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    finite = [mean for mean in means if mean == mean and abs(mean) != float("inf")]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
     span = (high - low) or 1.0
     return "".join(
         _BARS[round((mean - low) / span * (len(_BARS) - 1))] if low <= mean <= high else "?" for mean in means

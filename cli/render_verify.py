@@ -32,13 +32,13 @@ def render_verification(result: Verification, roles: Sequence[str] = ()) -> None
     rows = [
         (
             name,
-            each.name,
-            each.kind,
-            roles[each.rank] if roles else each.rank,
-            each.step,
-            f"{each.error_over_tolerance * result.tolerance:.2e}",
+            difference.name,
+            difference.kind,
+            roles[difference.rank] if roles else difference.rank,
+            difference.step,
+            f"{difference.error_over_tolerance * result.tolerance:.2e}",
         )
-        for name, each in result.worst.items()
+        for name, difference in result.worst.items()
     ]
     steps = result.steps
     who = "trainers and servers" if roles else "ranks"
@@ -47,14 +47,14 @@ def render_verification(result: Verification, roles: Sequence[str] = ()) -> None
     out.print(table(title, ("variant", "value", "kind", "role" if roles else "rank", "step", "error"), rows, (3, 4, 5)))
     _failing(result, out, roles)
     _gradients(result, out)
-    for engine in dict.fromkeys(each.engine for each in result.engines if each.engine):
-        values = sum(each.values for each in result.engines if each.engine == engine)
+    for engine in dict.fromkeys(engine.engine for engine in result.engines if engine.engine):
+        values = sum(check.values for check in result.engines if check.engine == engine)
         out.print(f"one step of the source by a second engine, {engine}: {values} values")
     if result.large_batch is not None:
         out.print(Text(result.large_batch.line(), "bold red" if result.large_batch.unnoted else ""))
     unconfirmed = list(result.open())
-    for each in unconfirmed[:MOST]:
-        out.print(Text.assemble((f"{each.name} is not confirmed", "yellow"), f": {each.why}"))
+    for doubt in unconfirmed[:MOST]:
+        out.print(Text.assemble((f"{doubt.name} is not confirmed", "yellow"), f": {doubt.why}"))
     if len(unconfirmed) > MOST:
         out.print(f"and {len(unconfirmed) - MOST} more, not confirmed either: --json has them all")
     for note in result.notes:
@@ -68,30 +68,30 @@ def _failing(result: Verification, out: Console, roles: Sequence[str]) -> None:
     if not values:
         return
     rows = []
-    for each in values[:FAILING]:
-        worst = each.worst
+    for value in values[:FAILING]:
+        worst = value.worst
         where = f"{worst.variant}, step {worst.step}, {roles[worst.rank] if roles else f'rank {worst.rank}'}"
         error = f"{worst.error_over_tolerance * result.tolerance:.2e}"
-        rows.append((worst.name, worst.kind, error, each.comparisons, where))
-    comparisons = sum(each.comparisons for each in values)
+        rows.append((worst.name, worst.kind, error, value.comparisons, where))
+    comparisons = sum(failure.comparisons for failure in values)
     title = f"{len(values)} values differ, in {comparisons} of {result.compared} comparisons"
     out.print(table(title, ("value", "kind", "worst error", "comparisons", "worst in"), rows, (2, 3)))
     if len(values) > FAILING:
-        out.print(f"and {', '.join(each.worst.name for each in values[FAILING:])}")
+        out.print(f"and {', '.join(failure.worst.name for failure in values[FAILING:])}")
 
 
 def _gradients(result: Verification, out: Console) -> None:
     checked = result.gradients
-    good = sum(each.holds for each in checked)
+    good = sum(check.holds for check in checked)
     if checked:
         out.print(f"gradients confirmed by finite differences: {good} of {len(checked)}{_sample(result.sample)}")
     refuted = result.refuted()
     if refuted:
         out.print(Text(f"finite differences contradict {len(refuted)} gradients:", "red"))
-    for each in refuted:
-        why = each.why or f"ratios {list(each.ratios)}"
-        said = f"{each.gradient} is not the gradient of {each.parameter}"
-        out.print(Text.assemble((said, "red"), f": {why}"))
+    for wrong in refuted:
+        why = wrong.why or f"ratios {list(wrong.ratios)}"
+        text = f"{wrong.gradient} is not the gradient of {wrong.parameter}"
+        out.print(Text.assemble((text, "red"), f": {why}"))
 
 
 def _sample(sample: GradientSample | None) -> str:

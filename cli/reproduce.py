@@ -56,12 +56,12 @@ def command(file: str, more: tuple[str, ...], extract: str | None, deadline: flo
         from .trial import run_commands
 
         failed = run_commands([words], folder, deadline)
-    same = failed is not None and failed.same_as(record.failed())
+    reproduced = failed is not None and failed.same_as(record.failed())
     if as_json:
-        print_json(_to_json(record, failed, same))
+        print_json(_to_json(record, failed, reproduced))
     else:
-        _tell(record, failed, same)
-    return 0 if same else 1
+        _tell(record, failed, reproduced)
+    return 0 if reproduced else 1
 
 
 def command_of(record: Reproducer, output: Path, folder: Path) -> list[str]:
@@ -88,8 +88,8 @@ def _extract(file: Path, folder: Path, more: tuple[str, ...]) -> None:
             record = archive.unpack(file, staged.path)
             (staged.path / "output").mkdir()
             words = command_of(record, folder / "output", folder)
-            for each in staged.path.rglob("*"):
-                sync(each)
+            for path in staged.path.rglob("*"):
+                sync(path)
             staged.commit()
     except FileExistsError:
         raise OptionError(f"{folder} exists already", "choose another folder with --extract") from None
@@ -111,28 +111,28 @@ def _notes(record: Reproducer, more: tuple[str, ...]) -> None:
         if option not in more:
             print_note(f"{option} is not in the reproducer, and the command runs without it: -- {option} FILE adds it")
     now = versions()
-    other = [
+    differences = [
         f"{name} {text}, here {now[name]}" for name, text in record.versions.items() if now.get(name, text) != text
     ]
-    if other:
-        print_note(f"the command failed with {'; '.join(other)}")
+    if differences:
+        print_note(f"the command failed with {'; '.join(differences)}")
 
 
-def _to_json(record: Reproducer, failed: Failure | None, same: bool) -> dict[str, Any]:
+def _to_json(record: Reproducer, failed: Failure | None, reproduced: bool) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
-        "format": "gopt-reproduction/1", "same": same, "command": record.command,
+        "format": "gopt-reproduction/1", "same": reproduced, "command": record.command,
         "recorded": asdict(record.failure), "found": None if failed is None else asdict(failed),
     }  # fmt: skip
 
 
-def _tell(record: Reproducer, failed: Failure | None, same: bool) -> None:
+def _tell(record: Reproducer, failed: Failure | None, reproduced: bool) -> None:
     from .verbosity import Verbosity, verbosity
 
     if verbosity() is Verbosity.QUIET:
         return
-    if same:
+    if reproduced:
         print_text(f"gopt {record.command} fails in the same way: {failed}")
         return
     print_text(f"gopt {record.command} {'does not fail' if failed is None else f'fails in another way: {failed}'}")

@@ -134,13 +134,13 @@ def _save(run: _Run, path: Path, failed: Failure) -> None:
     recorder = Recorder()
     recorder.add(context)
     files, entries, message = [], [], failed.message
-    for given, configuration in recorder.inputs:
-        kind = inputs.kind_of(given, configuration)
-        kept = inputs.contents(given, kind, run.values)
-        files.append(kept)
-        name = given.absolute().name
-        entries.append(Input(name=name, kind=kind, files={each.name: each.nbytes for each in kept}))
-        message = message.replace(str(given), name)
+    for source, configuration in recorder.inputs:
+        kind = inputs.kind_of(source, configuration)
+        contents = inputs.contents(source, kind, run.values)
+        files.append(contents)
+        name = source.absolute().name
+        entries.append(Input(name=name, kind=kind, files={content.name: content.nbytes for content in contents}))
+        message = message.replace(str(source), name)
     record = Reproducer(
         command=context.command.name, arguments=tuple(recorder.arguments), inputs=tuple(entries), values=run.values,
         left_out=tuple(recorder.left_out), versions=versions(),

@@ -42,7 +42,7 @@ _KINDS = "give --ranks N or --mesh shard=N for ranks, --trainers T and --servers
 @pass_settings_option
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def command(path: str, **given: Any) -> None:
+def command(path: str, **args: Any) -> None:
     """Write a new output folder for other ranks, from the values that those of a folder or checkpoint hold.
 
     DIR is a folder of gopt shard or gopt split, CHECKPOINT one step that gopt run has kept; it stays as it is. With
@@ -60,20 +60,20 @@ def command(path: str, **given: Any) -> None:
     """
     from gopt.artifact.output_paths import check_output_folder
 
-    target = Path(given["output"])
-    check_output_folder(target, force=given["force"])
-    to_ranks = [name for name in _OF_RANKS if is_given(given[name])]
-    to_servers = [name for name in _OF_SERVERS if is_given(given[name])]
+    target = Path(args["output"])
+    check_output_folder(target, force=args["force"])
+    to_ranks = [name for name in _OF_RANKS if is_given(args[name])]
+    to_servers = [name for name in _OF_SERVERS if is_given(args[name])]
     if to_ranks and to_servers:
         raise OptionError(f"{_shown(to_servers[0])} cannot be combined with {_shown(to_ranks[0])}", _KINDS)
-    (_split if to_servers else _shard)(path, target, given)
+    (_split if to_servers else _shard)(path, target, args)
 
 
 def _shown(name: str) -> str:
     return "-O" if name == "options" else f"--{name.replace('_', '-')}"
 
 
-def _shard(path: str, target: Path, given: dict[str, Any]) -> None:
+def _shard(path: str, target: Path, args: dict[str, Any]) -> None:
     from gopt.offline.merge import reshard
 
     from .render import render_report
@@ -81,43 +81,43 @@ def _shard(path: str, target: Path, given: dict[str, Any]) -> None:
 
     options: dict[str, dict[str, object]] = {}
     for name, value in (
-        ("stage", given["stage"]),
-        ("partition", given["partition"]),
-        ("bucket-mb", given["bucket_mb"]),
+        ("stage", args["stage"]),
+        ("partition", args["partition"]),
+        ("bucket-mb", args["bucket_mb"]),
     ):
         if value is not None:
             options.setdefault("shard", {})[name] = value
-    for owner, option, text in map(pass_option, given["options"]):
+    for owner, option, text in map(pass_option, args["options"]):
         if option in options.get(owner, {}):
             raise OptionError(f"option {option} of pass {owner} is given twice", "give it once")
         options.setdefault(owner, {})[option] = text
     with progress() as advance:
         advance("sharding")
-        if given["ranks"] is None and given["mesh"] is None:
+        if args["ranks"] is None and args["mesh"] is None:
             raise OptionError("the number of ranks is missing", _KINDS)
-        grid = build_mesh(given["ranks"], given["mesh"], None, _kinds(path, given["mesh"], given["axis"]))
-        sharded = reshard(path, grid, options=options, accumulate=given["accumulate"], note=print_note)
+        grid = build_mesh(args["ranks"], args["mesh"], None, _kinds(path, args["mesh"], args["axis"]))
+        sharded = reshard(path, grid, options=options, accumulate=args["accumulate"], note=print_note)
         advance("checking and writing")
-        report = sharded.write(target, force=given["force"])
-    if given["as_json"]:
+        report = sharded.write(target, force=args["force"])
+    if args["as_json"]:
         print_json(report.to_json())
     else:
         render_report(report, target)
 
 
-def _split(path: str, target: Path, given: dict[str, Any]) -> None:
+def _split(path: str, target: Path, args: dict[str, Any]) -> None:
     from gopt.offline.resplit import resplit
 
     from .render_progress import progress
     from .render_split import print_split
 
-    options = given_options(given)
+    options = given_options(args)
     with progress() as advance:
         advance("splitting")
         split = resplit(path, options, note=print_note)
         advance("checking and writing")
-        report = split.write(target, force=given["force"])
-    if given["as_json"]:
+        report = split.write(target, force=args["force"])
+    if args["as_json"]:
         print_json(report.to_json())
     else:
         print_split(split.manifest(), report, target)

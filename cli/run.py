@@ -171,7 +171,7 @@ if TYPE_CHECKING:
 @deadline("Let a rank wait for the others at most S seconds at a call.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
-def command(context: click.Context, /, folder: str, **given: Any) -> int:
+def command(context: click.Context, /, folder: str, **args: Any) -> int:
     """Train: every rank runs its own graph on its own part of the data.
 
     Without a launcher the ranks are threads of this process; --launch N starts N processes
@@ -192,11 +192,11 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
     """
     from gopt.runtime.training.job import read_manifest
 
-    options = options_of(given)
-    given["steps"] = _steps(folder, options, given)
-    if given["launch"] is not None:
-        return _launch_ranks(context, folder, given)
-    job = options.job(Path(folder), given["data"], given["steps"])
+    options = options_of(args)
+    args["steps"] = _steps(folder, options, args)
+    if args["launch"] is not None:
+        return _launch_ranks(context, folder, args)
+    job = options.job(Path(folder), args["data"], args["steps"])
     from gopt.runtime.engines.mpi import launched, load_mpi, raise_on_all_ranks
 
     from . import run_ranks, run_servers
@@ -205,13 +205,13 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
     if not split and not launched():
         read_manifest(job.folder)  # a folder that is none is said first
     options.check(split=split)
-    run_servers.check_engine(given, split)
-    engine = given["engine"] or ("mpi" if launched() else "threads")
+    run_servers.check_engine(args, split)
+    engine = args["engine"] or ("mpi" if launched() else "threads")
     if split:
         launch = run_servers.run_threads if engine == "threads" else run_servers.run_process
-        return launch(job, options, given, context.find_root().params["debug"])
+        return launch(job, options, args, context.find_root().params["debug"])
     if engine == "threads":
-        return run_ranks.run_threads(job, read_manifest(job.folder)[0], options, given)
+        return run_ranks.run_threads(job, read_manifest(job.folder)[0], options, args)
     if not launched() and (ranks := read_manifest(job.folder)[1].ranks) > 1:
         raise OptionError(
             f"--engine {engine} runs every rank as a process, and no launcher has started this one",
@@ -219,68 +219,68 @@ def command(context: click.Context, /, folder: str, **given: Any) -> int:
         )
     load_mpi(engine)
     manifest, _ = raise_on_all_ranks(lambda: read_manifest(job.folder))
-    return run_ranks.run_process(job, manifest, given, engine, context.find_root().params["debug"])
+    return run_ranks.run_process(job, manifest, args, engine, context.find_root().params["debug"])
 
 
-def options_of(given: dict[str, Any]) -> RunOptions:
+def options_of(args: dict[str, Any]) -> RunOptions:
     """The options of the command line as the record of the verb. Raises OptionError."""
     from gopt.verbs.run_options import RunOptions
 
-    same = (
+    names = (
         "state", "shuffle", "draws", "last", "batch_size", "checkpoint", "keep", "resume", "stop_on_nan", "sync_init",
         "trace", "audit", "eval", "eval_data", "keep_best", "tensorboard", "peak_flops",
         "deadline", "trainers", "roles", "on_trainer_loss", "nan", "stop", "staleness", "record",
     )  # fmt: skip
     return RunOptions(
-        settings=setting_pairs(given["settings"]), every=given["every"] or 0,
-        eval_every=given["eval_every"] or 0, patience=given["patience"] or 0, tuning=not given["no_tuning"],
-        startup=not given["no_startup"],
-        **{name: given[name] for name in same},
+        settings=setting_pairs(args["settings"]), every=args["every"] or 0,
+        eval_every=args["eval_every"] or 0, patience=args["patience"] or 0, tuning=not args["no_tuning"],
+        startup=not args["no_startup"],
+        **{name: args[name] for name in names},
     )  # fmt: skip
 
 
-def _steps(folder: str, options: RunOptions, given: dict[str, Any]) -> int:
+def _steps(folder: str, options: RunOptions, args: dict[str, Any]) -> int:
     """The steps asked for, by --steps or by --epochs."""
     from gopt.runtime.training.epochs import steps_of_epochs
 
     from . import run_servers
 
-    steps, epochs = given["steps"], given["epochs"]
+    steps, epochs = args["steps"], args["epochs"]
     if (steps is None) == (epochs is None):
-        both = "--steps and --epochs say twice how long to train" if steps else "how long to train is not said"
-        raise OptionError(both, "say --steps K, or --epochs E of samples on disk")
+        fault = "--steps and --epochs say twice how long to train" if steps else "how long to train is not said"
+        raise OptionError(fault, "say --steps K, or --epochs E of samples on disk")
     if epochs is None:
         return int(steps)
     if run_servers.has_servers(folder):
         raise OptionError("--epochs needs ranks of gopt shard: trainers have paces of their own", "say --steps K")
-    return steps_of_epochs(options.job(Path(folder), given["data"], 1), epochs)
+    return steps_of_epochs(options.job(Path(folder), args["data"], 1), epochs)
 
 
-def _launch_ranks(context: click.Context, folder: str, given: dict[str, Any]) -> int:
+def _launch_ranks(context: click.Context, folder: str, args: dict[str, Any]) -> int:
     from gopt.runtime.engines.launch import launch
     from gopt.runtime.engines.mpi import check_installed
     from gopt.runtime.training.job import read_manifest
 
     from . import run_servers
 
-    if given["engine"] == "threads":
+    if args["engine"] == "threads":
         raise OptionError("--launch starts MPI ranks, and --engine is threads", "leave out one of them")
     if not run_servers.has_servers(folder):
         _, mesh = read_manifest(Path(folder))
-        if mesh.ranks != given["launch"]:
+        if mesh.ranks != args["launch"]:
             raise OptionError(
-                f"--launch {given['launch']}, but {folder} holds {mesh.ranks} ranks",
+                f"--launch {args['launch']}, but {folder} holds {mesh.ranks} ranks",
                 f"use --launch {mesh.ranks}, or make other ranks with gopt reshard",
             )
-    engine = given["engine"] or "mpi"
+    engine = args["engine"] or "mpi"
     check_installed(engine)
-    more = run_servers.launch_options(folder, given) if run_servers.has_servers(folder) else {}
+    more = run_servers.launch_options(folder, args) if run_servers.has_servers(folder) else {}
     arguments = ["run", folder, "--engine", engine, *arguments_of(context, ("launch", "engine"))]
     from .render_run import live_run
     from .run_report import step_message
 
-    with live_run(given["steps"]) as show:
-        kept = given["checkpoint"] is not None
+    with live_run(args["steps"]) as show:
+        patient = args["checkpoint"] is not None
         return launch(
-            given["launch"], arguments, given["deadline"], lambda line: show(step_message(line)), patient=kept, **more
+            args["launch"], arguments, args["deadline"], lambda line: show(step_message(line)), patient=patient, **more
         )

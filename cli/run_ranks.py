@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from gopt.verbs.run_options import RunOptions
 
 
-def run_threads(job: Any, manifest: Any, options: RunOptions, given: dict[str, Any]) -> int:
+def run_threads(job: Any, manifest: Any, options: RunOptions, args: dict[str, Any]) -> int:
     from gopt.runtime.training.stop_signal import listen_for_stop
     from gopt.verbs.training import RunHooks, train_ranks
 
     with (
         listen_for_stop(job.checkpoint is not None, signal_note) as stop,
-        report_steps(job, manifest, given, "threads") as tell,
+        report_steps(job, manifest, args, "threads") as tell,
     ):
         hooks = RunHooks(tell, report_resume(job, manifest), stop)
         step, stopped = train_ranks(job, manifest.mesh.mesh(), options.deadline, hooks)
@@ -29,7 +29,7 @@ def run_threads(job: Any, manifest: Any, options: RunOptions, given: dict[str, A
     return 0
 
 
-def run_process(job: Any, manifest: Any, given: dict[str, Any], kind: str, debug: bool) -> int:
+def run_process(job: Any, manifest: Any, args: dict[str, Any], kind: str, debug: bool) -> int:
     """This process is one rank of many."""
     from gopt.runtime.engines.heartbeat import ENDED, StatusPublisher, follow
     from gopt.runtime.engines.mpi import MpiEngine, raise_on_all_ranks
@@ -49,20 +49,20 @@ def run_process(job: Any, manifest: Any, given: dict[str, Any], kind: str, debug
         else:
             beat.report(RunError("").exit_code, lambda: print_error(line))
 
-    engine: Any = raise_on_all_ranks(lambda: MpiEngine(mesh, given["deadline"], explain))
+    engine: Any = raise_on_all_ranks(lambda: MpiEngine(mesh, args["deadline"], explain))
     beat = StatusPublisher.open(engine.rank, engine.gather)
     follow(engine.watchdog, beat, engine.rank)
     try:
         host = engine
-        place: list[Any] = []
+        device: list[Any] = []
         if kind == "nccl":
             from gopt.runtime.engines.nccl import on_gpus
 
-            engine, *place = on_gpus(mesh, engine)
+            engine, *device = on_gpus(mesh, engine)
         with listen_for_stop(job.checkpoint is not None, lambda _: None) as stop:
-            trainer = raise_on_all_ranks(lambda: Trainer(job, engine, beat.at, *place, stop_signal=stop))
+            trainer = raise_on_all_ranks(lambda: Trainer(job, engine, beat.at, *device, stop_signal=stop))
             if engine.rank == 0:
-                with report_steps(job, manifest, given, kind, lambda: host.shared_calls) as tell:
+                with report_steps(job, manifest, args, kind, lambda: host.shared_calls) as tell:
                     say = report_resume(job, manifest)
                     trainer.run(tell, lambda: say(trainer.step, trainer.note))
             else:

@@ -47,7 +47,7 @@ def signal_note(text: str) -> None:
 
 @contextmanager
 def report_steps(
-    job: Any, manifest: Manifest, given: dict[str, Any], engine: str, shared_calls: Callable[[], int] = lambda: 0,
+    job: Any, manifest: Manifest, args: dict[str, Any], engine: str, shared_calls: Callable[[], int] = lambda: 0,
     servers: Sequence[ServerSummary] = (), roles: Mapping[str, int] | None = None,
 ) -> Iterator[Callable[[Any], None]]:  # fmt: skip
     """Loss and throughput in the terminal, the log, and a result at the end. Of a split, ``servers``: what each did, by
@@ -64,14 +64,14 @@ def report_steps(
     watched = launcher_folder()
     live_path = None if watched is None else str(watched / LIVE)
     with (
-        live_run(job.steps) as show, _log(given["log"]) as write, _log(live_path) as live,
-        curves(given["tensorboard"]) as draw,
+        live_run(job.steps) as show, _log(args["log"]) as write, _log(live_path) as live,
+        curves(args["tensorboard"]) as draw,
     ):  # fmt: skip
 
         def tell(progress: Any) -> None:
             steps.append(progress)
             show(progress)
-            if progress.evaluation is not None and not given["as_json"]:
+            if progress.evaluation is not None and not args["as_json"]:
                 render_evaluation(progress.step, progress.evaluation)
             line = strict_json(progress.to_json())
             live(line)
@@ -85,7 +85,7 @@ def report_steps(
         seed=seed, draws=manifest.draws, settings=job.settings, defaults=manifest.defaults,
         record=job.record if steps and steps[-1].step == job.steps else None,
     )  # fmt: skip
-    if given["as_json"]:
+    if args["as_json"]:
         print_json_text(strict_json(result.to_json(), 1))
     else:
         render_run(result)
@@ -105,7 +105,7 @@ def report_resume(job: Any, manifest: Manifest) -> Callable[[int, str], None]:
     starts from what start-up graphs compute, what it draws, and a note on the data."""
     from gopt.runtime.training.draws import seed_of
 
-    there = job.resume and job.checkpoint is not None and job.checkpoint.exists()
+    resumes = job.resume and job.checkpoint is not None and job.checkpoint.exists()
     seed = seed_of(job, manifest)
 
     def say(step: int, note: str) -> None:
@@ -116,12 +116,12 @@ def report_resume(job: Any, manifest: Manifest) -> Callable[[int, str], None]:
         if seed is not None and step < job.steps:
             names = listed([f"{name} {draw}" for name, draw in manifest.draws.items()], 4)
             print_note(f"inputs that the data does not give are drawn from the seed {seed}: {names}")
-        own = {name: value for name, value in manifest.defaults.items() if name not in job.settings}
-        if own and step < job.steps:
-            names = listed([f"{name} is {value}" for name, value in own.items()], 4)
-            one = len(own) == 1
+        defaults = {name: value for name, value in manifest.defaults.items() if name not in job.settings}
+        if defaults and step < job.steps:
+            names = listed([f"{name} is {value}" for name, value in defaults.items()], 4)
+            one = len(defaults) == 1
             print_note(
-                f"{names}, as the step has {'it' if one else 'them'}; --set {next(iter(own))}=VALUE takes another"
+                f"{names}, as the step has {'it' if one else 'them'}; --set {next(iter(defaults))}=VALUE takes another"
             )
         if not step and job.startup and manifest.startup is not None:
             print_note("states start as start-up graphs compute them; --no-startup takes the stored values")
@@ -130,7 +130,7 @@ def report_resume(job: Any, manifest: Manifest) -> Callable[[int, str], None]:
         if step:
             print_note(f"resumes at step {step}, {job.checkpoint / step_dir(step)}")
         else:
-            lack = "has no complete checkpoint" if there else "does not exist"
+            lack = "has no complete checkpoint" if resumes else "does not exist"
             print_note(f"{job.checkpoint} {lack}: training starts from the beginning")
 
     return say
@@ -149,10 +149,10 @@ def _log(path: str | None) -> Iterator[Callable[[str], None]]:
     with file:
 
         def write(line: str) -> None:
-            left = line.encode() + b"\n"
+            rest = line.encode() + b"\n"
             try:
-                while left:
-                    left = left[file.write(left) :]
+                while rest:
+                    rest = rest[file.write(rest) :]
             except OSError as error:
                 raise RunError(f"cannot write {path}: {error.strerror}") from error
 

@@ -42,9 +42,9 @@ def role_names(folder: str, roles: int) -> list[str]:
     ]
 
 
-def check_engine(given: dict[str, Any], split: bool) -> None:
+def check_engine(args: dict[str, Any], split: bool) -> None:
     """Refuse an engine with no messages."""
-    if split and given["engine"] == "nccl":
+    if split and args["engine"] == "nccl":
         raise OptionError(
             "--engine nccl cannot run a split: NCCL has no messages between single ranks",
             "take threads or mpi",
@@ -59,13 +59,13 @@ def endpoints(job: Any, options: RunOptions, servers: list[Any]) -> Any:
         servers.extend(all_servers)
         if late := straggler(all_servers):
             _print_note(late)
-        if skipped := max((each.skipped for each in all_servers), default=0):
+        if skipped := max((server.skipped for server in all_servers), default=0):
             _print_note(f"{skipped} round{'s' * (skipped != 1)} of {all_servers[0].rounds} were not applied")
 
     return options.server_job(job, _print_note, summarise)
 
 
-def launch_options(folder: str, given: dict[str, Any]) -> dict[str, Any]:
+def launch_options(folder: str, args: dict[str, Any]) -> dict[str, Any]:
     """The arguments of ``launch`` for a split; raises OptionError where the number of processes differs from the
     roles'."""
     from pathlib import Path
@@ -73,16 +73,16 @@ def launch_options(folder: str, given: dict[str, Any]) -> dict[str, Any]:
     from gopt.runtime.parameter_server.job import ServerJob
     from gopt.runtime.training.job import Job
 
-    job = Job(folder=Path(folder), data=given["data"], steps=given["steps"])
-    found = ServerJob.read(job, given["trainers"], given["roles"])
-    found.processes(given["launch"])
+    job = Job(folder=Path(folder), data=args["data"], steps=args["steps"])
+    server_job = ServerJob.read(job, args["trainers"], args["roles"])
+    server_job.processes(args["launch"])
     return {
-        "names": [found.describe_process(number) for number in range(given["launch"])],
+        "names": [server_job.describe_process(number) for number in range(args["launch"])],
         "outlive": True,
     }
 
 
-def run_threads(job: Any, options: RunOptions, given: dict[str, Any], debug: bool) -> int:
+def run_threads(job: Any, options: RunOptions, args: dict[str, Any], debug: bool) -> int:
     """All endpoints as threads of this process."""
     from gopt.runtime.training.stop_signal import listen_for_stop
     from gopt.verbs.training import RunHooks, train_endpoints
@@ -93,7 +93,7 @@ def run_threads(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
     server_job = endpoints(job, options, servers)
     with (
         listen_for_stop(job.checkpoint is not None, signal_note) as stop,
-        report_steps(job, server_job.manifest, given, "threads", servers=servers, roles=_roles(server_job)) as tell,
+        report_steps(job, server_job.manifest, args, "threads", servers=servers, roles=_roles(server_job)) as tell,
     ):
         hooks = RunHooks(tell, report_resume(job, server_job.manifest), stop, _print_report)
         step, stopped = train_endpoints(server_job, options.deadline, hooks)
@@ -102,7 +102,7 @@ def run_threads(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
     return 0
 
 
-def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: bool) -> int:
+def run_process(job: Any, options: RunOptions, args: dict[str, Any], debug: bool) -> int:
     """This process has one or several of the roles."""
     from gopt.runtime.engines.heartbeat import ENDED, ERROR_GRACE, StatusPublisher
     from gopt.runtime.engines.mpi import exchange, load_mpi, raise_on_all_ranks, unlink_mpich_files
@@ -139,7 +139,7 @@ def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
             start = report_resume(job, server_job.manifest)
             if chief:
                 with report_steps(
-                    job, server_job.manifest, given, "mpi", servers=servers, roles=_roles(server_job)
+                    job, server_job.manifest, args, "mpi", servers=servers, roles=_roles(server_job)
                 ) as tell:
                     hooks = RunHooks(tell, start, stop, _print_report)
                     step, stopped = run_endpoints(server_job, hub, tell, hooks.of_servers(job, beat.at))
@@ -150,9 +150,9 @@ def run_process(job: Any, options: RunOptions, given: dict[str, Any], debug: boo
             beat.explain(128 + stopped, partial(explain_error, stopped_error(job, step, stopped), debug))
         beat.at(step, -1, ENDED)
     except (Exception, StoppedError) as error:
-        code, first = exit_code(error), hub.failure
-        if first is not None and first.source not in hub.mailboxes:
-            code = first.exit_code
+        code, failure = exit_code(error), hub.failure
+        if failure is not None and failure.source not in hub.mailboxes:
+            code = failure.exit_code
             time.sleep(2 * ERROR_GRACE)  # the process that failed first reports why, and ends this one
         beat.report(code, partial(explain_error, error, debug))
         world.Abort(code)

@@ -142,7 +142,7 @@ def split_options(*modes: str) -> Callable[[F], F]:
     )  # fmt: skip
 
 
-def given_options(given: Mapping[str, Any]) -> dict[str, Any]:
+def given_options(args: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of ``SplitOptions`` the command line sets. Raises OptionError, and InputError for a damaged server
     map."""
     from gopt.analysis.loss_reduction import LossReduction
@@ -159,26 +159,26 @@ def given_options(given: Mapping[str, Any]) -> dict[str, Any]:
         "table": lambda texts: _named("table", texts, "modulo"), "table_memory": parse_bytes, "rows": _rows,
         "init": lambda texts: _named("init", texts, "'normal(0,0.02)@seed=7'", first=True),
     }  # fmt: skip
-    found = {}
+    options = {}
     for option, field in _FIELDS.items():
-        value = given.get(option)
+        value = args.get(option)
         if is_given(value):
-            found[field] = convert[option](value) if option in convert else value
-    minimum = found.get("minimum")
+            options[field] = convert[option](value) if option in convert else value
+    minimum = options.get("minimum")
     if minimum is not None and 1 <= minimum < CLASSIC_MINIMUM:
         print_note(f"--minimum {minimum}: pieces of fewer than {CLASSIC_MINIMUM} elements make many small messages")
-    return found
+    return options
 
 
-def build_split_options(given: Mapping[str, Any], **defaults: Any) -> SplitOptions:
+def build_split_options(args: Mapping[str, Any], **defaults: Any) -> SplitOptions:
     """The options of a split, over ``defaults``. Raises OptionError, and InputError for a damaged server map."""
     from gopt.parameter_server.options import SplitOptions
 
-    found = {**defaults, **given_options(given)}
+    options = {**defaults, **given_options(args)}
     for field in ("trainers", "servers"):
-        if field not in found:
+        if field not in options:
             raise OptionError(f"the number of {field} is missing", f"give --{field} N")
-    return SplitOptions(**found)
+    return SplitOptions(**options)
 
 
 def _cap(megabytes: float) -> int:
@@ -189,23 +189,23 @@ def _cap(megabytes: float) -> int:
 
 def _named(option: str, texts: Sequence[str], example: str, *, first: bool = False) -> dict[str, str]:
     """``NAME=TEXT`` texts as a table; what stands before the last = is the name, or before the ``first``."""
-    found: dict[str, str] = {}
+    texts_by_name: dict[str, str] = {}
     for text in texts:
         name, equals, rest = text.partition("=") if first else text.rpartition("=")
         if not equals or not name:
             what = "layout" if option == "table" else "rule" if option == "init" else "name"
             raise OptionError(f"--{option} {text!r} names no {what}", f"write --{option} NAME={example}")
-        if name in found:
+        if name in texts_by_name:
             raise OptionError(f"--{option} gives {name!r} twice", "give it once")
-        found[name] = rest
-    return found
+        texts_by_name[name] = rest
+    return texts_by_name
 
 
 def _rows(texts: Sequence[str]) -> dict[str, str]:
     """``[NAME=]KIND`` texts; one without a name is of all tables, behind those with one."""
     named = _named("rows", [text for text in texts if "=" in text], "lazy")
-    alone = [text for text in texts if "=" not in text]
-    given = [*([named["*"]] if "*" in named else []), *alone]
-    if len(given) > 1:
-        raise OptionError(f"--rows gives {given[0]!r} and {given[1]!r} for all tables", "leave one of them out")
-    return named | ({"*": alone[0]} if alone else {})
+    unnamed = [text for text in texts if "=" not in text]
+    defaults = [*([named["*"]] if "*" in named else []), *unnamed]
+    if len(defaults) > 1:
+        raise OptionError(f"--rows gives {defaults[0]!r} and {defaults[1]!r} for all tables", "leave one of them out")
+    return named | ({"*": unnamed[0]} if unnamed else {})

@@ -87,7 +87,7 @@ from .terminal import print_json, print_text
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @auto_options
 @role_options
-def command(model: str, **given: Any) -> None:
+def command(model: str, **args: Any) -> None:
     """Write one runnable graph per rank, with a manifest and a report of all that was removed and added.
 
     \b
@@ -108,28 +108,28 @@ def command(model: str, **given: Any) -> None:
     from .render import render_report
     from .render_progress import progress
 
-    check_auto(given)
-    written = not given["dry_run"] and given["explain"] is None
-    asked = ShardRequest.of(model, given)
-    output = Path(given["output"] or f"{Path(model).stem}.ranks")
-    whole = check_output_folder(output, force=given["force"]) if written else output
-    with gc_paused(), progress() as advance, processes(given["jobs"], own_process=True):
-        source = asked.load(advance)
+    check_auto(args)
+    written = not args["dry_run"] and args["explain"] is None
+    request = ShardRequest.of(model, args)
+    output = Path(args["output"] or f"{Path(model).stem}.ranks")
+    whole = check_output_folder(output, force=args["force"]) if written else output
+    with gc_paused(), progress() as advance, processes(args["jobs"], own_process=True):
+        source = request.load(advance)
         if written:
-            ranks = asked.options.only_ranks
-            check_disk_space(source.training, asked.mesh.ranks if ranks is None else len(ranks), whole)
-        sharded = asked.make(source, advance, auto_of(given))
-        if given["explain"] is not None:
-            print_text("\n".join(sharded.explain(given["explain"])))
+            ranks = request.options.only_ranks
+            check_disk_space(source.training, request.mesh.ranks if ranks is None else len(ranks), whole)
+        sharded = request.make(source, advance, auto_of(args))
+        if args["explain"] is not None:
+            print_text("\n".join(sharded.explain(args["explain"])))
             return
         if written:
-            how = {"force": given["force"], "annotate": given["annotate"]}
+            how = {"force": args["force"], "annotate": args["annotate"]}
             report = sharded.write(output, **how, advance=advance)
         else:
             report = sharded.report()
         free_at_exit(source, sharded)
         gc.freeze()  # the process ends soon: no collection need walk over all that is left
-    if given["as_json"]:
+    if args["as_json"]:
         print_json(report.to_json())
     else:
         render_report(report, output if written else None)

@@ -34,21 +34,21 @@ class ShardRequest:
     axes: dict[str, AxisKind]
 
     @classmethod
-    def of(cls, model: str, given: dict[str, Any]) -> ShardRequest:
+    def of(cls, model: str, args: dict[str, Any]) -> ShardRequest:
         """Read and check all that needs no model. Raises OptionError and InputError."""
         from gopt.passes.preflight import check_mesh, check_stage
 
-        config = read_config(given["config"])
-        axes = axis_table(given["axis"], config.axes)
-        mesh = build_mesh(given["ranks"], given["mesh"], config.mesh, axes)
+        config = read_config(args["config"])
+        axes = axis_table(args["axis"], config.axes)
+        mesh = build_mesh(args["ranks"], args["mesh"], config.mesh, axes)
         check_mesh(mesh)
-        options = shard_options(given, config, split_link(given, mesh))
+        options = shard_options(args, config, split_link(args, mesh))
         check_stage(mesh, options.asked_stage)
         roles = role_map(
-            given["loss"], given["params"], given["states"], given["batch"], config, given["shared"],
-            given["statistics"],
+            args["loss"], args["params"], args["states"], args["batch"], config, args["shared"],
+            args["statistics"],
         )  # fmt: skip
-        return cls(model, mesh, options, roles, given["state"], group_types(given["group_type"]), axes)
+        return cls(model, mesh, options, roles, args["state"], group_types(args["group_type"]), axes)
 
     def load(self, advance: ProgressCallback) -> Source:
         from gopt.steps.source import load
@@ -65,34 +65,34 @@ class ShardRequest:
         return shard(source, self.mesh, self.options, auto=auto, advance=advance)
 
 
-def shard_options(given: dict[str, Any], config: GoptConfig, link: str | None) -> ShardOptions:
+def shard_options(args: dict[str, Any], config: GoptConfig, link: str | None) -> ShardOptions:
     """The options of the command line over those of a configuration. Raises OptionError."""
     from gopt.analysis.role_map import parse_statistics
     from gopt.steps.shard_options import PASS_OPTIONS, ShardOptions
 
-    asked = given | {"link": link, "statistics": parse_statistics(",".join(given["statistics"]))[0]}
-    chosen = {name: asked[name] for name in PASS_OPTIONS if asked[name] is not None}
+    merged = args | {"link": link, "statistics": parse_statistics(",".join(args["statistics"]))[0]}
+    chosen = {name: merged[name] for name in PASS_OPTIONS if merged[name] is not None}
     passes = {name: dict(table) for name, table in (config.passes or {}).items()}
     for owner, option in map(PASS_OPTIONS.__getitem__, chosen):
         passes.get(owner, {}).pop(option, None)  # options override the file
-    for owner, option, value in map(pass_option, given["options"]):
+    for owner, option, value in map(pass_option, args["options"]):
         passes.setdefault(owner, {})[option] = value
     options = ShardOptions(
-        **chosen, accumulate=given["accumulate"] or config.accumulate or 1, passes=passes,
-        pipeline=_passes_in_order(given, config), only_ranks=parse_ranks(given["only_ranks"]),
-        verify_each=given["verify_each"], after_each=_printer(given["print_after"], given["print_dir"]),
+        **chosen, accumulate=args["accumulate"] or config.accumulate or 1, passes=passes,
+        pipeline=_passes_in_order(args, config), only_ranks=parse_ranks(args["only_ranks"]),
+        verify_each=args["verify_each"], after_each=_printer(args["print_after"], args["print_dir"]),
     )  # fmt: skip
     options.passes_to_run()
     return options
 
 
-def _passes_in_order(given: dict[str, Any], config: GoptConfig) -> list[tuple[str, dict[str, str]]] | None:
+def _passes_in_order(args: dict[str, Any], config: GoptConfig) -> list[tuple[str, dict[str, str]]] | None:
     """Passes of ``--pipeline``, or of the configuration, with the options; None: the default passes."""
     from gopt.passes import DEFAULT
     from gopt.passes.pipeline import parse_pipeline
 
-    if given["pipeline"] is not None:
-        return parse_pipeline(given["pipeline"])
+    if args["pipeline"] is not None:
+        return parse_pipeline(args["pipeline"])
     if config.pipeline is None:
         return None
     if config.pipeline.passes is None:

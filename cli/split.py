@@ -45,7 +45,7 @@ _SERVERS_ALONE = (
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @role_options
 @statistics_option
-def command(model: str, **given: Any) -> None:
+def command(model: str, **args: Any) -> None:
     """Split a step into one file for all trainers and one for each server: a parameter server.
 
     Trainers pull parameters, compute gradients, and push them. Servers hold parameters and optimizer states, and run
@@ -76,23 +76,23 @@ def command(model: str, **given: Any) -> None:
     from .render_progress import progress
     from .render_split import print_split
 
-    output = Path(given["output"] or f"{Path(model).stem}.split")
-    asked = SplitRequest.of(model, given)
-    whole = None if given["dry_run"] else check_output_folder(output, force=given["force"])
-    with gc_paused(), progress() as advance, processes(given["jobs"], own_process=True):
-        source = asked.load(advance)
+    output = Path(args["output"] or f"{Path(model).stem}.split")
+    request = SplitRequest.of(model, args)
+    whole = None if args["dry_run"] else check_output_folder(output, force=args["force"])
+    with gc_paused(), progress() as advance, processes(args["jobs"], own_process=True):
+        source = request.load(advance)
         if whole is not None:
-            check_disk_space(source.training, asked.files, whole, split=asked.mesh is None)
-        made = asked.make(source, advance)
-        how = {"force": given["force"]}
-        report = made.report() if given["dry_run"] else made.write(output, **how, advance=advance)
-    shown = None if given["dry_run"] else output
-    if given["as_json"]:
+            check_disk_space(source.training, request.files, whole, split=request.mesh is None)
+        result = request.make(source, advance)
+        how = {"force": args["force"]}
+        report = result.report() if args["dry_run"] else result.write(output, **how, advance=advance)
+    shown = None if args["dry_run"] else output
+    if args["as_json"]:
         print_json(report.to_json())
-    elif isinstance(made, Sharded):
+    elif isinstance(result, Sharded):
         render_report(report, shown)
     else:
-        print_split(made.manifest(), report, shown)
+        print_split(result.manifest(), report, shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,24 +111,24 @@ class SplitRequest:
     shard: ShardOptions | None = None
 
     @classmethod
-    def of(cls, model: str, given: dict[str, Any]) -> SplitRequest:
+    def of(cls, model: str, args: dict[str, Any]) -> SplitRequest:
         """Read and check all that needs no model. Raises OptionError and InputError."""
-        if given["mesh"] is not None:
+        if args["mesh"] is not None:
             raise OptionError(
-                f"--mesh {given['mesh']}: a trainer is one rank, whose file has no calls to others; servers merge one "
+                f"--mesh {args['mesh']}: a trainer is one rank, whose file has no calls to others; servers merge one "
                 "push of each",
                 "gopt shard --mesh splits the computation, without servers; --trainers T is the number of batches",
             )
-        config = read_config(given["config"])
-        if given["accumulate"] is None:
-            given = given | {"accumulate": config.accumulate}
+        config = read_config(args["config"])
+        if args["accumulate"] is None:
+            args = args | {"accumulate": config.accumulate}
         roles = role_map(
-            given["loss"], given["params"], given["states"], given["batch"], config, given["shared"],
-            given["statistics"],
+            args["loss"], args["params"], args["states"], args["batch"], config, args["shared"],
+            args["statistics"],
         )  # fmt: skip
-        if given["mode"] == "allreduce":
-            return cls(model, roles, given["state"], None, *_without_servers(given))
-        return cls(model, roles, given["state"], build_split_options(given))
+        if args["mode"] == "allreduce":
+            return cls(model, roles, args["state"], None, *_without_servers(args))
+        return cls(model, roles, args["state"], build_split_options(args))
 
     @property
     def files(self) -> int:
@@ -158,24 +158,24 @@ class SplitRequest:
         return api.split(source, self.split, advance=advance)
 
 
-def _without_servers(given: dict[str, Any]) -> tuple[Mesh, ShardOptions]:
+def _without_servers(args: dict[str, Any]) -> tuple[Mesh, ShardOptions]:
     """The mesh and the options of trainers that reduce gradients among themselves. Raises OptionError."""
     from gopt.api import ShardOptions
     from gopt.records.mesh import Mesh
 
     for name in _SERVERS_ALONE:
-        if is_given(given[name]):
+        if is_given(args[name]):
             hint = "gopt shard -O shard.reduce-dtype=… narrows gradients" if name == "wire" else "leave it out"
             raise OptionError(
                 f"--{name.replace('_', '-')} has no effect with --mode allreduce: there are no servers", hint
             )
-    trainers = given["trainers"]
+    trainers = args["trainers"]
     if trainers is None:
         raise OptionError("the number of trainers is missing", "give --trainers T")
     if trainers < 1:
         raise OptionError(f"--trainers cannot be {trainers}", "it is at least 1")
     options = ShardOptions(
-        stage=0, bucket_mb=given["bucket_mb"], accumulate=given["accumulate"] or 1,
-        loss_reduction=given["loss_reduction"],
+        stage=0, bucket_mb=args["bucket_mb"], accumulate=args["accumulate"] or 1,
+        loss_reduction=args["loss_reduction"],
     )  # fmt: skip
     return Mesh((("dp", trainers),)), options

@@ -34,13 +34,13 @@ def with_standard_streams(command: click.Command) -> click.Command:
     return command
 
 
-def _before(param: click.Parameter, first: Callable[[click.Context, Any], Any]) -> None:
+def _before(param: click.Parameter, convert: Callable[[click.Context, Any], Any]) -> None:
     """Let a function change the value of a parameter, before its own callback sees it."""
     then = param.callback
 
     def call(context: click.Context, of: click.Parameter, value: Any) -> Any:
-        found = first(context, value) if value == STREAM else value
-        return found if then is None else then(context, of, found)
+        replaced = convert(context, value) if value == STREAM else value
+        return replaced if then is None else then(context, of, replaced)
 
     param.callback = call
 
@@ -68,14 +68,14 @@ def _printed_later(context: click.Context, _: Any) -> str:
 
 def _with_text(callback: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(callback)
-    def call(*given: Any, **named: Any) -> Any:
+    def call(*args: Any, **named: Any) -> Any:
         path = click.get_current_context().meta.get(_PRINTED)
         if path is None:
-            return callback(*given, **named)
+            return callback(*args, **named)
         if named.get("as_json"):
             raise OptionError("--json cannot be combined with -o -: both print on standard output", "take one of them")
         set_verbosity(Verbosity.QUIET)  # tables would stand in front of the text
-        code = callback(*given, **named)
+        code = callback(*args, **named)
         if not code and path.exists():
             from gopt.analysis.role_map import RoleMap
 

@@ -55,7 +55,7 @@ def print_json_text(text: str) -> None:
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
-        text = _WIDE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+        text = _WIDE.sub(lambda match: json.dumps(match[0])[1:-1], text)
     click.echo(text)
 
 
@@ -166,7 +166,7 @@ def flush_stdout() -> OSError | None:
 
 def safe_json(text: str) -> str:
     """JSON text with control characters escaped: the same to every parser."""
-    return text if text.isascii() else _ODD.sub(lambda found: _escaped(found[0]), text)
+    return text if text.isascii() else _ODD.sub(lambda match: _escaped(match[0]), text)
 
 
 def _escaped(character: str) -> str:
@@ -197,14 +197,14 @@ def _tell_warning(
 def _of_library(category: type[Warning], filename: str) -> bool:
     """Return whether a warning is not the user's. An open file is noticed wherever garbage is collected, and generated
     code has no file."""
-    made = filename.startswith("<")
-    return made or category is ResourceWarning or any(Path(filename).is_relative_to(each) for each in _libraries())
+    generated = filename.startswith("<")
+    return generated or category is ResourceWarning or any(Path(filename).is_relative_to(path) for path in _libraries())
 
 
 def _libraries() -> list[str]:
     import sysconfig
 
-    here = str(Path(__file__).parent), str(Path(sys.modules["gopt"].__file__ or "").parent)
-    found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    packages = {each for each in sys.path if each.endswith(("site-packages", "dist-packages"))}
-    return [*here, *found, *packages]
+    folders = str(Path(__file__).parent), str(Path(sys.modules["gopt"].__file__ or "").parent)
+    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    packages = {name for name in sys.path if name.endswith(("site-packages", "dist-packages"))}
+    return [*folders, *paths, *packages]

@@ -56,8 +56,8 @@ def run_commands(commands: Sequence[Sequence[str]], folder: Path, timeout: float
     if not data:
         code = os.waitstatus_to_exitcode(status)
         return Failure(code, "signal" if code < 0 else "result", signal.Signals(-code).name if code < 0 else "")
-    found = json.loads(data)
-    return None if found is None else Failure(**found)
+    failure = json.loads(data)
+    return None if failure is None else Failure(**failure)
 
 
 def _kill(child: int) -> None:
@@ -72,8 +72,8 @@ def _answer(reader: int, end: float, most: int = _ANSWER) -> bytes | None:
     long. A signal ends the wait: its handler runs, and may raise."""
     data = b""
     with wakened_by_signals() as came:
-        while (left := end - time.monotonic()) > 0:
-            ready = select.select([reader, came], [], [], left)[0]
+        while (remaining := end - time.monotonic()) > 0:
+            ready = select.select([reader, came], [], [], remaining)[0]
             if came in ready:
                 os.read(came, _ANSWER)
             if reader in ready:
@@ -96,8 +96,8 @@ def _in_child(commands: Sequence[Sequence[str]], folder: Path, writer: int, pare
             os.close(opened)
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - until the end
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-        found = _first_failure(commands)
-        os.write(writer, json.dumps(None if found is None else asdict(found)).encode())
+        failure = _first_failure(commands)
+        os.write(writer, json.dumps(None if failure is None else asdict(failure)).encode())
         sys.stdout.flush()
         sys.stderr.flush()
         code = 0
@@ -110,9 +110,9 @@ def _first_failure(commands: Sequence[Sequence[str]]) -> Failure | None:
 
     from . import main, reproducer_option
 
-    for index, each in enumerate(commands):
+    for index, command in enumerate(commands):
         with reproducer_option.recording():
-            code = main.run(list(each))
+            code = main.run(list(command))
             if code:
                 return replace(reproducer_option.failure(code), command=index)
     return None
@@ -133,19 +133,19 @@ def run_program(words: Sequence[str], folder: Path, timeout: float) -> Failure |
             f"{words[0]} cannot be run: {error.strerror}", "name a command of gopt or a program"
         ) from None
     assert child.stderr is not None
-    end, said = time.monotonic() + timeout, None
+    end, output = time.monotonic() + timeout, None
     try:
-        said = _answer(child.stderr.fileno(), end)
-        if said is not None:
+        output = _answer(child.stderr.fileno(), end)
+        if output is not None:
             child.wait(max(0.0, end - time.monotonic()))
     except subprocess.TimeoutExpired:
-        said = None
+        output = None
     finally:
         if child.returncode is None:  # late, or a signal has come: a session of its own hears of none
             _kill(child.pid)
         child.stderr.close()  # not read to its end: a process that left the session may hold it open
         child.wait()
-    if said is None:
+    if output is None:
         return Failure(-1, "time-out")
-    lines = said.decode("utf-8", "replace").splitlines()
+    lines = output.decode("utf-8", "replace").splitlines()
     return Failure(child.returncode, "program", lines[0] if lines else "") if child.returncode else None

@@ -55,7 +55,7 @@ def reduce_scatter(call: Call, contributions: Contributions) -> Results:
         bucket = np.concatenate([total.reshape(-1) for total in totals])
         shards = np.split(bucket, call["cuts"][1:-1])
     else:
-        shards = _slices(totals[0], call["axis"], call["sizes"])
+        shards = slices(totals[0], call["axis"], call["sizes"])
     return [[shard.copy()] for shard in shards]
 
 
@@ -73,7 +73,7 @@ def all_gather(call: Call, contributions: Contributions) -> Results:
 
 
 def all_to_all(call: Call, contributions: Contributions) -> Results:
-    pieces = [_slices(contribution[0], call["split_axis"], call["split_sizes"]) for contribution in contributions]
+    pieces = [slices(contribution[0], call["split_axis"], call["split_sizes"]) for contribution in contributions]
     return [
         [np.concatenate([cut[member] for cut in pieces], call["concat_axis"])] for member in range(len(contributions))
     ]
@@ -85,9 +85,10 @@ def transfer(call: Call, contributions: Contributions) -> Results:
     return [[] if contribution else [array.copy() for array in sent] for contribution in contributions]
 
 
+def slices(array: Array, axis: int, sizes: Sequence[int]) -> list[Array]:
+    """The parts of an array, of these sizes along an axis."""
+    return np.split(array, list(accumulate(sizes))[:-1], axis)
+
+
 def _totals(call: Call, contributions: Contributions) -> list[Array]:
     return [reduced(arrays, call["reduce"]) for arrays in zip(*contributions, strict=True)]
-
-
-def _slices(array: Array, axis: int, sizes: Sequence[int]) -> list[Array]:
-    return np.split(array, list(accumulate(sizes))[:-1], axis)

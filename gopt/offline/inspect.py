@@ -22,6 +22,7 @@ from gopt.offline.optimizer.controls import Controls, find_controls
 from gopt.offline.optimizer.evidence import Rule
 from gopt.offline.optimizer.formulas import Hyper
 from gopt.offline.optimizer.recogniser import Recogniser
+from gopt.offline.text import opsets
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.text.notebook import HtmlTable
 
@@ -182,7 +183,7 @@ def inspect_model(source: Source, advance: ProgressCallback = no_progress) -> In
         file=source.name,
         sha256=source.sha256,
         file_bytes=source.nbytes,
-        opsets={entry.domain or "ai.onnx": entry.version for entry in graph.header.opset_import},
+        opsets=opsets(graph),
         loss=training.loss,
         more_losses=training.losses[1:],
         phases=_phases(training),

@@ -14,6 +14,7 @@ from gopt.documents.records import to_document
 from gopt.errors import GoptError, InputError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.load import load
+from gopt.offline.text import operators
 from gopt.text.notebook import HtmlTable
 from gopt.text.sanitize import show
 
@@ -71,7 +72,6 @@ def inspect_role(path: str | os.PathLike[str]) -> RoleInspection | None:
         )
     stated = graph.metadata.get(_SERVER, "")
     number = int(stated) if stated.isdecimal() and len(stated) < 9 else None
-    operators = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.nodes)
     messages = [node for node in graph.nodes if node.domain == COMM and node.op_type in MESSAGES]
     calls = Counter(node.op_type for node in graph.nodes if node.domain == COMM and node.op_type not in MESSAGES)
     computed = {name for node in graph.nodes for name in node.outputs}
@@ -81,7 +81,7 @@ def inspect_role(path: str | os.PathLike[str]) -> RoleInspection | None:
         role=role,
         number=number,
         nodes=len(graph.nodes),
-        operators=dict(operators.most_common()),
+        operators=operators(graph),
         messages=tuple(_message(path, graph, node, number) for node in messages),
         collectives=dict(calls),
         states={name: graph.inputs[name].nbytes for name in states},

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -86,9 +87,18 @@ def sharding_notes(sharding: Sharding) -> list[str]:
     return notes
 
 
+def opsets(graph: Graph) -> dict[str, int]:
+    """Domain -> version of the operator set."""
+    return {entry.domain or "ai.onnx": entry.version for entry in graph.header.opset_import}
+
+
+def operators(graph: Graph) -> dict[str, int]:
+    """Operator with its domain -> number of nodes, most frequent first."""
+    return dict(Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.nodes).most_common())
+
+
 def _header(graph: Graph) -> Iterator[str]:
-    opsets = {entry.domain or "ai.onnx": entry.version for entry in graph.header.opset_import}
-    yield "opset " + ", ".join(f"{domain} {opsets[domain]}" for domain in sorted(opsets))
+    yield "opset " + ", ".join(f"{domain} {version}" for domain, version in sorted(opsets(graph).items()))
     for function in sorted(graph.header.functions, key=lambda f: (f.domain, f.name, f.overload)):
         name = f"{function.domain}.{function.name}" + (f":{function.overload}" if function.overload else "")
         yield ""

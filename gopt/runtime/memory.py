@@ -29,6 +29,11 @@ def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
+def bits(array: Array) -> Array:
+    """The bytes of an array: a view of a contiguous array."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
 class Pool:
     """Arrays with memory that is reused once no view is referenced.
 

@@ -47,6 +47,11 @@ def is_constant(graph: Graph, name: str) -> bool:
     return name in graph.initializers and name not in graph.inputs
 
 
+def is_embedded(graph: Graph, name: str) -> bool:
+    """Return whether a session's model stores a value."""
+    return is_constant(graph, name) and is_small(graph.initializers[name])
+
+
 def is_small(tensor: Tensor) -> bool:
     """Return whether a constant may be stored in a session's model. Strings always are: ONNX Runtime takes no strings
     by reference."""

@@ -13,7 +13,7 @@ from gopt.ir.scopes import bodies
 from gopt.runtime.executor import Executor
 from gopt.runtime.fallback_kernels import operators
 from gopt.runtime.inlined_functions import inlined
-from gopt.runtime.proto import build_model, is_constant, is_small, stored
+from gopt.runtime.proto import build_model, is_embedded, stored
 from gopt.runtime.session import Array, NoKernelError, SessionCache, first_line
 
 TURNS = 64
@@ -45,7 +45,7 @@ def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
     small = []
     types = dict(graph.inputs)
     for name, tensor in graph.initializers.items():
-        if name not in values and is_constant(graph, name) and is_small(tensor):
+        if name not in values and is_embedded(graph, name):
             small.append(stored(name, tensor))
         elif name not in values:
             types[name], values[name] = tensor.type, tensor.numpy()

@@ -20,7 +20,7 @@ from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType, known
 from gopt.runtime.automatic_pads import with_pads
 from gopt.runtime.partition import Segment
-from gopt.runtime.proto import build_model, is_constant, is_small, stored
+from gopt.runtime.proto import build_model, is_embedded, stored
 from gopt.runtime.runtime_errors import node_error
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -191,7 +191,7 @@ def session_of(
 
     ``types`` gets the types of the segment's results.
     """
-    embedded = [name for name in segment.inputs if is_constant(graph, name) and is_small(graph.initializers[name])]
+    embedded = [name for name in segment.inputs if is_embedded(graph, name)]
     inputs = tuple(name for name in segment.inputs if name not in set(embedded))
     typed = {name: _boundary_type(name, types) for name in inputs}
     typed |= {name: TensorType(typed[name].dtype, ("rows",)) for name in rows}

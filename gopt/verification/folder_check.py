@@ -11,6 +11,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
 from gopt.artifact.pieces import cut
 from gopt.errors import InputError
+from gopt.runtime.memory import bits
 from gopt.runtime.session import Array
 from gopt.text.sanitize import listed, show
 from gopt.verification.rank_programs import RankPrograms
@@ -66,7 +67,7 @@ def _other_start(rank: RankPrograms, whole: Mapping[str, Array]) -> str | None:
         for piece in state.pieces:
             with np.errstate(over="ignore"):
                 due = cut(piece, whole[piece.tensor]).astype(local.dtype, copy=False)
-            if not np.array_equal(_bytes(local[offset : offset + piece.elements]), _bytes(due)):
+            if not np.array_equal(bits(local[offset : offset + piece.elements]), bits(due)):
                 return piece.tensor
             offset += piece.elements
     return None
@@ -77,14 +78,10 @@ def other_start_values(stored: Mapping[str, Array], source: TrainingGraph) -> li
     tensors = source.graph.initializers
     changed = [
         name for name, value in stored.items()
-        if name in tensors and not np.array_equal(_bytes(value), _bytes(tensors[name].numpy()))
+        if name in tensors and not np.array_equal(bits(value), bits(tensors[name].numpy()))
     ]  # fmt: skip
     if not changed:
         return []
     return [
         f"{listed(changed, NAMED)}: the ranks start from other values than the model. Both ran from those of the ranks"
     ]
-
-
-def _bytes(value: Array) -> Array:
-    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)

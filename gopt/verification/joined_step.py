@@ -60,7 +60,7 @@ def check_large_batch(
 @dataclass(slots=True)
 class _Joined:
     reference: ReferenceProgram
-    made: MeasuredStep
+    measured: MeasuredStep
     states: Values
     settings: Values
     batches: Batches
@@ -104,7 +104,7 @@ class _Joined:
     def _meant(self, state: State) -> bool:
         """Return whether ranks should have a state of the large batch, and rounding is not all of it."""
         apart = {statistic.tensor for statistic in self.statistics if statistic.rule in ("root", "local")}
-        return state.tensor not in apart and state.tensor not in self.made.noise
+        return state.tensor not in apart and state.tensor not in self.measured.noise
 
     def _told_of(self, couplings: Sequence[Coupling]) -> set[str]:
         """The values behind a note's subject; a note on gradients covers all gradients."""
@@ -148,12 +148,11 @@ class _Joined:
 
     def _apart(self, program: Executor, feeds: Values, updated: Mapping[str, str]) -> tuple[StateDistance, ...]:
         """The states that differ by more than rounding, the furthest first."""
-        inputs = {name: feeds[name] for name in program.graph.inputs if name in feeds}
-        outputs = run_source(program, inputs, self.reference.call)
+        outputs = run_source(program, feeds, self.reference.call)
         kinds = {state.tensor: state.kind.value for state in self.reference.training.states}
         distances = []
         for name, output in updated.items():
-            value, expected, before = np.asarray(outputs[output]), self.made.step().states[name], self.states[name]
+            value, expected, before = np.asarray(outputs[output]), self.measured.step().states[name], self.states[name]
             if value.shape != expected.shape:
                 raise NotComparableError(f"{name!r} has another shape with more samples")
             if not finite(expected):
@@ -161,7 +160,7 @@ class _Joined:
             off = distance(expected, value) if finite(value) else inf
             room = allowance(value, before, max(self.tolerance, ROOM)) if floating(value) else 0.0
             if (
-                off > room and off > room + MULTIPLE * self.made.moved.measured().states[name]
+                off > room and off > room + MULTIPLE * self.measured.moved.measured().states[name]
             ):  # it is measured where it counts
                 moved = np.asarray(value, np.float64) - np.asarray(before, np.float64)
                 distances.append(StateDistance(name, kinds[name], off if isinf(off) else off / (norm(moved) or 1.0)))

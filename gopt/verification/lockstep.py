@@ -160,11 +160,11 @@ class _ReferenceRank:
     """A rank of the reference: calls of the source are answered as for one rank, the verifier's by all."""
 
     program: Executor
-    own: CollectiveCallback
+    callback: CollectiveCallback
 
     def run(self, feeds: Values, call: CollectiveCallback) -> Values:
         def answer(index: int, node: Node, inputs: list[np.ndarray]) -> Any:
-            return (call if node.made_by == VERIFIER_CALL else self.own)(index, node, inputs)
+            return (call if node.made_by == VERIFIER_CALL else self.callback)(index, node, inputs)
 
         return self.program.run(feeds, answer)
 

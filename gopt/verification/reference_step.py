@@ -21,7 +21,7 @@ from gopt.verification.lazy_tables import LazyTable, with_kept_rows
 from gopt.verification.lockstep import run_in_lockstep, with_reduced_statistics, with_shared_means
 from gopt.verification.piecewise import pieces
 from gopt.verification.reference_graphs import local_graph, update_graph
-from gopt.verification.source_members import Feeds, SourceMembers, run_source
+from gopt.verification.source_members import Feeds, SourceMembers, read_by, run_source
 from gopt.verification.variants import PLAIN, Variant
 
 Batches = Sequence[Sequence[Values]]
@@ -123,7 +123,7 @@ class ReferenceProgram:
         self._kept = None
 
     def kept(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> LocalResults:
-        """As ``local``; where forward and backward read what they read when this was called first, they run once."""
+        """As ``local``; for the same operands as in the first call, forward and backward run once."""
         names = {*self.local_inputs, *(state.tensor for state in self.statistics)}
         fixed = {name: value for name, value in {**states, **settings}.items() if name in names}
         read = [fixed, *self.apart, *(batch for turn in batches for batch in turn)]
@@ -190,7 +190,7 @@ class ReferenceProgram:
             rule = self.rules.get(state.tensor, self.statistics_rule)
             new[state.tensor] = new_values[0] if rule == "root" else mean_of(new_values)
         chosen = {output: new[tensor] for tensor, output in self.training.chosen.items()}
-        updated = self._run(self._update, {**states, **settings, **means, **chosen})
+        updated = run_source(self._update, {**states, **settings, **means, **chosen}, self.call)
         for state in self.training.states:
             if state.kind is not StateKind.STATISTIC or state.tensor in self.training.chosen:
                 new[state.tensor] = np.asarray(updated[state.updated])
@@ -211,14 +211,8 @@ class ReferenceProgram:
     def _locals(self, values: Sequence[Feeds]) -> list[Values]:
         """Run the local part of every data rank: one by one, or together for values shared on the way."""
         if not self.meeting:
-            return [self._run(self._local, value) for value in values]
-        inputs = self._local.graph.inputs
-        feeds = [{name: value for name, value in row.items() if name in inputs} for row in values]
-        return run_in_lockstep(self._local, feeds, self.call)
-
-    def _run(self, program: Executor, values: Feeds) -> Values:
-        """Run the source, as one rank, on the values read by the program."""
-        return run_source(program, {name: values[name] for name in program.graph.inputs if name in values}, self.call)
+            return [run_source(self._local, value, self.call) for value in values]
+        return run_in_lockstep(self._local, [read_by(self._local, value) for value in values], self.call)
 
 
 def _same(ours: Values, theirs: Values) -> bool:

@@ -64,7 +64,7 @@ class _Line:
     most: int = 0
 
     def through(self, op_type: str, constant: np.ndarray, is_first: bool) -> _Line | None:
-        """The line behind a node on integers; ``first``: whether the line is the node's first operand."""
+        """The line behind a node on integers; ``is_first``: whether the line is the node's first operand."""
         low, high = int(constant.min()), int(constant.max())
         if op_type == "Add":
             return _Line(self.factor, self.least + low, self.most + high)

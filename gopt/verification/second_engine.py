@@ -62,7 +62,7 @@ def check_step(
     """One step on one batch: up to the gradients, and their update. ``values``: all inputs of the step."""
     try:
         local, update = local_graph(training), update_graph(training)
-        results = _run(Executor(local, cache), values, call)
+        results = run_source(Executor(local, cache), values, call)
         shared = {name: results[local] for name, local in training.shared.items()}
         updates = [_first_rows(part) for part in _parts(update)]
         whole = {name for part, rows in updates for name in part.inputs if name not in rows}
@@ -74,7 +74,7 @@ def check_step(
         for part, rows in updates:
             feeds = {**values, **results, **shared}
             feeds |= {name: feeds[name][:count] for name, count in rows.items() if name in feeds}
-            checks.append(compare_engines(part, feeds, _run(Executor(part, cache), feeds, call), cache, call))
+            checks.append(compare_engines(part, feeds, run_source(Executor(part, cache), feeds, call), cache, call))
         return checks
     except GoptError as error:
         return [EngineCheck("", why=error.message)]
@@ -138,7 +138,7 @@ def compare_engines(
     check = EngineCheck(engine, len(due))
     if not apart:
         return check
-    again = _run(Executor(graph, cache), feeds, call)
+    again = run_source(Executor(graph, cache), feeds, call)
     if any(not _near(results[name], _as_many(again[name], results[name]), tolerance) for name in apart):
         return EngineCheck("", why="the step draws random numbers")
     try:
@@ -152,10 +152,6 @@ def _as_many(value: np.ndarray, results: np.ndarray) -> np.ndarray:
     return value[: len(results)] if value.ndim == results.ndim > 0 and value.size > MOST_ELEMENTS else value
 
 
-def _run(program: Executor, values: Mapping[str, np.ndarray], call: CollectiveCallback) -> Values:
-    return run_source(program, {name: values[name] for name in program.graph.inputs if name in values}, call)
-
-
 def _second(
     graph: Graph, feeds: Values, cache: SessionCache, call: CollectiveCallback
 ) -> tuple[str, Values | None, str]:
@@ -165,7 +161,7 @@ def _second(
         except GoptError:
             pass  # it lacks an operator, or computes it in other types
     try:
-        return PLAIN, run_source(Executor(graph, PlainSessions(keep=cache.keep)), dict(feeds), call), ""
+        return PLAIN, run_source(Executor(graph, PlainSessions(keep=cache.keep)), feeds, call), ""
     except GoptError as error:
         return "", None, error.message
 
@@ -189,10 +185,10 @@ class _Search:
         self.producers = index.producers
         outputs = {name: graph.type_of(name) for node in self.nodes for name in node.outputs if name}
         program = Executor(replace(graph, outputs={**outputs, **graph.outputs}), PlainSessions())
-        self.values = feeds | run_source(program, dict(feeds), call)
+        self.values = feeds | run_source(program, feeds, call)
         random = np.random.default_rng(4)
         moved = {name: perturbed(v, UNITS.get(str(v.dtype), 0.0), random) for name, v in feeds.items()}
-        self.moved = run_source(program, dict(moved), call)
+        self.moved = run_source(program, moved, call)
         self.values |= {n: np.asarray(t.numpy()) for n, t in graph.initializers.items() if n not in self.values}
 
     def explain(self, check: EngineCheck, results: Values) -> EngineCheck:
@@ -253,13 +249,12 @@ class _Search:
             return None
         return EngineDifference(f"{node.op_type} {node.label!r}", worst[0], worst[1], rewritten=True)
 
-    def _plain(self, part: Graph) -> Callable[[Values], Values]:
-        program = Executor(part, PlainSessions())
+    def _plain(self, part: Graph, sessions: type[SessionCache] = PlainSessions) -> Callable[[Values], Values]:
+        program = Executor(part, sessions())
         return lambda feeds: program.run(feeds, _no_call)
 
     def _rewritten(self, part: Graph) -> Callable[[Values], Values]:
-        program = Executor(part, SessionCache())
-        return lambda feeds: program.run(feeds, _no_call)
+        return self._plain(part, SessionCache)
 
     def _reference(self, part: Graph) -> Callable[[Values], Values]:
         return lambda feeds: evaluate(part, feeds)

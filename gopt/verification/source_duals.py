@@ -190,8 +190,7 @@ class _Measured:
         return False
 
     def _losses(self, program: Float64Graph, points: Sequence[Values]) -> list[float]:
-        feeds = [{name: value for name, value in point.items() if name in program.graph.inputs} for point in points]
-        members = run_members(program, feeds, self.members)
+        members = run_members(program, points, self.members)
         return [float(np.asarray(member[self.training.loss]).reshape(())) for member in members]
 
     def _fits(self, name: str) -> bool | None:
@@ -250,8 +249,7 @@ class _Measured:
         }
 
     def _run(self, program: Float64Graph, point: Values) -> list[Values]:
-        feeds = {name: value for name, value in point.items() if name in program.graph.inputs}
-        return run_members(program, [feeds] * self.members.ranks, self.members)
+        return run_members(program, [point] * self.members.ranks, self.members)
 
     def _mean_loss(self, point: Values) -> float:
         name = self.training.loss

@@ -47,8 +47,13 @@ def member_mesh(mesh: Mesh, nodes: Iterable[Node]) -> Mesh | None:
 
 
 def run_members(program: Program, feeds: Sequence[Feeds], members: Mesh) -> list[Values]:
-    """Run every member with separate feeds; ``members``: the axes of the source's calls."""
-    return run_ranks([program for _ in feeds], list(feeds), members)
+    """Run every member on separate values; ``members``: the axes of the source's calls."""
+    return run_ranks([program for _ in feeds], [read_by(program, values) for values in feeds], members)
+
+
+def read_by(program: Program, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are inputs of a program."""
+    return {name: values[name] for name in program.graph.inputs if name in values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +92,10 @@ class SourceMembers:
         return _alike(run_members(program, [feeds] * members.ranks, members), apart[0])
 
 
-def run_source(program: Program, feeds: Mapping[str, Any], call: CollectiveCallback) -> Values:
-    """Run a part of the source; ``call`` answers the part's collectives."""
-    return call.run(program, dict(feeds)) if isinstance(call, SourceMembers) else program.run(dict(feeds), call)
+def run_source(program: Program, values: Mapping[str, Any], call: CollectiveCallback) -> Values:
+    """Run a part of the source on the values read by it; ``call`` answers the part's collectives."""
+    feeds = read_by(program, values)
+    return call.run(program, feeds) if isinstance(call, SourceMembers) else program.run(feeds, call)
 
 
 def _axes(node: Node) -> list[str]:

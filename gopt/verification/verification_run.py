@@ -179,7 +179,7 @@ class VerificationRun:
         batches, why = self.given(1), ""
         if measured is None or len(batches) * len(batches[0]) == 1 or verifier.manifest.parameter_server is not None:
             return
-        first, moved = measured
+        plain, moved = measured
         if isinstance(drawn, SampledBatches) and drawn.ignores:
             self.batches, why = (
                 drawn.plain(),
@@ -190,7 +190,7 @@ class VerificationRun:
 
         @cache
         def step() -> ReferenceStep:
-            return verifier.reference.step(PLAIN, self.start, self.settings, batches) if why else first
+            return verifier.reference.step(PLAIN, self.start, self.settings, batches) if why else plain
 
         self.result.large_batch = check_large_batch(
             verifier.reference, MeasuredStep(step, moved, self.result.noise), self.start, self.settings, batches,

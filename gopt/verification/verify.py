@@ -257,10 +257,10 @@ class Verifier:
         if drawn.ignores:
             # What looks like a label to ignore may be none: then the source says so, or gives no loss.
             turns = range(max(self.phases.values()))
-            given = [[drawn.batch(turn, part) for part in range(self.parts)] for turn in turns]
+            drawn_batches = [[drawn.batch(turn, part) for part in range(self.parts)] for turn in turns]
             self.reference.apart = self.all_ranks.apart(self.all_ranks.held(start))
             try:
-                local = self.reference.kept(PLAIN, start, settings, given)
+                local = self.reference.kept(PLAIN, start, settings, drawn_batches)
             except RunError:
                 return drawn.plain()
             if not all(finite(loss) for losses in local.losses[0] for loss in losses.values()):

@@ -1,5 +1,5 @@
-"""Takes the branch of an If whose condition is a constant: exporters write one where a size decides, and with fixed
-sizes it is decided. What stood in a body is then an ordinary part of the model, its weights too."""
+"""Takes the branch of an If with a constant condition, as exporters write for decisions by sizes: with fixed sizes the
+condition is constant. Nodes of the branch, with weights, become ordinary parts of the model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gopt.autodiff.operators import FreeNames, bodies, names_of
 
 
 def take_branches(model: ModelProto, conditions: Mapping[str, bool]) -> list[TensorProto] | None:
-    """Put the nodes of the branch running in place of each If of the graph whose condition is ``known``.
+    """Replace each If of the graph with a ``known`` condition by the nodes of its branch.
 
-    Returns the constants of these branches, which the graph then reads; None where there is no such If.
+    Returns the constants of these branches, read by the graph from now on; None without such an If.
     """
     graph = model.graph
     if not any(_decided(node, conditions) for node in graph.node):
@@ -62,7 +62,7 @@ def _made(body: GraphProto) -> Iterator[str]:
 
 
 def _renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Iterator[NodeProto]:
-    """Copies of nodes reading and make values by other names, in their bodies too."""
+    """Copies of nodes with renamed values, also in bodies."""
     for node in nodes:
         copy = NodeProto()
         copy.CopyFrom(node)

@@ -1,8 +1,7 @@
 """Confirms the gradients of a derived step by finite differences, or refuses the step.
 
-A derived gradient is all of the derivative, so that slopes of the loss itself must be what it says: of all parameters
-together, and where those do not agree, of ever fewer. What no slope tells, such as a gradient of zero, is looked at as
-``gopt verify`` does for any step.
+A derived gradient is the whole derivative, so slopes of the loss must agree: of all parameters together, and otherwise
+of ever fewer. Cases beyond slopes, such as a gradient of zero, are checked as by ``gopt verify`` for any step.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ MOST = 16
 
 
 def confirm(step: Step, options: DeriveOptions) -> tuple[int, list[str]]:
-    """The number of gradients that were checked, and a remark on those that no batch changes; raises UnsupportedError
-    where one is not confirmed, or the step's forward is not the model's."""
+    """The number of checked gradients, and a remark on gradients no batch changes; raises UnsupportedError for an
+    unconfirmed gradient, or a step with another forward than the model's."""
     copy, seed = step.graph.twin(), options.seed
     training = _read(copy)
     sample, points = sample_gradients(training, seed), _points(training, options)
@@ -82,8 +81,8 @@ def confirm(step: Step, options: DeriveOptions) -> tuple[int, list[str]]:
 
 
 def _compared(step: Step, training: TrainingGraph, point: Values) -> list[str]:
-    """Remarks on what a second engine makes of the step; raises UnsupportedError where it computes something else, or
-    the step's forward does than the model's. ``point``: all inputs of the step."""
+    """Remarks on a second engine's results; raises UnsupportedError for different results, or another forward than the
+    model's. ``point``: all inputs of the step."""
     source = step.source.initializers
     stored = {name: np.asarray(tensor.numpy()) for name, tensor in source.items() if name not in point}
     check_same_forward(step.source, training.graph, {**stored, **point})
@@ -111,8 +110,8 @@ def _read(graph: Graph) -> TrainingGraph:
 def _unconfirmed(
     training: TrainingGraph, names: Sequence[str], more: Iterator[Values], scale: float, seed: int
 ) -> list[GradientCheck]:
-    """Verdicts on those of ``names`` whose gradients are not ``scale`` times the derivative. ``more``: points without
-    the states."""
+    """Verdicts on ``names`` with gradients other than ``scale`` times the derivative. ``more``: points without
+    states."""
     points = list(islice(more, BATCHES))
     rest = list(names)
     if not any(map(random, training.graph.nodes)):
@@ -138,7 +137,7 @@ def _unconfirmed(
 
 
 def _with_numbers(forward: CheckedForward, points: Iterable[Values]) -> list[Values]:
-    """The first points at which the loss is a number; raises UnsupportedError where there is none."""
+    """The first points with a finite loss; raises UnsupportedError without any."""
     wide_point, points_used = None, []
     for point in points:
         (wide,) = forward.points([point])
@@ -163,7 +162,7 @@ def _is_gradient(check: GradientCheck, scale: float, precision: Precision) -> bo
 
 
 def _told(check: GradientCheck) -> GradientCheck:
-    """The verdict, without what ``gopt verify`` would accept: that is no proof here."""
+    """The verdict, without excuses accepted by ``gopt verify``: an excuse is no proof here."""
     return replace(check, verdict=Verdict.UNCONFIRMED, why=APART) if check.holds else check
 
 
@@ -188,7 +187,7 @@ class _Slopes:
         self.forward = CheckedForward(self.training, refuse_call, sparing=True)
 
     def disagreeing(self, names: Sequence[str], amount: float) -> list[str]:
-        """The members of ``names`` of whose groups some do not agree with slopes of the loss, near the points."""
+        """The members of ``names`` in groups disagreeing with slopes of the loss near the points."""
         self._looks += 1
         generator = np.random.default_rng([self.seed, 5, self._looks])
         check = SlopeCheck(
@@ -199,7 +198,7 @@ class _Slopes:
         return [name for name in names if name not in right]
 
     def _near(self, amount: float) -> Iterator[Values]:
-        """The given points with states moved, which are others each time around."""
+        """The given points with states moved, differently each time."""
         parameters = {state.tensor for state in self.training.parameters}
         turn = self._looks % len(self.given)
         points = self.forward.points([*self.given[turn:], *self.given[:turn]])
@@ -216,7 +215,7 @@ class _Slopes:
                 yield {**states, **point}
 
     def located(self, names: Sequence[str]) -> list[str]:
-        """The members of ``names`` that do not agree alone; or in a part, once many have been found."""
+        """The members of ``names`` disagreeing alone; or part of a group, once many are known."""
         largest = max(self._peaks.values(), default=0.0)
         faint = [name for name in names if not self._peaks.get(name, 0.0) > FAINT * largest]
         located: list[str] = []

@@ -1,7 +1,7 @@
-"""Errors of onnx's version converter and inference: mended where they are known, refused where results differ.
+"""Errors of onnx's version converter and inference: known errors are mended, different results refused.
 
 The converter forgets that older operators resize without half pixels, and that an older Hardmax flattens its operand.
-Before operator set 22, inference counts a last window of a pool ONNX Runtime leaves out.
+Before operator set 22, inference counts a last window of a pool that ONNX Runtime leaves out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOLERANCE = {"float16": 3e-2, "bfloat16": 2e-1}
 
 
 def mend_resizes(before: ModelProto, after: ModelProto) -> None:
-    """Let each Resize of a converted model, in place, take the elements it took before."""
+    """Let each Resize of a converted model, in place, take the same elements as before."""
     if opset_of(before) >= _HALF_PIXELS:
         return
     old = [node for node in nested(before.graph.node) if node.op_type in RESIZES]
@@ -45,9 +45,9 @@ def mend_resizes(before: ModelProto, after: ModelProto) -> None:
 
 
 def mend_pools(model: ModelProto, whole: Callable[[], ModelProto]) -> None:
-    """Write ``ceil_mode`` of pools, in place, as pads where it says that a window begins behind the input.
+    """Write ``ceil_mode`` of pools, in place, as pads if a window would begin behind the input.
 
-    Shapes behind such a pool follow from its own: one is mended at a time, from the first. ``whole``: returns the model
+    Later shapes depend on the pool: a single pool is mended at a time, from the first. ``whole``: returns the model
     with the constants.
     """
     pools = [node for node in model.graph.node if node.op_type in POOLS and _attributes(node).get("ceil_mode")]
@@ -60,7 +60,8 @@ def mend_pools(model: ModelProto, whole: Callable[[], ModelProto]) -> None:
 
 
 def _mended(node: NodeProto, shapes: Mapping[str, list[int]]) -> bool:
-    """Give a pool pads in place of ``ceil_mode`` where its inferred result has a window too much; whether it had."""
+    """Give a pool pads instead of ``ceil_mode`` if its inferred result has a window too many; returns whether
+    mended."""
     attributes, sizes, pooled = _attributes(node), shapes.get(node.input[0], ())[2:], shapes.get(node.output[0], ())[2:]
     if attributes.get("auto_pad", b"NOTSET") != b"NOTSET" or not sizes or not all((*sizes, *pooled)):
         return False
@@ -91,10 +92,10 @@ def _attributes(node: NodeProto) -> dict[str, Any]:
 def check_conversion(
     before: ModelProto, after: ModelProto, stored: Mapping[str, np.ndarray], inputs: Mapping[str, TensorType]
 ) -> None:
-    """Raise UnsupportedError where a converted model computes something else than before, on one batch.
+    """Raise UnsupportedError for a converted model with other results than before, on a batch.
 
-    Both models read all stored values as inputs; ``inputs``: the others, with fixed sizes. Where ONNX Runtime does not
-    run one of them, nothing is compared.
+    Both models read all stored values as inputs; ``inputs``: the others, with fixed sizes. Models ONNX Runtime cannot
+    run are not compared.
     """
     random = np.random.default_rng(_SEED)
     feeds = {**stored, **{name: _drawn(kind, random) for name, kind in inputs.items()}}
@@ -113,7 +114,7 @@ def check_conversion(
 
 
 def _drawn(kind: TensorType, random: np.random.Generator) -> np.ndarray:
-    """Whole numbers are zeros, which every table has."""
+    """Whole numbers are zeros, valid for every table."""
     dtype = numpy_dtype(kind.dtype)
     return random.standard_normal(kind.dims).astype(dtype) if "float" in kind.dtype else np.zeros(kind.dims, dtype)
 

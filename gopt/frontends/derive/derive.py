@@ -31,9 +31,9 @@ IN_MEMORY = 1 << 28
 class Derived(HtmlTable):
     """The result of ``derive``.
 
-    ``data``: the file of values beside the model, or ''. ``inputs``: inputs that a run feeds. ``lr``: the optimizer's
-    default learning rate, None where the rate is a constant of the graph. ``lr_input``: the input holding the rate, or
-    ''. ``confirmed``: the number of gradients the check confirmed.
+    ``data``: the file of values beside the model, or ''. ``inputs``: inputs fed by a run. ``lr``: the optimizer's
+    default learning rate, None for a constant rate. ``lr_input``: the input holding the rate, or ''. ``confirmed``: the
+    number of gradients the check confirmed.
     """
 
     model: str
@@ -50,7 +50,7 @@ class Derived(HtmlTable):
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The record that ``gopt derive --json`` prints."""
+        """The record printed by ``gopt derive --json``."""
         return {
             "format": "gopt-derived/1", "model": self.model, "data": self.data, "forward_nodes": self.forward_nodes,
             "nodes": self.nodes, "parameters": self.parameters, "states": self.states, "bytes": self.nbytes,
@@ -70,7 +70,7 @@ def derive(
     """Write the training step of a forward model.
 
     Raises InputError for a damaged model, OptionError for a request making no step, UnsupportedError for an operator
-    without a derivative or a gradient that finite differences do not confirm, RunError when the file cannot be written.
+    without a derivative or a gradient unconfirmed by finite differences, RunError for a failed write.
     """
     target = resolve_output(output)
     check_model(target, shown=Path(output), force=force)
@@ -96,7 +96,7 @@ def derive(
 
 
 def _move_to_file(tensors: Iterable[Tensor], path: str) -> None:
-    """Move values from memory to a file, from which each is read where it is needed."""
+    """Move values from memory to a file, for reading on demand."""
     try:
         with open(path, "wb") as file:
             for tensor in tensors:

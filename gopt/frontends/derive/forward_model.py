@@ -33,10 +33,10 @@ _INSIDE = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class ForwardModel:
-    """A forward model. Every stored value is an input of ``model``, so that it is small.
+    """A forward model. Every stored value is an input of ``model``, which stays small. ``stored``: constants by name.
 
-    ``stored``: constants by name. ``literals``: those that were Constant nodes. ``inputs``: inputs that a run feeds.
-    ``types``: types of values, as far as onnx infers them.
+    ``literals``: former Constant nodes. ``inputs``: inputs fed by a run. ``types``: types of values, as far as inferred
+    by onnx.
     """
 
     model: ModelProto
@@ -50,8 +50,8 @@ class ForwardModel:
 def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> ForwardModel:
     """Read a model and set its symbolic dimensions to sizes.
 
-    Raises InputError for a damaged file, OptionError where a dimension has no size or is unknown, UnsupportedError for
-    a model that cannot be converted to operator set 20.
+    Raises InputError for a damaged file, OptionError for a dimension without a size or an unknown dimension,
+    UnsupportedError for a model not convertible to operator set 20.
     """
     graph = load(path)
     if ROLES in graph.metadata:
@@ -90,7 +90,7 @@ def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> Forwa
 
 
 def unknown_shape(forward: ForwardModel, name: str) -> UnsupportedError:
-    """The refusal of a value whose shape is unknown, with the first operator of which onnx infers no shape."""
+    """The refusal of a value of unknown shape, naming the first operator without inferred shapes."""
     types = forward.types
     needed, makers = {name}, {value: node for node in forward.model.graph.node for value in node.output}
     stack, maker = [name], makers.get(name)
@@ -108,7 +108,7 @@ def unknown_shape(forward: ForwardModel, name: str) -> UnsupportedError:
 
 
 def _without_repeated_imports(model: ModelProto) -> None:
-    """Keep one import of each domain: a file may say the same twice, of which onnx converts one."""
+    """Keep an import of each domain: onnx converts only one of repeated imports."""
     versions = {opset.domain.removeprefix("ai.onnx") if opset.domain == "ai.onnx" else opset.domain: opset.version
                 for opset in reversed(model.opset_import)}  # fmt: skip
     del model.opset_import[:]
@@ -116,7 +116,7 @@ def _without_repeated_imports(model: ModelProto) -> None:
 
 
 def _settle_outputs(forward: ForwardModel) -> None:
-    """Give outputs the shapes following from the sizes: what a file declares may hold for other sizes alone."""
+    """Give outputs the shapes following from the sizes: declared shapes may hold for other sizes alone."""
     bare = with_constants(forward, ())
     for info in bare.graph.output:
         info.type.tensor_type.ClearField("shape")
@@ -141,7 +141,7 @@ def _fold(forward: ForwardModel) -> None:
 
 
 def _take_branches(forward: ForwardModel) -> bool:
-    """Put branches in place of each If whose condition is stored; returns whether there was one."""
+    """Replace each If with a stored condition by its branch; returns whether any was replaced."""
     conditions = {
         name: bool(np.asarray(tensor.numpy()).reshape(-1)[0])
         for name, tensor in forward.stored.items()
@@ -155,8 +155,8 @@ def _take_branches(forward: ForwardModel) -> bool:
 
 
 def with_constants(forward: ForwardModel, trained: Collection[str]) -> ModelProto:
-    """The model with constants of up to 4 KiB as initializers, without those that are ``trained``, because the
-    derivatives of a Slice or a Pad need their axes. Larger constants stay inputs."""
+    """The model with constants of up to 4 KiB as initializers, except ``trained`` ones, because the derivatives of a
+    Slice or a Pad need axes. Larger constants stay inputs."""
     model = ModelProto()
     model.CopyFrom(forward.model)
     inside = {name for name, tensor in forward.stored.items() if tensor.nbytes <= _INSIDE and name not in trained}
@@ -170,7 +170,7 @@ def with_constants(forward: ForwardModel, trained: Collection[str]) -> ModelProt
 
 
 def _bare(graph: Graph) -> ModelProto:
-    """The model with every stored value as an input, which is small whatever the size of the values."""
+    """The model with every stored value as an input, small for any size of values."""
     model = ModelProto()
     model.CopyFrom(graph.header)
     del model.metadata_props[:]
@@ -184,7 +184,7 @@ def _bare(graph: Graph) -> ModelProto:
 
 
 def _apart(tensor: Tensor) -> Tensor:
-    """A value by itself: a part of the file's message keeps all of that alive, and each read of one copies it."""
+    """A value in its own message: a part keeps the whole file's message alive, and each read copies it."""
     if tensor.proto is None:
         return tensor
     if tensor.nbytes > limits.CHECKED_BYTES:
@@ -219,8 +219,7 @@ def _converted(model: ModelProto) -> ModelProto:
 
 
 def _lift_constants(model: ModelProto, stored: dict[str, Tensor]) -> frozenset[str]:
-    """Turn floating-point tensors of more than one element in Constant nodes into stored values; returns their
-    names."""
+    """Turn non-scalar floating-point tensors in Constant nodes into stored values; returns the names."""
     nodes, lifted = [], set()
     for node in model.graph.node:
         value = next(

@@ -18,7 +18,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True)
 class LossNames:
-    """Names of the target, an input, and of the loss; ``inner``: the prefix of names of values between them."""
+    """Names of the target (an input) and the loss; ``inner``: the prefix of names between."""
 
     target: str
     loss: str
@@ -27,10 +27,10 @@ class LossNames:
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """The options of a loss beside its operands; None where the user says nothing.
+    """The options of a loss beside operands; None if not set.
 
     ``class_axis``: the dimension of the classes. ``ignore_index``: the label of samples that do not count.
-    ``label_smoothing``: the share of the target all classes have alike.
+    ``label_smoothing``: the share of the target common to all classes.
     """
 
     class_axis: int | None = None
@@ -40,9 +40,9 @@ class Criterion:
 
 @dataclass(frozen=True, slots=True)
 class AttachedLoss:
-    """A loss of a prediction: its nodes, the type of its second operand, an input, and its own. The loss of a narrow
-    prediction is computed in float32, as torch.autocast does: half precision overflows, and ONNX Runtime adds no rows
-    in it."""
+    """A loss of a prediction: nodes, the type of the second operand (an input), and the loss's type. The loss of a
+    narrow prediction is computed in float32, as in torch.autocast: half precision overflows, and ONNX Runtime adds no
+    rows in half precision."""
 
     nodes: list[NodeProto]
     target: TensorType
@@ -52,8 +52,8 @@ class AttachedLoss:
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A loss. ``target``: the usual name of the input with the target. ``attach`` takes the prediction, its type, the
-    names of target and loss, and a criterion. ``options``: the fields of a criterion it reads. ``inverse``: the
-    operator whose operand it takes in place of a prediction, for the loss applies that operator itself."""
+    names of target and loss, and a criterion. ``options``: the fields of a criterion in use. ``inverse``: the operator
+    replaced by the loss, which applies the operator itself."""
 
     target: str
     attach: Callable[[str, TensorType, LossNames, Criterion], AttachedLoss]
@@ -168,7 +168,7 @@ def _class_axis(logits: str, kind: TensorType, axis: int | None) -> int:
 
 
 def _by_element(text: str) -> Callable[[str, TensorType, LossNames, Criterion], AttachedLoss]:
-    """A loss whose target has the type of the prediction."""
+    """A loss with a target of the prediction's type."""
 
     def attach(prediction: str, kind: TensorType, names: LossNames, criterion: Criterion) -> AttachedLoss:
         wide = _wide(kind)

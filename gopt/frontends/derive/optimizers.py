@@ -1,8 +1,8 @@
-"""The optimizers, one record each, with PyTorch's formulas and defaults (the pages of ``torch.optim``).
+"""The optimizers, a record each, with PyTorch's formulas and defaults (the pages of ``torch.optim``).
 
-An update is an ONNX function of a parameter. What depends on scalars alone, such as the bias corrections of Adam, is a
-second function, in float64 as PyTorch's Python numbers are; all parameters share its results. ``p``, ``g``: parameter
-and gradient; ``lr``: the learning rate; ``t``: the number of this update, from 1.
+An update is an ONNX function of a parameter. Computations on scalars alone, such as the bias corrections of Adam, are a
+second function, in float64 like PyTorch's Python numbers; all parameters share the results. ``p``, ``g``: parameter and
+gradient; ``lr``: the learning rate; ``t``: the number of this update, from 1.
 """
 
 from __future__ import annotations
@@ -276,6 +276,6 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 
 
 def attributes(options: Mapping[str, float]) -> dict[str, float]:
-    """Each option, and 1 minus it rounded once: 1 - beta in float64."""
+    """Each option, and 1 minus the option, rounded once: 1 - beta in float64."""
     rests = {"beta1": "rest1", "beta2": "rest2", "alpha": "rest_alpha"}
     return {**options, **{rests[name]: 1 - value for name, value in options.items() if name in rests}}

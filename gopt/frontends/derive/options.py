@@ -94,7 +94,7 @@ class DeriveOptions:
         self._check_numbers()
 
     def _check_criterion(self) -> None:
-        """Raise OptionError for an option the loss does not have, or that is out of range."""
+        """Raise OptionError for an unknown option of the loss, or a value out of range."""
         loss = LOSSES.get(self.loss)
         for name in CRITERION:
             if loss is not None and getattr(self, name) is not None and name not in loss.options:
@@ -106,7 +106,7 @@ class DeriveOptions:
             raise OptionError(f"--ignore-index cannot be {self.ignore_index}", "give a label, such as -100")
 
     def _check_numbers(self) -> None:
-        """Raise OptionError for numbers out of range, or that float32 does not hold."""
+        """Raise OptionError for numbers out of range, or beyond float32."""
         for name in ("clip_norm", "clip_value", "lr"):
             bound = getattr(self, name)
             if bound is not None and not (_is_held(bound) and bound > 0):
@@ -148,10 +148,8 @@ def _check_options(
     owner: str, options_set: Mapping[str, float], accepted: Mapping[str, object], option: str,
     table: Mapping[str, Optimizer] | Mapping[str, ScheduleFormula],
 ) -> None:  # fmt: skip
-    """Raise OptionError for an option ``owner`` does not have, or that is out of range.
-
-    ``option``: what chooses the owner in ``table``.
-    """
+    """Raise OptionError for an unknown option of ``owner``, or a value out of range. ``option``: selects the owner in
+    ``table``."""
     for name, value in options_set.items():
         if name not in accepted:
             takers = " or ".join(owner_name for owner_name, rule in table.items() if name in rule.options)
@@ -177,5 +175,5 @@ def _is_number(value: object) -> bool:
 
 
 def _is_held(value: float) -> bool:
-    """Return whether float32 holds a number: neither as infinity, nor as zero unless it is zero."""
+    """Return whether float32 holds a number: not as infinity, nor as zero unless zero."""
     return abs(value) <= LARGEST and (value == 0 or bool(np.float32(value)))

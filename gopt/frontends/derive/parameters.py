@@ -1,4 +1,4 @@
-"""Chooses which constants of a forward model are trained."""
+"""Chooses the trained constants of a forward model."""
 
 from __future__ import annotations
 
@@ -28,11 +28,8 @@ _STATISTICS = 3
 
 @dataclass(frozen=True, slots=True)
 class TrainedConstants:
-    """The trained constants.
-
-    ``trained``: names in the order of the file. ``asked``: what each pattern of ``--trainable`` names.
-    ``notes``: remarks for the user.
-    """
+    """The trained constants. ``trained``: names in the order of the file. ``asked``: names by pattern of
+    ``--trainable``. ``notes``: remarks for the user."""
 
     trained: tuple[str, ...]
     asked: tuple[frozenset[str], ...]
@@ -40,11 +37,11 @@ class TrainedConstants:
 
 
 def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str]) -> TrainedConstants:
-    """Choose parameters: floating-point constants without running statistics, scalars and masks, or those that patterns
-    match.
+    """Choose parameters: floating-point constants without running statistics, scalars and masks, or constants matching
+    patterns.
 
-    ``trainable``: only constants matching are trained. ``freeze``: constants matching are not. Raises OptionError for a
-    pattern matching nothing, and where no parameter is left.
+    ``trainable``: only matching constants are trained. ``freeze``: matching constants are not. Raises OptionError for a
+    pattern without match, and without any parameter.
     """
     floats = [name for name, tensor in forward.stored.items() if tensor.type.dtype in FLOATS]
     statistics, excluded = running_statistics(forward), _no_weights(forward)
@@ -96,13 +93,13 @@ def running_statistics(forward: ForwardModel) -> set[str]:
 
 
 def _in_bodies(forward: ForwardModel) -> list[str]:
-    """Floating constants of more than one element in the bodies of control flow."""
+    """Non-scalar floating constants in the bodies of control flow."""
     constants = (constant for body in bodies(forward.model.graph.node) for constant in constants_in(body))
     return [name for name, kind in constants if kind.dtype in FLOATS and kind.elements > 1]
 
 
 def _no_weights(forward: ForwardModel) -> set[str]:
-    """Constants operators read as operands that are never weights."""
+    """Constants read by operators as operands that are never weights."""
     return {
         node.input[index]
         for node in nested(forward.model.graph.node)
@@ -118,8 +115,7 @@ def _shared(forward: ForwardModel, names: Sequence[str]) -> list[str]:
 
 
 def split_ties(forward: ForwardModel, names: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of constants that are equal, or of which one is the other's transpose: an exporter that folds constants
-    splits a tied weight in this way."""
+    """Pairs of constants that are equal, or transposes: an exporter with constant folding splits a tied weight so."""
     by_values: dict[object, str] = {}
     ties = []
     for name in names:
@@ -140,9 +136,10 @@ def split_ties(forward: ForwardModel, names: Sequence[str]) -> list[tuple[str, s
 def _matching(
     names: Sequence[str], patterns: Sequence[str], option: str, statistics: Collection[str] = ()
 ) -> list[frozenset[str]]:
-    """The names matching each pattern; raises OptionError for a pattern matching none, or ``statistics`` alone.
+    """The names matching each pattern; raises OptionError for a pattern without match, or matching ``statistics``
+    alone.
 
-    One that matches others too, such as those of a whole layer, passes over statistics.
+    A broader pattern, such as of a whole layer, passes over statistics.
     """
     matched: list[frozenset[str]] = []
     for pattern in patterns:

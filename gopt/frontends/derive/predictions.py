@@ -13,7 +13,7 @@ from gopt.text.suggestions import did_you_mean
 
 
 def predicted(forward: ForwardModel, wanted: str) -> str:
-    """The output a loss reads; raises OptionError where it is ambiguous, or is no floating output."""
+    """The output read by a loss; raises OptionError for an ambiguous or non-floating output."""
     floats = [name for name in forward.outputs if forward.types[name].dtype in FLOATS]
     if wanted:
         if wanted not in floats:
@@ -29,10 +29,9 @@ def predicted(forward: ForwardModel, wanted: str) -> str:
 
 
 def before(forward: ForwardModel, prediction: str, op_type: str, kind: TensorType, axis: int | None) -> str:
-    """The operand of the operator ``op_type`` making a prediction, of the same type; '' where another makes it.
+    """The operand of the operator ``op_type`` making a prediction, of the same type; '' for another operator.
 
-    ``axis``: that of the classes, None where there is but one choice. Copies and operators keeping a shape are passed
-    over.
+    ``axis``: of the classes, None for a single choice. Copies and operators keeping a shape are passed over.
     """
     makers = {name: node for node in forward.model.graph.node for name in node.output}
     node = makers.get(prediction)
@@ -48,7 +47,7 @@ def before(forward: ForwardModel, prediction: str, op_type: str, kind: TensorTyp
 
 
 def _keeps(forward: ForwardModel, node: NodeProto, kind: TensorType) -> bool:
-    """Return whether a node hands its operand on as it is, of the type ``kind``."""
+    """Return whether a node passes its operand on, of the type ``kind``."""
     if node.op_type == "Identity":
         return True
     return all(forward.types.get(name) == kind for name in (node.input[0], node.output[0]))

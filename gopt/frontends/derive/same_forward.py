@@ -1,7 +1,5 @@
-"""Refuses a step whose forward computes something else than the model: onnx-ad writes some operators in others.
-
-Finite differences do not see it, for the gradient of such a forward is right.
-"""
+"""Refuses a step with another forward than the model's: onnx-ad rewrites some operators. Finite differences cannot see
+this, because the gradient fits the new forward."""
 
 from __future__ import annotations
 
@@ -26,11 +24,9 @@ _TOLERANCE, _FLOOR = 1e-3, 1e-5
 
 
 def check_same_forward(model: Graph, step: Graph, point: Mapping[str, np.ndarray]) -> None:
-    """Raise UnsupportedError where an output of both graphs differs. ``model``: the forward with the loss, before it is
-    differentiated; ``point``: all inputs of both.
-
-    A model with random nodes, or one that cannot be run in float32, is not compared.
-    """
+    """Raise UnsupportedError for an output that differs between both graphs. ``model``: the forward with the loss,
+    before differentiation; ``point``: all inputs of both. A model with random nodes, or not runnable in float32, is not
+    compared."""
     names = [name for name, kind in model.outputs.items() if name in step.outputs and kind.dtype in FLOATS]
     if any(node.is_in(RANDOM) for node in model.nodes):
         return

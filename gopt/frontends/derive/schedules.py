@@ -10,7 +10,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class ScheduleFormula:
     """A schedule. ``rule``: a function (lr, t) -> (rate) in float64; ``t``: the number of steps taken. ``options``:
-    names of options with the defaults; None where the user must give one."""
+    names of options with the defaults; None if required."""
 
     rule: str
     options: Mapping[str, float | None]

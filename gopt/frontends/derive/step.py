@@ -34,9 +34,8 @@ from gopt.text.suggestions import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A derived step. ``source``: the forward with the loss, before it is differentiated. ``lr``: the input holding the
-    learning rate, or ''. ``parameters``: the names of trained constants. ``states``: how many values a step
-    replaces."""
+    """A derived step. ``source``: the forward with the loss, before differentiation. ``lr``: the input with the
+    learning rate, or ''. ``parameters``: the names of trained constants. ``states``: the number of replaced values."""
 
     graph: Graph
     source: Graph
@@ -115,7 +114,7 @@ def _attach_loss(
 
 
 def _own_loss(forward: ForwardModel, options: DeriveOptions) -> str:
-    """The output of the model that ``--loss`` names; raises OptionError where it is not a scalar."""
+    """The output of the model named by ``--loss``; raises OptionError unless a scalar."""
     name = options.loss
     if name not in forward.outputs:
         names = [*LOSSES, *forward.outputs]
@@ -168,7 +167,7 @@ def _order_inputs(model: ModelProto, batch: list[str], writer: StepWriter) -> No
 
 
 def _vanishing(options: DeriveOptions, parameters: Mapping[str, Tensor]) -> list[str]:
-    """A remark on an epsilon that is zero in the type of a parameter."""
+    """A remark on an epsilon of zero in the type of a parameter."""
     eps = {**options.rule.options, **options.optimizer_options}.get("eps", 0.0)
     types = sorted(
         {param.type.dtype for param in parameters.values() if eps and not numpy_dtype(param.type.dtype).type(eps)}
@@ -180,14 +179,14 @@ def _vanishing(options: DeriveOptions, parameters: Mapping[str, Tensor]) -> list
 
 
 def _renamed(graph: Graph, free: FreeNames) -> list[str]:
-    """A remark on inputs and outputs of the step whose usual names the model uses."""
+    """A remark on inputs and outputs of the step whose usual names are taken by the model."""
     renamed = {name: wished for name, wished in free.renamed.items() if name in graph.inputs or name in graph.outputs}
     names = [f"{show(wished)} is {show(name)}" for name, wished in renamed.items()]
     return [f"the model uses names of the step, so that {listed(names)}"] if names else []
 
 
 def _add_roles(graph: Graph, loss: str, writer: StepWriter, batch: Sequence[str], gradients: Mapping[str, str]) -> None:
-    """Write roles as metadata. Gradients are among them, so that the check confirms these values."""
+    """Write roles as metadata, with gradients, so the check confirms these values."""
     record = RolesRecord(loss=loss, states=writer.states, params=gradients, batch=tuple(batch))
     add_roles(graph.header, record)
     graph.metadata.update((entry.key, entry.value) for entry in graph.header.metadata_props)
@@ -204,7 +203,7 @@ def _of_batch(graph: Graph, batch: Sequence[str], gradients: Mapping[str, str]) 
 
 
 def _store(graph: Graph, forward: ForwardModel, writer: StepWriter) -> None:
-    """Give states their first values; a stored value that is not a state becomes a constant again."""
+    """Store first values of states; a stored value other than a state becomes a constant again."""
     for name, value in {**forward.stored, **writer.values}.items():
         if name in graph.inputs:
             graph.initializers[name] = Tensor(graph.inputs[name], value.proto, value.array, value.path, value.offset)

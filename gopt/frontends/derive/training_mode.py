@@ -1,6 +1,6 @@
 """BatchNormalization and Dropout of a forward model: kept in inference form, with a note, or expanded for training.
 
-onnx-ad differentiates neither in training mode. Expanded into elementary operators they need no rule of their own.
+onnx-ad differentiates neither in training mode. Expanded into elementary operators, both need no rule.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ _DROP = """dropout <ratio, factor> (x, draw) => (y, keep)
 
 @dataclass(frozen=True, slots=True)
 class TrainingMode:
-    """The operators that were expanded. ``statistics``: running statistic -> its new value. ``draws``: inputs of
-    random numbers. ``notes``: remarks on operators kept in inference form."""
+    """The expanded operators. ``statistics``: running statistic -> new value. ``draws``: inputs of random numbers.
+    ``notes``: remarks on operators kept in inference form."""
 
     statistics: dict[str, str]
     draws: tuple[str, ...]
@@ -154,7 +154,7 @@ def _updates(node: NodeProto, options: DeriveOptions) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _BatchNorm:
-    """A BatchNormalization that normalizes by the batch."""
+    """A BatchNormalization with normalisation by the batch."""
 
     node: NodeProto
     types: Mapping[str, TensorType]
@@ -191,7 +191,7 @@ class _BatchNorm:
         return [*before, *body, *after]
 
     def _check(self, statistics: Mapping[str, str], count: int) -> None:
-        """Raise UnsupportedError for statistics that cannot be states. ``count``: the elements of a channel."""
+        """Raise UnsupportedError for statistics unfit as states. ``count``: the elements of a channel."""
         mean, var = self.node.input[3:5]
         for name in (mean, var):
             if name not in self.forward.stored:
@@ -229,8 +229,8 @@ class _BatchNorm:
 
 
 def _dropout(node: NodeProto, forward: ForwardModel, constants: Mapping[str, np.ndarray]) -> tuple[float, bool]:
-    """The ratio of a Dropout, and whether the file says that it trains; raises UnsupportedError where one of them is
-    computed, or an input. ``constants``: initializers and Constant nodes."""
+    """The ratio of a Dropout, and whether the file has training mode; raises UnsupportedError for a computed or fed
+    one. ``constants``: initializers and Constant nodes."""
     operands = [*node.input[1:], "", ""][:2]
     values = []
     for name, default, what in zip(operands, (0.5, False), ("ratio", "mode")):

@@ -26,7 +26,7 @@ TINY = 1e-6
 
 @dataclass
 class DerivedUpdate:
-    """Writes the update of all parameters. ``gradients``: parameter -> its gradient."""
+    """Writes the update of all parameters. ``gradients``: parameter -> gradient."""
 
     writer: StepWriter
     options: DeriveOptions
@@ -41,7 +41,7 @@ class DerivedUpdate:
     """States that an overflow leaves as they were, with their types and new values."""
 
     def write(self, scale: str) -> None:
-        """Append the update; ``scale``: the loss scale by which gradients are multiplied, or ''."""
+        """Append the update; ``scale``: the loss scale in the gradients, or ''."""
         self._scale(scale)
         self._clip()
         results = self._scalars()
@@ -163,7 +163,7 @@ class DerivedUpdate:
     # --- behind the update ------------------------------------------------------------------------------------------
 
     def _new(self, state: str) -> str:
-        """The wished name of a state's new value, before the selection of ``_gated`` where there is one."""
+        """The wished name of a state's new value, before the selection of ``_gated``, if any."""
         return f"{state}.next" if self.overflowed else f"{state}{UPDATED}"
 
     def _gated(self, state: str, new: str) -> str:

@@ -16,8 +16,8 @@ from gopt.ir.types import TensorType, dtype_code, scalar_of
 
 
 class StepWriter:
-    """Writes the nodes after the backward. Methods take the name a value is to have and return the one that it has:
-    another where the forward model has a value of that name.
+    """Writes the nodes after the backward. Methods take a wished name and return the actual name: another name if taken
+    in the forward model.
 
     ``values``: first values of states and values of constants, by input. ``states``: input -> the output replacing it.
     """

@@ -24,7 +24,7 @@ _WANTED = "_gopt_wanted"
 
 @contextlib.contextmanager
 def recorded_autocasts() -> Iterator[None]:
-    """Note on each autocast whether its user enables it: torch disables those of devices that are not there."""
+    """Note on each autocast whether its user enables it: torch disables autocasts of missing devices."""
     start = _AUTOCAST.__init__
 
     def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, *rest: Any, **named: Any) -> None:
@@ -37,7 +37,7 @@ def recorded_autocasts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_foreign_autocast() -> Iterator[None]:
-    """Raise UnsupportedError where code enters the autocast of another device: its forward would be in float32."""
+    """Raise UnsupportedError for code in the autocast of another device: its forward would be in float32."""
     enters = _AUTOCAST.__enter__
 
     def enter(self: Any) -> Any:

@@ -1,8 +1,8 @@
 """One model for batches of any size, from the models of two sizes.
 
 A traced step has the size of the batch in constants: shapes of Reshape, the 1/N of a mean, ranges of rows. Two models
-differing in the size alone have the same nodes, and each constant differing is a function of the size. What no form
-below explains is refused. The check with eager PyTorch then runs at a third size.
+differing in the size alone have the same nodes, and each differing constant is a function of the size. Constants
+unexplained by the forms below are refused. The check with eager PyTorch then runs at a third size.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _LEAST = 11
 
 
 def pairs_of_sizes(dims: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of primes dividing none of a step's dimensions: a constant that has them has the batch there.
+    """Yield pairs of primes dividing none of a step's dimensions: a constant with both contains the batch.
 
-    There are several, for folding has a limit of bytes, and two models may lie on its two sides.
+    There are several pairs, because folding has a limit of bytes, and two models may lie on both sides.
     """
     sizes = {size for size in dims if size}
     number = _LEAST
@@ -43,9 +43,9 @@ def pairs_of_sizes(dims: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def join_sizes(models: tuple[ModelProto, ModelProto], sizes: tuple[int, int]) -> ModelProto:
-    """Return the first model with the constants as functions of the size, and that size as a dimension of inputs.
+    """Return the first model with constants as functions of the size, and the size as a dimension of inputs.
 
-    Raises UnsupportedError for the first difference of the two that is no such function.
+    Raises UnsupportedError for the first difference that is no such function.
     """
     one, two = (_lifted(model) for model in models)
     joined = ModelProto()
@@ -124,10 +124,8 @@ def _differs(text: str) -> UnsupportedError:
 
 @dataclass(slots=True)
 class _Join:
-    """Nodes of two models, one pair after the other.
-
-    ``first``, ``second``: constants of the two. ``kept``: those that are the same at both sizes; ``other``: the rest.
-    """
+    """Nodes of two models, pair by pair. ``first``, ``second``: constants of the two. ``kept``: constants equal at both
+    sizes; ``other``: the rest."""
 
     first: dict[str, TensorProto]
     second: dict[str, TensorProto]

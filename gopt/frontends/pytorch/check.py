@@ -36,8 +36,8 @@ from gopt.verification.compare import distance_of
 @dataclass(frozen=True, slots=True)
 class CheckLimits:
     """Allowed relative difference of the ``loss``, allowed ``share`` of a state's change, the disturbance in units of
-    the last place, the share of a state's ``size`` that is allowed however little it changes, and the share of the
-    ``largest`` state allowed in each: a gradient of zero is rounding of others."""
+    the last place, the share of a state's ``size`` allowed for any change, and the share of the ``largest`` state
+    allowed in each: a gradient of zero is rounding of others."""
 
     loss: float
     share: float
@@ -77,10 +77,10 @@ class FedOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExportCheck:
-    """How far an export is from eager PyTorch: losses of both, the largest difference of a state as a share of its
-    change, with the state's name, and the number of steps without an overflow, which update.
+    """The distance of an export from eager PyTorch: losses of both, the largest difference of a state as a share of its
+    change, with the state's name, and the number of steps with an update (no overflow).
 
-    ``rounding``: what differs in float32 where the comparison in float64 shows that it is rounding, or ''.
+    ``rounding``: the difference in float32, if the comparison in float64 shows rounding, or ''.
     """
 
     losses: tuple[float, ...]
@@ -100,8 +100,8 @@ class _Difference(Exception):
 
 
 def batches(recipe: Recipe, count: int) -> list[dict[str, torch.Tensor]]:
-    """The example batch, and others made of it: the rows of each input in another order, floats scaled down, so that
-    shares and probabilities stay between 0 and 1."""
+    """The example batch, and variants: rows of each input in another order, floats scaled down, so shares and
+    probabilities stay between 0 and 1."""
     drawn = []
     for step in range(count):
         batch = {}
@@ -116,11 +116,11 @@ def compare(
     graph: Graph, recipe: Recipe, run_seen: EagerSteps, options: ExportOptions, draws: Sequence[DrawnInput],
     hyper: FedOptions,
 ) -> ExportCheck:  # fmt: skip
-    """Run the exported graph, which holds the first values, and eager PyTorch; raises UnsupportedError, which names the
-    first value that differs.
+    """Run the exported graph, with first values, and eager PyTorch; raises UnsupportedError, naming the first different
+    value.
 
-    The options a scheduler outside of the graph moves come from eager PyTorch. Where float32 values differ, both run
-    again in float64: there a difference by rounding is gone.
+    Options moved by a scheduler outside of the graph come from eager PyTorch. For different float32 values, both run
+    again in float64, without rounding differences.
     """
     try:
         return _compared(graph, recipe, run_seen, options, draws, hyper)
@@ -208,8 +208,8 @@ def _check_again(
     twin: EagerStates, batch: Mapping[str, torch.Tensor], numbers: Sequence[torch.Tensor], eager: EagerStates,
     start: Arrays, limits: CheckLimits,
 ) -> None:  # fmt: skip
-    """Raise UnsupportedError where a first step is another one when it runs again: what it draws unseen would be taken
-    for the effect of rounding, and a constant of the graph."""
+    """Raise UnsupportedError for a first step with other results when repeated: unseen random numbers would look like
+    rounding, and be constants of the graph."""
     twin.step(batch, numbers)
     states, expected = twin.states(), eager.states()
     changed = "its loss" if _apart(twin.loss, eager.loss) > limits.loss * (1 + abs(eager.loss)) else ""
@@ -232,9 +232,9 @@ def _narrowest(recipe: Recipe, options: ExportOptions) -> Autocast | None:
 
 @dataclass(frozen=True, slots=True)
 class _Other:
-    """Eager training that rounds in another way: a difference of ``factor`` times what it does is rounding.
+    """Eager training with different rounding: a difference of ``factor`` times its effect is rounding.
 
-    ``around``: surrounds a step, which it is called with; ``of_loss``: whether losses and outputs may differ as well.
+    ``around``: surrounds a step, called with the step; ``of_loss``: whether losses and outputs may differ as well.
     """
 
     eager: EagerStates
@@ -260,9 +260,9 @@ def _check_output(
 
 
 def output_distance(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
-    """The norm of the difference of two results in float64, and the norm of eager PyTorch's, of its finite elements.
+    """The norm of the difference of two results in float64, and the norm of eager PyTorch's, of finite elements.
 
-    The difference is infinite where shapes differ, or where one result has a NaN or an infinity the other lacks.
+    The difference is infinite for different shapes, or for a NaN or an infinity in only one result.
     """
     a, b = mine.astype(np.float64), theirs.astype(np.float64)
     finite = np.isfinite(b)
@@ -273,7 +273,7 @@ def output_distance(mine: np.ndarray, theirs: np.ndarray) -> tuple[float, float]
 
 
 def _apart(one: float, reference: float) -> float:
-    """The distance of two losses, as far as they are numbers."""
+    """The distance of two losses, if both are numbers."""
     return abs(one - reference) if np.isfinite([one, reference]).all() else 0.0
 
 
@@ -284,7 +284,7 @@ def _equal(one: Arrays, reference: Arrays) -> bool:
 def _distance(
     name: str, step: int, mine: np.ndarray, theirs: np.ndarray, noise: float, start: np.ndarray, limits: CheckLimits
 ) -> float:
-    """The difference as a share of the change; raises _Difference where it exceeds the limit."""
+    """The difference as a share of the change; raises _Difference beyond the limit."""
     difference, change, size = distance_of(mine, theirs), distance_of(theirs, start), distance_of(theirs)
     if not np.isfinite([difference, change, size]).all():
         a, b = mine.astype(np.float64), theirs.astype(np.float64)
@@ -307,7 +307,7 @@ def _distance(
 
 
 def _norm(a: np.ndarray, b: np.ndarray) -> float:
-    """The norm of the difference, in float64, of what are numbers in both."""
+    """The norm of the difference, in float64, over elements finite in both."""
     size = distance_of(a, b)
     if np.isfinite(size):
         return size

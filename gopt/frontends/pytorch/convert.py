@@ -105,7 +105,7 @@ def quiet() -> Iterator[None]:
 
 
 def _clean(model: Any) -> None:
-    """Fold constants, merge equal nodes and constants, and remove nodes whose results are not read."""
+    """Fold constants, merge equal nodes and constants, and remove unread nodes."""
     common.InlinePass()(model)
     onnxscript.optimizer.fold_constants(model, onnx_shape_inference=False, output_size_limit=_FOLDED)
     common.LiftConstantsToInitializersPass(size_limit=0)(model)
@@ -117,7 +117,7 @@ def _clean(model: Any) -> None:
 
 
 def _hide(model: Any, names: Sequence[str]) -> dict[str, str]:
-    """Make outputs values: what they are copies of gets their name, unless it is an input or output itself. Return
+    """Make outputs values: the originals of copies get the outputs' names, unless inputs or outputs themselves. Return
     those copies, with the names of the input or output."""
     copies: dict[str, str] = {}
     hidden = [output for output in model.graph.outputs if output.name in set(names)]
@@ -158,7 +158,7 @@ def without_inputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
 
 
 def with_random_nodes(model: onnx.ModelProto, draws: Sequence[DrawnInput]) -> None:
-    """Replace each input of random numbers by a random node without a seed, and what makes integers of its numbers."""
+    """Replace each input of random numbers by a random node without a seed, and nodes for integers."""
     names = draw_names(len(draws))
     inputs = {value.name for value in model.graph.input}
     without_inputs(model, names)
@@ -169,7 +169,7 @@ def with_random_nodes(model: onnx.ModelProto, draws: Sequence[DrawnInput]) -> No
 
 
 def _random_nodes(model: onnx.ModelProto, name: str, drawn: DrawnInput) -> list[onnx.NodeProto]:
-    """Nodes drawing what an input held."""
+    """Nodes drawing an input's values."""
     draw, make = drawn.draw, onnx.helper.make_node
     if draw.distribution is Distribution.NORMAL:
         return [make("RandomNormal", [], [name], name=name, shape=drawn.shape)]
@@ -204,7 +204,7 @@ def unread_inputs(model: onnx.ModelProto) -> list[str]:
 def with_values(
     model: onnx.ModelProto, states: Mapping[str, torch.Tensor], constants: Mapping[str, torch.Tensor]
 ) -> Graph:
-    """The model as a graph with the first values of states and with constants, which are no longer inputs."""
+    """The model as a graph with first values of states and with constants, no longer inputs."""
     graph = graph_of(model)
     for name, value in {**states, **constants}.items():
         if name in graph.inputs and not isinstance(value, FakeTensor):

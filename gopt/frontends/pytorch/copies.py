@@ -22,10 +22,10 @@ OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 def rebound(value: Any, new: Mapping[int, Any]) -> Any:
-    """Return ``value`` with other objects in the place of some, by their id in ``new``.
+    """Return ``value`` with some objects replaced, by id in ``new``.
 
-    Looked into are containers, and the closures and defaults of functions. What holds none of the objects is returned
-    as it is, and cells of a closure holding none stay shared.
+    Containers, closures and defaults of functions are searched. Values without such objects are returned unchanged, and
+    cells without such objects stay shared.
     """
     return _Rebinding(new).of(value)
 
@@ -65,7 +65,7 @@ class _Rebinding:
         return value
 
     def _all(self, values: Iterable[Any]) -> list[Any] | None:
-        """The values, each replaced where it holds a part; None where all stay."""
+        """The values, each replaced if it holds a part; None if all stay."""
         old = list(values)
         new = [self.of(part) for part in old]
         return new if any(a is not b for a, b in zip(old, new)) else None
@@ -93,7 +93,7 @@ class _Rebinding:
 
 
 def copy_tensor_hooks(old: torch.Tensor, new: torch.Tensor, memo: Mapping[int, Any]) -> None:
-    """Give a copy of a parameter the hooks of the original; ``memo``: id of each part -> its copy."""
+    """Give a copy of a parameter the hooks of the original; ``memo``: id of each part -> copy."""
     for name in TENSOR_HOOKS:
         hooks = getattr(old, name, None)
         if hooks:

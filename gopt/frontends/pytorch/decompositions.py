@@ -47,8 +47,8 @@ def convolution_backward(
 
 
 def weight_gradient(g: Any, x: Any, w: Any, stride: Any, pad: Any, dilation: Any, groups: Any) -> Any:
-    """The gradient of a convolution's weights. Batch and channels change places: (groups, N, C / groups) is
-    convolved with one kernel for each sample."""
+    """The gradient of a convolution's weights. Batch and channels change places: (groups, N, C / groups) is convolved
+    with a kernel for each sample."""
     batch, channels, *space = x.shape
     samples = x.reshape(batch, groups, channels // groups, *space).permute(2, 1, 0, *range(3, x.dim() + 1))
     samples = samples.reshape(channels // groups, groups * batch, *space)
@@ -73,7 +73,7 @@ def max_pool_backward(axes: int) -> Any:
 
 
 def adaptive_max_pool(x: Any, output_size: Any) -> Any:
-    """Where windows have one size: max pooling."""
+    """Windows of equal size: max pooling."""
     sizes = list(zip(x.shape[-2:], output_size))
     if any(size % outputs for size, outputs in sizes):
         return NotImplemented
@@ -90,7 +90,7 @@ def weight_norm_backward(g: Any, v: Any, scale: Any, norms: Any, dim: Any) -> An
 
 
 def scatter_reduce(x: Any, dim: Any, index: Any, source: Any, reduce: Any, include_self: Any = True) -> Any:
-    """Means, and results without the old elements, which the exporter has no form for."""
+    """Means, and results without the old elements, missing in the exporter."""
     if reduce not in ("sum", "mean", "amax", "amin") or (include_self and reduce != "mean"):
         return NotImplemented
     neutral = {"amax": -math.inf, "amin": math.inf}.get(reduce, 0.0)
@@ -122,7 +122,7 @@ def copy(x: Any, source: Any, non_blocking: Any = False) -> Any:
 
 
 def as_strided_scatter(x: Any, source: Any, size: Any, stride: Any, offset: Any = None) -> Any:
-    """Only for a tensor that is contiguous in row-major order."""
+    """Only for a contiguous tensor in row-major order."""
     positions = sum(
         (torch.arange(n).mul(step).reshape([-1] + [1] * (len(size) - axis - 1))
          for axis, (n, step) in enumerate(zip(size, stride))),
@@ -155,7 +155,7 @@ def diagonal_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> A
 
 
 def squeeze(x: Any, dims: Any) -> Any:
-    """Without those dimensions that have one element: PyTorch leaves the others, and Squeeze of ONNX refuses them."""
+    """Without the dimensions of length 1: PyTorch leaves the others, and Squeeze of ONNX refuses them."""
     for dim in sorted((d % x.dim() for d in dims if x.shape[d] == 1), reverse=True):
         x = aten.squeeze.dim(x, dim)
     return x
@@ -167,7 +167,7 @@ def squeeze_one(x: Any, dim: Any) -> Any:
 
 
 def native_layer_norm(x: Any, shape: Any, weight: Any, bias: Any, eps: Any) -> Any:
-    """In float32 where input and weight have different types: ONNX has one type for both."""
+    """In float32 if input and weight have different types: ONNX has a single type for both."""
     if weight is None or weight.dtype == x.dtype == torch.float32:
         return NotImplemented
     axes = list(range(x.dim() - len(shape), x.dim()))
@@ -188,7 +188,7 @@ def clamp(x: Any, low: Any = None, high: Any = None) -> Any:
 
 
 def least(x: Any, dims: Any = (), keepdim: Any = False) -> Any:
-    """Over all dimensions: the exporter needs them named."""
+    """Over all dimensions: the exporter needs names."""
     return NotImplemented if dims else aten.amin.default(x, list(range(x.dim())), keepdim)
 
 
@@ -203,7 +203,7 @@ def lerp(x: Any, end: Any, weight: Any) -> Any:
 
 
 def lerp_by_tensor(x: Any, end: Any, weight: Any) -> Any:
-    """As ``lerp``; PyTorch's own copies strides, which ONNX has none of."""
+    """As ``lerp``; PyTorch's own form copies strides, unknown to ONNX."""
     return torch.where(weight.abs() < 0.5, x + weight * (end - x), end - (end - x) * (1 - weight))
 
 
@@ -223,8 +223,8 @@ def pow_of_two_types(base: Any, exponent: Any) -> Any:
 
 
 def in_float32(operator: Any) -> Any:
-    """The operator on bfloat16, where ONNX has none, in float32, and the result rounded: kernels of PyTorch add up in
-    float32 too."""
+    """The operator on bfloat16, missing in ONNX, in float32 with a rounded result: PyTorch's kernels add up in float32,
+    too."""
 
     def widened(*args: Any, **options: Any) -> Any:
         if not any(isinstance(arg, torch.Tensor) and arg.dtype is torch.bfloat16 for arg in args):
@@ -235,7 +235,7 @@ def in_float32(operator: Any) -> Any:
 
 
 def _cast(value: Any, old: torch.dtype, new: torch.dtype) -> Any:
-    """Tensors of one type, in tuples as well, as another type."""
+    """Tensors of one type, also in tuples, as another type."""
     if isinstance(value, tuple | list):
         return type(value)(_cast(part, old, new) for part in value)
     return value.to(new) if isinstance(value, torch.Tensor) and value.dtype is old else value
@@ -246,7 +246,7 @@ NO_BFLOAT16 = (aten.convolution.default, aten.max_pool2d_with_indices.default)
 
 
 def table() -> Any:
-    """PyTorch's core ATen decompositions, and those of operators without an ONNX form."""
+    """PyTorch's core ATen decompositions, and decompositions of operators without an ONNX form."""
     rules = dict(core_aten_decompositions())
     rules.pop(aten.squeeze.dim, None)  # it would become squeeze.dims
     rules |= get_decompositions(

@@ -1,5 +1,5 @@
-"""A training step in eager PyTorch, with torch's own clip, scaler, autocast and scheduler; exports are compared with
-it."""
+"""A training step in eager PyTorch, with torch's own clip, scaler, autocast and scheduler, for comparison with
+exports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def clip(recipe: Recipe, options: ExportOptions) -> None:
 
 
 class EagerTraining:
-    """Trains a recipe. ``averages``: parameter name -> its moving average, with ``--ema``."""
+    """Trains a recipe. ``averages``: parameter name -> moving average, with ``--ema``."""
 
     def __init__(self, recipe: Recipe, options: ExportOptions) -> None:
         """Trains ``recipe`` itself, not a copy."""

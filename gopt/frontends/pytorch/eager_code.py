@@ -1,4 +1,4 @@
-"""Makes eager code traceable: patches what asks whether it is compiled, and what needs Python numbers."""
+"""Makes eager code traceable: patches queries for compilation, and uses of Python numbers."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class TensorsForNumbers(TorchFunctionMode):
     """Expands ``alpha=`` and ``value=`` that are tensors, calls for lists of tensors, and distances of rows. ``item()``
     returns the tensor itself.
 
-    ``settings``: id of an input -> its name and the number it stands for. Code that compares one with a number, such as
-    ``weight_decay != 0``, gets the result for that number; ``fixed`` records the name.
+    ``settings``: id of an input -> name and represented number. Code comparing an input with a number, such as
+    ``weight_decay != 0``, gets the result for the number; ``fixed`` records the name.
     """
 
     def __init__(self, settings: Any = None, fixed: Any = None) -> None:
@@ -96,7 +96,7 @@ def embedding_bag(
 
 
 def distances(x1: Any, x2: Any, p: Any = 2.0, compute_mode: Any = None) -> Any:
-    """``torch.cdist`` by one formula for every number of rows; the gradient at a distance of 0 is 0."""
+    """``torch.cdist`` by the same formula for every number of rows; the gradient at a distance of 0 is 0."""
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
 
 
@@ -114,7 +114,7 @@ class TensorMath:
 
 
 def extreme(builtin: Any, function: Any) -> Any:
-    """``min`` or ``max`` that does not convert a tensor to bool."""
+    """``min`` or ``max`` without conversion of a tensor to bool."""
 
     def either(*args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) != 2 or not any(isinstance(a, Tensor) for a in args):
@@ -137,7 +137,7 @@ def _modules_of(optimizers: Any) -> list[Any]:
 
 
 def _for_tensors(module: Any) -> dict[str, Any]:
-    """Name -> what takes its place in a module: `math` and the functions under any name, `max` and `min`."""
+    """Name -> replacement in a module: `math` and the functions under any name, `max` and `min`."""
     names: dict[str, Any] = {
         "max": extreme(builtins.max, torch.maximum), "min": extreme(builtins.min, torch.minimum)
     }  # fmt: skip

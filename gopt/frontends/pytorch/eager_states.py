@@ -1,4 +1,4 @@
-"""Eager training with given random numbers, in float32 or float64, whose states have the names of the export."""
+"""Eager training with given random numbers, in float32 or float64; the states have the export's names."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Arrays = dict[str, np.ndarray]
 
 
 class EagerStates:
-    """Eager training with given random numbers; its states have the names of the export."""
+    """Eager training with given random numbers; the states have the export's names."""
 
     def __init__(
         self, recipe: Recipe, eager: EagerSteps, options: ExportOptions, names: Container[str] = (), *,
         shake: float = 0.0, wide: bool = False,
     ) -> None:  # fmt: skip
-        """``taken``: names that outputs of the module cannot have; ``shake``: share by which all states are disturbed;
-        ``wide``: whether all is computed in float64."""
+        """``taken``: names unavailable for outputs of the module; ``shake``: the share of disturbance of all states;
+        ``wide``: whether to compute in float64."""
         self._taken, self._wide = names, wide
         copied = copy.deepcopy(recipe)
         if wide:
@@ -77,7 +77,7 @@ class EagerStates:
 
     @contextlib.contextmanager
     def _type(self) -> Iterator[None]:
-        """Let tensors that code makes be of float64 too."""
+        """Let new tensors be of float64, too."""
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64 if self._wide else before)
         try:

@@ -1,4 +1,4 @@
-"""Two eager steps of an optimizer: they show its states, their first values, and what changes in Python."""
+"""Two eager steps of an optimizer show its states, first values, and changes in Python."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class EagerSteps:
     """Values the first eager step, taken by a copy, stored.
 
     ``states``: by optimizer, parameter name and key, the value before the first step. ``counters``: by optimizer and
-    group, numeric options that changed, with the first value. ``buffers``: names of buffers and of frozen parameters
-    that code wrote to. ``read``: optimizer, parameter name and key of states that code took the value of. ``others``:
-    what is stored in states beside tensors and numbers. ``selections``: operator whose result has a shape depending on
-    values -> the line calling it. ``around``: places of tensors outside of modules' own the first step read.
+    group, changed numeric options, with the first value. ``buffers``: names of buffers and frozen parameters written by
+    code. ``read``: optimizer, parameter name and key of states with values read by code. ``others``: other contents of
+    states than tensors and numbers. ``selections``: operator with a result shape depending on values -> the calling
+    line. ``around``: places of outer tensors read by the first step.
     """
 
     states: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
@@ -43,11 +43,9 @@ class EagerSteps:
 
 
 class _Recorded(dict[str, Any]):
-    """The state of a parameter. ``first``: the value of every key before the first step.
-
-    That is the first that was stored, before updates in place. What is stored behind the parameter's own update, such
-    as SGD's momentum, comes out of the step: it is zero before.
-    """
+    """The state of a parameter. ``first``: the value of every key before the first step: the first stored value, before
+    updates in place. Values stored after the parameter's own update, such as SGD's momentum, are results of the step:
+    zero before."""
 
     def __init__(self, parameter: torch.Tensor, state: MutableMapping[str, Any] | None = None) -> None:
         super().__init__()
@@ -87,9 +85,9 @@ class _RecordedStates(dict[Any, Any]):
 
 
 class _Reads(TorchDispatchMode):
-    """Records the tensors whose value becomes a number: by ``item()`` and the like, or in a fused kernel.
-    ``selections``: as in EagerSteps. ``watched``: ids of tensors; ``operands``: those that an operator took, with the
-    line of the first."""
+    """Records tensors with values turned into numbers: by ``item()`` and the like, or in a fused kernel.
+    ``selections``: as in EagerSteps. ``watched``: ids of tensors; ``operands``: those used by an operator, with the
+    first line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,10 +111,10 @@ class _Reads(TorchDispatchMode):
 
 
 def eager_steps(recipe: Recipe, run_first: Callable[[Recipe], None], second: Callable[[Recipe], None]) -> EagerSteps:
-    """Take two steps with a copy of a recipe and record what they store.
+    """Take two steps with a copy of a recipe and record the stored values.
 
-    Raises UnsupportedError for states that belong to no parameter, and for values in Python differing after the two,
-    other than numbers of groups and attributes of an optimizer: a graph has no place for them.
+    Raises UnsupportedError for states of no parameter, and for changed Python values, other than numbers of groups and
+    attributes of an optimizer, which have no place in a graph.
     """
     tried = copy.deepcopy(recipe)
     names = parameter_names(tried)
@@ -178,7 +176,7 @@ def eager_steps(recipe: Recipe, run_first: Callable[[Recipe], None], second: Cal
 
 
 def _untrained(recipe: Recipe) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield buffers, and parameters no optimizer updates, by all of their names."""
+    """Yield buffers, and parameters no optimizer updates, by all names."""
     trained = {
         id(value) for optimizer in recipe.optimizers for group in optimizer.param_groups for value in group["params"]
         if value.requires_grad
@@ -190,8 +188,7 @@ def _untrained(recipe: Recipe) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _written(value: torch.Tensor, old: torch.Tensor, version: int, before: torch.Tensor | int) -> bool:
-    """Return whether code wrote to a tensor, or put another one in its place, be it with the same values: in a later
-    step they may differ."""
+    """Return whether code wrote to a tensor, or replaced it, perhaps with equal values: later steps may differ."""
     return value is not old or value._version != version or _changed(value, before)
 
 
@@ -220,8 +217,8 @@ def _refuse_carried(
 
 
 def _start(start: Any, after_one: Any, after_two: Any) -> Any:
-    """The value before the first step of what was first stored as ``first``: a number the step counts up before it
-    stores it is continued backwards."""
+    """The value before the first step, for the first stored value ``first``: a number counted up before storing is
+    continued backwards."""
     if is_number(start) and isinstance(after_one, torch.Tensor):  # a number that a tensor replaces
         return torch.full_like(after_one, start)
     counted = is_number(start) and is_number(after_two) and start == after_one != after_two
@@ -232,7 +229,7 @@ def _add_counters(
     steps: EagerSteps, index: int, values: tuple[Mapping[Path, Any], Mapping[Path, Any], Mapping[Path, Any]],
     recipe: Recipe,
 ) -> None:  # fmt: skip
-    """Record numbers that changed; raise UnsupportedError for other values the second step changed."""
+    """Record changed numbers; raise UnsupportedError for other values changed by the second step."""
     start, one, two = values
     # What the scheduler moves is an input.
     moved = {(f"group {group}", option) for home, group, option, _ in moved_options(recipe) if home == index}
@@ -274,7 +271,7 @@ def _brief(value: Any) -> str:
 
 
 def parameter_names(recipe: Recipe) -> dict[int, str]:
-    """Id of each parameter -> its first name."""
+    """Id of each parameter -> first name."""
     return {key: spots[0][2] for key, spots in tensors_of(recipe.whole, "_parameters").items()}
 
 

@@ -1,8 +1,6 @@
-"""The forward of a recipe in evaluation mode, as a model beside the step.
-
-Parameters and buffers are inputs under the names the step's states have, so that a run feeds its own. The model is
-compared with eager PyTorch at other values of them than it holds.
-"""
+"""The forward of a recipe in evaluation mode, as a model beside the step. Parameters and buffers are inputs with the
+names of the step's states, so a run feeds its own. The model is compared with eager PyTorch at other values of
+parameters and buffers."""
 
 from __future__ import annotations
 
@@ -54,8 +52,8 @@ class _NoDraws(RandomSource):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationModel:
-    """``graph``: the model with the first values of parameters and buffers; ``note``: why it holds for one size of the
-    batch alone, '' where it holds for any."""
+    """``graph``: the model with first values of parameters and buffers; ``note``: why the model holds for a single
+    batch size, '' if for any."""
 
     graph: Graph
     note: str
@@ -63,7 +61,7 @@ class EvaluationModel:
 
 @dataclass(slots=True)
 class _Forward:
-    """The forward of a recipe whose module is in evaluation mode."""
+    """The forward of a recipe with the module in evaluation mode."""
 
     recipe: Recipe
     options: ExportOptions
@@ -74,7 +72,7 @@ class _Forward:
         return [cell for cell in find_places(self.recipe, self.seen) if cell.kind is not StateForm.OPTIMIZER]
 
     def values(self, tensors: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> Tensors:
-        """The loss, other metrics, and what the module returns, of tensors in the place of ``held`` ones."""
+        """The loss, other metrics, and the module's results, for tensors in place of ``held`` ones."""
         nothing = Hyper({}, [], {})
         names = [*tensors, *batch, LOSS]
         with (
@@ -117,10 +115,9 @@ class _Forward:
 
 
 def evaluation_model(recipe: Recipe, options: ExportOptions, eager: EagerSteps, name: str) -> EvaluationModel:
-    """The forward of a recipe in evaluation mode, of any number of samples where its code holds for any.
+    """The forward of a recipe in evaluation mode, for any number of samples if the code allows.
 
-    Raises UnsupportedError for a forward that draws random numbers, cannot be exported, or is not that of eager
-    PyTorch."""
+    Raises UnsupportedError for a forward with random numbers, not exportable, or unlike eager PyTorch."""
     forward = _Forward(recipe, options, eager)
     with _evaluating(recipe.whole), _refusals():
         sampled, note = _sampled(forward)
@@ -137,7 +134,7 @@ def evaluation_model(recipe: Recipe, options: ExportOptions, eager: EagerSteps, 
 
 @contextlib.contextmanager
 def _evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """Put a module and what it contains into evaluation mode; each is as it was at the end."""
+    """Put a module and its parts into evaluation mode, and back at the end."""
     modes = {module: module.training for module in module.modules()}
     module.eval()
     try:
@@ -149,7 +146,7 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """Raise UnsupportedError, which names the option, for whatever code raises."""
+    """Turn any error of code into an UnsupportedError naming the option."""
     try:
         yield
     except (UnsupportedError, InputError) as error:
@@ -168,7 +165,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _sampled(forward: _Forward) -> tuple[tuple[str, ...], str]:
-    """The inputs that have samples, or why the model is made for one number of them alone."""
+    """The inputs with samples, or the reason for a fixed number of samples."""
     recipe, options = forward.recipe, forward.options
     try:
         sampled = inputs_with_samples(recipe, options)
@@ -197,8 +194,8 @@ def _graph(model: onnx.ModelProto, forward: _Forward) -> Graph:
 
 
 def _compare(graph: Graph, forward: _Forward, sampled: Sequence[str]) -> None:
-    """Run the model and eager PyTorch on the example batch, another one, and other numbers of samples where that is
-    open, with disturbed parameters and buffers. Raises UnsupportedError for a value that differs."""
+    """Run the model and eager PyTorch on the example batch, another batch, and other numbers of samples if open, with
+    disturbed parameters and buffers. Raises UnsupportedError for a different value."""
     generator = torch.Generator().manual_seed(forward.options.seed + 2)
     values = {cell.name: _disturbed(cell, generator) for cell in forward.places()}
     executor = Executor(graph, SessionCache())
@@ -216,7 +213,7 @@ def _compare(graph: Graph, forward: _Forward, sampled: Sequence[str]) -> None:
 
 
 def _disturbed(cell: Place, generator: torch.Generator) -> torch.Tensor:
-    """A value of a place that is not its first one, where a run may have another."""
+    """A value of a place other than the first, if a run may have another."""
     value = cell.value.detach()
     if cell.kind is StateForm.CONSTANT or not value.is_floating_point():
         return value.clone()

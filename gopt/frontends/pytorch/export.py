@@ -41,8 +41,8 @@ from gopt.text.notebook import HtmlTable
 class Exported(HtmlTable):
     """The result of ``export``.
 
-    ``data``: the file of values beside the model, or ''. ``inputs``: inputs that a run feeds. ``checked``: the
-    comparison with eager PyTorch; None for a step without values.
+    ``data``: the file of values beside the model, or ''. ``inputs``: inputs fed by a run. ``checked``: the comparison
+    with eager PyTorch; None for a step without values.
     """
 
     model: str
@@ -64,7 +64,7 @@ class Exported(HtmlTable):
     """Its outputs."""
 
     def to_json(self) -> dict[str, Any]:
-        """The record that ``gopt export --json`` prints."""
+        """The record printed by ``gopt export --json``."""
         return {
             "format": "gopt-export/1", "model": self.model, "data": self.data, "nodes": self.nodes,
             "parameters": self.parameters, "states": self.states, "bytes": self.nbytes, "inputs": list(self.inputs),
@@ -90,9 +90,9 @@ def export(
 ) -> Exported:
     """Trace a training step, compare it with eager PyTorch, and write it as one ONNX file.
 
-    ``factory``: ``MODULE:FACTORY``, a function, or what one returns: (module, loss function or None, optimizer or
-    several, example batch[, scheduler]). Raises OptionError and InputError for what the user gave, UnsupportedError
-    for a step that cannot be exported or is not equal to eager PyTorch, RunError when the file cannot be written.
+    ``factory``: ``MODULE:FACTORY``, a function, or its result: (module, loss function or None, optimizer or several,
+    example batch[, scheduler]). Raises OptionError and InputError for wrong arguments, UnsupportedError for a step not
+    exportable or unlike eager PyTorch, RunError for a failed write.
     """
     options = options or ExportOptions()
     target = resolve_output(output)
@@ -136,8 +136,8 @@ def evaluation_path(output: str | os.PathLike[str]) -> Path:
 def _agreeing(
     step: RecordedStep, name: str, advance: Callable[[str], None]
 ) -> tuple[TracedStep, onnx.ModelProto, Graph, ExportCheck | None]:
-    """The step by the first way of tracing its optimizers that agrees with eager PyTorch; raises the refusal of the
-    first way where none does."""
+    """The step by the first way of tracing its optimizers in agreement with eager PyTorch; raises the first way's
+    refusal if none agrees."""
     ways, notes = step.ways(), step.notes
     refusals: list[GoptError] = []
     for way in ways:

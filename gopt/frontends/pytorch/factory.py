@@ -28,7 +28,7 @@ SHAPE = "(module, loss function or None, optimizer, example batch[, scheduler])"
 
 
 class ModuleWithLoss(torch.nn.Module):
-    """A module under its own names, and a loss that is a module under ``loss``."""
+    """A module under its own names, and a loss module under ``loss``."""
 
     def __init__(self, module: torch.nn.Module, loss: torch.nn.Module) -> None:
         super().__init__()
@@ -37,22 +37,22 @@ class ModuleWithLoss(torch.nn.Module):
     def named_modules(
         self, memo: set[torch.nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Yield those of both; whatever else a module lists is made of them."""
+        """Yield the modules of both; other lists of a module are made of these."""
         memo = set() if memo is None else memo
         for name, module in self._both:
             yield from module.named_modules(memo, name, remove_duplicate)
 
     def named_children(self) -> Iterator[tuple[str, torch.nn.Module]]:
-        """Yield both, so that ``train`` and ``eval`` reach them."""
+        """Yield both, for ``train`` and ``eval``."""
         yield from self._both
 
 
 @dataclass(slots=True)
 class Recipe:
-    """A training step as its user writes it: plain eager code.
+    """A training step as the user writes it: plain eager code.
 
-    ``loss``: called as ``loss(module, batch)`` where the batch is a dict or one tensor, as ``loss(module(*inputs),
-    target)`` where it is a tuple; None where the module itself returns the loss. ``batch``: tensors by input name.
+    ``loss``: called as ``loss(module, batch)`` for a batch that is a dict or a tensor, as ``loss(module(*inputs),
+    target)`` for a tuple; None if the module returns the loss. ``batch``: tensors by input name.
     """
 
     module: torch.nn.Module
@@ -66,8 +66,8 @@ class Recipe:
     """The batch as the user nests it, with input names for tensors; None: the flat dict, or its values in order."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recipe:
-        """A copy of everything that trains. Optimizers copy only their groups and states; their other attributes,
-        such as the settings of third-party ones, are copied here."""
+        """A copy of everything trained. Optimizers copy only groups and states; other attributes, such as settings of
+        third-party optimizers, are copied here."""
         whole = self.whole
         for mode in {vars(parameter).get("fake_mode") for parameter in whole.parameters()} - {None}:
             memo[id(mode)] = mode  # tensors of two modes do not mix
@@ -92,11 +92,11 @@ class Recipe:
 
     @property
     def whole(self) -> torch.nn.Module:
-        """All modules of the step as one: the module, and the loss where that is a module."""
+        """All modules of the step as one: the module, and a loss module."""
         return ModuleWithLoss(self.module, self.loss) if isinstance(self.loss, torch.nn.Module) else self.module
 
     def loss_of(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The loss of a batch, a tensor of size 1; raises InputError where there is none."""
+        """The loss of a batch, a tensor of size 1; raises InputError without a loss."""
         return _one_element(self._result(batch))
 
     def evaluated(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -126,13 +126,13 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """A part of a batch that is no tensor: None, or a flag such as ``return_dict=True``."""
+    """A part of a batch other than a tensor: None, or a flag such as ``return_dict=True``."""
 
     value: str | bool | None
 
 
 def _filled(form: Any, batch: Mapping[str, torch.Tensor]) -> Any:
-    """The batch as the user nests it."""
+    """The batch in the user's nesting."""
     if form is None:
         return dict(batch)
     if isinstance(form, _Fixed):
@@ -145,8 +145,8 @@ def _filled(form: Any, batch: Mapping[str, torch.Tensor]) -> Any:
 
 
 def loss_in(result: Any) -> Any:
-    """The loss in the result of a module or loss function: under ``loss``, or of a tuple the first, or the only tensor
-    of one part with a gradient."""
+    """The loss in the result of a module or loss function: under ``loss``, or of a tuple the first, or the only scalar
+    with a gradient."""
     if isinstance(result, Mapping) and "loss" in result:
         return result["loss"]
     if not isinstance(result, torch.Tensor) and isinstance(getattr(result, "loss", None), torch.Tensor):
@@ -170,7 +170,7 @@ def _one_element(result: Any) -> torch.Tensor:
 
 
 def make_recipe(parts: Any) -> Recipe:
-    """Check what a factory returned; raises InputError, which says what is missing."""
+    """Check the result of a factory; raises InputError naming the missing part."""
     if isinstance(parts, Recipe):
         return parts
     if not isinstance(parts, tuple) or len(parts) not in (4, 5):
@@ -217,8 +217,8 @@ def make_recipe(parts: Any) -> Recipe:
 
 
 def _configured(parts: Any, rest: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Optimizers and scheduler as a factory returns them, or as Lightning's ``configure_optimizers`` does: a dict, or
-    lists of both. Raises UnsupportedError for a scheduler that moves once an epoch."""
+    """Optimizers and scheduler from a factory, or from Lightning's ``configure_optimizers``: a dict, or lists of both.
+    Raises UnsupportedError for a scheduler that moves once an epoch."""
     beside: Any = []
     if isinstance(parts, Mapping) and "optimizer" in parts:
         parts, beside = parts["optimizer"], parts.get("lr_scheduler") or []
@@ -235,7 +235,7 @@ def _configured(parts: Any, rest: list[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _batch(module: torch.nn.Module, loss: Any, example: Any) -> tuple[dict[str, torch.Tensor], bool, Any]:
-    """Tensors by name, whether they are positional, and how they are nested."""
+    """Tensors by name, whether positional, and the nesting."""
     if isinstance(example, DataLoader):
         example = next(iter(example))
     single = isinstance(example, torch.Tensor) and loss is not None
@@ -283,7 +283,7 @@ def _flattened(name: str, value: Any, named: dict[str, torch.Tensor]) -> Any:
 
 
 def _input_names(module: torch.nn.Module, loss: Any, count: int) -> list[str]:
-    """Names for a tuple: those of ``forward``, and ``target``; wrappers have those of the module in them."""
+    """Names for a tuple: those of ``forward``, and ``target``; wrappers have the inner module's."""
     if isinstance(module, torch.nn.DataParallel):
         module = module.module
     module = getattr(module, "_orig_mod", module)  # of torch.compile
@@ -301,8 +301,8 @@ def _input_names(module: torch.nn.Module, loss: Any, count: int) -> list[str]:
 
 
 def load_factory(text: str) -> Callable[[], Any]:
-    """The function that ``MODULE:FACTORY`` or ``FILE.py:FACTORY`` names, or the one of ``FILE.py``; raises OptionError,
-    InputError."""
+    """The function named by ``MODULE:FACTORY`` or ``FILE.py:FACTORY``, or the only one of ``FILE.py``; raises
+    OptionError, InputError."""
     where, colon, name = text.rpartition(":")
     if text.endswith(".py"):
         return script_factory(_there(Path(text)), _from_file)[0]
@@ -329,8 +329,7 @@ def load_factory(text: str) -> Callable[[], Any]:
 
 @contextlib.contextmanager
 def own_arguments(factory: str) -> Iterator[None]:
-    """A script and the factory see a command line without arguments, not gopt's; raises InputError where they end
-    Python."""
+    """A script and the factory see an empty command line, not gopt's; raises InputError if Python exits."""
     name = factory if factory.endswith(".py") else factory.rpartition(":")[0]
     arguments, sys.argv = sys.argv, [name]
     try:

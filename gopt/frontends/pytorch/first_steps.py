@@ -1,7 +1,7 @@
-"""Optimizers whose first step differs: it stores gradients, or it is computed by another rule.
+"""Optimizers with a different first step, which stores gradients or uses another rule. Values stored in the first eager
+step count as values before the step.
 
-The values the first eager step stores are those of a state before it. That is wrong where they depend on the gradients,
-and where the optimizer looks for a state to know its first step.
+This is wrong if values depend on gradients, and if the optimizer recognises its first step by a missing state.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _SHARE, _ROUNDING = 1e-4, 1e-6
 def first_steps_apart(recipe: Recipe, eager: EagerSteps, draws: Sequence[torch.Tensor]) -> frozenset[int]:
     """The indices of optimizers whose first step differs from a step from the first values of the states.
 
-    ``draws``: the random numbers of the step ``seen`` comes from. Both steps get the same gradients, which are not
-    those of that step. Without values, small parameters stand for those of the recipe.
+    ``draws``: the random numbers of the step ``seen`` comes from. Both steps get the same gradients, other than in that
+    step. Without values, small parameters replace the recipe's.
     """
     if any(isinstance(parameter, FakeTensor) for parameter in recipe.whole.parameters()):
         recipe, eager, draws = _with_values(recipe)
@@ -72,7 +72,7 @@ def first_steps_apart(recipe: Recipe, eager: EagerSteps, draws: Sequence[torch.T
 
 
 def _with_values(recipe: Recipe) -> tuple[Recipe, EagerSteps, list[torch.Tensor]]:
-    """A small recipe with the same optimizers, what its first step stores, and that step's random numbers."""
+    """A small recipe with the same optimizers, its first step's stored values and random numbers."""
     recorded = RecordedDraws(0)
 
     def run(tried: Recipe, numbers: RecordedDraws) -> None:

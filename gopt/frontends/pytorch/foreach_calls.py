@@ -1,4 +1,4 @@
-"""Calls of ``torch._foreach_...`` as calls for one tensor after the other, whose numbers may be tensors."""
+"""Calls of ``torch._foreach_...`` as calls tensor by tensor, with numbers that may be tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_foreach(function: Any) -> bool:
 
 
 def tensor_by_tensor(function: Any, args: Any, kwargs: Any) -> Any:
-    """Call ``function(*args, **kwargs)`` for each tensor; returns a list, or None where it works in place."""
+    """Call ``function(*args, **kwargs)`` for each tensor; returns a list, or None for work in place."""
     name = function.__name__.removeprefix(PREFIX)
     operands = [*args, *kwargs.values()]
     count = next(len(members) for members in operands if isinstance(members, list | tuple))

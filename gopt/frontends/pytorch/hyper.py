@@ -1,4 +1,4 @@
-"""Options of parameter groups that are inputs of a step: the learning rate, and those of ``--hyper``."""
+"""Options of parameter groups as inputs of a step: the learning rate, and options of ``--hyper``."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from gopt.text.suggestions import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An option of one group: ``factor`` times an input. ``index``: its position in a tuple option; None for the
-    whole option."""
+    """An option of a group: ``factor`` times an input. ``index``: position in a tuple option; None for the whole
+    option."""
 
     optimizer: int
     group: int
@@ -40,10 +40,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Hyper:
-    """Hyper-parameter inputs with the values in the recipe, and the options they set.
-
-    ``rates``: input that a schedule may move, such as a learning rate -> the option it is.
-    """
+    """Hyper-parameter inputs with the values in the recipe, and the options set by them. ``rates``: input movable by a
+    schedule, such as a learning rate -> option."""
 
     values: dict[str, torch.Tensor]
     settings: list[Setting]
@@ -72,12 +70,12 @@ def _scaled(value: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def hyper_inputs(recipe: Recipe, options: ExportOptions, scheduled: bool) -> Hyper:
-    """``lr``, what else the scheduler moves, and the options of ``--hyper`` as inputs.
+    """``lr``, other options moved by the scheduler, and the options of ``--hyper`` as inputs.
 
-    Groups of the same value share an input. Learning rates of groups are multiples of one ``lr``, that of the first
-    group whose rate is not zero; where a schedule does not keep them multiples of it, there is ``lr.1`` too. Other
-    options differing have an input for each value: ``weight_decay``, ``weight_decay.1``. With ``scheduled`` the rates
-    are those before the schedule. Raises OptionError for an option no group has.
+    Groups of the same value share an input. Learning rates of groups are multiples of one ``lr``, of the first group
+    with a nonzero rate; if a schedule breaks this, there is ``lr.1`` too. Other different options have an input for
+    each value: ``weight_decay``, ``weight_decay.1``. With ``scheduled`` the rates are those before the schedule. Raises
+    OptionError for an option no group has.
     """
     hyper = Hyper({}, [], {})
     groups = [
@@ -115,7 +113,7 @@ def _add_rates(hyper: Hyper, rates: Mapping[tuple[int, int], Rates]) -> None:
 
 
 def _add_moved(hyper: Hyper, recipe: Recipe, moved: Sequence[OptionPlace]) -> None:
-    """Inputs for options the scheduler moves; those of the same values in each step share one."""
+    """Inputs for options the scheduler moves; options of equal values in each step share an input."""
     steps = scheduled_options(recipe, HORIZON, moved) if moved else []
     inputs: dict[tuple[str, tuple[float, ...]], str] = {}
     for index, group, option, member in moved:
@@ -129,7 +127,7 @@ def _add_moved(hyper: Hyper, recipe: Recipe, moved: Sequence[OptionPlace]) -> No
 
 
 def _add(hyper: Hyper, option: str, groups: list[Any], moved: Collection[OptionPlace]) -> None:
-    """Inputs for an option, but where the scheduler moves it."""
+    """Inputs for an option, unless moved by the scheduler."""
     inputs: dict[tuple[int | None, float], str] = {}
     for index, at_group, group in groups:
         value = group[option]

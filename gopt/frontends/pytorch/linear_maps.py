@@ -17,7 +17,7 @@ _NARROW = (torch.float16, torch.bfloat16)
 
 
 def along_axes(x: Any, matrices: Sequence[torch.Tensor]) -> Any:
-    """Multiply the last axes of ``x`` by matrices [new size, old size], one for each of them."""
+    """Multiply the last axes of ``x`` by matrices [new size, old size], a matrix per axis."""
     mapped = x.float() if x.dtype in _NARROW else x
     for index, matrix in enumerate(matrices):
         axis = x.dim() - len(matrices) + index
@@ -26,7 +26,7 @@ def along_axes(x: Any, matrices: Sequence[torch.Tensor]) -> Any:
 
 
 def _means(size: int, windows: Sequence[tuple[int, int]], counts: Sequence[int]) -> torch.Tensor:
-    """The matrix [windows, size] of sums over windows, each divided by its count. A window is (start, end)."""
+    """The matrix [windows, size] of sums over windows, each divided by the count. A window is (start, end)."""
     with _disable_current_modes():
         positions = torch.arange(size)[None]
         starts, ends = (torch.tensor(bounds)[:, None] for bounds in zip(*windows))
@@ -104,7 +104,7 @@ def adaptive_avg_pool_backward(axes: int) -> Callable[..., Any]:
 
 
 def replication_pad_backward(g: Any, x: Any, padding: Any) -> Any:
-    """``padding``: start and end of the last axis, of the one before it, and so on."""
+    """``padding``: start and end of the last axis, of the axis in front, and so on."""
     axes = len(padding) // 2
     matrices = []
     for index, size in enumerate(x.shape[-axes:]):
@@ -125,8 +125,8 @@ def resampled(operator: Any, size: int, outputs: int, options: Sequence[Any]) ->
 
 
 def resampling_backward(operator: Any) -> Callable[..., Any]:
-    """The gradient of a resampling whose form for an axis is ``operator``; options are the alignment, where it has one,
-    and a scale per axis or None."""
+    """The gradient of a resampling with ``operator`` as form for an axis; options are the alignment, if any, and a
+    scale per axis or None."""
     aligned = any(argument.name == "align_corners" for argument in operator._schema.arguments)
 
     def backward(g: Any, output_size: Any, input_size: Any, *options: Any) -> Any:

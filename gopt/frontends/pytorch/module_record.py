@@ -24,7 +24,7 @@ _STEPS = 3
 
 
 def torch_record(recipe: Recipe, options: ExportOptions, cells: Sequence[Place], apart: Collection[int]) -> TorchRecord:
-    """The record of a recipe. ``apart``: optimizers whose first step differs from the others."""
+    """The record of a recipe. ``apart``: optimizers with a different first step."""
     names = {id(cell.read()): cell.name for cell in cells if cell.kind is not StateForm.OPTIMIZER}
     module, lost = _state_dict(recipe.module, names)
     loss = _state_dict(recipe.loss, names)[0] if isinstance(recipe.loss, torch.nn.Module) else {}
@@ -46,7 +46,7 @@ def torch_record(recipe: Recipe, options: ExportOptions, cells: Sequence[Place],
 
 
 def _state_dict(module: torch.nn.Module, names: Mapping[int, str]) -> tuple[dict[str, str], list[str]]:
-    """Name in the state dict -> value of the step, and the names whose values are no tensors of the module."""
+    """Name in the state dict -> value of the step, and names with values other than tensors of the module."""
     entries = {key: names.get(id(value)) for key, value in module.state_dict(keep_vars=True).items()}
     named = {key: name for key, name in entries.items() if name is not None}
     return named, [key for key in entries if key not in named]
@@ -119,7 +119,7 @@ def plain(value: Any) -> Any:
 
 
 def _scheduler(recipe: Recipe) -> TorchScheduler | None:
-    """The record of the scheduler, where a fresh one that gets its count of steps goes on as it would."""
+    """The record of the scheduler, if a fresh scheduler with its count of steps continues alike."""
     if recipe.scheduler is None or not isinstance(getattr(recipe.scheduler, "last_epoch", None), int):
         return None
     name, epoch = type(recipe.scheduler).__name__, recipe.scheduler.last_epoch
@@ -147,6 +147,6 @@ def _scheduler(recipe: Recipe) -> TorchScheduler | None:
 
 
 def scheduler_state(record: TorchScheduler, steps: int, rates: Sequence[float]) -> dict[str, Any]:
-    """The state of a scheduler behind ``steps`` steps, as its ``load_state_dict`` takes it."""
+    """The state of a scheduler behind ``steps`` steps, for ``load_state_dict``."""
     count = record.first + steps
     return {"last_epoch": count, "_step_count": count + 1, "_last_lr": list(rates), **(record.others or {})}

@@ -1,4 +1,4 @@
-"""Disturbs what code computes in bfloat16 or float16: kernels sum in other orders there, and round each result."""
+"""Disturbs computations in bfloat16 or float16: kernels sum in other orders there, and round each result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LAST_PLACE = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
 class NarrowNoise(TorchDispatchMode):
-    """Disturbs each new or changed tensor of a narrow type in its last place. ``count``: results that were."""
+    """Disturbs each new or changed tensor of a narrow type in the last place. ``count``: disturbed results."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

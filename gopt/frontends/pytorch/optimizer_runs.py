@@ -16,8 +16,8 @@ from gopt.frontends.pytorch.states import Place, StateForm, store_others
 
 @dataclass(frozen=True, slots=True)
 class OptimizerTracing:
-    """How optimizers are traced. ``apart``: those whose first step is traced apart. ``lists``: whether third-party ones
-    choose themselves between lists of tensors and one tensor after the other."""
+    """The way of tracing optimizers. ``apart``: optimizers with the first step traced apart. ``lists``: whether
+    third-party optimizers choose between lists of tensors and single tensors."""
 
     apart: frozenset[int] = frozenset()
     lists: bool = False
@@ -31,7 +31,7 @@ def chooses_lists(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def started(index: int) -> str:
-    """The name of the state that counts the steps of an optimizer whose first step is apart."""
+    """The name of the step counter of an optimizer with a separate first step."""
     return f"optimizer{index}.started"
 
 
@@ -66,7 +66,7 @@ def _run(optimizer: torch.optim.Optimizer, cells: Sequence[Place]) -> None:
 
 
 def _first_step(optimizer: torch.optim.Optimizer, cells: Sequence[Place], absent: set[str]) -> dict[str, torch.Tensor]:
-    """The new value of each of the optimizer's ``own`` places in its first step; all are as before at the end."""
+    """The new value of each of the optimizer's cells in its first step; all are restored at the end."""
     before = {cell.name: cell.current.detach().clone() for cell in cells}
     gradients = {cell.name: _gradient(cell) for cell in cells if cell.kind is StateForm.PARAMETER}
     for state in cells:

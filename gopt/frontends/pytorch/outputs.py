@@ -1,4 +1,4 @@
-"""Results of modules, such as logits, under names their user knows: outputs of the step, or the values."""
+"""Results of modules, such as logits, under the user's names: outputs of the step, or values."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from gopt.text.suggestions import did_you_mean
 
 @dataclasses.dataclass(slots=True)
 class ModuleValues:
-    """Tensors of a step by name. ``outputs``: what ``--outputs`` and ``--outputs-of`` keep; ``returned``: what the
-    module returns, where that is not kept; ``given``: what it was called with; ``arguments``: their names in
-    ``forward``."""
+    """Tensors of a step by name. ``outputs``: kept by ``--outputs`` and ``--outputs-of``; ``returned``: other results
+    of the module; ``given``: arguments of the call; ``arguments``: names in ``forward``."""
 
     outputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     returned: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
@@ -34,18 +33,17 @@ class ModuleValues:
 
     @property
     def hidden(self) -> dict[str, torch.Tensor]:
-        """Values that get a name and are no outputs."""
+        """Named values that are no outputs."""
         return self.returned | self.given
 
 
 @contextlib.contextmanager
 def returned(recipe: Recipe, options: ExportOptions, names: Container[str]) -> Iterator[ModuleValues]:
-    """Yield what the call of the module fills, without the loss.
+    """Yield the record filled by the call of the module, without the loss.
 
-    Names are the keys and fields of what it returns, the names in the ``return``, ``output`` for a tensor, and
-    ``output_0``, ... for a tuple; a name in ``taken`` gets the prefix ``output.``, one of a submodule its path. Raises
-    OptionError for a submodule that there is not, UnsupportedError at the end where one whose results are kept was not
-    called exactly once.
+    Names are keys and fields of results, names in the ``return``, ``output`` for a tensor, and ``output_0``, ... for a
+    tuple; a name in ``taken`` gets the prefix ``output.``, a submodule's name the path. Raises OptionError for an
+    unknown submodule, UnsupportedError at the end if a submodule with kept results was not called exactly once.
     """
     values_out = ModuleValues()
     calls: dict[str, int] = dict.fromkeys((*([""] if options.outputs else []), *options.outputs_of), 0)
@@ -109,7 +107,7 @@ def _submodules(module: torch.nn.Module, paths: Sequence[str]) -> dict[str, torc
 
 
 def _named(result: Any, names: Sequence[str | None], prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a result. ``names``: those that its code has for the result, or for the parts."""
+    """Every tensor of a result. ``names``: from the code, for the result or for the parts."""
     if isinstance(result, torch.Tensor):
         yield (
             prefix.removesuffix(".") or next(filter(None, names[:1]), "output") if len(names) < 2 else "output",
@@ -132,7 +130,7 @@ def _parts(result: Any, names: Sequence[str | None], prefix: str) -> Iterator[tu
 
 
 def _return_names(module: torch.nn.Module) -> list[str | None]:
-    """The variables in the ``return`` of ``forward``, where every one has the same; None for other expressions, and for
+    """The variables in the ``return`` of ``forward``, if the same everywhere; None for other expressions, and for
     arguments of ``forward``."""
     try:
         (function,) = ast.parse(textwrap.dedent(inspect.getsource(type(module).forward))).body

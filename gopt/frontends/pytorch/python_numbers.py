@@ -1,4 +1,4 @@
-"""Tensors standing for numbers of Python: ``x += 1`` makes a new one, and who holds the old one keeps it."""
+"""Tensors for numbers of Python: ``x += 1`` makes a new tensor, and holders of the old tensor keep it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AUGMENTED = {
 
 
 class PythonNumbers(TorchFunctionMode):
-    """Answers in-place operators on ``numbers``, and on what they gave, by new tensors."""
+    """Answers in-place operators on ``numbers``, and on their results, by new tensors."""
 
     def __init__(self, numbers: Iterable[torch.Tensor]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Values an optimizer keeps in Python between steps: attributes, options of groups, and all inside its states.
 
-A trace sees tensors. A Python value a step changes would be a constant of the graph, and a graph that is right in the
-first steps would be wrong in later ones. Such a value becomes a state, or the optimizer is refused.
+A trace sees tensors. A changing Python value would be a constant of the graph, right in the first steps and wrong
+later. Such a value becomes a state, or the optimizer is refused.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _DEPTH = 50
 
 
 def python_values(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[Path, Any]:
-    """Path -> value, tensors copied. Left out are the parameters, and what is a state already: tensors and numbers
-    lying in the state of a parameter. ``names``: id of a parameter -> its name. The length stands for a container."""
+    """Path -> value, tensors copied, without parameters and states: tensors and numbers in the state of a parameter.
+    ``names``: id of a parameter -> name. The length represents a container."""
     values_at: dict[Path, Any] = {}
     walk = _OfOptimizers(names)
     for key, value in vars(optimizer).items():
@@ -72,7 +72,7 @@ def is_value(value: Any) -> bool:
 
 
 class Walk:
-    """Walks what Python holds, each object once; subclasses say what is left out."""
+    """Walks Python objects, each once; subclasses define exceptions."""
 
     whole: tuple[type, ...] = (type, types.ModuleType, torch.nn.Module, torch.optim.Optimizer)
     """Not walked: a part of the step that is compared as a whole, or that holds nothing."""
@@ -99,7 +99,7 @@ class Walk:
         return True
 
     def tensor(self, path: Path, value: torch.Tensor) -> Iterator[tuple[Path, Any]]:
-        """Yield what stands for a tensor."""
+        """Yield the representation of a tensor."""
         raise NotImplementedError
 
     def enters(self, path: Path, value: Any) -> bool:
@@ -115,7 +115,7 @@ class Walk:
         return members(value)
 
     def elements(self, value: Any) -> Iterable[Any]:
-        """Return what a container is walked by: pairs of a mapping, elements of another."""
+        """Return the walked parts of a container: pairs of a mapping, elements of others."""
         return value.items() if isinstance(value, Mapping) else value
 
     def _inside(self, path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
@@ -133,7 +133,7 @@ class Walk:
 
 
 class _OfOptimizers(Walk):
-    """``names``: id of a parameter -> its name."""
+    """``names``: id of a parameter -> name."""
 
     whole = (*Walk.whole, torch.dtype, torch.device)
 

@@ -1,4 +1,4 @@
-"""Code asking for the number of samples only to raise: the step then holds for the sizes it lets through."""
+"""Code asking for the number of samples only to raise: the step then holds for accepted sizes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import FrameType
 
 
 def only_raises(frame: FrameType) -> bool:
-    """Return whether ``frame`` stands in the condition of an ``assert``, or of an ``if`` whose branch, or whose other
-    branch, only raises. The condition must not keep what it computes."""
+    """Return whether ``frame`` stands in the condition of an ``assert``, or of an ``if`` with a branch that only
+    raises. The condition must not keep its results."""
     position = _position(frame)
     conditions = _conditions(frame.f_code.co_filename)
     return position is not None and any(
@@ -48,7 +48,7 @@ def _tried(file: str) -> list[ast.stmt]:
 
 
 def _conditions(file: str) -> list[tuple[ast.stmt, ast.expr]]:
-    """Statements with the conditions. The jump on a condition that is one value has the place of the statement."""
+    """Statements with the conditions. The jump on a single-value condition has the statement's position."""
     tests = [
         (node, node.test)
         for node in _nodes(file)

@@ -46,7 +46,7 @@ def draw_names(count: int) -> list[str]:
 
 
 def named(draws: Sequence[DrawnInput]) -> dict[str, Draw]:
-    """Input of random numbers -> what it is drawn from."""
+    """Input of random numbers -> distribution."""
     return {name: draw.draw for name, draw in zip(draw_names(len(draws)), draws)}
 
 
@@ -112,7 +112,7 @@ class RecordedDraws(RandomSource):
 
 
 class ReplayedDraws(RandomSource):
-    """Returns the numbers of inputs, in order. ``expected``: what they were drawn from, where that is known."""
+    """Returns the numbers of inputs, in order. ``expected``: their distributions, if known."""
 
     def __init__(self, values: Sequence[torch.Tensor], expected: Sequence[DrawnInput] = ()) -> None:
         super().__init__()

@@ -18,8 +18,8 @@ NEAR = 1e-9
 
 
 def default_values(recipe: Recipe, hyper: Hyper, scheduled: bool, steps: int) -> dict[str, DefaultValue]:
-    """Hyper-parameter -> its value in the recipe; of an option a schedule moves over ``steps`` steps, unless the graph
-    has that (``scheduled``). A value no run could feed, such as a negative rate, is left out."""
+    """Hyper-parameter -> value in the recipe; for an option moved by a schedule, the values over ``steps`` steps,
+    unless computed in the graph (``scheduled``). Unfeedable values, such as a negative rate, are left out."""
     found_values = {
         name: DefaultValue(str(np.float32(value))) for name, value in hyper.values.items() if usable(float(value))
     }
@@ -45,7 +45,7 @@ def fitted(series: Sequence[float]) -> DefaultValue:
 
 
 def _candidates(values: np.ndarray, near: float) -> Iterator[str]:
-    """Formulas that may give the values, simple ones first."""
+    """Formulas perhaps giving the values, simple formulas first."""
     start, last, count = values[0], values[-1], len(values)
     yield _text(start)
     peak = int(np.argmax(values >= values.max() - near))
@@ -72,8 +72,8 @@ def _candidates(values: np.ndarray, near: float) -> Iterator[str]:
 
 
 def _end_of_cosine(values: np.ndarray, start: int) -> Iterator[tuple[int, float]]:
-    """The step at which a cosine from ``values[0]``, at step ``first``, would be at the lowest, and the value there;
-    from the values half way and at the end."""
+    """The lowest step of a cosine from ``values[0]``, at step ``first``, and the value there; from the values half way
+    and at the end."""
     half = (len(values) - 1) // 2
     fall, whole = (float(values[0] - values[index]) if half else 0.0 for index in (half, 2 * half))
     cosine = whole / (2 * fall) - 1 if fall > 0 else 1.0

@@ -1,5 +1,5 @@
-"""The options of parameter groups over a schedule: rates, of which some stay multiples of one another, and what else a
-scheduler moves, such as a momentum."""
+"""The options of parameter groups over a schedule: rates, partly multiples of one another, and other options moved by a
+scheduler, such as a momentum."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ OptionPlace = tuple[int, int, str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The rates of a group. ``values``: in each step, of which the first is the current one; ``rule``: what computes
-    them. Groups of different rules are not multiples of one another, whatever they are in the steps looked at."""
+    """The rates of a group. ``values``: in each step, the current first; ``rule``: the source of the rates. Groups of
+    different rules are not multiples of one another, whatever the steps show."""
 
     values: tuple[float, ...]
     rule: Hashable = None
 
 
 def group_rates(recipe: Recipe, scheduled: bool) -> dict[tuple[int, int], Rates]:
-    """Optimizer and group -> its rates. ``scheduled``: those before the schedule, which the graph computes."""
+    """Optimizer and group -> rates. ``scheduled``: rates before the schedule, which is in the graph."""
     groups = {
         (index, number): group
         for index, optimizer in enumerate(recipe.optimizers)
@@ -53,7 +53,7 @@ def group_rates(recipe: Recipe, scheduled: bool) -> dict[tuple[int, int], Rates]
 
 
 def share_of(rates: Rates, base: Rates) -> float | None:
-    """The number ``rates`` is times ``base`` in each step; None where there is none."""
+    """The factor from ``base`` to ``rates`` in each step; None without a common factor."""
     if not any(rates.values):
         return 0.0
     if rates.rule != base.rule:
@@ -77,8 +77,8 @@ def moved_options(recipe: Recipe) -> list[OptionPlace]:
 def scheduled_options(
     recipe: Recipe, steps: int, beside: Collection[OptionPlace] | None = ()
 ) -> list[dict[OptionPlace, float]]:
-    """The rates of all optimizers and groups in each step from the current one, and other options, ``beside``, None for
-    all; fewer steps where the schedule ends."""
+    """The rates of all optimizers and groups in each step from now, and the options ``beside``, None for all; fewer
+    steps if the schedule ends."""
     # Tensors are shared, not copied: a scheduler moves the options of groups alone.
     tensors = [x for optimizer in recipe.optimizers for group in optimizer.param_groups for x in group["params"]]
     tensors += [x for optimizer in recipe.optimizers for state in optimizer.state.values() for x in state.values()]

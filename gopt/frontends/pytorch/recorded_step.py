@@ -1,4 +1,4 @@
-"""A recipe that has run for one eager step, on its way to a model: traced, with any number of samples, converted."""
+"""A recipe after an eager step, on its way to a model: traced, with any number of samples, converted."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ OTHER_SIZES = (2, 67)
 
 @dataclass(slots=True)
 class RecordedStep:
-    """A recipe that has run for one eager step."""
+    """A recipe after an eager step."""
 
     recipe: Recipe
     options: ExportOptions
@@ -70,7 +70,7 @@ class RecordedStep:
     _uses: SizeUses | None = None
 
     def ways(self) -> list[OptimizerTracing]:
-        """The ways to trace the optimizers, in the order in which they are tried."""
+        """The ways to trace the optimizers, in order of trial."""
         generator = torch.Generator().manual_seed(self.options.seed)
         with quiet():
             apart = first_steps_apart(self.recipe, self.seen, [draw.values(generator) for draw in self.draws])
@@ -79,8 +79,8 @@ class RecordedStep:
 
     @classmethod
     def of(cls, recipe: Recipe, options: ExportOptions) -> RecordedStep:
-        """Run the recipe for one step. Raises InputError where eager code fails, UnsupportedError where it cannot be
-        exported."""
+        """Run the recipe for a step. Raises InputError for failing eager code, UnsupportedError for code not
+        exportable."""
         scheduled, why = in_graph(recipe, options.schedules)
         notes = [f"the schedule is not in the graph ({why})"] if why else []
         recorded = RecordedDraws(options.seed)
@@ -114,7 +114,7 @@ class RecordedStep:
         return cls(recipe, options, eager, recorded.found, scheduled, notes)
 
     def converted(self, name: str, advance: Callable[[str], None]) -> tuple[TracedStep, onnx.ModelProto]:
-        """The step as a graph, and as a model without values; raises UnsupportedError as its parts do."""
+        """The step as a graph, and as a model without values; raises UnsupportedError."""
         if self.options.dynamic is None:
             traced = self.trace()
             advance("converting")
@@ -122,7 +122,7 @@ class RecordedStep:
         return self._at_any_size(name, advance)
 
     def compare_other_sizes(self, graph: Graph, hyper: FedOptions) -> None:
-        """Compare with other numbers of samples, where that number is open: with one too, if eager code takes it."""
+        """Compare with other numbers of samples, if open: with one sample too, if accepted by eager code."""
         for size in () if self.options.dynamic is None else (1, *OTHER_SIZES):
             try:
                 sized = self._with_samples(size)
@@ -142,7 +142,7 @@ class RecordedStep:
         return step
 
     def _at_any_size(self, name: str, advance: Callable[[str], None]) -> tuple[TracedStep, onnx.ModelProto]:
-        """The step as a model of any number of samples, from those of the first two numbers differing in it alone."""
+        """The step as a model of any number of samples, from models of the first two sizes with equal structure."""
         refusals = []
         if self._uses is None:  # forward and backward are those of every way
             advance("looking for branches on the number of samples")
@@ -171,7 +171,7 @@ class RecordedStep:
         return refuse_branches(self.recipe, self.options, size, self.sampled, compared)
 
     def _seen(self, sizes: tuple[int, int], uses: SizeUses) -> str:
-        """A note on the sizes that were not compared."""
+        """A note on the sizes not compared."""
         text = (
             f"traced with {sizes[0]} and {sizes[1]} samples, compared with {samples_of(self.recipe.batch)}, "
             f"{' and '.join(map(str, OTHER_SIZES))}: "
@@ -188,7 +188,7 @@ class RecordedStep:
         return f"{text}no code branches on the size"
 
     def trace(self) -> TracedStep:
-        """The step as a graph; raises UnsupportedError where its code cannot be traced."""
+        """The step as a graph; raises UnsupportedError for untraceable code."""
         cells = find_places(self.recipe, self.seen)
         self.parameters = sum(cell.kind.value == "parameter" for cell in cells)
         try:
@@ -258,7 +258,7 @@ def _refuse_sized_draws(one: Sequence[DrawnInput], two: Sequence[DrawnInput]) ->
 
 
 def no_form(error: BaseException) -> UnsupportedError:
-    """The refusal of a graph for which torch's exporter found no ONNX form."""
+    """The refusal of a graph without an ONNX form in torch's exporter."""
     cause = _root(error)
     operator = re.search(r"No ONNX function found for <OpOverload\(op='([^']*)'", cause)
     complexly = " of complex numbers" if "complex-valued" in cause else ""
@@ -276,12 +276,12 @@ def _root(error: BaseException) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """The first line of a message that is not empty."""
+    """The first non-empty line of a message."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")[:400]
 
 
 def _add_roles(model: onnx.ModelProto, traced: TracedStep, draws: Mapping[str, Draw]) -> None:
-    """Write states, batch and draws as metadata, which gopt reads first. ``draws``: those that are inputs."""
+    """Write states, batch and draws as metadata, read first by gopt. ``draws``: inputs of random numbers."""
     inputs = {value.name for value in model.graph.input}
     states = {name: f"{name}{UPDATED}" for name in traced.states}
     drawn = {name: draw for name, draw in draws.items() if name in inputs}

@@ -1,4 +1,4 @@
-"""The samples of an example batch: which inputs have them, and the batch with another number of them."""
+"""The samples of an example batch: the inputs with samples, and the batch with another number of samples."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def resized(batch: Mapping[str, torch.Tensor], size: int, sampled: Collection[st
 
 
 def samples_of(batch: Mapping[str, torch.Tensor]) -> int:
-    """Return the number of samples of a batch: dimension 0 of the first input that has one.
+    """Return the number of samples of a batch: dimension 0 of the first non-scalar input.
 
-    Raises OptionError for a batch of fewer than two samples: which inputs have the batch is then not known.
+    Raises OptionError for a batch of fewer than two samples, which does not show the inputs with samples.
     """
     tensor = next((value for value in batch.values() if value.dim()), None)
     if tensor is None or tensor.shape[0] < 2:
@@ -30,13 +30,13 @@ def samples_of(batch: Mapping[str, torch.Tensor]) -> int:
 
 
 def of_one_size(batch: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
-    """Return the inputs whose dimension 0 is the number of samples, which may be by chance."""
+    """Return the inputs with the number of samples as dimension 0, perhaps by chance."""
     samples = samples_of(batch)
     return tuple(name for name, value in batch.items() if value.dim() and value.shape[0] == samples)
 
 
 def dimensions(recipe: Recipe) -> list[int]:
-    """Return the dimensions of parameters, buffers, and inputs, the example's number of samples among them: a check at
-    a size that was traced would show nothing."""
+    """Return the dimensions of parameters, buffers, and inputs, with the example's number of samples: a check at a
+    traced size would show nothing."""
     values = (*recipe.whole.parameters(), *recipe.whole.buffers(), *recipe.batch.values())
     return [samples_of(recipe.batch), *(size for value in values for size in value.shape)]

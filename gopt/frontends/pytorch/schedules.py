@@ -34,7 +34,7 @@ def closed_form(scheduler: Any, step: torch.Tensor, rates: Sequence[torch.Tensor
 
 
 def _milestones(scheduler: Any) -> Any:
-    """MultiStepLR: gamma to the power of the number of milestones reached. Its own closed form reads the step's
+    """MultiStepLR: gamma to the power of the number of milestones reached. MultiStepLR's closed form reads the step's
     value."""
     passed = sum((scheduler.last_epoch >= mark).float() * count for mark, count in scheduler.milestones.items())
     return [base * scheduler.gamma**passed for base in scheduler.base_lrs]
@@ -79,7 +79,7 @@ def _is_traceable(recipe: Recipe) -> bool:
 
 
 def _differs(recipe: Recipe) -> str:
-    """Return why the closed form differs from the scheduler within HORIZON steps; '' where it does not."""
+    """Return why the closed form differs from the scheduler within HORIZON steps; '' if equal."""
     optimizers = recipe.optimizers
     if len(optimizers) > 1:
         return "there are several optimizers"

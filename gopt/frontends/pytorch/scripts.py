@@ -1,6 +1,6 @@
-"""Training scripts without a factory: what they train is found, or the lines that are missing are told.
+"""Training scripts without a factory: the trained objects are found, or the missing lines are told.
 
-A script is parsed before it is run. One that trains while it is imported is never run.
+A script is parsed before running. A script with training on import is never run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOADERS = ("train_loader", "train_dataloader", "trainloader", "loader", "datalo
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A file as Python's grammar reads it."""
+    """A file in Python's grammar."""
 
     path: Path
     tree: ast.Module
@@ -40,7 +40,7 @@ class Script:
             raise InputError(f"{path} raised {type(error).__name__}: {error}", "--debug shows where") from error
 
     def refuse_training(self) -> None:
-        """Raise OptionError, with the lines making it a factory, where the script trains while it is imported."""
+        """Raise OptionError, with the lines for a factory, for a script with training on import."""
         line = self._training_line()
         if line is not None:
             raise OptionError(
@@ -50,19 +50,19 @@ class Script:
             )
 
     def refuse_training_factory(self, name: str) -> None:
-        """Raise OptionError where a function that is to be the factory trains and returns nothing."""
+        """Raise OptionError for a factory that trains and returns nothing."""
         function = _functions(self.tree).get(name)
         if function is not None and name in _training_functions(self.tree) and not any(_returned(function)):
             raise OptionError(f"{self.path}:{name} trains and returns nothing, and was not run", *self._missing())
 
     def factories(self) -> list[str]:
-        """Functions that need no argument and return a tuple of four or five."""
+        """Functions without required arguments that return a tuple of four or five."""
         functions = [statement for statement in self.tree.body if isinstance(statement, ast.FunctionDef)]
         return [node.name for node in functions if _needs_nothing(node) and any(map(_is_recipe, _returned(node)))]
 
     def recipe(self, module: ModuleType) -> tuple[Any, ...]:
-        """The result of a factory, made of the names in an imported script. Raises OptionError, with the lines to add,
-        for what is not there, or there twice."""
+        """The result of a factory, made of the names in an imported script. Raises OptionError, with lines to add, for
+        missing or repeated parts."""
         named = {name: value for name, value in vars(module).items() if not name.startswith("_")}
         optimizers = _unique(value for value in named.values() if isinstance(value, torch.optim.Optimizer))
         if not optimizers:
@@ -96,7 +96,7 @@ class Script:
         return tuple(example) if isinstance(example, list) else example
 
     def _training_line(self) -> int | None:
-        """The first line outside of functions and the guard that computes a backward, or calls what does."""
+        """The first line, outside of functions and the guard, with a backward, direct or in a called function."""
         training = _training_functions(self.tree)
         for statement in _top_level(self.tree.body):
             if any(_trains(node, training) for node in _own_nodes(statement)):
@@ -152,7 +152,7 @@ class Script:
 
 
 def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements an import runs: not those of functions, nor of what only a script's own start runs."""
+    """Statements run by an import: not those of functions, nor of a script's own start."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
@@ -202,7 +202,7 @@ def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
 
 
 def _training_functions(tree: ast.Module) -> set[str]:
-    """Functions that compute a backward, or call one that does."""
+    """Functions with a backward, direct or in a called function."""
     functions, names, before = _functions(tree), set[str](), -1
     while before != len(names):
         before = len(names)
@@ -224,7 +224,7 @@ def _is_recipe(value: ast.expr | None) -> bool:
 
 
 def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Names with the expressions they are set to, wherever they stand in the script."""
+    """Names with the assigned expressions, anywhere in the script."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             yield node.targets[0].id, node.value
@@ -251,7 +251,7 @@ def _unique(values: Any) -> list[Any]:
 
 
 def _trained(named: Mapping[str, Any], optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, torch.nn.Module]:
-    """Modules holding all that the optimizers train, without those that are a part of another one."""
+    """Modules with all parameters of the optimizers, without parts of other modules."""
     wanted = {id(parameter) for one in optimizers for group in one.param_groups for parameter in group["params"]}
     modules = {
         name: value
@@ -263,15 +263,15 @@ def _trained(named: Mapping[str, Any], optimizers: Sequence[torch.optim.Optimize
 
 
 def _is_loss(name: str, value: Any) -> bool:
-    """Return whether a value is a loss: of torch's, or one of these names."""
+    """Return whether a value is a loss: a loss of torch, or of one of these names."""
     if isinstance(value, torch.nn.Module):
         return type(value).__module__ == "torch.nn.modules.loss" or name in _LOSSES
     return name in _LOSSES and callable(value) and not isinstance(value, torch.Tensor)
 
 
 def script_factory(path: Path, imported: Callable[[Path], ModuleType]) -> tuple[Callable[[], Any], str]:
-    """The factory of a script naming none, and how it is called in messages: its only function that is one, or what its
-    names make. Raises OptionError for a script that trains while it is imported, and for one with neither."""
+    """The factory of a script naming none, and how it is called in messages: the only such function, or a factory made
+    of its names. Raises OptionError for a script with training on import, and for a script with neither."""
     script = Script.read(path)
     script.refuse_training()
     functions = script.factories()

@@ -25,8 +25,8 @@ from gopt.text.sanitize import show
 
 @contextlib.contextmanager
 def without_values() -> Iterator[FakeTensorMode]:
-    """Parameters that modules register inside the block are fake tensors: a shape and a type, no memory. Those of lazy
-    modules, whose shape the first forward gives, are so from then on."""
+    """Parameters registered inside the block are fake tensors: a shape and a type, no memory. Parameters of lazy
+    modules, shaped by the first forward, become fake then."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     register, infer = torch.nn.Module.register_parameter, LazyModuleMixin._infer_parameters
     fakes: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = {}
@@ -64,7 +64,7 @@ def check_trained(recipe: Recipe) -> None:
 
 
 def one_step(recipe: Recipe, options: ExportOptions) -> None:
-    """Run forward, backward and update on shapes, for the states that the optimizers store."""
+    """Run forward, backward and update on shapes, for the states stored by optimizers."""
     with _numbers_as_tensors(recipe):
         with autocast(options):
             loss = recipe.loss_of(recipe.batch)
@@ -76,7 +76,7 @@ def one_step(recipe: Recipe, options: ExportOptions) -> None:
 
 @contextlib.contextmanager
 def _numbers_as_tensors(recipe: Recipe) -> Iterator[None]:
-    """Set the options of optimizers so that they do not read their counters, which have no values here."""
+    """Set the options of optimizers so that counters, without values here, are not read."""
     for optimizer in recipe.optimizers:
         for group in optimizer.param_groups:
             for key, value in (("capturable", True), ("foreach", False), ("fused", False)):
@@ -87,6 +87,6 @@ def _numbers_as_tensors(recipe: Recipe) -> Iterator[None]:
 
 
 def mode_of(recipe: Recipe) -> FakeTensorMode | None:
-    """The mode of fake parameters; None where they have values."""
+    """The mode of fake parameters; None for real parameters."""
     fake_parameter = next((param for param in recipe.whole.parameters() if isinstance(param, FakeTensor)), None)
     return None if fake_parameter is None else fake_parameter.fake_mode

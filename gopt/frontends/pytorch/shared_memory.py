@@ -1,4 +1,4 @@
-"""Two tensors of one memory, where an update of one changes the other: the graph has a value for each."""
+"""Tensors sharing memory, where an update of one changes the other: the graph has a value for each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gopt.text.sanitize import show
 
 
 def refuse_shared_memory(cells: Sequence[Place], around: Mapping[Path, torch.Tensor]) -> None:
-    """Raise UnsupportedError where a place a step writes to has memory of another place, or of a tensor that code keeps
-    and reads (``around``). A tied tensor is one place."""
+    """Raise UnsupportedError for a written place with memory of another place, or of a tensor kept and read by code
+    (``around``). A tied tensor is a single place."""
     tensors = [(cell.name, cell.kind is not StateForm.CONSTANT, cell.read()) for cell in cells if not cell.number]
     tensors += [(said(path), False, value) for path, value in around.items()]
     memory = defaultdict(list)

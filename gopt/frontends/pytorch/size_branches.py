@@ -1,9 +1,9 @@
 """Uses of the number of samples beside arithmetic: branches on it, and numbers of Python made of it.
 
 Forward and backward run on tensors without values whose number of samples is a symbol of torch. A branch asks the
-symbol, a slice with a bound or a division with a rest gives a size that is no multiple of it: each is recorded with the
-line of user code it came from. The same run tells inputs that have samples from those that have as many rows by chance:
-a step compares the symbols of the first, and the symbol of another with a number.
+symbol, a slice with a bound or a division with a rest gives a size that is no multiple of the symbol: each is recorded
+with the line of user code. The same run separates inputs with samples from inputs with equally many rows by chance: a
+step compares symbols of the first, and the symbol of the second with a number.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ CHECKS = ("__init__.py", "_check_with")
 
 @dataclass(slots=True)
 class SizeUses:
-    """``branches``: lines where code takes a branch on the number of samples; ``assumed``: lines that raise at other
-    sizes; ``numbers``: lines making a number or text of Python of it, behind which no branch is seen; ``failed``: why
-    the code was not followed, or ''."""
+    """``branches``: lines with a branch on the number of samples; ``assumed``: lines raising at other sizes;
+    ``numbers``: lines turning it into a Python number or text, which hides branches; ``failed``: the reason for not
+    following the code, or ''."""
 
     branches: dict[str, None] = field(default_factory=dict)
     assumed: dict[str, None] = field(default_factory=dict)
@@ -76,10 +76,10 @@ class SizeUses:
 def refuse_branches(
     recipe: Recipe, options: ExportOptions, size: int, sampled: Collection[str], compared: Collection[int]
 ) -> SizeUses:
-    """Return what the step does with the number of samples; raises UnsupportedError, which names its line, for a branch
-    that parts other sizes than those ``compared``.
+    """Return the step's uses of the number of samples; raises UnsupportedError, naming the line, for a branch between
+    other sizes than ``compared``.
 
-    ``size``: a number that is not a dimension of the step. ``sampled``: inputs that have samples.
+    ``size``: a number that is not a dimension of the step. ``sampled``: inputs with samples.
     """
     uses, env = SizeUses(), ShapeEnv()
     env.guards = _Guards(uses, frozenset(compared))  # type: ignore[assignment]
@@ -94,10 +94,10 @@ def refuse_branches(
 
 
 def inputs_with_samples(recipe: Recipe, options: ExportOptions) -> tuple[str, ...]:
-    """Return the inputs whose dimension 0 is the number of samples, by how the step combines them; all that have the
-    size of the first where torch cannot follow the step.
+    """Return the inputs with the number of samples in dimension 0, by their use in the step; all of the first input's
+    size if torch cannot follow the step.
 
-    Raises UnsupportedError for an input of that size combined with no other.
+    Raises UnsupportedError for an input of this size not combined with others.
     """
     named = of_one_size(recipe.batch)
     if len(named) < 2:
@@ -123,10 +123,8 @@ def inputs_with_samples(recipe: Recipe, options: ExportOptions) -> tuple[str, ..
 
 
 def _runs_without(recipe: Recipe, options: ExportOptions, sampled: Collection[str]) -> bool:
-    """Return whether the forward runs where only these inputs have another number of samples.
-
-    An input of which code takes a row for each sample has too few.
-    """
+    """Return whether the forward runs if only these inputs have another number of samples. An input with a row read for
+    each sample has too few then."""
     size = next(pairs_of_sizes(dimensions(recipe)))[0]
     try:
         with torch.no_grad(), on_attention_math(), autocast(options):
@@ -168,7 +166,7 @@ def _without_mkldnn() -> AbstractContextManager[Any]:
 
 
 class _Guards(list[Any]):
-    """The answers that torch notes down while code runs, as uses of the size."""
+    """The answers noted by torch while code runs, as uses of the size."""
 
     def __init__(self, uses: SizeUses, compared: frozenset[int]) -> None:
         super().__init__()
@@ -199,7 +197,7 @@ def _stands_in(function: tuple[str, str]) -> bool:
 def _holds_elsewhere(condition: Any, compared: frozenset[int]) -> bool:
     """Return whether a condition on the size is false at ``compared`` sizes alone.
 
-    1 counts as compared: a symbol begins at 2, and a step of one sample is compared by itself.
+    1 counts as compared: a symbol begins at 2, and a step of 1 sample is compared separately.
     """
     symbols = condition.free_symbols
     if len(symbols) != 1 or not isinstance(condition, sympy.core.relational.Relational):
@@ -221,10 +219,8 @@ def _holds_elsewhere(condition: Any, compared: frozenset[int]) -> bool:
 
 
 def _settles(rest: Any) -> bool:
-    """Return whether the rest of a division by a multiple of the size is one formula from small sizes on.
-
-    It is where its numbers are small without the common factor: the rest of 5 by 5 n is five times that of 1 by n.
-    """
+    """Return whether the rest of a division by a multiple of the size is a single formula from small sizes on: with
+    small numbers after removing the common factor. The rest of 5 by 5 n is five times that of 1 by n."""
     numbers = [int(factor) for side in rest.args for factor in _factors(side)]
     shared = math.gcd(*numbers) or 1
     small = all(abs(number) // shared <= _SMALL for number in numbers)
@@ -232,7 +228,7 @@ def _settles(rest: Any) -> bool:
 
 
 def _factors(expression: Any) -> list[Any]:
-    """The coefficients of a polynomial of the size; of another formula its numbers and 1, which has no factor."""
+    """The coefficients of a polynomial of the size; for other formulas the numbers and 1, the neutral factor."""
     symbols = expression.free_symbols
     if not symbols and expression.is_Integer:
         return [expression]
@@ -245,7 +241,7 @@ def _factors(expression: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def _watched(uses: SizeUses) -> Iterator[None]:
-    """Record sizes that are no formula of the number of samples, and numbers and texts of Python; ``len`` gives
+    """Record sizes that are no formula of the number of samples, and Python numbers and texts; ``len`` gives
     symbols."""
     start, number, count, text = SymNode.__init__, SymNode.guard_int, builtins.len, torch.SymInt.__str__
 
@@ -278,10 +274,7 @@ def _watched(uses: SizeUses) -> Iterator[None]:
 
 
 def _smooth(expression: Any) -> bool:
-    """Return whether an expression is one formula of its symbols at all sizes.
-
-    ``Max(1, ...)`` is a stride of memory.
-    """
+    """Return whether an expression is the same formula at all sizes. ``Max(1, ...)`` is a stride of memory."""
     if not isinstance(expression, sympy.Basic) or not expression.free_symbols:
         return True
     if isinstance(expression, sympy.Max) or type(expression).__name__ == "Max":

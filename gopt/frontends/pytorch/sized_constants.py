@@ -1,4 +1,4 @@
-"""Constants as functions of the size of a batch: nodes computing what a constant is at two sizes, at any size."""
+"""Constants as functions of the batch size: nodes computing, at any size, a constant known at two sizes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 
 def affine(a: int, b: int, sizes: tuple[int, int]) -> tuple[int, int] | None:
-    """``factor``, ``offset`` of factor * size + offset, which is ``a`` and ``b`` at the two sizes."""
+    """``factor``, ``offset`` of factor * size + offset, equal to ``a`` and ``b`` at the two sizes."""
     factor, rest = divmod(b - a, sizes[1] - sizes[0])
     return None if rest else (factor, a - factor * sizes[0])
 
 
 @dataclass(slots=True)
 class SizedConstants:
-    """Nodes and constants computing with the size.
-
-    ``sizes``: the two sizes. ``sized``: an input whose first dimension is the size.
-    """
+    """Nodes and constants computing with the size. ``sizes``: the two sizes. ``sized``: an input with the size as first
+    dimension."""
 
     sizes: tuple[int, int]
     sized: str
@@ -29,8 +27,8 @@ class SizedConstants:
     _size: str = ""
 
     def function(self, one: np.ndarray, two: np.ndarray, name: str, infers: bool) -> str | None:
-        """The value that is ``one`` and ``two`` at the two sizes; None where no form fits. ``infers``: it is the shape
-        of a Reshape, which infers one dimension."""
+        """The value equal to ``one`` and ``two`` at the two sizes; None without a fitting form. ``infers``: the shape
+        of a Reshape, which infers a dimension."""
         if one.dtype != two.dtype or one.ndim != two.ndim:
             return None
         if one.shape != two.shape:
@@ -98,7 +96,7 @@ class SizedConstants:
         return self._add("Cast", [size], f"{name}.float", to=_onnx(dtype))
 
     def _sized_tensor(self, one: np.ndarray, two: np.ndarray, name: str) -> str | None:
-        """Rows that are all alike, or integers of which row i is the first row plus i times a step."""
+        """Equal rows, or integers with row i as the first row plus i times a step."""
         axes = [axis for axis, (a, b) in enumerate(zip(one.shape, two.shape)) if a != b]
         if not one.size or not two.size:
             return None

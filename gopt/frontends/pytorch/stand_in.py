@@ -1,4 +1,4 @@
-"""A small training step with the optimizers of a recipe without values: what they do with values shows there."""
+"""A small training step with the optimizers of a recipe without values, to show their effect on values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LARGEST = 4
 
 
 class _Parameters(torch.nn.Module):
-    """Parameters whose gradients differ from each other and from step to step."""
+    """Parameters with gradients different from each other and from step to step."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], generator: torch.Generator) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class _Parameters(torch.nn.Module):
 
 def stand_in(recipe: Recipe) -> Recipe:
     """Return a step of copies of the optimizers over small parameters of the same ranks, types and groups, with random
-    values. States that the optimizers have already begin at zero."""
+    values. Existing states of the optimizers begin at zero."""
     generator = torch.Generator().manual_seed(7)
     parameters = list(recipe.whole.parameters())
     small = [

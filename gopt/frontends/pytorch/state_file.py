@@ -1,4 +1,4 @@
-"""Values of a folder, checkpoint or step as a file of ``torch.save``, which loads with ``weights_only=True``."""
+"""Values of a folder, checkpoint or step as a file of ``torch.save``, loadable with ``weights_only=True``."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class _Values(Mapping[str, torch.Tensor]):
 
 
 def _steps(step_values: StepValues, record: TorchRecord) -> int:
-    """The number of steps the values have behind them."""
+    """The number of steps behind the values."""
     counted = step_values.graph.initializers.get(EPOCH)
     if record.scheduler is not None and counted is not None:
         return int(counted.numpy()) - record.scheduler.first
@@ -139,7 +139,7 @@ def _options(group: TorchGroup, values: Mapping[str, torch.Tensor], step: int) -
 
 
 def _value(plain_value: Any) -> Any:
-    """An option as PyTorch has it, from the form in JSON."""
+    """An option for PyTorch, from the form in JSON."""
     if isinstance(plain_value, Mapping):
         return tuple(map(_value, plain_value["tuple"]))
     return [_value(part) for part in plain_value] if isinstance(plain_value, list) else plain_value

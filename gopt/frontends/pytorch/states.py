@@ -1,4 +1,4 @@
-"""The values a training step carries from step to step, and the values before the first one."""
+"""The values carried by a training step from step to step, and the values before the first step."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class StateForm(Enum):
 
 @dataclass(slots=True)
 class Place:
-    """A tensor of training code that can be replaced by another.
+    """A replaceable tensor of training code.
 
-    ``value``: its value before the first step. ``read`` gives None where the optimizer has not stored it yet, and to
-    ``write`` None removes it. ``owner``: index of the optimizer that updates it, None for buffers and constants.
-    ``number``: whether it is a number of Python. ``is_scalar``: whether eager code takes ``item()`` of it, such as of a
-    count, and computes in float64, where ``1 - 0.999 ** count`` keeps its digits. ``slot``: of a state or counter of an
-    optimizer, its parameter's name or the group, and the key.
+    ``value``: before the first step. ``read`` gives None before the optimizer has stored the tensor, and ``write`` of
+    None removes it. ``owner``: index of the updating optimizer, None for buffers and constants. ``number``: whether a
+    Python number. ``is_scalar``: whether eager code takes ``item()``, such as of a count, and computes in float64,
+    where ``1 - 0.999 ** count`` keeps its digits. ``slot``: for a state or counter of an optimizer, the parameter's
+    name or the group, and the key.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Place:
     slot: tuple[str | int | None, str] | None = None
 
     def store(self) -> None:
-        """Write its value before the first step, as a number where it is one."""
+        """Write the value before the first step, as a number if it is a number."""
         if not self.number:
             self.write(self.value.clone())
             return
@@ -93,7 +93,7 @@ def find_places(recipe: Recipe, eager: EagerSteps) -> list[Place]:
 
 
 def _parameters(recipe: Recipe, eager: EagerSteps) -> tuple[list[Place], list[Place]]:
-    """Parameters an optimizer updates, and all others: constants, or buffers where the module changes them."""
+    """Parameters updated by an optimizer, and all others: constants, or buffers if changed by the module."""
     owners = {
         id(parameter): index
         for index, optimizer in enumerate(recipe.optimizers)
@@ -136,7 +136,7 @@ def _module_place(name: str, kind: StateForm, value: torch.Tensor, spots: Any, o
 def _states_of(
     optimizer: torch.optim.Optimizer, index: int, parameter: torch.Tensor, owner: Place, eager: EagerSteps
 ) -> Iterator[Place]:
-    """Places in the state of a parameter, whose dict stays the same object when its parameter is swapped."""
+    """Places in the state of a parameter; its dict stays the same object when the parameter is swapped."""
     states = optimizer.state[parameter]
     for key, start in eager.states.get((index, owner.name), {}).items():
         value = _tensor(start).clone()
@@ -159,7 +159,7 @@ def _states_of(
 
 
 def store_others(recipe: Recipe, eager: EagerSteps) -> None:
-    """Store what the first step stored in the states of parameters beside tensors and numbers, such as None."""
+    """Store what the first step stored in parameter states beside tensors and numbers, such as None."""
     names = parameter_names(recipe)
     for index, optimizer in enumerate(recipe.optimizers):
         for group in optimizer.param_groups:
@@ -169,7 +169,7 @@ def store_others(recipe: Recipe, eager: EagerSteps) -> None:
 
 
 def _counter(name: str, index: int, table: dict[str, Any], slot: tuple[int | None, str], start: float) -> Place:
-    """The place of a number in a group, or in the attributes of an optimizer. None there is no number yet."""
+    """The place of a number in a group, or in the attributes of an optimizer. None means no number yet."""
     key = slot[1]
     unset = key in table and table[key] is None
 
@@ -186,12 +186,12 @@ def _counter(name: str, index: int, table: dict[str, Any], slot: tuple[int | Non
 
 
 def _tensor(value: Any) -> torch.Tensor:
-    """A number of Python is a float64: it counts and divides as Python does."""
+    """A Python number as a float64, which counts and divides as in Python."""
     return value if isinstance(value, torch.Tensor) else torch.tensor(float(value), dtype=torch.float64)
 
 
 def _unique(cells: list[Place]) -> list[Place]:
-    """The places with unique names: the later one of two equal names gets a number."""
+    """The places with unique names: the later of two equal names gets a number."""
     names: set[str] = set()
     for cell in cells:
         name, count = cell.name, 1

@@ -1,9 +1,9 @@
 """Values that training code keeps in Python beside its optimizers: attributes of modules and of classes, globals and
 closures of the functions.
 
-A trace has no place for it. A number there that a step changes would be a constant of the graph, so it is refused.
-Modules keep tensors there as well: results of a step, such as an auxiliary loss, which the next step makes anew. One
-that the next step reads and changes is refused too.
+A trace has no place for such values. A changing number would be a constant of the graph, and is refused. Modules keep
+tensors there as well: results of a step, such as an auxiliary loss, made anew by the next step. A tensor read and
+changed by the next step is refused, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def surroundings(recipe: Recipe) -> dict[Path, Any]:
 
 
 def tensors_around(recipe: Recipe) -> dict[Path, torch.Tensor]:
-    """Path -> tensor that is neither a parameter nor a buffer of the recipe's modules."""
+    """Path -> tensor other than parameters and buffers of the recipe's modules."""
     walked = _walked(recipe, _Tensors(recipe))
     return {path: value for path, value in walked.items() if isinstance(value, torch.Tensor)}
 
@@ -55,7 +55,7 @@ def _walked(recipe: Recipe, walk: _UserObjects) -> dict[Path, Any]:
 
 
 class _UserObjects(Walk):
-    """Objects of the user alone; a function is known by what it reads."""
+    """Objects of the user alone; a function is known by its reads."""
 
     whole = (*Walk.whole, types.BuiltinFunctionType, logging.Logger)
 
@@ -65,13 +65,13 @@ class _UserObjects(Walk):
         return super().values(path, value)
 
     def held(self, path: Path, values: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
-        """Yield what names stand for, but for Python's own."""
+        """Yield the values of names, except Python's own."""
         for key, value in values.items():
             if not key.startswith("__"):
                 yield from self.values((*path, key), value)
 
     def function(self, function: Any) -> Iterator[tuple[Path, Any]]:
-        """Yield globals and closures a function reads, and those that it calls by a name."""
+        """Yield globals and closures of a function, and of functions called by name."""
         if isinstance(function, types.MethodType):
             yield from self.held((f"object of {function.__name__}",), {"self": function.__self__})
             function = function.__func__
@@ -100,7 +100,7 @@ class _UserObjects(Walk):
 
 
 class _Tensors(_UserObjects):
-    """Tensors, those of modules that are no part of the recipe among them."""
+    """Tensors, including those of modules outside of the recipe."""
 
     whole = tuple(kind for kind in _UserObjects.whole if kind is not torch.nn.Module)
 

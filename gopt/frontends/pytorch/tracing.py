@@ -107,7 +107,7 @@ def trace(
     recipe: Recipe, options: ExportOptions, cells: Sequence[Place], eager: EagerSteps, draws: Sequence[DrawnInput],
     scheduled: bool, way: OptimizerTracing,
 ) -> TracedStep:  # fmt: skip
-    """Trace one step. ``scheduled``: whether the scheduler's rate is computed in the graph."""
+    """Trace a step. ``scheduled``: whether the graph computes the scheduler's rate."""
     hyper = hyper_inputs(recipe, options, scheduled)
     extra = _extra_states(options, cells, recipe.scheduler if scheduled else None, way)
     generator = torch.Generator().manual_seed(options.seed)
@@ -182,7 +182,7 @@ def graph_of_code(
 
 
 def _check_names(inputs: Sequence[str], states: Iterable[str]) -> None:
-    """Raise InputError where two values of the step have one name."""
+    """Raise InputError for two values of the step with the same name."""
     outputs = [LOSS, *(f"{name}{UPDATED}" for name in states)]
     twice = next((name for name, count in Counter([*inputs, *outputs]).items() if count > 1), None)
     if twice is not None:
@@ -225,7 +225,7 @@ def _step(
 
 
 def _unscale(optimizer: torch.optim.Optimizer, scale: Any) -> torch.Tensor:
-    """Divide the gradients of an optimizer by the scale; returns whether one of them is NaN or infinite."""
+    """Divide the gradients of an optimizer by the scale; returns whether any is NaN or infinite."""
     inverse = torch.as_tensor(scale, dtype=torch.float32).double().reciprocal().float()
     finite = []
     for group in optimizer.param_groups:

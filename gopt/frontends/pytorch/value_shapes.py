@@ -1,4 +1,4 @@
-"""Refuses steps whose shapes depend on values: a trace has the shapes of the example in the constants."""
+"""Refuses steps with shapes depending on values: a trace has the example's shapes as constants."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ aten = torch.ops.aten
 def refuse_shapes_of_values(
     graph: torch.fx.GraphModule, inputs: Sequence[str], constants: Container[str], lines: Mapping[str, str]
 ) -> None:
-    """Raise UnsupportedError for an operator such as ``nonzero`` on what the batch or the states decide.
-
-    ``inputs``: names of the graph's inputs; ``constants``: those that no step changes. ``lines``: operator -> where
-    code calls it.
-    """
+    """Raise UnsupportedError for an operator such as ``nonzero`` on values decided by the batch or states. ``inputs``:
+    names of the graph's inputs; ``constants``: values no step changes. ``lines``: operator -> the calling line."""
     varying: set[torch.fx.Node] = set()
     names = iter(inputs)
     for node in graph.graph.nodes:
@@ -33,7 +30,7 @@ def refuse_shapes_of_values(
 
 
 def _deciding(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The operands whose values decide the shape of a result."""
+    """The operands with values behind the shape of a result."""
     if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()):
         return []
     if node.target is aten.index.Tensor:

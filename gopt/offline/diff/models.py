@@ -18,7 +18,7 @@ from gopt.offline.diff.nodes import node_lines
 from gopt.offline.diff.pairing import Pairing
 from gopt.offline.diff.result import Diff, FileDifference
 from gopt.offline.diff.values import EXACT, Distance, Tolerance, distance
-from gopt.offline.text import digest, ref, tensor_text
+from gopt.offline.text import digest, opsets, ref, tensor_text
 
 T = TypeVar("T")
 
@@ -71,9 +71,8 @@ def _kept_roles(graph: Graph, name: str) -> RoleMap:
 
 
 def _model_lines(a: Graph, b: Graph) -> Iterator[FileDifference]:
-    opsets = [{e.domain or "ai.onnx": e.version for e in graph.header.opset_import} for graph in (a, b)]
-    for domain in sorted({*opsets[0], *opsets[1]}):
-        versions = [opset.get(domain, "none") for opset in opsets]
+    for domain in sorted({*opsets(a), *opsets(b)}):
+        versions = [opsets(graph).get(domain, "none") for graph in (a, b)]
         if versions[0] != versions[1]:
             yield FileDifference("model", f"opset {domain}: {versions[0]} -> {versions[1]}")
     functions = [

@@ -26,6 +26,7 @@ from gopt.ir.load import graph_of, load, outline
 from gopt.ir.types import TensorType, dtype_name
 from gopt.offline.inspect import NamedValue
 from gopt.offline.kinds.candidate import FileCandidate
+from gopt.offline.text import operators, opsets
 from gopt.system.files import digest_of
 from gopt.text.notebook import HtmlTable
 
@@ -89,9 +90,9 @@ def inspect_inference(path: Path, refusal: GoptError) -> InferenceInspection:
         sha256=digest_of(path).hex(),
         file_bytes=path.stat().st_size,
         producer=f"{graph.header.producer_name} {graph.header.producer_version}".strip(),
-        opsets={entry.domain or "ai.onnx": entry.version for entry in graph.header.opset_import},
+        opsets=opsets(graph),
         nodes=len(graph.nodes),
-        operators=dict(Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.nodes).most_common()),
+        operators=operators(graph),
         inputs=_named(graph, graph.inputs),
         outputs=_named(graph, graph.outputs),
         weights=Weights(

@@ -12,6 +12,7 @@ from gopt.ir.graph import COMM
 from gopt.ir.load import load
 from gopt.offline.inspect import NamedValue
 from gopt.offline.kinds.candidate import FileCandidate
+from gopt.offline.text import operators
 from gopt.text.notebook import HtmlTable
 
 RANK, MESH, FORMAT = "gopt.rank", "gopt.mesh", "gopt.format"
@@ -47,7 +48,6 @@ def inspect_rank_file(candidate: FileCandidate) -> RankFileInspection:
     """Describe the program of one rank; raises InputError for a damaged file."""
     path = candidate.path
     graph = load(path, own=True)
-    operators = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.nodes)
     calls = Counter(
         f"{node.op_type} {node.attributes.get('group', '')}".strip() for node in graph.nodes if node.domain == COMM
     )
@@ -61,7 +61,7 @@ def inspect_rank_file(candidate: FileCandidate) -> RankFileInspection:
         mesh=graph.metadata.get(MESH, ""),
         file_bytes=candidate.size,
         nodes=len(graph.nodes),
-        operators=dict(operators.most_common()),
+        operators=operators(graph),
         calls=dict(calls.most_common()),
         made_by=dict(passes.most_common()),
         inputs=tuple(NamedValue(n, t.dtype, t.shape, t.nbytes if t.static else 0) for n, t in graph.inputs.items()),

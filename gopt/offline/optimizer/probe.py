@@ -231,7 +231,7 @@ class Probe:
 
 
 class UpdateFunction:
-    """Computes the full-shaped values ``wanted`` from the values ``given``, as short vectors."""
+    """Computes the full-shaped values ``wanted`` from values of ``inputs``, as short vectors."""
 
     def __init__(
         self, probe: Probe, inputs: Iterable[str], wanted: Iterable[str], small: Container[str] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gopt.collectives.layout import format_shape
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
@@ -86,7 +87,7 @@ class _Writer:
             for member in range(members)
             for index, node in enumerate(self.nodes)
         }
-        shapes = [",".join(map(str, type.dims)) for type in parts.values()]
+        shapes = [format_shape(type.dims) for type in parts.values()]
         cuts = [member * length for member in range(members + 1)]
         call = self._add(key.kind, [shard], parts, COMM, group=key.group, cuts=cuts, shapes=shapes)
         for position, node in enumerate(self.nodes):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gopt.collectives.layout import format_shape
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType
@@ -115,7 +116,7 @@ def all_gather(
 ) -> None:
     """All members' parts of a bucket, as whole tensors."""
     types = {name: rewriter.graph.types[name] for name in outputs}
-    shapes = [",".join(map(str, type.dims)) for type in types.values()]
+    shapes = [format_shape(type.dims) for type in types.values()]
     attributes = {"group": group, "cuts": list(cuts), "shapes": shapes}
     rewriter.add("AllGather", [source], types, domain=COMM, attributes=attributes, before=before)
 
@@ -125,7 +126,7 @@ def broadcast(
 ) -> None:
     """The ``root`` member's tensor on every member; ``specialise`` takes the input from the others."""
     type = rewriter.graph.types[output]
-    shapes = [",".join(map(str, type.dims))]
+    shapes = [format_shape(type.dims)]
     attributes = {"group": group, "root": root, "dtype": type.dtype, "shapes": shapes}
     rewriter.add("Broadcast", [source], {output: type}, domain=COMM, attributes=attributes, before=before)
 

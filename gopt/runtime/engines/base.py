@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +14,11 @@ import numpy as np
 from gopt.errors import GoptError, RunError
 from gopt.ir.graph import Node
 from gopt.records.mesh import Mesh
-from gopt.runtime.engines.threads import ThreadGroup, check_threads, named_ranks
+from gopt.runtime.engines.threads import ThreadGroup, check_threads, named_ranks, run_daemons
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import NOT_SHARED, CallBuffer, GatherRequest, Key, SendRequest, SharedMemory
 
 T = TypeVar("T")
-
-GRACE = 2.0
-"""Seconds that threads have to end when one of them has failed."""
 
 
 class Engine(Protocol):
@@ -154,30 +150,14 @@ def run_threads(mesh: Mesh, deadline: float, work: Callable[[Engine], Any]) -> l
             failures.append(error)
             engine.fail(error)
 
-    threads = [threading.Thread(target=live, args=(r,), name=f"rank {r}", daemon=True) for r in range(mesh.ranks)]
-    for thread in threads:
-        thread.start()
-    try:
-        _join(threads, failures)
-    except BaseException as error:  # an interrupt
+    def stop(error: BaseException) -> None:
         group.abort(-1, error)
         store.end()
-        raise
+
+    run_daemons(live, [f"rank {rank}" for rank in range(mesh.ranks)], stop, failures)
     if failures:
         raise failures[0]
     return results
-
-
-def _join(threads: Sequence[threading.Thread], failures: Sequence[BaseException]) -> None:
-    """Wait until all threads have ended. After a failure, threads that make no further call are left: they are
-    daemons."""
-    until = math.inf
-    while alive := [thread for thread in threads if thread.is_alive()]:
-        alive[0].join(0.1)
-        if failures and until == math.inf:
-            until = time.monotonic() + GRACE
-        if time.monotonic() > until:
-            return
 
 
 def run_one_rank(engine: Engine) -> Callable[[Sequence[Any], Sequence[Any], Mesh], list[Any]]:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import numpy as np
 
 from gopt.collectives.layout import lengths, parse_shapes, resized, total_elements
+from gopt.collectives.reference import slices
 from gopt.errors import GoptError, InvariantError, OptionError, RunError
 from gopt.ir.graph import Node
 from gopt.ir.types import numpy_dtype
@@ -27,7 +28,7 @@ from gopt.runtime.engines.shared_buffers import share_buffers
 from gopt.runtime.engines.shared_reduction import MIN_BYTES, all_reduce, reduce_scatter
 from gopt.runtime.engines.watchdog import Watchdog
 from gopt.runtime.exchanged_values import decode, encode
-from gopt.runtime.memory import Pool, packed, same_memory, unpack_views
+from gopt.runtime.memory import Pool, bits, packed, same_memory, unpack_views
 from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import (
     NOT_SHARED,
@@ -206,7 +207,7 @@ class MpiEngine:
         shapes = _shapes(tuple(node.attributes["shapes"]))
         dtype = numpy_dtype(node.attributes["dtype"])
         flat = packed(inputs) if inputs else self._pool.take([total_elements(shapes)], dtype)
-        comm.Bcast(_bits(flat), node.attributes["root"])
+        comm.Bcast(bits(flat), node.attributes["root"])
         return unpack_views(flat.copy() if inputs else flat, shapes)
 
     def _reduce_scatter(self, comm: Any, node: Node, inputs: list[Array], buffer: CallBuffer | None) -> list[Array]:
@@ -220,7 +221,7 @@ class MpiEngine:
             # The result is at the beginning of the buffer that is reduced in place.
             comm.Reduce_scatter(self._mpi.IN_PLACE, flat, counts, self._reductions.op(node, flat))
             return [self._reductions.mean(flat[: counts[comm.rank]], comm, node, narrow)]
-        pieces = _slices(inputs[0], node.attributes["axis"], node.attributes["sizes"])
+        pieces = slices(inputs[0], node.attributes["axis"], node.attributes["sizes"])
         flat, narrow = self._reductions.upcast(pieces, None)
         comm.Reduce_scatter(self._mpi.IN_PLACE, flat, [piece.size for piece in pieces], self._reductions.op(node, flat))
         local_shard = pieces[comm.rank]
@@ -245,11 +246,11 @@ class MpiEngine:
         target = whole[sum(counts[: comm.rank]) :][: shard.size]
         in_place = shard.size > 0 and same_memory(target, shard)
         width, byte = shard.dtype.itemsize, self._mpi.BYTE
-        sent = self._mpi.IN_PLACE if in_place else [_bits(shard), byte]
+        sent = self._mpi.IN_PLACE if in_place else [bits(shard), byte]
         if len(set(counts)) == 1:  # MPI's call for equal parts is faster
-            comm.Allgather(sent, [_bits(whole), counts[0] * width, byte])
+            comm.Allgather(sent, [bits(whole), counts[0] * width, byte])
         else:
-            comm.Allgatherv(sent, [_bits(whole), [count * width for count in counts], byte])
+            comm.Allgatherv(sent, [bits(whole), [count * width for count in counts], byte])
         if "cuts" in attributes:
             return unpack_views(whole, _shapes(tuple(attributes["shapes"])))
         shapes = [resized(shard.shape, attributes["axis"], size) for size in attributes["sizes"]]
@@ -258,28 +259,28 @@ class MpiEngine:
     def _all_to_all(self, comm: Any, node: Node, inputs: list[Array], _: CallBuffer | None) -> list[Array]:
         attributes = node.attributes
         out, into = attributes["split_axis"], attributes["concat_axis"]
-        pieces = [np.ascontiguousarray(piece) for piece in _slices(inputs[0], out, attributes["split_sizes"])]
+        pieces = [np.ascontiguousarray(piece) for piece in slices(inputs[0], out, attributes["split_sizes"])]
         base = resized(inputs[0].shape, out, attributes["split_sizes"][comm.rank])
         shapes = [resized(base, into, size) for size in attributes["concat_sizes"]]
         width, dtype = inputs[0].dtype.itemsize, inputs[0].dtype
         flat = packed(pieces)
         got = np.empty(total_elements(shapes), dtype)
         comm.Alltoallv(
-            [_bits(flat), [piece.size * width for piece in pieces], self._mpi.BYTE],
-            [_bits(got), [total_elements([shape]) * width for shape in shapes], self._mpi.BYTE],
+            [bits(flat), [piece.size * width for piece in pieces], self._mpi.BYTE],
+            [bits(got), [total_elements([shape]) * width for shape in shapes], self._mpi.BYTE],
         )
         return [np.concatenate(unpack_views(got, shapes), into)]
 
     def _send(self, comm: Any, node: Node, inputs: list[Array], _: CallBuffer | None) -> list[Array]:
         peer = self._mesh.index(node.attributes["group"], node.attributes["peer"])
-        comm.Send([_bits(packed(inputs)), self._mpi.BYTE], peer, node.attributes["tag"])
+        comm.Send([bits(packed(inputs)), self._mpi.BYTE], peer, node.attributes["tag"])
         return []
 
     def _recv(self, comm: Any, node: Node, inputs: list[Array], _: CallBuffer | None) -> list[Array]:
         shapes = _shapes(tuple(node.attributes["shapes"]))
         flat = np.empty(total_elements(shapes), numpy_dtype(node.attributes["dtype"]))
         peer = self._mesh.index(node.attributes["group"], node.attributes["peer"])
-        comm.Recv([_bits(flat), self._mpi.BYTE], peer, node.attributes["tag"])
+        comm.Recv([bits(flat), self._mpi.BYTE], peer, node.attributes["tag"])
         return unpack_views(flat, shapes)
 
     def _in_place(self, node: Node, memory: Array, views: Callable[[], list[Array]]) -> list[Array]:
@@ -326,11 +327,3 @@ _SNAKE = {
 @functools.cache
 def _shapes(texts: tuple[str, ...]) -> list[tuple[int, ...]]:
     return parse_shapes(texts)
-
-
-def _slices(array: Array, axis: int, sizes: Sequence[int]) -> list[Array]:
-    return np.split(array, list(accumulate(sizes))[:-1], axis)
-
-
-def _bits(array: Array) -> Array:
-    return array.reshape(-1).view(np.uint8)

@@ -4,9 +4,11 @@ Calls are compared before they run: a disagreement of ranks raises an error inst
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -23,6 +25,8 @@ from gopt.text.sanitize import listed
 
 DEADLINE = 120.0
 """Seconds for which a rank waits for the others at one call."""
+GRACE = 2.0
+"""Seconds that threads have to end when one of them has failed."""
 
 
 class Runnable(Protocol):
@@ -314,18 +318,29 @@ def run_ranks(
         except BaseException as error:
             group.abort(rank, error)
 
-    threads = [threading.Thread(target=step, args=(r,), name=f"rank {r}", daemon=True) for r in range(mesh.ranks)]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    except BaseException as error:  # an interrupt: ranks must not wait for a step that was cancelled
-        group.abort(-1, error)
-        raise
+    run_daemons(step, [f"rank {rank}" for rank in range(mesh.ranks)], lambda error: group.abort(-1, error))
     if group.failure is not None:
         raise _named(group.failure, group.failed_rank)
     return results
+
+
+def run_daemons(
+    work: Callable[[int], None], names: Sequence[str], stop: Callable[[BaseException], None], failures: Sized = ()
+) -> None:
+    """Run ``work`` in a daemon thread for the number of each name, and wait for all. After a failure, threads that do
+    not end within GRACE are left. ``stop``: called at an interrupt, with its error."""
+    threads = [threading.Thread(target=work, args=(n,), name=name, daemon=True) for n, name in enumerate(names)]
+    for thread in threads:
+        thread.start()
+    until = math.inf
+    try:
+        while (alive := [thread for thread in threads if thread.is_alive()]) and time.monotonic() <= until:
+            alive[0].join(0.1)
+            if len(failures) and until == math.inf:
+                until = time.monotonic() + GRACE
+    except BaseException as error:
+        stop(error)
+        raise
 
 
 def check_threads(count: int, what: str, hint: str = "") -> None:

@@ -190,8 +190,3 @@ def decode(data: bytes | bytearray) -> tuple[Header, list[Array] | None, int]:
         arrays.append(part.copy().view(numpy_dtype(spec.dtype)).reshape(spec.shape))  # a copy is aligned
         offset += spec.nbytes
     return header, arrays, number
-
-
-def bits(array: Array) -> Array:
-    """The bytes of a contiguous array, as a view."""
-    return array.reshape(-1).view(np.uint8)

@@ -19,11 +19,12 @@ from typing import Any
 from gopt.errors import OptionError
 from gopt.runtime.engines.heartbeat import how_it_died
 from gopt.runtime.engines.mpi import load_mpi
+from gopt.runtime.memory import bits
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import PeerFailure
 from gopt.runtime.messages.heartbeat import Heartbeat
 from gopt.runtime.messages.hub import Hub, Ready
-from gopt.runtime.messages.message import bits, decode, encode
+from gopt.runtime.messages.message import decode, encode
 from gopt.runtime.messages.order import Order
 from gopt.runtime.messages.outgoing import Sending
 from gopt.runtime.messages.pauses import BUSY_SLEEP, LAST_SLEEP, Pauses

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gopt.errors import GoptError, InputError, OptionError
-from gopt.runtime.engines.threads import check_threads
+from gopt.runtime.engines.threads import check_threads, run_daemons
 from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Awaited, PeerFailure
 from gopt.runtime.messages.hub import Hub, Ready
@@ -18,8 +15,6 @@ from gopt.runtime.messages.order import Order, Serial
 from gopt.runtime.messages.roster import Roster, Settings
 
 T = TypeVar("T")
-GRACE = 2.0
-"""Seconds that threads have to end when one of them has failed."""
 
 
 class ThreadHub(Hub):
@@ -124,29 +119,10 @@ def run_threads(
         finally:
             hub.end(number)
 
-    names = hub.roster.names
-    threads = [threading.Thread(target=live, args=(n,), name=name, daemon=True) for n, name in enumerate(names)]
-    for thread in threads:
-        thread.start()
-    try:
-        _join(threads, failures)
-    except BaseException as error:  # an interrupt
-        hub.fail(0, error)
-        raise
+    run_daemons(live, hub.roster.names, lambda error: hub.fail(0, error), failures)
     if failures:
         raise _named(hub.roster, *failures[0])
     return results
-
-
-def _join(threads: Sequence[threading.Thread], failures: Sequence[object]) -> None:
-    """Wait until all threads have ended. After a failure, threads without a wait are left: they are daemons."""
-    until = math.inf
-    while alive := [thread for thread in threads if thread.is_alive()]:
-        alive[0].join(0.1)
-        if failures and until == math.inf:
-            until = time.monotonic() + GRACE
-        if time.monotonic() > until:
-            return
 
 
 def _named(roster: Roster, number: int, error: BaseException) -> BaseException:

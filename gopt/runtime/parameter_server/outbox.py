@@ -15,9 +15,13 @@ class Outbox:
     endpoint: Endpoint
     _leaving: list[Sent] = field(default_factory=list)
 
+    def settle(self) -> None:
+        """Forget the messages that are sent: the memory of their arrays is free."""
+        self._leaving = [sent for sent in self._leaving if not sent.done]
+
     def send(self, to: int, message: Message) -> None:
         """Begin to send, without waiting."""
-        self._leaving = [sent for sent in self._leaving if not sent.done]
+        self.settle()
         self._leaving.append(self.endpoint.isend(to, message))
 
     def flush(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +18,9 @@ from gopt.ir.graph_index import walk
 from gopt.ir.types import numpy_dtype
 from gopt.records.tables import Ids, Layout, TableLayout, TableRequest
 from gopt.runtime.host_value import array_dtype
-from gopt.runtime.messages.endpoint import Endpoint, Sent
 from gopt.runtime.messages.failures import Awaited
 from gopt.runtime.messages.message import Kind, Message
+from gopt.runtime.parameter_server.outbox import Outbox
 from gopt.runtime.session import Array
 
 
@@ -85,7 +86,7 @@ class TableRows:
     """All tables of a trainer. ``server``: a server's number -> the endpoint. ``receive``: receives one message."""
 
     layouts: Sequence[TableLayout]
-    endpoint: Endpoint
+    outbox: Outbox
     server: Callable[[int], int]
     receive: Callable[[Callable[[], Awaited]], None]
     position: Callable[[int], None]
@@ -95,7 +96,6 @@ class TableRows:
     _requests: int = 0
     _came: dict[tuple[int, int], Array] = field(default_factory=dict)
     """Server's endpoint and number of a pull -> its rows."""
-    _leaving: list[Sent] = field(default_factory=list)
 
     def pull(self, index: int, node: Node, round_number: int, ids: Array) -> PendingRows:
         """Request rows as of before the update of a round. Raises InputError for an index outside the table."""
@@ -106,8 +106,7 @@ class TableRows:
         parts = tuple(part for part in layout.partition(unique) if part.local.size)
         note = {"dtype": attributes["dtype"], "pull": number}
         for part in parts:
-            message = self.endpoint.message(Kind.PULL_ROWS, attributes["table"], round_number, (part.local,), note)
-            self._send(part.server, message)
+            self._send(part.server, Kind.PULL_ROWS, attributes["table"], round_number, (part.local,), note)
             self.bytes_pulled += part.local.nbytes
         shape = (ids.size, attributes["width"]) if attributes["width"] else (ids.size,)
         what = f"rows of table {layout.name} of round {round_number}"
@@ -127,10 +126,7 @@ class TableRows:
         for part in layout.partition(unique):
             columns = layout.columns(part.server)
             share = sums[part.positions, columns.start : columns.stop]
-            message = self.endpoint.message(
-                Kind.PUSH_ROWS, node.attributes["table"], round_number, (part.local, share), note
-            )
-            self._send(part.server, message)
+            self._send(part.server, Kind.PUSH_ROWS, node.attributes["table"], round_number, (part.local, share), note)
             self.bytes_pushed += part.local.nbytes + share.nbytes
 
     def take(self, message: Message) -> None:
@@ -144,12 +140,5 @@ class TableRows:
             self.receive(lambda: Awaited((server,), f"send {what}"))
         return self._came.pop((server, number))
 
-    def flush(self) -> None:
-        """Wait until all messages are sent."""
-        for sent in self._leaving:
-            sent.wait()
-        self._leaving.clear()
-
-    def _send(self, server: int, message: Message) -> None:
-        self._leaving = [sent for sent in self._leaving if not sent.done]
-        self._leaving.append(self.endpoint.isend(self.server(server), message))
+    def _send(self, server: int, *message: Any) -> None:
+        self.outbox.send(self.server(server), self.outbox.endpoint.message(*message))

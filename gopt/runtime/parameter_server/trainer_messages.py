@@ -16,10 +16,11 @@ from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import numpy_dtype
 from gopt.runtime.bound_calls import CollectiveFuture
 from gopt.runtime.memory import Pool, unpack_views
-from gopt.runtime.messages.endpoint import Endpoint, Sent
+from gopt.runtime.messages.endpoint import Endpoint
 from gopt.runtime.messages.failures import Awaited
 from gopt.runtime.messages.message import Kind, Message
 from gopt.runtime.parameter_server.job import ServerJob
+from gopt.runtime.parameter_server.outbox import Outbox
 from gopt.runtime.parameter_server.table_rows import TableRows, pulls_first
 from gopt.runtime.session import Array
 
@@ -50,14 +51,15 @@ class TrainerMessages:
     _requested: set[tuple[int, int, int]] = field(default_factory=set)
     """Server, bucket and version that were asked for and have not come."""
     _came: dict[tuple[int, int, int], Message] = field(default_factory=dict)
-    _leaving: list[Sent] = field(default_factory=list)
+    _outbox: Outbox = field(init=False)
     _pool: Pool = field(default_factory=Pool)
     rows: TableRows = field(init=False)
     """Pulls and pushes of tables."""
 
     def __post_init__(self) -> None:
         layouts = [table_layout(entry) for entry in self.server_job.plan.tables]
-        self.rows = TableRows(layouts, self.endpoint, self.server_job.server, self.receive, self.position)
+        self._outbox = Outbox(self.endpoint)
+        self.rows = TableRows(layouts, self._outbox, self.server_job.server, self.receive, self.position)
 
     @property
     def usage(self) -> dict[str, float]:
@@ -102,10 +104,7 @@ class TrainerMessages:
 
     def flush(self) -> None:
         """Wait until all pushes are sent."""
-        for sent in self._leaving:
-            sent.wait()
-        self._leaving.clear()
-        self.rows.flush()
+        self._outbox.flush()
 
     # --- pushes -----------------------------------------------------------------------------------------------------
 
@@ -113,13 +112,12 @@ class TrainerMessages:
         note = None
         if id(node) in self._weighted:
             note, inputs = {"weight": float(inputs[0])}, inputs[1:]
-        self._leaving = [sent for sent in self._leaving if not sent.done]
+        self._outbox.settle()
         flat = self._pool.take([sum(array.size for array in inputs)], inputs[0].dtype)
         np.concatenate([array.reshape(-1) for array in inputs], out=flat)
         self.bytes_pushed += flat.nbytes
         message = self.endpoint.message(Kind.PUSH, node.attributes["bucket"], round_number, (flat,), note)
-        to = self.server_job.server(node.attributes["server"])
-        self._leaving.append(self.endpoint.isend(to, message))
+        self._outbox.send(self.server_job.server(node.attributes["server"]), message)
 
     # --- pulls ------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from gopt.artifact.pass_facts import buckets
 from gopt.artifact.report_check import read_report
 from gopt.errors import GoptError, RunError
 from gopt.runtime.engines.base import Engine
+from gopt.runtime.memory import bits
 from gopt.runtime.session import Array
 from gopt.runtime.training.start_values import Replicas, StartDifference, first_difference
 from gopt.text.sanitize import show
@@ -39,16 +40,12 @@ def fingerprint(values: Iterable[Array]) -> str:
         try:
             check = zlib.crc32(value.data, check)
         except (ValueError, BufferError):  # a type that only NumPy's add-ons know, or not in one piece
-            check = zlib.crc32(_bytes(value).data, check)
+            check = zlib.crc32(bits(value).data, check)
     return f"{check:08x}"
 
 
-def _bytes(value: Array) -> Array:
-    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-
-
 def _of_large(value: Array, check: int) -> int:
-    data = _bytes(value)
+    data = bits(value)
     whole = len(data) // 8
     words, blocks = data[: 8 * whole].view(np.uint64), whole // _BLOCK
     sums = np.add.reduce(words[: blocks * _BLOCK].reshape(blocks, _BLOCK), 1)

@@ -19,7 +19,7 @@ from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.host_value import Value, bind_memory
 from gopt.runtime.partition import Segment
 from gopt.runtime.planner.memory_planner import BufferViews
-from gopt.runtime.proto import is_constant, is_small
+from gopt.runtime.proto import is_embedded
 from gopt.runtime.session import SessionCache, run_bound, session_of
 from gopt.runtime.tuning.llvm_kernels import LlvmKernel, is_supported
 from gopt.runtime.tuning.numpy_kernels import TILE, NumpyKernel, operation
@@ -225,7 +225,7 @@ def compile_run(
     segment = run.segment
     kernel: TileKernel
     if all(operation(node, types) is not None for node in segment.nodes):
-        small = [name for name in segment.inputs if is_constant(graph, name) and is_small(graph.initializers[name])]
+        small = [name for name in segment.inputs if is_embedded(graph, name)]
         constants = {name: graph.initializers[name].numpy() for name in small}
         crossing = len(segment.inputs) + len(segment.outputs)
         kind = LlvmKernel if is_supported(segment.nodes, types, crossing) else NumpyKernel

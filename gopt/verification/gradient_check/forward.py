@@ -58,18 +58,18 @@ class PointProgram:
     """A program that keeps its last inputs: points mostly share all but a batch and the moved values."""
 
     program: Float64Graph
-    held: dict[str, tuple[np.ndarray, HeldInput]] = field(default_factory=dict)
+    bound: dict[str, tuple[np.ndarray, HeldInput]] = field(default_factory=dict)
 
     def run(self, point: Values, call: CollectiveCallback) -> Values:
         """Run on the values read by the program."""
         feeds: dict[str, HeldInput] = {}
         for name in self.program.graph.inputs.keys() & point.keys():
-            value, held_input = point[name], self.held.get(name)
+            value, held_input = point[name], self.bound.get(name)
             if held_input is None or held_input[0] is not value:
                 wide = value.astype(np.float64) if self._narrow(name, value) else value
                 held_input = value, self.program.hold({name: wide})[name]
                 if value.nbytes <= _SMALL:
-                    self.held[name] = held_input
+                    self.bound[name] = held_input
             feeds[name] = held_input[1]
         return run_source(self.program, feeds, call)
 
@@ -110,7 +110,7 @@ class CheckedForward:
         widened: dict[int, np.ndarray] = {}
 
         def wide(name: str, value: np.ndarray) -> np.ndarray:
-            if id(value) not in widened:  # alive until the end: ``given`` holds it
+            if id(value) not in widened:  # alive until the end: ``mappings`` holds it
                 widen = types[name].dtype in NARROW and not (name in narrow and types[name].dtype == "float32")
                 widened[id(value)] = np.asarray(value, dtype) if widen else np.asarray(value)
             return widened[id(value)]

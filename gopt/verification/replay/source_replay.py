@@ -247,7 +247,7 @@ class SourceReplay:
         whole = np.zeros(type.dims, numpy_dtype(type.dtype))
         put(whole, piece.place, gradient.astype(whole.dtype), piece.start)
         fed = {hyper.name: np.array(hyper.at(turn)) for hyper in self._hyper} | self._whole | {name: whole}
-        return run_source(program, {name: fed[name] for name in program.graph.inputs}, self._reference.call)
+        return run_source(program, fed, self._reference.call)
 
     def _hold(
         self, variant: str, number: int, rank: int, name: str, kind: str,

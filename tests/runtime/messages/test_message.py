@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from gopt.errors import InvariantError, OptionError
+from gopt.runtime.memory import bits
 from gopt.runtime.messages.mailbox import Mailbox
-from gopt.runtime.messages.message import NOTE_BYTES, ArraySpec, Header, Kind, Message, bits, decode, encode
+from gopt.runtime.messages.message import NOTE_BYTES, ArraySpec, Header, Kind, Message, decode, encode
 from gopt.runtime.messages.roster import Roster, Settings
 
 ARRAYS = [
