@@ -84,7 +84,7 @@ class Commands(click.Group):
 
 
 def check_command(name: str, ctx: click.Context, names: Sequence[str] = ()) -> None:
-    """Raise UsageError, with the nearest name, where there is no such command. ``others``: what else was possible."""
+    """Raise UsageError, with the nearest name, where there is no such command. ``names``: other possible names."""
     if name in COMMANDS:
         return
     hint = did_you_mean(name, [*COMMANDS, *names]) or f"there are {', '.join([*COMMANDS, *names])}"

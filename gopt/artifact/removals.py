@@ -149,8 +149,7 @@ class _Removed:
             return rank_ranges(sorted(gone))
 
         self.missing_on = missing_on
-        """Function from ``places`` to the ranks on which an item is missing; ``places``: the ranks of each variant that
-        have it.
+        """Function from the shardings of an item in each variant to the ranks without the item.
         """
 
     def nodes(self) -> None:
@@ -193,7 +192,7 @@ class _Removed:
         return self.missing_on(*(None if copy is None else copy.sharding for copy in nodes))
 
     def _remove(self, node: Node, reason: RemovalReason, where: str, copy: Node | None) -> None:
-        """Add a node missing on ``where``, and the results. ``kept``: the node on the other ranks, perhaps with renamed
+        """Add a node missing on ``where``, and the results. ``copy``: the node on the other ranks, perhaps with renamed
         results."""
         inputs, replaced = self.program.graph.inputs, self.removals.replaced
         role = role_of(node)

@@ -195,7 +195,7 @@ def _calls(
 ) -> tuple[CallEntry, ...]:
     """Return the calls of one rank by collective and group, in the order of the first call of each.
 
-    ``known``: id of a call over a bucket and elements of a member's shard -> the bytes sent.
+    ``bytes_of``: id of a call over a bucket and elements of a member's shard -> the bytes sent.
     """
     sent_by: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for part, node in _comm_nodes(parts):

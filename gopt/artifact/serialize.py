@@ -51,10 +51,9 @@ def named_tensor(name: str, tensor: Tensor) -> TensorProto:
 
 
 def source_model(program: SpmdProgram, values: StatesFile, roles: str, *, annotate: bool = False) -> list[bytes]:
-    """The source graph without state values, in pieces: the start of merge, reshard and verify. Roles travel as
-    metadata. ``annotate``:
+    """The source graph without state values, in pieces: the start of merge, reshard and verify.
 
-    with sharding specs of states held in parts.
+    Roles travel as metadata. ``annotate``: with sharding specs of states held in parts.
     """
     metadata = {"gopt.format": "gopt-source/1", "gopt.roles": roles}
     whole = without_values(program.source)

@@ -23,10 +23,10 @@ _WIRES = ("float16", "bfloat16")
 def check_keys(
     name: str, manifest: Manifest, entry: ServerPlanEntry, states_of: Sequence[Mapping[str, LocalState]]
 ) -> None:  # fmt: skip
-    """Refuse keys unlike the servers' states; ``name``:
+    """Refuse keys unlike the servers' states.
 
-    the manifest's file. ``states_of``: each server's states by input. Raises InputError naming the key. Takes time
-    linear in the manifest.
+    ``name``: the manifest's file. ``states_of``: each server's states by input. Raises InputError naming the key. Takes
+    time linear in the manifest.
     """
     _Keys(name, manifest, entry, states_of).check()
 

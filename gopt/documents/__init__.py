@@ -1,8 +1,8 @@
-"""Reads every JSON and TOML document; nothing else in gopt parses one.
+"""Reads every JSON and TOML document; nothing else in gopt parses documents.
 
-A document is a regular file of bounded size, depth and number of values; its numbers fit in 64 bits, no key occurs
-twice in a table, and it fits its schema (``gopt/schemas``). So a document that was read has the keys and types its
-schema names. Refusals are InputErrors naming the file and the key: ``manifest.json: ranks[3].state[0].input: ... ``.
+A document is a regular file of bounded size, depth and number of values; numbers fit in 64 bits, keys in a table are
+unique, and the document fits its schema (``gopt/schemas``). So a read document has the schema's keys and types.
+Refusals are InputErrors naming the file and the key: ``manifest.json: ranks[3].state[0].input: ... ``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gopt.text.suggestions import near_file
 
 @dataclass(frozen=True, slots=True)
 class DocumentKind:
-    """A kind of document: its name in messages, its schema, the limit of the bytes, the version of the format."""
+    """A kind of document: name in messages, schema, limit of bytes, version of the format."""
 
     what: str
     schema: str
@@ -37,7 +37,7 @@ class DocumentKind:
 
     @property
     def most(self) -> int:
-        """The bytes it may have."""
+        """The limit of bytes."""
         return limits.value(self.limit)
 
 
@@ -165,12 +165,12 @@ def read_bytes(path: str | os.PathLike[str], limit: int | str) -> bytes:
 
 
 def _raised(limit: int | str, needed: int) -> list[str]:
-    """The hint that raises a limit with a name."""
+    """The hint for raising a named limit."""
     return [limits.hint(limit, needed)] if limit in limits.raisable() and isinstance(limit, str) else []
 
 
 def _check_schema(document: Any, kind: DocumentKind, name: str, floats: bool) -> None:
-    """Refuse a document that does not fit its schema; ``floats``: whether it has any."""
+    """Refuse a document unlike its schema; ``floats``: whether it contains floats."""
     wrong = first_error(kind.schema, document)
     if wrong is None and floats:
         wrong = first_error(kind.schema, _split(document))
@@ -267,7 +267,7 @@ def _check_text(document: Any, name: str) -> None:
 
 
 def _check_plain(document: Any, name: str) -> None:
-    """Refuse TOML values that JSON has not, and apply the limits that JSON is checked for before it is parsed."""
+    """Refuse TOML values unknown to JSON, and apply the limits checked for JSON before parsing."""
     for position, value in _walk(document):
         if len(position) > limits.DOCUMENT_DEPTH:
             raise InputError(f"{name} is nested more than {limits.DOCUMENT_DEPTH} levels deep")
@@ -280,7 +280,7 @@ def _check_plain(document: Any, name: str) -> None:
 
 
 def _split(part: Any) -> Any:
-    """A copy in which no float is a whole number: a schema takes 4.0 for an integer, readers do not."""
+    """A copy without whole floats: a schema takes 4.0 for an integer, unlike readers."""
     if isinstance(part, dict):
         return {key: _split(item) for key, item in part.items()}
     if isinstance(part, list):

@@ -1,4 +1,4 @@
-"""Hyper-parameters a step has values for: what a run feeds where the user sets none."""
+"""Hyper-parameters with values in a step: fed by a run if the user sets none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gopt.documents.records import OPTIONAL, Positive
 
 @dataclass(frozen=True, slots=True)
 class DefaultValue:
-    """The value of a hyper-parameter where none is set."""
+    """The value of an unset hyper-parameter."""
 
     schedule: str = field(default="", metadata=OPTIONAL)
     """The value is this number, or follows this formula of the step, as gopt run --set takes them; the key is absent

@@ -1,4 +1,4 @@
-"""Inputs of random numbers: what each is drawn from, as the metadata of a step and manifests say it."""
+"""Inputs of random numbers: the distribution of each, in the metadata of a step and in manifests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class Draw:
         return f"bernoulli({self.p:g})" if kind is Distribution.BERNOULLI else kind.value
 
     def fault(self, dtype: str, scalar: bool) -> str | None:
-        """Why an input of a ``dtype`` cannot be drawn so, or None. ``scalar``: whether it has no dimension."""
+        """Why an input of a ``dtype`` cannot have this distribution, or None. ``scalar``: whether without
+        dimensions."""
         kind = self.distribution
         whole = _INTEGERS.fullmatch(dtype)
         if not all(map(math.isfinite, (self.mean, self.std, self.low, self.high, self.p))):

@@ -1,4 +1,4 @@
-"""Limits of a JSON text checked before it is parsed, in time and memory linear in the size."""
+"""Limits of a JSON text, checked before parsing in linear time and memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def check_prescan(data: bytes, name: str) -> None:
-    """Refuse a text that exceeds a limit: depth, number of values, of tables and of keys, length of texts, digits of
-    numbers. Raises InputError."""
+    """Refuse a text beyond a limit: depth, number of values, of tables and of keys, length of texts, digits of numbers.
+    Raises InputError."""
     bare = b"".join(_outside(data, name))
     containers = bare.count(b"[") + bare.count(b"{")
     _check(name, "values", "DOCUMENT_VALUES", bare.count(b",") + containers)

@@ -1,9 +1,9 @@
 """Converts frozen dataclasses to documents and back: the fields of a record define the keys and types of the document.
 
-``from_document`` takes a document that conforms to the schema, ``to_document`` returns what ``json`` writes. A field is
-a key of the name, or of the one that ``key`` gives; fields with the metadata ``OPTIONAL`` are absent if they have their
-default. Fields may be numbers, texts, booleans, enums, records, tuples of these, mappings from text to these, and None
-as an alternative; a field of type Any keeps its value as it is.
+``from_document`` takes a document conforming to the schema, ``to_document`` returns input for ``json``. A field is a
+key of the same name, or named by ``key``; fields with the metadata ``OPTIONAL`` are absent for default values. Fields
+may be numbers, texts, booleans, enums, records, tuples and mappings from text of such values, and None as an
+alternative; a field of type Any keeps its value.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ LINES = {"lines": True}
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds of a value, as part of the type of a field: ``Annotated[int, Bounds(minimum=0)]``. ``allowed``: all values
-    that there are. The fields are those of JSON Schema."""
+    """Bounds of a value, as part of the type of a field: ``Annotated[int, Bounds(minimum=0)]``. ``allowed``: all
+    possible values. The fields are those of JSON Schema."""
 
     minimum: int | None = None
     maximum: int | None = None
@@ -43,7 +43,7 @@ class Bounds:
     allowed: tuple[str, ...] | None = None
 
     def words(self) -> dict[str, Any]:
-        """The bounds as JSON Schema has them."""
+        """The bounds in JSON Schema."""
         words = {
             "minimum": self.minimum, "maximum": self.maximum, "pattern": self.pattern, "minLength": self.min_length,
             "minItems": self.min_items, "enum": self.allowed and list(self.allowed),
@@ -52,7 +52,7 @@ class Bounds:
 
 
 def one_of(*allowed: str) -> Bounds:
-    """The bounds of a text that is one of a few."""
+    """The bounds of a text out of a few."""
     return Bounds(allowed=allowed)
 
 
@@ -70,13 +70,14 @@ WholeNumber = Annotated[int, Bounds(minimum=0, maximum=(1 << 53) - 1)]
 
 
 class Open:
-    """A record whose document may have more keys than the record."""
+    """A record with a document that may have further keys."""
 
     __slots__ = ()
 
 
 class Loose(Open):
-    """A record whose document may also lack keys, and have other words for an enum: another version wrote it."""
+    """A record with a document that may also lack keys, and have other words for an enum: written by another
+    version."""
 
     __slots__ = ()
 
@@ -86,7 +87,7 @@ BY_PASS = "by pass"
 
 
 def key(name: str) -> dict[str, Any]:
-    """Metadata of a dataclass field whose key is ``name``, where Python or the code has another word for it."""
+    """Metadata of a dataclass field with the key ``name``, if the field has another name."""
     return {"key": name}
 
 
@@ -102,12 +103,12 @@ def is_optional(entry: Field[Any]) -> bool:
 
 
 def is_nullable(entry: Field[Any]) -> bool:
-    """Return whether the key of a field that may be absent may also stand there for None."""
+    """Return whether null is allowed for the key of an optional field."""
     return bool(entry.metadata.get("nullable", False))
 
 
 def from_document(cls: Callable[..., T], document: Mapping[str, Any]) -> T:
-    """The record of type ``cls`` of a document that has passed the schema of this type."""
+    """The record of type ``cls`` of a document already checked against the schema."""
     record: T = _record_reader(cls)(document)
     return record
 
@@ -120,8 +121,7 @@ def to_document(record: Any) -> dict[str, Any]:
 
 
 def document_items(record: Any) -> Iterator[tuple[str, Any]]:
-    """The keys and values of a record's document in order; a list of records is an iterator, which makes one document
-    at a time."""
+    """The keys and values of a record's document in order; a list of records is an iterator over documents."""
     for name, label, convert, default in _plan(type(record), _lazy_writer):
         value = getattr(record, name)
         if default is MISSING or value != default:
@@ -129,7 +129,7 @@ def document_items(record: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _plan(cls: Any, convert: Callable[[Any], Convert | None]) -> list[tuple[str, str, Convert | None, Any]]:
-    """Return for each field its name, key, converter, and its default if the key may be absent."""
+    """Return each field's name, key, converter, and its default if the key may be absent."""
     hints = typing.get_type_hints(cls)
     return [
         (field.name, key_of(field), convert(hints[field.name]), field.default if is_optional(field) else MISSING)
@@ -174,7 +174,7 @@ def _is_record(hint: Any) -> bool:
 
 
 def _reader(hint: Any) -> Convert | None:
-    """Return the function that converts a document's value to type ``hint``; None if no conversion is needed."""
+    """Return the converter of a document's value to type ``hint``; None without conversion."""
     if _is_record(hint):
         return _record_reader(hint)
     if isinstance(hint, enum.EnumMeta):
@@ -217,7 +217,7 @@ def _line_writer(cls: Any) -> Convert:
 
 
 def _container(hint: Any, inner: Callable[[Any], Convert | None], sequence: type) -> Convert | None:
-    """A union with None, a tuple or a mapping, whose parts ``inner`` converts."""
+    """A union with None, a tuple or a mapping, with parts converted by ``inner``."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         converts = [(_kind(argument), convert) for argument in arguments if (convert := inner(argument)) is not None]
@@ -246,7 +246,7 @@ def _converted(converts: Sequence[tuple[Any, Convert]], value: Any) -> Any:
 
 
 def _item(inner: Callable[[Any], Convert | None], arguments: tuple[Any, ...]) -> Convert | None:
-    """Return the converter of the items of a tuple; all have one type, or need no conversion."""
+    """Return the converter of the items of a tuple; all have the same type, or need no conversion."""
     if arguments[1:] == (...,):
         return inner(arguments[0])
     assert all(inner(argument) is None for argument in arguments)

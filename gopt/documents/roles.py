@@ -1,4 +1,4 @@
-"""The roles of a step as an entry of a model's metadata: the one reader and the one writer of that text."""
+"""The roles of a step as an entry of a model's metadata: the only reader and writer of the text."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class RolesRecord:
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """All that are named."""
+        """All named losses."""
         return (*filter(None, [self.loss]), *self.more_losses)
 
     @classmethod
     def parse(cls, text: str, name: str) -> RolesRecord:
-        """Read the entry; ``name`` is what an error calls it. Raises InputError."""
+        """Read the entry, called ``name`` in errors. Raises InputError."""
         return from_document(cls, parse_json(text, ROLES, name))
 
     def text(self) -> str:

@@ -1,4 +1,4 @@
-"""Whether a document fits its schema, and the first place where it does not."""
+"""Whether a document fits its schema, and the first violation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VALUE = "\0value\0"
 
 
 class Violation(NamedTuple):
-    """Where a document does not fit its schema: the keys down to the place, what is wrong, and a nearer key."""
+    """A violation of the schema: the keys down to the place, the fault, and a nearer key."""
 
     place: list[str | int]
     message: str
@@ -25,7 +25,7 @@ class Violation(NamedTuple):
 
 
 def first_error(schema: str, document: Any) -> Violation | None:
-    """The first violation, or None. Validity is checked first: that copies nothing."""
+    """The first violation, or None. Validity is checked first, without copies."""
     validator = _validator(schema)
     if validator.is_valid(document):
         return None
@@ -55,7 +55,7 @@ def _in_list(schema: str, document: dict[str, Any], key: str) -> Violation:
 
 
 def _violation(schema: str, document: Any) -> Violation | None:
-    """The first violation, or None. It makes two copies of the document."""
+    """The first violation, or None. Makes two copies of the document."""
     from jsonschema_rs import ValidationError, ValidationErrorKind
 
     try:
@@ -73,7 +73,7 @@ def _violation(schema: str, document: Any) -> Violation | None:
 
 
 def _known_keys(schema: str, path: list[str | int]) -> list[str]:
-    """The keys of a table; ``path``: the place in the schema describing it."""
+    """The keys of a table; ``path``: the table's place in the schema."""
     at = json.loads(_text(schema))
     for key in path:
         at = at[key]

@@ -67,7 +67,7 @@ class TorchOptimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchScheduler:
-    """A scheduler whose state is its count of steps."""
+    """A scheduler with its count of steps as state."""
 
     name: str
     """The scheduler is of this class."""
@@ -111,13 +111,13 @@ class TorchRecord:
 
     @classmethod
     def of(cls, metadata: Mapping[str, str], name: str) -> TorchRecord | None:
-        """The record in a model's metadata, if there is one; ``name`` is the file in errors. Raises InputError."""
+        """The record in a model's metadata, if any; ``name``: the file in errors. Raises InputError."""
         text = metadata.get(KEY)
         return None if text is None else from_document(cls, parse_json(text, TORCH, f"{name}: {KEY}"))
 
     @property
     def held(self) -> frozenset[str]:
-        """Values of the step that state dicts have."""
+        """Values of the step for state dicts."""
         return frozenset((*self.module.values(), *(self.loss or {}).values()))
 
     def text(self) -> str:

@@ -99,7 +99,7 @@ def constant_array(attributes: Mapping[str, Any]) -> np.ndarray | None:
 
 class Constants:
     """The constants of a graph, each computed on demand: stored values, and results of nodes on constants alone, of at
-    most ``limits.FOLDED_ELEMENTS`` elements. ``given``: values taken for constants."""
+    most ``limits.FOLDED_ELEMENTS`` elements. ``arrays``: values taken for constants."""
 
     def __init__(
         self, graph: Graph, producers: Mapping[str, Node] | None = None, arrays: Mapping[str, np.ndarray] = {}
@@ -131,7 +131,7 @@ class Constants:
         return None if value is None or value.dtype.kind not in "iu" else [int(number) for number in value.reshape(-1)]
 
     def axes(self, node: Node, index: int = 1) -> list[int] | None:
-        """Return the axes of a node, an attribute or operand ``place``, negative ones counted from the back; None if
+        """Return the axes of a node, an attribute or operand ``index``, negative ones counted from the back; None if
         missing or computed."""
         if "axes" in node.attributes:
             return [int(number) for number in node.attributes["axes"]]

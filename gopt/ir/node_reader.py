@@ -22,7 +22,7 @@ _MOST_ENDS = 10_000
 
 
 def read_nodes(protos: Sequence[NodeProto], encoded: Sequence[bytes], symbols: SymbolTable, own: bool) -> list[Node]:
-    """Convert nodes in order and define their outputs in ``symbols``; ``own`` as in ``read_node``.
+    """Convert nodes in order and define their outputs in ``symbols``; ``own``: nodes may name gopt passes.
 
     ``encoded``: the bytes of each in the file; empty if unknown.
     """

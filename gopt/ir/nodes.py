@@ -26,7 +26,7 @@ _SIZED = frozenset({"num_outputs", "shape", "axes"})
 def read_node(proto: NodeProto, symbols: SymbolTable, from_gopt: bool) -> Node:
     """Convert a node and define its outputs in ``symbols``.
 
-    ``own``: the node may carry the name of a gopt pass.
+    ``from_gopt``: the node may carry the name of a gopt pass.
     """
     names, op_type, domain = symbols.defined, proto.op_type, proto.domain
     if type(op_type) is str and type(domain) is str:  # else they are not text, which is refused later

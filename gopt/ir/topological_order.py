@@ -43,7 +43,7 @@ def topological_sort(nodes: Sequence[Node], due: Sequence[float]) -> list[Node]:
 def check_order(nodes: Sequence[Node], defined: set[str]) -> None:
     """Raise InputError, naming the value, unless the nodes can run in file order, as ONNX demands.
 
-    ``given``: the values no node computes.
+    ``defined``: the values no node computes.
     """
     defined_now = set(defined)
     for node in nodes:

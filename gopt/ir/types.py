@@ -77,9 +77,8 @@ def overflows(shape: Iterable[int | str | bytes | None] | None) -> bool:
 @dataclass(frozen=True, slots=True)
 class TensorType:
     """Element type and shape; an unknown dimension is a symbol or None; without a known rank the shape is None.
-    ``static``:
 
-    every dimension is a number; ``elements``: the product, 0 if not static; ``nbytes``: the memory.
+    ``static``: every dimension is a number; ``elements``: the product, 0 if not static; ``nbytes``: the memory.
     """
 
     dtype: str

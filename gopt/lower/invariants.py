@@ -35,8 +35,8 @@ class Check:
 def check_ranks(
     program: SpmdProgram, ranks: Sequence[RankGraph], common: Sequence[RankState], agreed: int
 ) -> list[Check]:
-    """Raise InvariantError if a rank graph could go wrong; returns the checks. ``asked``: states and accumulators with
-    checked placements."""
+    """Raise InvariantError if a rank graph could go wrong; returns the checks. ``agreed``: number of states and
+    accumulators with checked placements."""
     shared_of: dict[int, _SharedValues] = {}
     reads = 0
     for rank in ranks:

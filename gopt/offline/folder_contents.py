@@ -27,7 +27,7 @@ from gopt.artifact.checkpoint_index import (
 from gopt.artifact.graph_check import check_rank, check_source
 from gopt.artifact.integrity import FileEntry, check_files
 from gopt.artifact.manifest import MANIFEST_FILE, LocalState, Manifest, RankEntry
-from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.manifest_check import check_graphs, read_manifest
 from gopt.artifact.pass_facts import SplitFacts, SplitSettings, split_records
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.pieces import Place, place_shape, put
@@ -44,6 +44,7 @@ from gopt.ir.tensor import Tensor
 from gopt.ir.twin_files import TwinFiles
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.offline.part_order import check_part_order
+from gopt.passes.base import dashed
 from gopt.passes.pipeline import build_pipeline
 from gopt.records.boxes import in_grid, rows_of
 from gopt.records.mesh import Mesh
@@ -103,6 +104,14 @@ def _startup(path: Path) -> Graph:
     return _without_own_metadata(load(path, own=True))
 
 
+def folder_records(folder: Path) -> tuple[Manifest, Report]:
+    """Manifest and report of an output folder; the ranks' graphs are compared with their digests. Raises InputError."""
+    check_folder(folder)
+    manifest, _ = read_manifest(folder)
+    check_graphs(folder, manifest)
+    return manifest, read_report(folder, manifest)
+
+
 def _without_own_metadata(graph: Graph) -> Graph:
     """The graph without gopt's metadata entries."""
     header = onnx.ModelProto()
@@ -152,10 +161,7 @@ def _check_pipeline(home: Path, report: Report, manifest: Manifest, mesh: Mesh) 
     if split is not None or manifest.parameter_server is not None:
         _check_split(home, split, manifest)
         return
-    items = [
-        (entry.name, {key.replace("_", "-"): value for key, value in entry.options.items()})
-        for entry in report.pipeline
-    ]
+    items = [(entry.name, dashed(entry.options)) for entry in report.pipeline]
     try:
         build_pipeline(items)
     except OptionError as error:

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from gopt.artifact.manifest import Manifest
-from gopt.artifact.manifest_check import check_graphs, read_manifest
-from gopt.artifact.path_diagnostics import check_folder
-from gopt.artifact.report_check import read_report
 from gopt.artifact.report_groups import total
 from gopt.artifact.report_record import BeforeAfter, RankUsage, Report, SourceEntry
 from gopt.artifact.states_file import STATES_FILE
 from gopt.documents.draws import Draw
 from gopt.documents.records import OPTIONAL, to_document
 from gopt.lower.invariants import Check
+from gopt.offline.folder_contents import folder_records
 from gopt.offline.inspect_split import SplitInspection, inspect_split
 from gopt.spmd.pass_records import PassRecord
 from gopt.text.notebook import HtmlTable
@@ -75,10 +73,7 @@ class FolderInspection(HtmlTable):
 def inspect_folder(path: str | os.PathLike[str]) -> FolderInspection | SplitInspection:
     """Describe an output folder; raises InputError for a missing or broken manifest or report."""
     folder = Path(path)
-    check_folder(folder)
-    manifest, _ = read_manifest(folder)
-    check_graphs(folder, manifest)
-    report = read_report(folder, manifest)
+    manifest, report = folder_records(folder)
     if manifest.parameter_server is not None:
         return inspect_split(manifest, manifest.parameter_server, report)
     return _inspect(folder, manifest, report)

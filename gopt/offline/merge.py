@@ -16,7 +16,7 @@ from gopt.errors import OptionError, RunError
 from gopt.ir.graph import Graph
 from gopt.offline.folder_contents import FolderContents, kept_source, read_folder
 from gopt.passes import find
-from gopt.passes.base import build_options
+from gopt.passes.base import build_options, dashed
 from gopt.passes.pipeline import Pipeline, build_pipeline
 from gopt.passes.shard.options import Options, useless
 from gopt.records.mesh import Mesh
@@ -109,7 +109,7 @@ def _pipeline(
     items = []
     for entry in contents.report.pipeline:
         name, overrides = entry.name, remaining.pop(entry.name, {})
-        whole = {key.replace("_", "-"): value for key, value in entry.options.items()} | overrides
+        whole = dashed(entry.options) | overrides
         if name == "shard":
             whole = _of_use(whole, overrides, note)
         elif name == "tensor-parallel" and "link" not in overrides:
@@ -135,7 +135,7 @@ def _of_use(whole: dict[str, Any], overrides: Mapping[str, Any], note: Callable[
     while True:
         chosen = build_options(find("shard"), whole)
         assert isinstance(chosen, Options)
-        names = {name.replace("_", "-"): why for name, why in useless(chosen).items()}
+        names = dashed(useless(chosen))
         dead = [
             name
             for name in names

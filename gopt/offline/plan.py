@@ -13,6 +13,7 @@ from gopt.artifact.step_memory import LivePeaks, balance, held, live, members, r
 from gopt.documents.records import to_document
 from gopt.ir.graph_index import GraphIndex
 from gopt.offline.times import CommTimes, times
+from gopt.passes.base import dashed
 from gopt.passes.pipeline import Pipeline, build_pipeline
 from gopt.passes.preflight import check_mesh
 from gopt.records.mesh import Mesh
@@ -40,8 +41,9 @@ class ShardSettings:
 
     def pipeline(self, **defaults: dict[str, Any]) -> Pipeline:
         """The default pipeline with these settings; ``defaults``: options of other passes."""
-        mine = {name.replace("_", "-"): value for name, value in asdict(self).items()}
-        return build_pipeline(defaults={"shard": mine, "fuse-collectives": {"cap-mb": self.bucket_mb}, **defaults})
+        return build_pipeline(
+            defaults={"shard": dashed(asdict(self)), "fuse-collectives": {"cap-mb": self.bucket_mb}, **defaults}
+        )
 
     def __str__(self) -> str:
         cap = "default buckets" if self.bucket_mb is None else f"buckets of {self.bucket_mb:g} MiB"

@@ -98,7 +98,7 @@ def _range(attributes: Attributes, operands: Sequence[Any]) -> Array:
 
 def _tiled(attributes: Attributes, operands: Sequence[Any]) -> Array:
     repeats = operands[1].tolist()
-    _bounded(operands[0].size * math.prod(max(n, 1) for n in repeats))  # NumPy repeats along one after the other
+    _bounded(operands[0].size * math.prod(max(times, 1) for times in repeats))  # NumPy repeats axis by axis
     return np.asarray(np.tile(operands[0], repeats))
 
 

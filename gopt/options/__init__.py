@@ -1,1 +1,1 @@
-"""Options and keywords: their types, their bounds, and the messages about wrong ones."""
+"""Options and keywords: types, bounds, and messages about wrong values."""

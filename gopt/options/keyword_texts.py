@@ -1,4 +1,4 @@
-"""Options of commands as keywords of Python: messages name what their reader can write."""
+"""Options of commands as keywords of Python: messages name keywords for Python readers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FLAGS = {"force", "annotate", "json"}
 
 def keyword_text(text: str, known: Collection[str] = ()) -> str:
     """A message with options of commands as keywords: ``say --stage 3`` is ``say stage=3``. ``known``: the keywords of
-    the function; roles of other ones belong into a ``RoleMap``."""
+    the function; other roles belong into a ``RoleMap``."""
 
     def clause(part: str) -> str:
         command = _COMMAND.search(part)
@@ -56,7 +56,7 @@ def _is_value(word: str) -> bool:
 
 
 def _written(value: str) -> str:
-    """A value as it stands in Python: a number, or a text in quotes; one in capitals stands for another."""
+    """A value in Python's form: a number, or a quoted text; a name in capitals is a placeholder."""
     if re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?|[A-Z]+|'.*'", value):
         return value
     return f'"{value}"'

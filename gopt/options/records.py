@@ -1,4 +1,4 @@
-"""Option records as keywords of a verb: the record that is meant, or OptionError for what is no option or no value."""
+"""Option records as keywords of a verb: the record, or OptionError for an unknown option or a wrong value."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ R = TypeVar("R")
 
 
 def changed(options: R | None, kind: type[R], changes: Mapping[str, Any]) -> R:
-    """``options``, or those of a ``kind`` that says nothing, with ``changes``.
-
-    Raises OptionError for a record of another kind, and for a change that is not a field, with the nearest that is.
-    """
+    """``options``, or the defaults of a ``kind``, with ``changes``. Raises OptionError for a record of another kind,
+    and for an unknown field, naming the nearest."""
     assert is_dataclass(kind)
     if options is None:
         options = kind()
@@ -37,7 +35,7 @@ def changed(options: R | None, kind: type[R], changes: Mapping[str, Any]) -> R:
 
 
 def spelled(kind: type[R]) -> type[R]:
-    """A record whose refusals name its fields, not the options of commands, to a reader of Python."""
+    """A record with refusals naming its fields, and not options of commands, for readers of Python."""
     make = kind.__init__
 
     @functools.wraps(make)
@@ -53,11 +51,8 @@ def spelled(kind: type[R]) -> type[R]:
 
 
 def check_types(record: Any, *, but: Collection[str] = ()) -> None:
-    """Raise OptionError for a field holding something else than the type says, unless the record checks it itself
-    (``but``).
-
-    Whole numbers of other libraries, such as numpy's, become Python's; the text of an enum becomes its member.
-    """
+    """Raise OptionError for a field of a wrong type, unless checked by the record (``but``). Whole numbers of other
+    libraries, such as numpy's, become Python's; the text of an enum becomes the member."""
     hints = _hints(type(record))
     for field in fields(record):
         if field.name in but:
@@ -73,7 +68,7 @@ def check_types(record: Any, *, but: Collection[str] = ()) -> None:
 
 
 def check_least(record: Any, **least: int) -> None:
-    """Raise OptionError for a field holding less than it may; a field that is None says nothing."""
+    """Raise OptionError for a field below the minimum; None is allowed."""
     for name, low in least.items():
         value = getattr(record, name)
         if value is not None and value < low:
@@ -81,7 +76,7 @@ def check_least(record: Any, **least: int) -> None:
 
 
 def check_words(record: Any, **words: Collection[str]) -> None:
-    """Raise OptionError for a field holding none of the words; a field that is None says nothing."""
+    """Raise OptionError for a field holding another word; None is allowed."""
     for name, names in words.items():
         value = getattr(record, name)
         if value is not None and value not in names:
@@ -89,7 +84,7 @@ def check_words(record: Any, **words: Collection[str]) -> None:
 
 
 def check_deadline(seconds: float | None) -> None:
-    """Raise OptionError for what is not a time to wait, in seconds; None is none."""
+    """Raise OptionError for anything but a time to wait, in seconds, or None."""
     if seconds is not None and not 0 < seconds <= LONGEST:  # NaN neither
         raise OptionError(f"option deadline cannot be {seconds}", f"give seconds above 0, at most {LONGEST:g}")
 
@@ -101,7 +96,7 @@ _hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints
 
 
 def _member(value: Any, hint: Any) -> Enum | None:
-    """The member of an enum a text names, where the type is the enum, or it and None."""
+    """The member of an enum named by a text, if the type is the enum, or the enum and None."""
     for kind in typing.get_args(hint) or (hint,):
         if isinstance(value, str) and isinstance(kind, type) and issubclass(kind, Enum):
             return next((item for item in kind if item.value == value), None)

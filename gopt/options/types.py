@@ -1,4 +1,4 @@
-"""Types of options and arguments as their annotations say: whether a value is of one, and what to call it."""
+"""Types of options and arguments, from annotations: whether a value fits, and the name of a type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 def is_whole(value: object) -> bool:
-    """Return whether a value is a whole number, of numpy too; True and False are none."""
+    """Return whether a value is a whole number, also of numpy, but no truth value."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -45,11 +45,8 @@ _PLAIN: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """A function refusing arguments of other types than its annotations say, and keywords it does not have, by name;
-    raises OptionError.
-
-    Further keywords (``**changes``) are for the option record they change.
-    """
+    """A function refusing arguments of wrong types and unknown keywords, by name; raises OptionError. Further keywords
+    (``**changes``) belong to an option record."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -71,8 +68,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def unknown(name: str, names: Sequence[str], where: str = "", fields: Mapping[str, str] = {}) -> KeywordError:
-    """The refusal of a keyword that is no option, with the nearest that is, or all. ``fields``: of the record that
-    options are given in -> how to write one."""
+    """The refusal of an unknown keyword, with the nearest keyword, or all. ``fields``: of the record with options ->
+    the way to write an option."""
     field = nearest(name, fields)
     near = did_you_mean(name, names) or (f"write {fields[field]}" if field is not None else None)
     hint = near or _by_words(name, names) or f"there are {', '.join(names)}"
@@ -80,12 +77,12 @@ def unknown(name: str, names: Sequence[str], where: str = "", fields: Mapping[st
 
 
 def _by_words(name: str, names: Sequence[str]) -> str | None:
-    """The known name that is near one word of ``name``: ``zero_stgae`` means ``stage``."""
+    """The known name near a word of ``name``: ``zero_stgae`` means ``stage``."""
     return next((near for word in name.split("_") if (near := did_you_mean(word, names))), None)
 
 
 def wrong(what: str, value: object, hint: Any) -> OptionError:
-    """The refusal of a value that is not of the type ``hint``."""
+    """The refusal of a value not of the type ``hint``."""
     return OptionError(f"{what} cannot be {show(value)}", f"it takes {called(hint)}")
 
 
@@ -136,7 +133,7 @@ def _all_fit(values: Any, hint: Any) -> bool:
 
 @functools.cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Parameter -> its type; none for one without an annotation and for further keywords."""
+    """Parameter -> type; without unannotated parameters and further keywords."""
     return {name: hint for name, hint in _annotations(function).items() if typing.get_origin(hint) is not typing.Unpack}
 
 
@@ -159,7 +156,7 @@ def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _of_record(hint: Any) -> dict[str, str]:
-    """Field of an option record -> how to write it as an argument; none where the type has no record."""
+    """Field of an option record -> the way to write the field as an argument; empty for other types."""
     return {
         field.name: f"options={kind.__name__}({field.name}=...)"
         for kind in typing.get_args(hint) or (hint,)

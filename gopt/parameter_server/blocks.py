@@ -33,8 +33,8 @@ from gopt.text.sanitize import show
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """A server's part of a table, as the manifest lists it: numbers and gradients of the pushed rows, and states before
-    and after the update."""
+    """A server's part of a table in the manifest: numbers and gradients of pushed rows, and states before and after the
+    update."""
 
     name: str
     ids: str
@@ -161,14 +161,14 @@ class _Cutter:
         }  # fmt: skip
 
     def _counters(self) -> frozenset[str]:
-        """Return the states that no gradient changes: all states minus those reachable from messages, also through
-        other states."""
+        """Return the states no gradient changes: all except those reachable from messages, also through other
+        states."""
         messages = (name for node in self.graph.nodes if node.domain == COMM for name in node.outputs)
         reached = set(walk(messages, lambda name: (*self.index.results(name), self._made.get(name, ""))))
         return frozenset(name for name in self.states if name not in reached)
 
     def blocks(self) -> list[Block]:
-        """Cut out all keys. Counters that no update reads go with the first of them."""
+        """Cut out all keys. Unread counters belong to the first key."""
         lost = [name for name in self.states if name not in self.counts and name not in self.owners]
         if lost:
             raise UnsupportedError(f"state {show(lost[0])} follows gradients, and belongs to no parameter", _SYNC)
@@ -195,7 +195,7 @@ class _Cutter:
         return cut
 
     def _count(self, cut: _Cut, names: Collection[str]) -> None:
-        """Add counters to a key, and the counters their next values are computed from."""
+        """Add counters to a key, with the counters behind their next values."""
         pending = set(names) - cut.counted
         while pending:
             cut.counted |= pending
@@ -214,7 +214,7 @@ class _Cutter:
     def _walk(
         self, key: KeyEntry | TablePart, values: Iterable[str], pushed: Collection[str]
     ) -> tuple[set[int], set[str]]:  # fmt: skip
-        """Return the nodes behind some values, by id, and the values they read and no node makes. The walk stops at
+        """Return the nodes behind some values, by id, and the read values made by no node. The walk stops at
         ``pushed``."""
         nodes: set[int] = set()
         read: set[str] = set()

@@ -1,4 +1,4 @@
-"""Parameters whose updates belong together: they share a gradient, or a node mixes them."""
+"""Parameters with joint updates: a shared gradient, or a node mixing parameters."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from gopt.analysis.updates import UpdateMode, Updates
 
 
 def components(updates: Updates) -> dict[str, tuple[str, ...]]:
-    """Return parameter -> all parameters that are updated together with it, in order, itself included. Linear in the
-    nodes."""
+    """Return parameter -> all parameters updated together with it, in order, with itself. Linear in the nodes."""
     owner: dict[str, str] = {}
     replicated = {name: update for name, update in updates.subgraphs.items() if update.mode is UpdateMode.REPLICATED}
     parents: dict[str, str] = {}

@@ -94,7 +94,7 @@ def _served(split: SplitStep, state: RankState) -> bool:
 
 
 def _table_state(split: SplitStep, state: RankState) -> LocalState | None:
-    """Return the record of a state of a table's part; None for any other state."""
+    """Return the record of a state of a table's part, else None."""
     layout = split.table_states.get(state.input)
     if layout is None:
         return None
@@ -173,7 +173,7 @@ def _plan_states(split: SplitStep) -> StatesFile:
 
 
 def _value(state: RankState, source: dict[str, Tensor]) -> Tensor:
-    """Return the start value of a state: its pieces, concatenated."""
+    """Return the start value of a state: pieces, concatenated."""
     if len(state.pieces) == 1 and state.type == source[state.pieces[0].tensor].type:
         return source[state.pieces[0].tensor]
     parts = tuple(_part(source[piece.tensor], piece.start, piece.stop) for piece in state.pieces)

@@ -36,7 +36,7 @@ class TouchedRows(GroupEmitter):
         return TensorType(dtype, (None, self.shape[1]))
 
     def update(self, ids: str, positions: str, gradients: str) -> None:
-        """Emit the update. ``places``: ``ids`` as a column."""
+        """Emit the update. ``positions``: ``ids`` as a column."""
         types, shape = self.rewriter.graph.types, self.scalars.constant("shape{}_{}".format(*self.shape), [*self.shape])
         self.local[self.subgraph.gradient] = gradients
         tables: dict[str, tuple[str, str]] = {}

@@ -1,8 +1,8 @@
 """Checks whose elements the messages of trainers have: each push the pieces of its keys' gradients, in order, and each
 parameter the pieces its keys bring.
 
-The plan says which pieces a bucket has. What a message really has is followed through the trainers' graph, whatever its
-values are called.
+The plan has the pieces of each bucket. The contents of a message are followed through the trainers' graph, whatever the
+names.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _MessageCheck:
         self.followed = 0
 
     def push(self, node: Node) -> None:
-        """Hold the operands of a push against the gradients of the bucket; values beside them have no bucket."""
+        """Compare the operands of a push with the gradients of the bucket; values beside them have no bucket."""
         bucket = self._buckets.get(node.attributes["bucket"])
         if bucket is None:
             return
@@ -63,7 +63,7 @@ class _MessageCheck:
         self.followed += len(ranges)
 
     def parameter(self, name: str, value: str) -> None:
-        """Hold what a parameter is joined of against its pieces."""
+        """Compare a parameter's joined parts with its pieces."""
         pieces = [self._piece(*span) for span in self._joined(value)]
         due = [(piece.parameter, piece.start, piece.stop) for piece in self.plan.owners[name]]
         if pieces != due:
@@ -88,7 +88,7 @@ class _MessageCheck:
     # --- what the graph has -----------------------------------------------------------------------------------------
 
     def _range(self, name: str) -> Range:
-        """The elements of a gradient a value has."""
+        """The elements of a gradient in a value."""
         while name not in self._ends:
             node = self.producers.get(name)
             if node is None:
@@ -109,7 +109,7 @@ class _MessageCheck:
         return name, 0, self.graph.types[name].elements
 
     def _joined(self, name: str) -> list[tuple[int, int]]:
-        """Bucket and place of what a parameter is joined of."""
+        """Bucket and place of a parameter's joined parts."""
         node = self.producers.get(name)
         if node is not None and node.domain == COMM and node.op_type == "Pull":
             return [(node.attributes["bucket"], node.outputs.index(name))]

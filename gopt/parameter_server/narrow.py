@@ -1,4 +1,4 @@
-"""Parameters trainers read through casts to half precision alone: they are pulled in that type, without a cast."""
+"""Parameters read by trainers through casts to half precision alone: pulled in this type, without a cast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gopt.parameter_server.options import SplitOptions
 
 
 def narrow_types(training: TrainingGraph, placement: NodePlacement, options: SplitOptions) -> dict[str, str]:
-    """Parameter -> the type to which all its readers on trainers cast it; none where another type is to travel."""
+    """Parameter -> the type of the casts of all readers on trainers; empty if another type travels."""
     names = placement.pulled & training.gradients.keys()
     new = {state.updated: state.tensor for state in training.states if state.tensor in names}
     readers: dict[str, list[Node]] = {}

@@ -94,8 +94,8 @@ def place_nodes(
 
 
 def of_one_trainer(training: TrainingGraph, new: Collection[str]) -> tuple[set[str], set[str]]:
-    """Return the values that one trainer computes for itself, made of the batch and of no merged gradient, and those
-    made of ``new`` values of servers."""
+    """Return the values computed by a single trainer for itself, from its batch and no merged gradient, and values made
+    of ``new`` values of servers."""
     local = {*training.batch, *(state.tensor for state in training.states if state.kind is StateKind.STATISTIC)}
     random, renewed = {id(node) for node in training.random}, set(new)
     joint = {*training.gradients.values(), *training.shared}
@@ -126,7 +126,7 @@ def _in_update(index: GraphIndex, name: str) -> bool:
 
 
 def _follows(index: GraphIndex, state: State) -> bool:
-    """Return whether a state follows the update: it is neither a running statistic nor frozen."""
+    """Return whether a state follows the update: neither a running statistic nor frozen."""
     return state.kind is not StateKind.STATISTIC and _in_update(index, state.updated) and not _frozen(index, state)
 
 
@@ -156,7 +156,7 @@ def _walk(index: GraphIndex, targets: Iterable[str], cut: set[str], ids: set[int
 
 
 def _behind(index: GraphIndex, name: str, cut: set[str]) -> set[str]:
-    """The values a value is made of, not past ``cut``."""
+    """The values behind a value, not past ``cut``."""
     reached: set[str] = set()
     _walk(index, [name], cut, set(), reached)
     return reached

@@ -1,4 +1,4 @@
-"""Assigns pieces to servers. One table is made, which both pushes and pulls follow."""
+"""Assigns pieces to servers by a table for both pushes and pulls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Placement(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class PieceSize:
-    """A piece to place: number ``index`` of the tensor's pieces, and the bytes."""
+    """A piece to place: ``index`` among its tensor's pieces, and bytes."""
 
     tensor: str
     index: int
@@ -45,7 +45,7 @@ def place(
 ) -> tuple[int, ...]:
     """Return the server of each piece; equal arguments give equal results on every machine.
 
-    ``given`` is the user's server map (``server_map``): its pieces go where it says and take no turn, and their bytes
+    ``server_map`` is the user's: its pieces go where it says and take no turn, and their bytes
     count before others are placed. A piece without bytes goes to server 0 and takes no turn either. Takes time O(n log
     n) for n pieces. Raises OptionError.
     """

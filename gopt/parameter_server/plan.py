@@ -102,7 +102,7 @@ def make_plan(
     if whole:
         updates = find_updates(training, whole_accumulators=False, uncut=whole)
     tables = replace(
-        tables, served=tuple(replace(t, subgraph=updates.subgraphs[t.table.parameter]) for t in tables.served)
+        tables, served=tuple(replace(row, subgraph=updates.subgraphs[row.table.parameter]) for row in tables.served)
     )
     dense_updates = {name: update for name, update in updates.subgraphs.items() if name not in tables.parameters}
     dense = replace(updates, subgraphs=dense_updates)
@@ -112,18 +112,18 @@ def make_plan(
 
 
 def _may_cut(subgraph: UpdateSubgraph, apart: bool) -> bool:
-    """Return whether a tensor may be cut among servers: it is updated alone, and shares no reduction with others."""
+    """Return whether a tensor may be cut among servers: updated alone, without shared reductions."""
     return subgraph.mode is UpdateMode.SPLIT and not (apart and subgraph.reductions)
 
 
 def _private(subgraph: UpdateSubgraph, updates: Updates) -> bool:
-    """Return whether a tensor has reductions, and all of them are of it alone."""
+    """Return whether a tensor has reductions, all over itself alone."""
     roots = [updates.scalar_reductions.get(updates.reduction_of.get(n.outputs[0], "")) for n in subgraph.reductions]
     return bool(roots) and all(root is not None and len(root.leaves) == 1 and not root.epilogue for root in roots)
 
 
 def _refuse_common(updates: Updates) -> None:
-    """Refuse reductions over several parameters where each parameter is updated when its gradient arrives."""
+    """Refuse reductions over several parameters in modes with updates on arrival."""
     for reduction in updates.scalar_reductions.values():
         if len(reduction.leaves) > 1 or reduction.epilogue:
             raise UnsupportedError(
@@ -136,7 +136,7 @@ def _refuse_common(updates: Updates) -> None:
 def _place(
     training: TrainingGraph, updates: Updates, cut: Mapping[str, Sequence[tuple[int, int]]], options: SplitOptions
 ) -> dict[str, tuple[PlacedPiece, ...]]:
-    """Return the pieces of every parameter with their servers. Tensors that are updated together are placed as one."""
+    """Return the pieces of every parameter with servers. Jointly updated tensors are placed as one."""
     types = training.graph.types
     together = components(updates)
     sizes, of = [], []

@@ -1,4 +1,4 @@
-"""Finds all that the files of trainers and servers lack of the source: operators and values, each with the reason."""
+"""Finds everything in the source missing in files of trainers and servers: operators and values, with reasons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOCAL = RemovalReason(PASS, "trainers hold the state")
 
 
 class Removed:
-    """Compares the source with the files of all roles. ``ops`` and ``variables``: what some of them lack."""
+    """Compares the source with the files of all roles. ``ops`` and ``variables``: missing in some files."""
 
     def __init__(self, split: SplitStep) -> None:
         self.split, self.training = split, split.training
@@ -47,13 +47,13 @@ class Removed:
 
     @cached_property
     def _used(self) -> set[int]:
-        """Nodes on which an output depends, by id."""
+        """Nodes behind an output, by id."""
         ends = [*self.training.graph.outputs, *(state.updated for state in self.training.states)]
         return ancestors(GraphIndex(self.training.graph), ends)[0]
 
     @cached_property
     def _pieces(self) -> dict[str, tuple[str, ...]]:
-        """Value of a state of the source -> the values of servers that are pieces of it."""
+        """Value of a state of the source -> values of servers that are pieces of the state."""
         updated = {state.tensor: state.updated for state in self.training.states}
         pieces: dict[str, dict[str, None]] = {}
         for graph in self.split.server_graphs.ranks:
@@ -141,6 +141,6 @@ class Removed:
 
 
 def _values(part: RankGraph) -> set[str]:
-    """The values of a file: states, results of operators, and what these read."""
+    """The values of a file: states, results of operators, and operands."""
     names = {name for block in part.blocks for node in block.nodes for name in (*node.outputs, *node.reads)}
     return names | {name for state in part.states for name in (state.input, state.output)}

@@ -1,4 +1,4 @@
-"""The source against a trainer and the server holding most: nodes, bytes by kind, messages, traffic."""
+"""The source against a trainer and the fullest server: nodes, bytes by kind, messages, traffic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gopt.parameter_server.split import SplitStep
 
 
 def role_sizes(split: SplitStep, source: SourceEntry, usages: Sequence[RankUsage]) -> Iterator[RoleSize]:
-    """The source, a trainer, and the server holding most. ``usages``: those of trainers, then servers."""
+    """The source, a trainer, and the fullest server. ``usages``: of trainers, then servers."""
     trainers = split.options.trainers
     yield _source_size(split, source)
     yield _size(split, "trainer", usages[0], split.trainer_graphs.ranks, split.trainer_graphs.common)
@@ -53,7 +53,7 @@ def _size(
 
 
 def _stored(split: SplitStep, role: str, graphs: Sequence[RankGraph], common: Sequence[RankState]) -> int:
-    """Bytes of initial values to which the files of a role refer. A trainer pulls what servers hold."""
+    """Bytes of initial values behind the files of a role. A trainer pulls servers' values."""
     values = split.training.graph.initializers
     drawn = {name for served in split.plan.tables.served for name in served.init}
     pulled = split.placement.served if role == "trainer" and split.sync is None else ()

@@ -112,7 +112,7 @@ def _check_metrics(training: TrainingGraph, plan: ServerPlan, placement: NodePla
 
 
 def _shared_states(view: TrainingGraph, placement: NodePlacement) -> list[ShardedState]:
-    """Return the states that every server has."""
+    """Return the states of every server."""
     shared, types = set(placement.shared), view.graph.types
     return [
         ShardedState(
@@ -174,11 +174,11 @@ class _Emitter:
         self._keep(bucket)
 
     def _pushed(self, gradient: str) -> str:
-        """Return the name of what is pushed for a gradient that updates read."""
+        """Return the name of the pushed value for a gradient read by updates."""
         return gradient if self.options.compensation is None else f"{gradient}.pushed"
 
     def _compensate(self, bucket: KeyBucket, names: Sequence[str], keys: Sequence[ServerKey]) -> None:
-        """With delay compensation, make the gradients that updates read of what was pushed and pulled."""
+        """With delay compensation, make the gradients read by updates from pushed and pulled values."""
         strength = self.options.compensation
         dense_keys = [key for key in keys if key.gradient]  # blocks refuse the others
         if strength is None or not dense_keys:
@@ -190,7 +190,8 @@ class _Emitter:
             compensate(self.rewriter, gradient, key.gradient, key.inputs[0], before, strength, key.sharding)
 
     def _keep(self, bucket: KeyBucket) -> None:
-        """Add the new values of states that keep a gradient as it is: trainers make it, servers have the merged one."""
+        """Add the new values of states keeping a gradient unchanged: trainers make the gradient, servers have the
+        merged one."""
         types, names = self.program.graph.types, self.program.graph.outputs.keys() & self._renamed.keys()
         for unit in bucket.units if names else ():
             for gradient in dict.fromkeys(unit.gradients) if not unit.split else ():
@@ -284,7 +285,7 @@ class _Emitter:
         self.rewriter.add(op_type, [ROUND], out, domain=COMM, attributes=attributes, sharding=where)
 
     def _run(self, bucket: KeyBucket, unit: ServerUnit, root: str) -> ServerKey:
-        """Add a unit as one class over a run lying on one server."""
+        """Add a unit as a class over a run on a single server."""
         assert unit.server is not None
         starts = [0]
         for piece in unit.pieces:
@@ -331,7 +332,7 @@ class _Emitter:
         return keys
 
     def _partial_scalars(self, unit: ServerUnit, server: int) -> None:
-        """Mark reductions of whole updates others read as partial sums of one server."""
+        """Mark reductions of whole updates read by others as partial sums of a server."""
         sizes = [self.program.graph.types[subgraph.gradient].elements for subgraph in unit.subgraphs]
         total, count = sum(sizes), self.options.servers
         offsets = tuple(sum(sizes[:index]) for index in range(len(sizes) + 1))
@@ -355,8 +356,7 @@ def on_server(server: int | None) -> Sharding:
 
 
 def key_name(unit: ServerUnit, number: int) -> str:
-    """Return a key's readable name: its parameter, the piece's number where there are several, and the count of
-    others."""
+    """Return a key's readable name: parameter, number of the piece if several, and count of others."""
     if not unit.split:
         return unit.subgraphs[number].parameter.tensor
     piece = unit.pieces[0]

@@ -34,7 +34,7 @@ class ServedTable:
     init: Mapping[str, RowInit] = field(default_factory=dict)
 
     def elements(self, server: int) -> int:
-        """Return the elements a server has of it."""
+        """Return the table's elements on a server."""
         return self.layout.local_rows(server) * len(self.layout.columns(server))
 
 
@@ -113,7 +113,7 @@ def choose_tables(training: TrainingGraph, updates: Updates, options: SplitOptio
 
 
 def _rows(options: SplitOptions, names: Sequence[str]) -> dict[str, Rows]:
-    """Return table -> the rows on which its updates run, where the user says so."""
+    """Return table -> the rows of its updates, if set by the user."""
     rows_by_text = {rows_kind.value: rows_kind for rows_kind in Rows}
     for pattern, text in options.rows.items():
         if text not in rows_by_text:
@@ -124,7 +124,7 @@ def _rows(options: SplitOptions, names: Sequence[str]) -> dict[str, Rows]:
 
 
 def _check_lazy(table: EmbeddingTable, rows: Rows) -> None:
-    """Refuse lazy updates of a table whose update needs all rows."""
+    """Refuse lazy updates of a table with an update on all rows."""
     if rows is Rows.LAZY and table.update is not None and table.update.all_rows:
         raise OptionError(
             f"rows of table {show(table.parameter)} cannot be lazy: {table.update.all_rows}",

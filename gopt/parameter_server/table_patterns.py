@@ -1,4 +1,4 @@
-"""Options given for tables by name or by pattern."""
+"""Options for tables by name or by pattern."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def chosen(texts: Mapping[str, str], names: Collection[str], what: str = "table"
 
 
 def fits(pattern: str, names: Collection[str]) -> list[str]:
-    """Return the name a pattern is, or those that it matches."""
+    """Return the names matched by a pattern or name."""
     return [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]

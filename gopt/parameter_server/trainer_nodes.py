@@ -11,7 +11,7 @@ from gopt.parameter_server.options import SplitOptions
 
 
 class TrainerNodes:
-    """Adds nodes to a trainer's graph. A constant, and a form in which a value travels, are made once."""
+    """Adds nodes to a trainer's graph. Constants, and forms of values in transit, are made once."""
 
     def __init__(self, rewriter: GraphRewriter, options: SplitOptions) -> None:
         self.rewriter, self.options = rewriter, options
@@ -19,11 +19,11 @@ class TrainerNodes:
         self._constants: dict[tuple[int, ...], str] = {}
 
     def on_wire(self, type: TensorType) -> TensorType:
-        """Return the type in which values of a type travel."""
+        """Return the type of values in transit."""
         return replace(type, dtype=self.options.travels(type.dtype))
 
     def narrow(self, value: str) -> str:
-        """Return a value in the type in which it travels."""
+        """Return a value in the type in transit."""
         type, wired = self.types[value], self.on_wire(self.types[value])
         if wired == type:
             return value
@@ -36,7 +36,7 @@ class TrainerNodes:
         return narrowed
 
     def cast(self, value: str, output: str, type: TensorType, before: Node | None) -> None:
-        """Add a Cast of ``value`` to ``type``, named ``made``."""
+        """Add a Cast of ``value`` to ``type``, named ``output``."""
         self.rewriter.add("Cast", [value], {output: type}, attributes={"to": dtype_code(type.dtype)}, before=before)
 
     def reshaped(self, value: str, shape: tuple[int, ...], before: Node | None, after: Node | None = None) -> str:

@@ -104,7 +104,7 @@ def _whole(name: str, type: TensorType) -> tuple[BucketSlice, ...]:
 
 
 def _as_read(state: State, plan: ServerPlan) -> State:
-    """Return a state as trainers keep it: a narrow one under other names, because its type is another."""
+    """Return a state as kept by trainers: a narrow state under other names, because of its other type."""
     if state.tensor not in plan.narrow:
         return state
     name = plan.read_name(state.tensor)
@@ -167,14 +167,14 @@ class TrainerWriter:
         self._pull(buckets, scalars.states, ROUND, "before", {name: self.plan.read_name(name) for name in reads}, head)
 
     def pull_at_end(self, scalars: TrainerScalars, done: str, names: Mapping[str, str]) -> str:
-        """Pull values as they are after the update; return the token. ``names``: state -> what is pulled of it."""
+        """Pull values after the update; return the token. ``names``: state -> pulled value."""
         return self._pull(self.plan.buckets, scalars.states, done, "after", names, None)
 
     def _pull(
         self, buckets: Sequence[KeyBucket], states: Mapping[str, tuple[int, int | None]], round: str, version: str,
         names: Mapping[str, str], before: Node | None,
     ) -> str:  # fmt: skip
-        """Pull values; ``names``: wanted value -> its name. Returns the token, which a pull does not change."""
+        """Pull values; ``names``: wanted value -> name. Returns the token, unchanged by a pull."""
         parts: dict[str, list[tuple[PlacedPiece, str]]] = {}
         for bucket in buckets:
             units = [unit for unit in bucket.units if any(piece.parameter in names for piece in unit.pieces)]
@@ -284,7 +284,7 @@ class TrainerWriter:
 
     @cached_property
     def _divisor(self) -> str:
-        """Return the sum of the weights, or one where it is zero: the sum of the gradients is zero then, too."""
+        """Return the sum of the weights, or 1 for zero: then the sum of the gradients is zero, too."""
         type, flag = TensorType("float32", ()), TensorType("bool", ())
         for name, value in (("zero", 0.0), ("one", 1.0)):
             self.rewriter.constant(f"gopt.ps.weights.{name}", scalar_of(value, "float32"))
@@ -294,7 +294,7 @@ class TrainerWriter:
         return "gopt.ps.weights.divisor"
 
     def _as(self, value: str, type: TensorType, name: str) -> str:
-        """Return a value in another type; itself where it has it."""
+        """Return a value in another type; itself if of this type."""
         if self.types[value].dtype != type.dtype:
             self.rewriter.add("Cast", [value], {name: type}, attributes={"to": dtype_code(type.dtype)})
             return name
@@ -330,7 +330,7 @@ class TrainerWriter:
         return token_sent
 
     def _sent(self, unit: ServerUnit, instead: Mapping[str, str]) -> list[str]:
-        """Return the pieces of a unit's gradients as they travel."""
+        """Return the pieces of a unit's gradients in transit."""
         if not unit.split:
             return [self.nodes.narrow(instead.get(name, name)) for name in unit.gradients]
         sent_names = []

@@ -1,7 +1,5 @@
-"""Units of a split: what one server updates as one.
-
-A unit is a run of pieces with alike updates, or whole tensors whose updates cannot be cut.
-"""
+"""Units of a split: the parts updated as one by a server. A unit is a run of pieces with alike updates, or whole
+tensors with uncuttable updates."""
 
 from __future__ import annotations
 
@@ -100,8 +98,7 @@ class _UnitMaker:
             yield from (self._run(chunk) for chunk in self._chunks(run))
 
     def _chunks(self, run: Sequence[tuple[int, PlacedPiece]]) -> Iterator[list[tuple[int, PlacedPiece]]]:
-        """Yield runs of pieces that may be one unit: single pieces where each is updated on arrival, else up to the
-        cap."""
+        """Yield runs of pieces forming a unit: single pieces with updates on arrival, else up to the cap."""
         width = self._nbytes(run[0][1]) / max(run[0][1].elements, 1)
         chunk: list[tuple[int, PlacedPiece]] = []
         total = 0.0
@@ -137,7 +134,7 @@ class _UnitMaker:
             yield ServerUnit(0, server, False, tuple(group), tuple(map(self._placed, group)), ready, nbytes, dtypes)
 
     def _placed(self, subgraph: UpdateSubgraph) -> PlacedPiece:
-        """Return the only piece of a parameter that is not cut."""
+        """Return the only piece of an uncut parameter."""
         return self.owners[subgraph.parameter.tensor][0]
 
     def _closed(self, subgraphs: Sequence[UpdateSubgraph], index: GraphIndex) -> Sequence[UpdateSubgraph]:
@@ -179,7 +176,7 @@ class _UnitMaker:
 
     @cached_property
     def _users(self) -> Mapping[str, list[Node]]:
-        """Value -> the nodes of the update reading it."""
+        """Value -> the nodes of the update reading the value."""
         users: dict[str, list[Node]] = {}
         for node in self.training.graph.nodes:
             for name in node.reads if node.phase is Phase.UPDATE else ():

@@ -7,13 +7,14 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from gopt.errors import OptionError
 from gopt.spmd.pass_records import PassResult
 from gopt.spmd.program import SpmdProgram
 from gopt.text.suggestions import did_you_mean
 
+T = TypeVar("T")
 _MOST = 1 << 63
 """Exclusive upper bound of numeric options, so that a report can represent them."""
 
@@ -53,6 +54,11 @@ def option_table(spec: Pass) -> list[tuple[str, str, str]]:
     return rows
 
 
+def dashed(values: Mapping[str, T]) -> dict[str, T]:
+    """The values of fields by the names of options."""
+    return {name.replace("_", "-"): value for name, value in values.items()}
+
+
 def build_options(spec: Pass, texts: Mapping[str, Any]) -> Any:
     """The options object from names and texts (or TOML values); raises OptionError with the known names."""
     hints = typing.get_type_hints(spec.options)
@@ -60,7 +66,7 @@ def build_options(spec: Pass, texts: Mapping[str, Any]) -> Any:
     for key, value in texts.items():
         name = key.replace("-", "_")
         if name not in hints:
-            names = [field.name.replace("_", "-") for field in fields(spec.options)]
+            names = [*dashed(hints)]
             hint = did_you_mean(key, names) or f"it takes {', '.join(names) or 'no options'}"
             raise OptionError(f"pass {spec.name} has no option {key!r}", hint)
         values[name] = _convert(spec.name, key, value, hints[name])

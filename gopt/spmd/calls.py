@@ -61,7 +61,7 @@ def _own(call: CollectiveUse, operand: Operand) -> Placement:
 
 
 def beside(call: CollectiveUse, operand: Operand, moved: bool) -> Placement:
-    """Return the part along an axis outside the call's group.
+    """Return the placement along an axis outside the call's group.
 
     ``moved``: the call changes the value along its own axes. A reduction passes through terms only if the two
     reductions commute.

@@ -67,7 +67,7 @@ Rule = Callable[[Use], Placement]
 
 
 def result(use: Use) -> Placement:
-    """The part of a node's results along an axis; raises Mismatch."""
+    """The placement of a node's results along an axis; raises Mismatch."""
     if isinstance(use.place, OnMember):
         return on_member(use, use.place.member)
     placements = [operand.placement for operand in use.operands]

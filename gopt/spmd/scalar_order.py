@@ -47,7 +47,7 @@ def _follow(nodes: Iterable[Node], terms_of: dict[str, Terms]) -> None:
 
 
 def _pass_on(node: Node, terms_of: dict[str, Terms]) -> None:
-    """Add the terms of a node's results to ``known``."""
+    """Add the terms of a node's results to ``terms_of``."""
     if node.domain == COMM:
         if node.op_type == "AllReduce":
             terms_of.update((new, terms_of[old]) for old, new in zip(node.inputs, node.outputs) if old in terms_of)

@@ -48,7 +48,7 @@ def infer_shardings(program: SpmdProgram, *, strict: bool = True) -> Shardings:
 def shardings_so_far(program: SpmdProgram, shardings: Shardings | None = None) -> Shardings:
     """Return the sharding of every value of an unfinished program, without verification.
 
-    ``known``: the shardings if only the order of nodes has changed.
+    ``shardings``: known, if only the order of nodes has changed.
     """
     return program.once("shardings", lambda: shardings or infer_shardings(program, strict=False))
 
@@ -164,9 +164,9 @@ class ShardingInference:
         return union
 
     def _shard_of(self, node: Node, rows: Sequence[Placements]) -> Placements | None:
-        """Return the rows of an elementwise node on a part of a bucket.
+        """Return the placements of an elementwise node on a part of a bucket.
 
-        ``found``: the rows of the operands that are not replicated. Other operands must be scalars. None for any
+        ``rows``: the placements of operands that are not replicated. Other operands must be scalars. None for any
         other node: the operator's rule decides.
         """
         by_axis = node.sharding.by_axis

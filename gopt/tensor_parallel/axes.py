@@ -1,4 +1,4 @@
-"""Determines what each mesh axis splits: weights, the batch, or samples for experts."""
+"""Determines the role of each mesh axis: splitting weights, the batch, or samples for experts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from gopt.tensor_parallel.tokens import Tokens
 
 @dataclass(frozen=True, slots=True)
 class AxisSplit:
-    """How one axis splits a step. ``choices``: the parameters it shards; ``states``: placements of the sharded states;
-    ``fed``: batch inputs of which each rank is fed its own part; ``cut``: batch inputs each rank is fed whole, and of
-    which it reads a part."""
+    """How an axis splits a step. ``choices``: sharded parameters; ``states``: placements of sharded states; ``fed``:
+    batch inputs fed to each rank in part; ``cut``: batch inputs fed whole and read in part."""
 
     axis: str
     members: int
@@ -57,10 +56,9 @@ class AxisRequest:
 def split_axes(
     training: TrainingGraph, mesh: Mesh, request: AxisRequest, note: Callable[[str], None]
 ) -> list[AxisSplit]:
-    """Return the split along each axis, in the order of ``ORDER``; ``note`` gets one line for each product that stays
-    whole.
+    """Return the split along each axis, in the order of ``ORDER``; ``note`` gets a line for each whole product.
 
-    Raises OptionError for a pattern fitting nothing, UnsupportedError for an axis along which nothing can be split.
+    Raises OptionError for a pattern fitting nothing, UnsupportedError for an axis without anything to split.
     """
     axes = splitting_axes(mesh, training)
     for pattern in (*request.parameters, *request.inputs):
@@ -79,8 +77,8 @@ def split_axes(
 
 
 def _shared_out(split: AxisSplit) -> None:
-    """Raise OptionError for a dimension of which one member would hold all elements. Nothing would be split, and a
-    reshape could not tell that dimension from another of the same length."""
+    """Raise OptionError for a dimension held by a single member. Nothing would be split, and a reshape could not tell
+    the dimension from another of the same length."""
     for name, shard in {**split.states, **split.fed, **split.cut}.items():
         if shard.alone:
             raise OptionError(
@@ -218,10 +216,7 @@ def images(training: TrainingGraph, axis: str, members: int, rule: Sizes) -> dic
 
 
 def _inside(split: AxisSplit, before: Sequence[AxisSplit]) -> AxisSplit:
-    """Return the split with the parts nested inside those of the axes splitting before it.
-
-    Raises OptionError where a dimension does not divide evenly.
-    """
+    """Return the split with parts nested inside those of earlier axes. Raises OptionError for an uneven division."""
     states, fed = dict(split.states), dict(split.fed)
     for outer in before:
         for name in states.keys() & outer.states.keys():
@@ -232,7 +227,7 @@ def _inside(split: AxisSplit, before: Sequence[AxisSplit]) -> AxisSplit:
 
 
 def _part_of(name: str, inner: Shard, outer: Shard, axis: str, outer_axis: str) -> Shard:
-    """Return a shard along ``axis`` whose parts lie inside the parts along ``other``."""
+    """Return a shard along ``axis`` whose parts lie inside the parts along ``outer_axis``."""
     if inner.fits(outer):
         return inner
     runs, members = outer.runs * len(outer.sizes), len(inner.sizes)

@@ -22,14 +22,14 @@ PASS = "tensor-parallel"
 
 
 def inner(name: str, role: str) -> str:
-    """The name of a value made on the way to ``name``; no name of the source begins so."""
+    """The name of a value on the way to ``name``; no name of the source begins so."""
     return f"{name}.{role}" if name.startswith("gopt.") else f"gopt.{PASS}.{name}.{role}"
 
 
 @dataclass(slots=True)
 class ExpansionBuilder:
     """The nodes of a graph in order. Types are logical. ``axis``: the mesh axis; ``phase``: the phase of added nodes;
-    ``placements``: of values not replicated along the axis."""
+    ``placements``: of values sharded along the axis."""
 
     graph: Graph
     axis: str
@@ -54,7 +54,7 @@ class ExpansionBuilder:
         return output
 
     def ints(self, values: Sequence[int]) -> str:
-        """Return a constant of int64 values; equal lists share one constant."""
+        """Return a constant of int64 values; equal lists share a constant."""
         key = tuple(values)
         if key not in self._shapes:
             name = f"gopt.{PASS}.{self.axis}.ints" + "".join(f"_{value}" for value in key)
@@ -65,7 +65,7 @@ class ExpansionBuilder:
         return self._shapes[key]
 
     def number(self, value: float, dtype: str) -> str:
-        """Return a scalar constant; equal values of one dtype share one constant."""
+        """Return a scalar constant; equal values of a dtype share a constant."""
         name = f"gopt.{PASS}.{self.axis}.{dtype}_{value}"
         if name not in self.graph.initializers:
             type = TensorType(dtype, ())
@@ -74,8 +74,7 @@ class ExpansionBuilder:
         return name
 
     def reduction(self, op_type: str, value: str, axes: Sequence[int], output: str, *, keepdims: int = 1) -> str:
-        """Add a reduction over some dimensions. The operator set decides whether they are an operand or an
-        attribute."""
+        """Add a reduction over some dimensions, an operand or an attribute by operator set."""
         type = self.graph.types[value]
         shape = [1 if dim in axes else size for dim, size in enumerate(type.dims) if keepdims or dim not in axes]
         result = TensorType(type.dtype, tuple(shape))
@@ -108,8 +107,7 @@ class ExpansionBuilder:
         return self.convert(whole, Replicated(), after, name)
 
     def _exchange(self, value: str, before: Shard, after: Shard, name: str) -> str:
-        """Move a shard from a dimension to another (all-to-all). Several runs become dimensions of their own
-        meanwhile."""
+        """Move a shard from a dimension to another (all-to-all). Several runs become separate dimensions meanwhile."""
         type = self.graph.types[value]
         apart = [part for dim, size in enumerate(type.dims) for part in _runs_apart(dim, size, before, after)]
         old, new = (shard.dim + (shard.runs > 1) for shard in (before, after))
@@ -161,7 +159,7 @@ class ExpansionBuilder:
         self, value: str, before: Placement, after: Placement, shard: Shard, name: str, op_type: str, domain: str,
         **attributes: Any,
     ) -> str:  # fmt: skip
-        """Add a call along a dimension. Several runs of the dimension become a dimension of their own meanwhile."""
+        """Add a call along a dimension. Several runs of the dimension become a separate dimension meanwhile."""
         type = self.graph.types[value]
         dim = shard.dim + (shard.runs > 1)
         fields: Mapping[str, Any] = attributes | {"axis": dim, "sizes": list(shard.sizes), "group": self.axis}

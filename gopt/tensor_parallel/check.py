@@ -1,9 +1,9 @@
 """Checks every node of a split step against the rules, from the placements of its states alone.
 
-The check is independent of ``propagate``: it does not know what was chosen or why, and takes each mapping for what it
-does. It names the first node taking an operand in a placement its rule does not allow. So these are errors before
-anything is written: a missing reduction, one that is done twice or over another axis, a norm that counts a replicated
-tensor once per member, a mean of unequal parts, and a part cut by other sizes than it is joined by.
+The check is independent of ``propagate``: choices are ignored, and each mapping is checked by its effect. The error
+names the first node with an operand in a placement against its rule. So these are errors before writing: a missing
+reduction, a reduction done twice or over another axis, a norm counting a replicated tensor once per member, a mean of
+unequal parts, and a part cut by other sizes than in the join.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def together(one: Part, second: Part) -> bool:
 @dataclass(slots=True)
 class Checker:
     """Infers placements along an axis, node by node. ``axes``: all axes splitting the computation; ``known``:
-    placements of values that are not replicated."""
+    placements of values not replicated."""
 
     graph: Graph
     axis: str
@@ -224,6 +224,6 @@ class Checker:
 
 
 def _record(node: Node) -> Hashable:
-    """Return what identifies a halo: dimension, direction, sizes, windows."""
+    """Return the identity of a halo: dimension, direction, sizes, windows."""
     at = node.attributes
     return int(at["axis"]), str(at["kind"]), tuple(at["sizes"]), tuple(at["ranges"])

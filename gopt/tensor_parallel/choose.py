@@ -1,8 +1,8 @@
 """Chooses placements of parameters by structure: pairs of products, the first split by columns, the second by rows.
 
-A product with a weight is a candidate for rows. The search follows the dimension over which it sums backwards through
-activations, gates, attention heads and fused weights, until it ends in columns of other weights. No value on the way
-may be needed whole elsewhere. The residual stream fails this test, because norms read it whole. Experts come first:
+A product with a weight is a candidate for rows. The search follows the contracted dimension backwards through
+activations, gates, attention heads and fused weights, down to columns of other weights. No value on the way may be
+needed whole elsewhere. The residual stream fails this test, because norms read whole values. Experts come first:
 batched products with one matrix for each expert, if their results are summed over the experts later. The classes of the
 loss, and tables with more rows than the step reads, are split by rows of the table.
 """
@@ -37,9 +37,8 @@ def choose(
     *,
     apart: bool = True,
 ) -> dict[str, Choice]:
-    """Return the placements of the parameters that are split. ``note`` gets a line for each product that stays whole
-    because it has fewer heads than the axis has members. ``apart``: whether each expert goes to one member, or each
-    expert is split."""
+    """Return the placements of split parameters. ``note`` gets a line for each product left whole for having fewer
+    heads than the axis has members. ``apart``: whether each expert goes to a single member, or each expert is split."""
     chooser = _Chooser(Forward(training), members, sizes, note)
     if apart:
         chooser.run_experts(summed=True)
@@ -47,7 +46,8 @@ def choose(
 
 
 def experts(training: TrainingGraph, members: int, sizes: Sizes) -> dict[str, Choice]:
-    """Return the placements of weights of experts: a product shares a dimension with them and does not sum over it."""
+    """Return the placements of weights of experts: products share a dimension with these weights without summing over
+    it."""
     return _Chooser(Forward(training), members, sizes, lambda text: None).run_experts(summed=False)
 
 
@@ -71,20 +71,20 @@ class _Chooser:
         return self.found
 
     def _dims(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a value; () where it is unknown."""
+        """Return the shape of a value; () if unknown."""
         return self.forward.training.graph.types[name].dims if self.forward.static(name) else ()
 
     # --- experts ------------------------------------------------------------------------------------------------------
 
     def run_experts(self, *, summed: bool) -> dict[str, Choice]:
-        """Split experts; ``summed``: only those whose results are summed over the experts later."""
+        """Split experts; ``summed``: only those with results summed over the experts later."""
         for node in self.forward.nodes:
             for weight, operand in self.forward.weighed(node) if node.is_a("MatMul", "Einsum") else ():
                 self._expert(node, weight, operand, summed=summed)
         return self.found
 
     def _expert(self, node: Node, weight: int, operand: int, *, summed: bool) -> None:
-        """Split a weight along a dimension both operands and the result of a product share."""
+        """Split a weight along a dimension common to both operands and the result of a product."""
         forward = self.forward
         for dim, length in enumerate(self._dims(node.inputs[weight])):
             shard = Shard(dim, part_sizes(length, self.members, self.sizes))
@@ -108,7 +108,7 @@ class _Chooser:
                 self._row(node, operand, dim, length)
 
     def _row(self, node: Node, index: int, dim: int, length: int) -> None:
-        """Try ever larger units that stay together: single elements, heads, groups of heads."""
+        """Try ever larger units: single elements, heads, groups of heads."""
         unit, before = 1, 0
         while length // unit >= self.members:
             wider = self._paired(node, index, dim, length, unit)
@@ -137,7 +137,7 @@ class _Chooser:
         return 0
 
     def _take(self, wanted: dict[tuple[str, Shard], str]) -> None:
-        """Record placements, unless one of the parameters has another already."""
+        """Record placements, unless a parameter has another already."""
         placements: dict[str, set[Shard]] = {}
         for name, shard in wanted:
             placements.setdefault(name, set()).add(shard)
@@ -175,7 +175,7 @@ class _Chooser:
 
 @dataclass(slots=True)
 class _Trace:
-    """Follows one dimension from a node back to the weights whose columns make it."""
+    """Follows a dimension from a node back to weights with columns for it."""
 
     forward: Forward
     length: int
@@ -205,7 +205,7 @@ class _Trace:
         return True
 
     def _behind(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
-        """Return the parts from which a value's parts are computed; None if it cannot be computed in parts."""
+        """Return the parts behind a value's parts; None if not computable in parts."""
         forward = self.forward
         if name in forward.of_weights:
             items = forward.weights(name, shard)
@@ -238,8 +238,7 @@ class _Trace:
         return bool(parts) and all(name in self.forward.of_weights for name in parts)
 
     def _repeats(self, node: Node) -> bool:
-        """Return whether a node merges a dimension with one that repeats its elements: keys shared by several
-        queries."""
+        """Return whether a node merges a dimension with repeated elements: keys shared by several queries."""
         producer = self.forward.producers.get(node.inputs[0])
         return node.is_a("Reshape") and producer is not None and producer.is_a("Expand")
 

@@ -1,4 +1,4 @@
-"""Classes of ranks: ranks of one class hold parts of equal sizes, so they share one program and its types."""
+"""Classes of ranks: ranks of a class hold parts of equal sizes, and share a program and types."""
 
 from __future__ import annotations
 

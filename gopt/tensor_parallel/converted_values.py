@@ -1,4 +1,4 @@
-"""Values in other placements than those in which they are made; each is converted once for all its readers."""
+"""Values converted to other placements, once for all readers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gopt.tensor_parallel.window_nodes import Windows
 
 
 class ConvertedValues:
-    """The values of a sweep. ``out``: gets placements, and what is converted; ``weights``: states, and values computed
-    from them alone; ``gradients``: those that later passes reduce; ``regather``: each phase gathers anew."""
+    """The values of a sweep. ``out``: gets placements, and converted values; ``weights``: states, and values computed
+    from states alone; ``gradients``: values reduced by later passes; ``regather``: each phase gathers anew."""
 
     def __init__(
         self, build: ExpansionBuilder, out: Propagated, choose: StrategyChooser, constants: Constants, windows: Windows,
@@ -37,7 +37,7 @@ class ConvertedValues:
         anew, or the update reads a gradient: it gets the reduced one, and the backward keeps the rank's own."""
 
     def converted(self, name: str, placement: Placement) -> str:
-        """Return a value in another placement; it is converted once for all readers."""
+        """Return a value in another placement, converted once for all readers."""
         before = self.placements.get(name, REPLICATED)
         if before == placement:
             return name
@@ -69,8 +69,7 @@ class ConvertedValues:
         return self.build.phase is Phase.UPDATE and name in self.gradients
 
     def _behind(self, move: Node, placement: Placement) -> Placement | None:
-        """Return the placement of a move's operand that gives this placement of the result, if the operand is available
-        so or is whole."""
+        """Return the operand placement of a move for this result placement, if available or whole."""
         if isinstance(placement, Replicated):
             return REPLICATED
         if isinstance(placement, Window):
@@ -87,8 +86,7 @@ class ConvertedValues:
         return None
 
     def _moved(self, name: str, move: Node, operand: Placement, placement: Placement) -> str:
-        """Return a value in another placement by moving its converted operand: the operand is converted once for all
-        views."""
+        """Return a value in another placement by moving its converted operand, converted once for all views."""
         node = clone(move)
         conversions = self.out.converted.setdefault(name, [])
         output = self.named(name, "whole" if isinstance(placement, Replicated) else "moved")
@@ -105,7 +103,7 @@ class ConvertedValues:
         return output
 
     def count(self, before: Placement, after: Placement) -> None:
-        """Count a mapping by the kind. Raises UnsupportedError where no mapping leads from one placement to another."""
+        """Count a mapping by kind. Raises UnsupportedError without a mapping between the placements."""
         mapping = Conversion(before, after).mapping
         if mapping is None:
             raise UnsupportedError(

@@ -1,8 +1,7 @@
-"""Rewrites operators acting along a sharded dimension as operators that can be split there.
+"""Rewrites operators acting along a sharded dimension as splittable operators.
 
-An operator is rewritten only where its operand is sharded so. The formulas are those of the ONNX operators; softmax
-first subtracts the largest value of all members. Half precision is computed in float32, as runtimes do inside the
-operator.
+An operator is rewritten only for such operands. The formulas are those of the ONNX operators; softmax first subtracts
+the largest value of all members. Half precision is computed in float32, as runtimes do inside the operator.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Expansion = Callable[[ExpansionBuilder, Node, OperatorUse], None]
 
 
 def expansion(node: Node, operator: OperatorUse, placements: Sequence[Placement]) -> Expansion | None:
-    """Return the rewrite of a node whose operands have these placements; None where the node stays."""
+    """Return the rewrite of a node with operands in these placements; None if the node stays."""
     shard = placements[0] if placements else None
     if not isinstance(shard, Shard) or node.domain not in ("", "ai.onnx"):
         return None
@@ -53,7 +52,7 @@ def expansion(node: Node, operator: OperatorUse, placements: Sequence[Placement]
 
 
 def _places(operator: OperatorUse, shard: Shard) -> Expansion | None:
-    """Return the rewrite of an operator over spatial places that are split."""
+    """Return the rewrite of an operator over split spatial places."""
     kind, spatial = operator.op_type, shard.dim >= 2
     if kind in ("GlobalAveragePool", "GlobalMaxPool") and spatial:
         return global_pool
@@ -142,14 +141,14 @@ def log_sum_exp(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> N
 
 
 def mean(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
-    """Write the sum divided by the number of elements: members hold unequal numbers of them."""
+    """Write the sum divided by the number of elements, because members hold unequal numbers."""
     value = _wide(build, node.inputs[0], f"gopt.tensor-parallel.{node.outputs[0]}")
     count = prod(operator.size(0, axis) for axis in axes_of(operator) or ())
     _finish(build, node, operator, "Div", value, build.number(count, build.graph.types[value].dtype))
 
 
 def _finish(build: ExpansionBuilder, node: Node, operator: OperatorUse, kind: str, value: str, *more: str) -> None:
-    """Write the sum over the axes of a reduction, and one more operator on it."""
+    """Write the sum over the axes of a reduction, and a final operator."""
     out, keep = node.outputs[0], node.attributes.get("keepdims", 1)
     type, root = build.graph.types[out], f"gopt.tensor-parallel.{out}"
     total = build.reduction("ReduceSum", value, axes_of(operator) or (), f"{root}.sum", keepdims=keep)
@@ -166,7 +165,7 @@ def _wide(build: ExpansionBuilder, value: str, root: str) -> str:
 
 
 def _inner(build: ExpansionBuilder, out: str, type: TensorType, root: str) -> str:
-    """Return the name of a result before it is cast back; its own where no cast follows."""
+    """Return the name of a result before a cast back; the final name without a cast."""
     return f"{root}.result" if type.dtype in LOW_PRECISION else out
 
 

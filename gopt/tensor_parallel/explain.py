@@ -13,7 +13,7 @@ from gopt.text.suggestions import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class PlacementOrigin:
-    """The node that placed a value, and the operand that decided; '' where no operand did."""
+    """The node that placed a value, and the deciding operand, or ''."""
 
     node: str
     operand: str

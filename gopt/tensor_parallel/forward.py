@@ -50,7 +50,7 @@ class Forward:
         self.users = dict(users)
 
     def operator(self, node: Node) -> OperatorUse:
-        """Return a node as the rules see it."""
+        """Return a node for rules."""
         if id(node) not in self._operators:
             self._operators[id(node)] = use_of(node, self.training.graph, self._constants)
         return self._operators[id(node)]
@@ -64,14 +64,14 @@ class Forward:
         return all(self.training.graph.type_of(name).static for name in names)
 
     def unflattened(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a value before it was flattened for a product of matrices; () where it is unknown."""
+        """Return the shape of a value before flattening for a product of matrices; () if unknown."""
         types, node = self.training.graph.types, self.producers.get(name)
         while node is not None and node.is_a("Reshape") and self.static(name) and len(types[name].dims) < 3:
             name, node = node.inputs[0], self.producers.get(node.inputs[0])
         return types[name].dims if self.static(name) else ()
 
     def weighed(self, node: Node) -> list[tuple[int, int]]:
-        """Return pairs (index of a weight, index of the other operand) of a product; empty where both or none are
+        """Return pairs (index of a weight, index of the other operand) of a product; empty if both or neither are
         weights."""
         pairs = ((0, 1), (1, 0)) if node.is_a(*COLUMN_PRODUCTS) and len(node.inputs) > 1 else ()
         return [
@@ -80,7 +80,7 @@ class Forward:
         ]  # fmt: skip
 
     def weights(self, name: str, part: Placement) -> list[tuple[str, Shard]] | None:
-        """Return the parameters, with placements, from which a value is computed; None where one cannot be split so."""
+        """Return the parameters, with placements, behind a value; None if any cannot be split so."""
         if not isinstance(part, Shard):
             return []
         if name in self.parameters:

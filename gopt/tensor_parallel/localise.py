@@ -1,5 +1,4 @@
-"""Turns a graph with logical shapes into the graph a member runs: local types, and local values in the constants naming
-shapes."""
+"""Turns a graph with logical shapes into a member's graph: local types, and local values in shape constants."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from gopt.tensor_parallel.builder import PASS, ExpansionBuilder
 def localise(graph: Graph, shardings: Mapping[str, Sharding], coordinates: Mapping[str, int]) -> None:
     """Set the types and named shapes of the ranks at some coordinates. Changes the graph in place.
 
-    Initial values of states keep their logical types: the writer cuts them.
+    Initial values of states keep logical types: the writer cuts values.
     """
     local = _Local(graph, shardings, coordinates)
     local.run()
@@ -86,7 +85,7 @@ class _Local:
         node.op_type, node.inputs, node.encoded, node._attributes = "Constant", [], None, constant.attributes
 
     def _mapping(self, node: Node) -> None:
-        """Set the local lengths of a dimension another axis shards as well."""
+        """Set the local lengths of a dimension sharded along another axis as well."""
         for sizes, dim, value in _LENGTHS.get(node.op_type, ()):
             if sizes in node.attributes and node.attributes.get(dim) is not None:
                 name, at = (node.inputs if value == "X" else node.outputs)[0], int(node.attributes[dim])
@@ -112,15 +111,14 @@ class _Local:
             node.encoded = None
 
     def count(self, node: Node, key: str, index: int, dim: int) -> None:
-        """Set the local number of groups or heads a dimension of an operand holds."""
+        """Set the local number of groups or heads in a dimension of an operand."""
         if node.attributes.get(key, 1) > 1:
             whole, local = (types[node.inputs[index]].dims for types in (self.logical, self.graph.types))
             if len(whole) > dim and whole[dim] != local[dim]:
                 self._attribute(node, key, int(node.attributes[key]) * local[dim] // whole[dim])
 
     def slide(self, node: Node) -> None:
-        """Remove the padding of a dimension with windows, which hold their neighbours' elements already. Set the local
-        kernel."""
+        """Remove the padding of a dimension with windows, which contain neighbours' elements. Set the local kernel."""
         rank = len(self.logical[node.inputs[0]].dims) - 2
         split = self._split_places(node)
         if not split:
@@ -138,7 +136,7 @@ class _Local:
         node._attributes, node.encoded = attrs, None
 
     def slice(self, node: Node) -> None:
-        """Take all of a window: it begins where the member's part of the result does."""
+        """Take the whole window, which begins with the member's part of the result."""
         rows = slices(self._described(node))
         split = self._split_places(node, start=0)
         for _, placement in self.shardings[node.inputs[0]].by_axis if node.inputs[0] in self.shardings else ():
@@ -156,7 +154,7 @@ class _Local:
             node.inputs = [node.inputs[0], *map(self.build.ints, (starts, ends, list(rows), steps))]
 
     def pad(self, node: Node) -> None:
-        """Add no padding to a window: it holds what is added already."""
+        """Add no padding to a window, which contains the padding."""
         added, split = paddings(self._described(node)), self._split_places(node, start=0)
         if added is None or not any(added[dim] != (0, 0) for dim in split):
             return
@@ -208,7 +206,7 @@ class _Local:
         self._read(node, 1, *map(self.build.ints, bounds))
 
     def scattered(self, node: Node) -> None:
-        """Set the local bounds of a slice that is written."""
+        """Set the local bounds of a written slice."""
         length = self.graph.types[node.inputs[2]].dims[0]
         if length != self.logical[node.inputs[2]].dims[0]:
             run = run_written(self._described(node))

@@ -68,7 +68,7 @@ class _Loss:
         return self._add("Cast", [value], role, TensorType("float32", type.shape), to=dtype_code("float32"))
 
     def _logs(self) -> str:
-        """Return logarithms of probabilities, which are also a result where the node names it."""
+        """Return logarithms of probabilities, also a result if named by the node."""
         value = self._wide(self.node.inputs[0], "wide")
         if self.node.op_type == "NegativeLogLikelihoodLoss":
             return value
@@ -82,7 +82,7 @@ class _Loss:
         return logs
 
     def _labels(self) -> tuple[str, str]:
-        """Return labels with class 0 for ignored ones, and a mask of the ignored ones; '' where none is ignored."""
+        """Return labels with class 0 for ignored ones, and a mask of ignored labels, '' without such."""
         labels = self.node.inputs[1]
         type = self.build.graph.types[labels]
         if "ignore_index" not in self.node.attributes:
@@ -103,7 +103,7 @@ class _Loss:
         return self._add("Neg", [flat], "losses", plain)
 
     def _weights(self, labels: str, type: TensorType, ignored: str) -> str:
-        """Return the weight of each label, 0 for an ignored one; '' where each counts once."""
+        """Return the weight of each label, 0 for an ignored label; '' if each counts once."""
         factor = self.node.inputs[2] if len(self.node.inputs) > 2 else ""
         if not factor and not ignored:
             return ""

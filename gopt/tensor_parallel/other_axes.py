@@ -1,4 +1,4 @@
-"""The axes along which a graph is already split while one more is added."""
+"""The axes of an already split graph while another axis is added."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gopt.tensor_parallel.mappings import beside
 
 @dataclass(slots=True)
 class OtherAxes:
-    """Axes along which a graph is already split while nodes for one more are added. ``checkers``: by axis, with the
-    placements of all values."""
+    """Axes of an already split graph while nodes for another axis are added. ``checkers``: by axis, with the placements
+    of all values."""
 
     graph: Graph
     checkers: tuple[Checker, ...] = ()
@@ -31,7 +31,7 @@ class OtherAxes:
         return tuple(checker.of(name) for checker in self.checkers)
 
     def fit(self, placed: Iterable[tuple[str, Placement]]) -> bool:
-        """Return whether values can have these placements along one more axis."""
+        """Return whether values can have these placements along another axis."""
         if not self.checkers:
             return True
         return all(
@@ -40,7 +40,7 @@ class OtherAxes:
         )  # fmt: skip
 
     def adds(self, node: Node, placement: Placement) -> bool:
-        """Return whether a mapping along one of these axes keeps this placement along the new one."""
+        """Return whether a mapping along an existing axis keeps this placement along the new axis."""
         try:
             beside(node, Operand(node.inputs[0], placement))
         except Mismatch:

@@ -1,4 +1,4 @@
-"""Rules, by name, that divide a dimension among members."""
+"""Rules, by name, for dividing a dimension among members."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Sizes(str, Enum):
 
 
 def part_sizes(length: int, members: int, rule: Sizes, unit: int = 1) -> tuple[int, ...]:
-    """Return the elements of each member: multiples of ``unit``, but for the last member that has any."""
+    """Return the elements of each member: multiples of ``unit``, except for the last nonempty member."""
     count, rest = divmod(length, unit)
     sizes = [size * unit for size in _units(count, members, rule)]
     sizes[max((index for index, size in enumerate(sizes) if size), default=0)] += rest

@@ -65,7 +65,7 @@ def with_specs(
 def _chosen(
     configurations: Sequence[Configuration], mesh: Mesh, axis: str, wanted: str, note: Callable[[str], None]
 ) -> Configuration | None:
-    """Return the configuration whose specs count; None where there is none."""
+    """Return the configuration with the specs in use, or None."""
     if wanted == NONE:
         return None
     if wanted and wanted not in {config.name for config in configurations}:
@@ -138,7 +138,7 @@ class _Reader:
         return {root: placement for root, (placement, _) in agreed.items()}
 
     def _views(self, name: str) -> list[Node] | None:
-        """Return the nodes between a value and the parameter of which it is a view; None for other values."""
+        """Return the nodes between a value and the viewed parameter; None for other values."""
         nodes: list[Node] = []
         while name not in self.roots:
             node = self.producers.get(name)

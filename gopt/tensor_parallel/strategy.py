@@ -72,7 +72,7 @@ class StrategyChooser:
         return [(slot, placement) for slot, placement in aims if isinstance(placement, Shard)]
 
     def _options(self, node: Node, placed: Sequence[tuple[Slot, Placement]]) -> list[Strategy]:
-        """Return the strategies with one of these placements other axes allow."""
+        """Return the strategies with one of these placements, allowed by other axes."""
         shards = [(slot, placement) for slot, placement in placed if isinstance(placement, Shard)]
         unique: dict[Strategy, None] = {}
         if is_mapping(node, self.others.axes):
@@ -88,8 +88,7 @@ class StrategyChooser:
         return [way for way in unique if not (way.masked and node.domain == SPMD) and self.fit(node, way)]
 
     def fit(self, node: Node, strategy: Strategy) -> bool:
-        """Return whether the parts of all values nest with those of other axes, and a reshape can tell its dimensions
-        apart."""
+        """Return whether all parts nest with those of other axes, and a reshape can tell dimensions apart."""
         reshapes = node.is_a(*RESHAPES)
         for operand in (*strategy.operands, *strategy.results):
             if isinstance(operand, Shard) and operand.alone and (reshapes or operand.runs > 1):
@@ -99,7 +98,7 @@ class StrategyChooser:
     def _least(
         self, node: Node, placements: Sequence[Placement], options: Sequence[Strategy]
     ) -> tuple[Strategy | None, Weight]:  # fmt: skip
-        """Return the cheapest option and the cost; the first of several."""
+        """Return the cheapest option and the cost; the first of equals."""
         best, least = None, (float("inf"), 0)
         for option in options:
             cost = self._weigh(node, placements, option)

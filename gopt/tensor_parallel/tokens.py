@@ -93,7 +93,7 @@ class Tokens:
         """Return placements by tokens or heads for a value that would be gathered or summed otherwise.
 
         Partial sums: by tokens; where the batch itself is sharded, any dimension of the length counts. A shard: by
-        tokens, or by heads in front of the last two dimensions. ``others``: placements along other axes, whose parts
+        tokens, or by heads in front of the last two dimensions. ``placements``: those along other axes, whose parts
         are divided further.
         """
         if isinstance(before, Partial) and before.op in ("sum", "mean"):

@@ -1,4 +1,4 @@
-"""Windows in a step: operators of ``gopt.spmd`` making or read them, and the placements."""
+"""Windows in a step: operators of ``gopt.spmd`` making or reading windows, and placements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gopt.tensor_parallel.pool_gradients import Scattered, scattered
 
 @dataclass(slots=True)
 class Windows:
-    """Windows that propagation has met so far."""
+    """Windows met by propagation so far."""
 
     graph: Graph
     constants: Constants
@@ -35,7 +35,7 @@ class Windows:
             self.shared.setdefault((placement.dim, placement.length), placement.sizes)
 
     def part(self, terms: WindowTerms) -> Shard:
-        """Return the parts to which partial sums are reduced."""
+        """Return the parts for reduced partial sums."""
         sizes = self.shared.get((terms.dim, terms.length))
         return Shard(terms.dim, sizes or shared_like(terms.sizes, terms.length))
 
@@ -45,14 +45,14 @@ class Windows:
         self.pools[node.outputs[1]] = node
 
     def scattered(self, node: Node, placements: Mapping[str, Placement]) -> Scattered | None:
-        """Return how members scatter into zeros of their windows; None where they cannot."""
+        """Return how members scatter into zeros of windows; None if impossible."""
         if not self.pools or not node.is_a("ScatterElements") or not self.index.constants.zero(node.inputs[0]):
             return None
         return scattered(node, self.graph, self.constants, self.index.producers.get, self.pools, placements)
 
 
 def pool_member(node: Node, strategy: Strategy, axis: str, dims: Sequence[int]) -> None:
-    """Let a MaxPool index the whole operand, of which a member holds a window."""
+    """Let a MaxPool index the whole operand from a member's window."""
     read = strategy.operands[0]
     assert isinstance(read, (Shard, Window))
     reading = {"group": axis, "axis": read.dim, "ranges": _ends(read), "length": dims[read.dim]}
@@ -61,7 +61,7 @@ def pool_member(node: Node, strategy: Strategy, axis: str, dims: Sequence[int]) 
 
 
 def counted_as(node: Node, read: Placement) -> bool:
-    """Return whether such a pool indexes through the window it reads."""
+    """Return whether such a pool indexes through its window."""
     attrs = node.attributes
     if not isinstance(read, (Shard, Window)) or attrs["axis"] != read.dim or list(attrs["ranges"]) != _ends(read):
         return False

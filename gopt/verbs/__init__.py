@@ -1,1 +1,1 @@
-"""The verbs of the command line for programs; ``gopt`` gives them by the names."""
+"""The verbs of the command line for programs, exported by ``gopt``."""

@@ -1,4 +1,4 @@
-"""Curves of a run for TensorBoard, by its own writer."""
+"""Curves of a run for TensorBoard, written by TensorBoard's writer."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def scalars(progress: Progress) -> dict[str, float]:
 
 @contextmanager
 def curves(folder: str | os.PathLike[str] | None) -> Iterator[Callable[[Progress], None]]:
-    """A function adding a step to the curves in a folder; None: to none. A run that is resumed replaces what the folder
-    has of the steps and later ones. Raises RunError where nothing can be written."""
+    """A function adding a step to the curves in a folder, or doing nothing for None. A resumed run replaces the
+    folder's later steps. Raises RunError for a failed write."""
     if folder is None:
         yield lambda progress: None
         return

@@ -22,12 +22,11 @@ def derive(
     force: bool = False,
     advance: Callable[[str], None] = lambda text: None,
 ) -> Derived:
-    """Write the training step of a forward ONNX model: backward, loss and optimizer are added to it.
+    """Write the training step of a forward ONNX model: backward, loss and optimizer are added.
 
     ``options``: a ``DeriveOptions``. Nothing is written unless finite differences confirm the gradients. Raises
-    InputError for a damaged model, OptionError for a request that makes no step, or where onnx-ad is missing,
-    UnsupportedError for an operator without a derivative or a gradient that is not confirmed, RunError when the file
-    cannot be written.
+    InputError for a damaged model, OptionError for a request without a step, or a missing onnx-ad, UnsupportedError for
+    an operator without a derivative or an unconfirmed gradient, RunError for a failed write.
 
     >>> options = gopt.DeriveOptions(loss="cross-entropy", optimizer="adamw")
     >>> gopt.derive("model.onnx", "step.onnx", options)  # doctest: +SKIP

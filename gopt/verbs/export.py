@@ -24,11 +24,11 @@ def export(
     force: bool = False,
     advance: Callable[[str], None] = lambda text: None,
 ) -> Exported:
-    """Trace a training step of PyTorch, compare it with eager PyTorch, and write it as one ONNX file.
+    """Trace a training step of PyTorch, compare with eager PyTorch, and write an ONNX file.
 
-    ``factory``: ``MODULE:FACTORY``, a function, or what one returns: (module, loss function or None, optimizer or
-    several, example batch[, scheduler]). Raises OptionError and InputError for what the user gave, or where PyTorch is
-    missing, UnsupportedError for a step that cannot be exported, RunError when the file cannot be written.
+    ``factory``: ``MODULE:FACTORY``, a function, or a function's result: (module, loss function or None, optimizer or
+    several, example batch[, scheduler]). Raises OptionError and InputError for wrong arguments, or without PyTorch,
+    UnsupportedError for a step without an export, RunError for a failed write.
 
     >>> gopt.export("train.py:make", "step.onnx")  # doctest: +SKIP
     """
@@ -39,7 +39,7 @@ def export(
 
 @contextlib.contextmanager
 def needs_torch(what: str) -> Iterator[None]:
-    """The context of an import needing PyTorch: raises OptionError where that is missing."""
+    """The context of an import of PyTorch: raises OptionError if missing."""
     try:
         yield
     except ModuleNotFoundError as error:

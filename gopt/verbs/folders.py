@@ -24,9 +24,9 @@ from gopt.verbs.on_disk import Folder, TemporaryFolder, keep_alive, on_disk
 
 @checked
 def explain(folder: Folder, name: str) -> Story:
-    """Show what became of one operator, value, state, parameter or bucket, where, why, and what stands for it now.
+    """Show what became of an operator, value, state, parameter or bucket, where, why, and its replacement.
 
-    Raises InputError where the folder is broken, OptionError for a name that it does not have.
+    Raises InputError for a broken folder, OptionError for an unknown name.
 
     >>> gopt.explain(gopt.shard("fixtures/mlp_sgd.onnx", 2), "fc1.weight").name
     'fc1.weight'
@@ -37,10 +37,10 @@ def explain(folder: Folder, name: str) -> Story:
 
 @checked
 def merge(what: Folder, model: str | os.PathLike[str], *, force: bool = False) -> merging.Merged:
-    """Write one model, the step as it was, with the values of a folder, checkpoint or run.
+    """Write the original step as a model, with the values of a folder, checkpoint or run.
 
-    Raises OptionError when the model exists and ``force`` is not given, InputError for ranks that are incomplete,
-    RunError when the model cannot be written.
+    Raises OptionError when the model exists and ``force`` is not given, InputError for incomplete ranks, RunError for a
+    failed write.
 
     >>> gopt.merge(gopt.shard("fixtures/mlp_sgd.onnx", 2), "merged.onnx").missing
     ()
@@ -53,13 +53,12 @@ def merge(what: Folder, model: str | os.PathLike[str], *, force: bool = False) -
 def save_state_dict(
     what: Folder, output: str | os.PathLike[str], *, all_states: bool = False, force: bool = False
 ) -> StateDict:
-    """Write what ``module.load_state_dict`` takes, of a folder, checkpoint, run or step, as a .safetensors file, or as
-    a .pt file for ``torch.load``.
+    """Write the state dict for ``module.load_state_dict``, of a folder, checkpoint, run or step, as a .safetensors
+    file, or as a .pt file for ``torch.load``.
 
-    ``all_states``: states of optimizers too. A .pt file is then a dict: ``model``, ``optimizer``, ``step``, and what
-    the step has of ``scheduler``, ``scaler``, ``ema`` and ``loss``. Raises OptionError where the file exists and
-    ``force`` is not given, or PyTorch is missing, InputError for ranks that are incomplete, RunError when it cannot be
-    written.
+    ``all_states``: states of optimizers too. A .pt file is then a dict: ``model``, ``optimizer``, ``step``, and the
+    step's ``scheduler``, ``scaler``, ``ema`` and ``loss``, if any. Raises OptionError where the file exists and
+    ``force`` is not given, or PyTorch is missing, InputError for incomplete ranks, RunError for a failed write.
 
     >>> gopt.save_state_dict(gopt.shard("fixtures/mlp_sgd.onnx", 2), "trained.safetensors").missing
     ()
@@ -83,8 +82,8 @@ def reshard(
 ) -> api.Sharded:
     """The ranks of another mesh with the values of a folder, checkpoint or run; nothing is written.
 
-    ``options``, by pass, and ``accumulate`` replace what the folder's report says; ``note`` is called for each option
-    that has no effect any more. Raises InputError, OptionError and UnsupportedError.
+    ``options``, by pass, and ``accumulate`` replace options of the folder's report; ``note`` is called for each option
+    without effect. Raises InputError, OptionError and UnsupportedError.
 
     >>> gopt.reshard(gopt.shard("fixtures/mlp_sgd.onnx", 2), "shard=3").program.mesh.ranks
     3
@@ -101,10 +100,9 @@ def reshard(
 
 @checked
 def seal(folder: str | os.PathLike[str]) -> Sealed:
-    """Take the files of an output folder, a folder of checkpoints or one step as they are: write their digests anew.
+    """Accept the files of an output folder, a folder of checkpoints or a step: write new digests.
 
-    Raises InputError where its manifest or index is damaged, RunError where that cannot be written, or while a job
-    writes there.
+    Raises InputError for a damaged manifest or index, RunError for a failed write, or while a job writes there.
 
     >>> report = gopt.shard("fixtures/mlp_sgd.onnx", 2).write("sealed.ranks")
     >>> gopt.seal("sealed.ranks").changed
@@ -117,8 +115,8 @@ def seal(folder: str | os.PathLike[str]) -> Sealed:
 def diff(a: Folder, b: Folder, *, rtol: float = 0.0, atol: float = 0.0) -> Diff:
     """Compare two models, two output folders or two checkpoints: operators, wiring, attributes, values, bytes.
 
-    Values of states are equal where |a - b| <= ``atol`` + ``rtol`` |b|. Raises InputError where one cannot be read,
-    OptionError for two that are not of one kind.
+    Values of states are equal where |a - b| <= ``atol`` + ``rtol`` |b|. Raises InputError for an unreadable side,
+    OptionError for sides of different kinds.
 
     >>> gopt.diff(gopt.shard("fixtures/mlp_sgd.onnx", 2), gopt.shard("fixtures/mlp_sgd.onnx", 3)).equal
     False

@@ -20,9 +20,9 @@ from gopt.text.notebook import HtmlTable
 
 @dataclass(frozen=True, slots=True)
 class Imported(HtmlTable):
-    """A step ``import_step`` wrote. ``data``: the file of values beside the model, or ''; ``inputs``: the inputs a run
-    feeds; ``missing``: states without a value; ``uninitialized``: values that the source computes first, of which the
-    step has the stored ones."""
+    """A step written by ``import_step``. ``data``: the file of values beside the model, or ''; ``inputs``: inputs fed
+    by a run; ``missing``: states without a value; ``uninitialized``: values computed first by the source, stored values
+    in the step."""
 
     model: str
     data: str
@@ -35,7 +35,7 @@ class Imported(HtmlTable):
     uninitialized: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The record that ``gopt import --json`` prints."""
+        """The record printed by ``gopt import --json``."""
         return {
             "format": "gopt-import/1", "model": self.model, "data": self.data, "nodes": self.nodes,
             "parameters": self.parameters, "states": self.states, "bytes": self.nbytes, "inputs": list(self.inputs),

@@ -47,7 +47,7 @@ def _inspect(
     path: str | os.PathLike[str], roles: RoleMap, groups: Mapping[str, str], axes: Mapping[str, str],
     advance: ProgressCallback,
 ) -> Description:  # fmt: skip
-    """One of the kinds that content tells, a training step, or else an inference model."""
+    """A kind recognised by content, a training step, or else an inference model."""
     advance("reading")
     described = inspect_path(path)
     if isinstance(described, OrtArtifactsInspection):
@@ -65,7 +65,7 @@ def _inspect(
 
 
 def _with_step(result: OrtArtifactsInspection, path: str | os.PathLike[str], roles: RoleMap) -> OrtArtifactsInspection:
-    """The parts of a folder, and the training step they make, or why they make none."""
+    """The parts of a folder, with their training step, or the reason for none."""
     try:
         return replace(result, step=inspect_model(api.load(path, roles=roles)))
     except (InputError, UnsupportedError) as refusal:

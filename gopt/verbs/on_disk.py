@@ -1,4 +1,4 @@
-"""Inputs of a verb: a path, or an object of another verb, which is written to a temporary folder while it is read."""
+"""Inputs of a verb: a path, or an object of another verb, written to a temporary folder for reading."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Folder: TypeAlias = str | os.PathLike[str] | Sharded | Split | HasPath
 
 @contextmanager
 def on_disk(folder: Folder) -> Iterator[Path]:
-    """The path of what is given."""
+    """The path of the given folder."""
     if isinstance(folder, str | os.PathLike):
         yield Path(folder)
     elif isinstance(folder, Sharded | Split):
@@ -56,7 +56,7 @@ class TemporaryFolder:
 
 
 def keep_alive(reader: object, owner: object) -> None:
-    """Let ``owner`` live as long as ``reader``, which reads its files when they are needed."""
+    """Let ``owner`` live as long as ``reader``, which reads files of ``owner`` on demand."""
     weakref.finalize(reader, _forget, owner)
 
 

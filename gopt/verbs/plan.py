@@ -1,4 +1,4 @@
-"""``gopt.plan``: what each choice of mesh, stage, partition and bucket size would cost."""
+"""``gopt.plan``: the costs of each choice of mesh, stage, partition and bucket size."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gopt.text.notebook import HtmlTable
 
 @dataclass(frozen=True, slots=True)
 class Plan(HtmlTable):
-    """All choices, best first. ``mesh``: the one that was asked for, None where those of ``ranks`` were weighed;
-    ``memory``: bytes of a rank; ``remarks``: by mesh, what its figures do not say."""
+    """All choices, best first. ``mesh``: the requested mesh, None if meshes of ``ranks`` were weighed; ``memory``:
+    bytes of a rank; ``remarks``: by mesh, beyond the figures."""
 
     ranks: int
     mesh: Mesh | None
@@ -38,7 +38,7 @@ class Plan(HtmlTable):
         return [(f"{choice.choice.mesh}, {choice.choice.settings}", choice.why) for choice in self.choices]
 
     def to_json(self) -> dict[str, Any]:
-        """The record as ``gopt plan --json`` prints it."""
+        """The record printed by ``gopt plan --json``."""
         rows = [{"mesh": str(row.choice.mesh), "batches": row.choice.batches, **row.to_json()} for row in self.choices]
         head = {"ranks": self.ranks} if self.mesh is None else {"mesh": str(self.mesh)}
         more = {"memory": self.memory, "link": self.link, "remarks": dict(self.remarks), "choices": rows}
@@ -58,8 +58,8 @@ def plan(
     """Compare every stage, partition and bucket size by memory, traffic, calls, balance and overlap. Writes nothing.
 
     An int for ``mesh`` weighs several meshes of that many ranks. ``memory``: bytes of a rank or such as ``80GB``;
-    ``link``: such as ``200GB/s:5us``; ``bucket_mb``: only this cap, in MiB. ``source`` may be a function that loads it
-    once the other options are read. Raises InputError, OptionError and UnsupportedError.
+    ``link``: such as ``200GB/s:5us``; ``bucket_mb``: only this cap, in MiB. ``source`` may be a function, called after
+    reading the other options. Raises InputError, OptionError and UnsupportedError.
 
     >>> gopt.plan("fixtures/mlp_sgd.onnx", "shard=2", bucket_mb=1).choices[0].choice.mesh.ranks
     2

@@ -31,9 +31,9 @@ from gopt.verbs.training import RunHooks, train_endpoints, train_ranks
 
 @dataclass(frozen=True, slots=True)
 class Run(HtmlTable):
-    """The result of a run. ``steps``: one record a step; ``path``: the checkpoint of the last one, which ``merge``,
-    ``reshard`` and ``diff`` take. Of a run without ``checkpoint`` it is there as long as this object is. ``draws``: the
-    seed of random numbers the data did not give; None where the step draws none."""
+    """The result of a run. ``steps``: a record per step; ``path``: the last checkpoint, for ``merge``, ``reshard`` and
+    ``diff``. Without ``checkpoint``, the path exists as long as this object. ``draws``: the seed of random numbers
+    missing in the data; None for a step without random numbers."""
 
     ranks: int
     steps: tuple[Progress, ...]
@@ -53,7 +53,7 @@ class Run(HtmlTable):
 
     @property
     def best(self) -> Path | None:
-        """The best checkpoint by ``keep_best``, None where none was kept."""
+        """The best checkpoint by ``keep_best``, or None."""
         path = self.path.parent / BEST_DIR
         return path if path.is_dir() else None
 

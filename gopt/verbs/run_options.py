@@ -1,4 +1,4 @@
-"""How ranks, or trainers and servers, train: as one record."""
+"""The record of options for training by ranks, or trainers and servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FilePath = str | os.PathLike[str]
 
 
 def check_samples(name: str, data: object) -> None:
-    """Raise OptionError for values that can be iterated, and are no batches."""
+    """Raise OptionError for iterable values other than batches."""
     unnamed = isinstance(data, Mapping) and not all(isinstance(key, str) for key in data)
     if unnamed or isinstance(data, bytes | bytearray | set | frozenset):
         raise OptionError(
@@ -37,19 +37,19 @@ def check_samples(name: str, data: object) -> None:
 @spelled
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How a run trains.
+    """The options of a run.
 
-    ``settings``: hyper-parameter -> a number or a schedule (``cosine:1e-3:0:1000``). ``state``: values where the folder
-    has none. ``shuffle``: seed of a new order of samples in every pass. ``last``: what becomes of samples at the end of
-    a pass filling no step: the next pass fills it up (``carry``, the default), they are left out (``drop``), or the
-    pass's first samples fill it (``pad``). ``batch_size``: samples of each rank's batch, where the step leaves their
-    number open and ``data`` is on disk. ``draws``: seed of the random numbers the data does not give. A resumed run
-    keeps these four. ``checkpoint``: a folder on disk; one is written at the end and ``every`` so many steps, ``keep``
-    of them stay, and ``resume`` continues from the newest. ``startup``: False starts from stored values where the
-    folder has start-up graphs. ``sync_init``: axes along which start values are those of the first rank, ``all`` or
-    such as ``dp+tp``. ``tuning``: False runs without tiling and generated kernels, with the same bits. ``audit``:
-    compare what ranks hold in common every so many steps, and before each checkpoint; 0 is never. ``trace``: the file
-    for what every rank did when. ``deadline``: seconds that a rank waits for the others at a call.
+    ``settings``: hyper-parameter -> a number or a schedule (``cosine:1e-3:0:1000``). ``state``: values missing in the
+    folder. ``shuffle``: seed of a new order of samples in every pass. ``last``: the use of samples at the end of a pass
+    too few for a step: the next pass completes the step (``carry``, the default), the samples are left out (``drop``),
+    or the pass's first samples complete the step (``pad``). ``batch_size``: samples of each rank's batch, where the
+    step leaves their number open and ``data`` is on disk. ``draws``: seed of random numbers missing in the data. A
+    resumed run keeps these four. ``checkpoint``: a folder on disk; checkpoints are written at the end and ``every`` so
+    many steps, ``keep`` checkpoints stay, and ``resume`` continues from the newest. ``startup``: False starts from
+    stored values even with start-up graphs. ``sync_init``: axes with the first rank's start values, ``all`` or such as
+    ``dp+tp``. ``tuning``: False runs without tiling and generated kernels, with the same bits. ``audit``: compare the
+    ranks' common values every so many steps, and before each checkpoint; 0 is never. ``trace``: the file for every
+    rank's times. ``deadline``: seconds to wait for other ranks at a call.
 
     ``eval``: a model of the forward (``gopt export --eval``) that is evaluated on ``eval_data``, in a form of ``data``
     that ends, at the end and every ``eval_every`` steps. ``keep_best``: a metric of it, as ``accuracy:max``; the best
@@ -168,7 +168,7 @@ class RunOptions:
         )  # fmt: skip
 
     def check(self, *, split: bool) -> None:
-        """Raise OptionError for what means nothing for a split, or for ranks without servers."""
+        """Raise OptionError for options without meaning for a split, or for ranks without servers."""
         if split:
             if self.sync_init is not None:
                 raise OptionError(
@@ -213,8 +213,8 @@ class RunOptions:
     def server_job(
         self, job: Job, tell: Callable[[str], None], summarise: Callable[[Sequence[ServerSummary]], None]
     ) -> ServerJob:
-        """The job with the trainers and servers. ``tell`` gets a line for each fault; ``summarise`` what each server
-        did, at the end. Raises InputError and OptionError."""
+        """The job with the trainers and servers. ``tell`` gets a line for each fault; ``summarise`` each server's
+        summary, at the end. Raises InputError and OptionError."""
         from gopt.runtime.parameter_server.faults import FaultOptions, OnNan, StopFault
         from gopt.runtime.parameter_server.job import ServerJob
         from gopt.runtime.parameter_server.run_record import check_recordable

@@ -1,4 +1,4 @@
-"""``gopt.shard``: a sharded step, with what only a run of the source can tell."""
+"""``gopt.shard``: a sharded step, and facts known only from a run of the source."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHOSEN = ("stage", "partition", "bucket_mb", "pipeline")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auto:
-    """Take the best choice of ``gopt plan``. ``memory``: what a rank may hold, such as ``80GB``; ``link``: the links
+    """Take the best choice of ``gopt plan``. ``memory``: the limit of a rank, such as ``80GB``; ``link``: the links
     between ranks, such as ``200GB/s:5us``."""
 
     memory: str | None = None
@@ -69,7 +69,7 @@ def shard(
 
 
 def confirm_duals(source: Source, mesh: Mesh) -> list[str]:
-    """Notes on mappings of the source whose dual was not found; nothing is loaded or run where there are none."""
+    """Notes on mappings of the source without a known dual; nothing is loaded or run if all are known."""
     if not without_dual(find_region_mappings(source.training)):
         return []
     from gopt.verification.source_duals import check_source_duals
@@ -80,7 +80,7 @@ def confirm_duals(source: Source, mesh: Mesh) -> list[str]:
 def _chosen(
     source: Source, mesh: Mesh, settings: ShardOptions, auto: Auto, advance: ProgressCallback
 ) -> tuple[ShardOptions, ChoiceEntry]:
-    """The options with those of the best choice, and what the report says of it."""
+    """The options of the best choice, and the report's entry."""
     from gopt.offline.plan import choices
     from gopt.offline.plan_ranking import best
 

@@ -1,4 +1,4 @@
-"""A run in threads of this process, and what it calls: the same for ``gopt.run`` and the command line."""
+"""A run in threads of this process, with its calls: the same for ``gopt.run`` and the command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunHooks:
     on_end: Callable[[SyncReport], None] = lambda report: None
 
     def of_servers(self, job: Job, position: Callable[[int, int], None] = lambda *_: None) -> Hooks:
-        """As a run of trainers and servers takes them; ``position``: called with step and message."""
+        """As for a run of trainers and servers; ``position``: called with step and message."""
         return Hooks(lambda: self.on_start(_first_step(job), ""), position, self.stop_signal, self.on_end)
 
 
@@ -39,7 +39,7 @@ def _first_step(job: Job) -> int:
 
 
 def train_ranks(job: Job, mesh: Mesh, deadline: float, hooks: RunHooks) -> tuple[int, int]:
-    """Train with a thread for each rank; returns the last step, and the signal for which the run ended, or 0."""
+    """Train with a thread for each rank; returns the last step, and the ending signal, or 0."""
 
     def live(engine: Engine) -> tuple[int, int]:
         trainer = Trainer(job, engine, lambda step, call: None, stop_signal=hooks.stop_signal)

@@ -1,4 +1,4 @@
-"""``gopt.verify``: the proof ranks compute what their source does."""
+"""``gopt.verify``: the proof that ranks compute the source's step."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def verify(
     """Run the source and all ranks, each on its own batch, and compare every state and loss.
 
     ``model`` replaces the kept source. Options are fields of ``VerifyOptions``: as keywords (``steps=1``), as one
-    record, or as a record with changes. ``advance`` is called with each phase. Raises InputError for a folder that is
-    incomplete, UnsupportedError for random nodes that cannot be fed, RunError when a rank fails.
+    record, or as a record with changes. ``advance`` is called with each phase. Raises InputError for an incomplete
+    folder, UnsupportedError for random nodes beyond feeding, RunError for a failed rank.
 
     >>> gopt.verify(gopt.shard("fixtures/mlp_sgd.onnx", 2), steps=1).equal
     True
@@ -48,7 +48,7 @@ def verify(
 
 
 def _check_alone(chosen: VerifyOptions, model: object) -> None:
-    """Refuse options beside ``replay`` that mean nothing there: the record says what the run was."""
+    """Refuse options without meaning beside ``replay``: the record has the run's options."""
     usual = VerifyOptions(deadline=chosen.deadline, data=chosen.data, replay=chosen.replay)
     names = [field.name for field in fields(VerifyOptions) if getattr(chosen, field.name) != getattr(usual, field.name)]
     if names or model is not None:

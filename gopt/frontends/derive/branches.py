@@ -12,7 +12,7 @@ from gopt.autodiff.operators import FreeNames, bodies, names_of
 
 
 def take_branches(model: ModelProto, conditions: Mapping[str, bool]) -> list[TensorProto] | None:
-    """Replace each If of the graph with a ``known`` condition by the nodes of its branch.
+    """Replace each If of the graph with a condition in ``conditions`` by the nodes of its branch.
 
     Returns the constants of these branches, read by the graph from now on; None without such an If.
     """

@@ -61,7 +61,7 @@ def weight_gradient(g: Any, x: Any, w: Any, stride: Any, pad: Any, dilation: Any
 
 
 def max_pool_backward(axes: int) -> Any:
-    """Gradient of max pooling over the last ``axes`` as a scatter in float32. ``given``: options, then the indices."""
+    """Gradient of max pooling over the last ``axes`` as a scatter in float32. ``pooled``: options, then the indices."""
 
     def backward(g: Any, x: Any, *pooled: Any) -> Any:
         lead, flat = x.shape[:-axes], math.prod(x.shape[-axes:])

@@ -128,7 +128,7 @@ def extreme(builtin: Any, function: Any) -> Any:
 def _modules_of(optimizers: Any) -> list[Any]:
     """``torch.optim`` and the packages the classes of ``optimizers`` come from."""
     classes = {base for optimizer in optimizers for base in type(optimizer).__mro__}
-    packages = {type_.__module__.partition(".")[0] for type_ in classes} - {"torch", "builtins", "abc", "typing"}
+    packages = {kind.__module__.partition(".")[0] for kind in classes} - {"torch", "builtins", "abc", "typing"}
     return [
         module
         for name, module in list(sys.modules.items())

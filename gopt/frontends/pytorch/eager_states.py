@@ -29,7 +29,7 @@ class EagerStates:
         self, recipe: Recipe, eager: EagerSteps, options: ExportOptions, names: Container[str] = (), *,
         shake: float = 0.0, wide: bool = False,
     ) -> None:  # fmt: skip
-        """``taken``: names unavailable for outputs of the module; ``shake``: the share of disturbance of all states;
+        """``names``: names unavailable for outputs of the module; ``shake``: the share of disturbance of all states;
         ``wide``: whether to compute in float64."""
         self._taken, self._wide = names, wide
         copied = copy.deepcopy(recipe)

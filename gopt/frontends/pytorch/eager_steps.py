@@ -217,7 +217,7 @@ def _refuse_carried(
 
 
 def _start(start: Any, after_one: Any, after_two: Any) -> Any:
-    """The value before the first step, for the first stored value ``first``: a number counted up before storing is
+    """The value before the first step, for the first stored value ``start``: a number counted up before storing is
     continued backwards."""
     if is_number(start) and isinstance(after_one, torch.Tensor):  # a number that a tensor replaces
         return torch.full_like(after_one, start)

@@ -72,7 +72,7 @@ class _Forward:
         return [cell for cell in find_places(self.recipe, self.seen) if cell.kind is not StateForm.OPTIMIZER]
 
     def values(self, tensors: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> Tensors:
-        """The loss, other metrics, and the module's results, for tensors in place of ``held`` ones."""
+        """The loss, other metrics, and the module's results, with ``tensors`` in place of the held ones."""
         nothing = Hyper({}, [], {})
         names = [*tensors, *batch, LOSS]
         with (

@@ -30,7 +30,7 @@ _SHARE, _ROUNDING = 1e-4, 1e-6
 def first_steps_apart(recipe: Recipe, eager: EagerSteps, draws: Sequence[torch.Tensor]) -> frozenset[int]:
     """The indices of optimizers whose first step differs from a step from the first values of the states.
 
-    ``draws``: the random numbers of the step ``seen`` comes from. Both steps get the same gradients, other than in that
+    ``draws``: the random numbers of the step behind ``eager``. Both steps get the same gradients, other than in that
     step. Without values, small parameters replace the recipe's.
     """
     if any(isinstance(parameter, FakeTensor) for parameter in recipe.whole.parameters()):

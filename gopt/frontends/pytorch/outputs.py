@@ -42,7 +42,7 @@ def returned(recipe: Recipe, options: ExportOptions, names: Container[str]) -> I
     """Yield the record filled by the call of the module, without the loss.
 
     Names are keys and fields of results, names in the ``return``, ``output`` for a tensor, and ``output_0``, ... for a
-    tuple; a name in ``taken`` gets the prefix ``output.``, a submodule's name the path. Raises OptionError for an
+    tuple; a name in ``names`` gets the prefix ``output.``, a submodule's name the path. Raises OptionError for an
     unknown submodule, UnsupportedError at the end if a submodule with kept results was not called exactly once.
     """
     values_out = ModuleValues()

@@ -66,7 +66,7 @@ def step_of(parts: Artifacts) -> Graph:
 
 
 def _check_gradients(graph: Graph, joined: Joined) -> None:
-    """Raise InputError where what is added to a buffer has another type than the row."""
+    """Raise InputError where what is added to a buffer has another type than the parameter."""
     for row in joined.parameters:
         type = graph.type_of(row.gradient)
         if type.static and type != row.type:

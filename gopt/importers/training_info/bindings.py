@@ -1,4 +1,4 @@
-"""``update_binding``: which result replaces which initializer. The checker looks at none of it."""
+"""``update_binding``: the result replacing each initializer, ignored by the checker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gopt.text.sanitize import line, show
 
 @dataclass(frozen=True, slots=True)
 class BoundUpdate:
-    """An initializer ``state``, the ``value`` replacing it, and the graph output that is that value."""
+    """An initializer ``state``, the ``value`` replacing it, and the graph output with this value."""
 
     state: str
     value: str
@@ -26,9 +26,9 @@ class BoundUpdate:
 
 
 def bind(model: ModelProto, info: TrainingInfoProto) -> tuple[BoundUpdate, ...]:
-    """The updates of a joined step, whose graph is given an output for each and the states as inputs.
+    """The updates of a joined step; the graph gets an output for each, and the states as inputs.
 
-    Raises InputError for a binding naming nothing, UnsupportedError where there is none.
+    Raises InputError for a binding of an unknown name, UnsupportedError without any binding.
     """
     graph = model.graph
     stored, fed = stored_types(graph), {value.name for value in graph.input}
@@ -64,8 +64,8 @@ def bind(model: ModelProto, info: TrainingInfoProto) -> tuple[BoundUpdate, ...]:
 
 
 def check_types(model: ModelProto, updates: Sequence[BoundUpdate]) -> None:
-    """Raise InputError for a state replaced by a value of another type; a type that nothing tells is taken to be the
-    state's, and declared."""
+    """Raise InputError for a state replaced by a value of another type; an unknown type counts as the state's, and is
+    declared."""
     stored, types = stored_types(model.graph), value_types(model, "the step")
     outputs = {value.name: value for value in model.graph.output}
     for update in updates:
@@ -79,7 +79,7 @@ def check_types(model: ModelProto, updates: Sequence[BoundUpdate]) -> None:
 
 
 def fits(actual: TensorType, wanted: TensorType) -> bool:
-    """Return whether what is known of a type agrees with a type that is known."""
+    """Return whether the known parts of a type agree with a known type."""
     return (not known(actual.dtype) or actual.dtype == wanted.dtype) and actual.may_have_shape_of(wanted)
 
 
@@ -89,10 +89,8 @@ def value_types(model: ModelProto, what: str) -> dict[str, TensorType]:
 
 
 def value_infos(model: ModelProto, what: str) -> dict[str, ValueInfoProto]:
-    """Types of the results of nodes, inferred from inputs and initializers.
-
-    Raises InputError where types contradict each other; ``what`` is the graph's name.
-    """
+    """Types of the nodes' results, inferred from inputs and initializers. Raises InputError for contradictory types;
+    ``what``: the graph's name."""
     bare = ModelProto()
     bare.CopyFrom(model)
     for value in bare.graph.output:  # what is declared must not hide what is computed

@@ -18,9 +18,9 @@ PREVIEW = "ai.onnx.preview.training"
 
 
 def expand_gradients(model: ModelProto, states: Collection[str] = ()) -> list[GradientCall]:
-    """Replace Gradient operators, first to last, by what they ask for, and functions on their way by the nodes.
+    """Replace Gradient operators, first to last, by derivatives, and functions on the way by nodes.
 
-    ``states``: the stored values the step replaces, which are no constants.
+    ``states``: stored values replaced by the step, which are no constants.
     """
     _refuse_in_functions(model)
     _write_out_functions(model)
@@ -105,7 +105,7 @@ def _read(node: NodeProto, graph: GraphProto) -> GradientCall:
 
 
 def _names(node: NodeProto, name: str, kind: int, label: str) -> list[str]:
-    """The names in an attribute; raises InputError where it holds something else."""
+    """The names in an attribute; raises InputError for other contents."""
     attribute = next((entry for entry in node.attribute if entry.name == name), None)
     if attribute is None:
         return []
@@ -121,7 +121,7 @@ def _names(node: NodeProto, name: str, kind: int, label: str) -> list[str]:
 
 
 def _part(model: ModelProto, scalar: str) -> ModelProto:
-    """The nodes ``scalar`` depends on, as a model; what else reads their values makes them outputs."""
+    """The nodes behind ``scalar``, as a model; values read elsewhere are outputs."""
     graph = model.graph
     chosen = _behind(graph, [scalar])
     read = {scalar}.union(*map(reads, chosen))

@@ -21,7 +21,7 @@ def initialization_model(model: ModelProto, info: TrainingInfoProto) -> ModelPro
 
 
 def check_initialization(model: ModelProto, info: TrainingInfoProto, stored: dict[str, TensorType]) -> None:
-    """Raise InputError where the initialization sets what is not stored, or to what its graph does not compute.
+    """Raise InputError for an initialization of an unstored value, or by a value its graph does not compute.
 
     ``stored``: the initializers of the inference graph and of the algorithm, with the types.
     """
@@ -54,7 +54,7 @@ def check_initialization(model: ModelProto, info: TrainingInfoProto, stored: dic
 
 
 def _types(model: ModelProto) -> dict[str, TensorType]:
-    """Types of the outputs: computed ones, and declared ones where nothing is computed."""
+    """Types of the outputs: computed, or declared if not computed."""
     types = value_types(model, "initialization") | stored_types(model.graph)
     return {
         value.name: types[value.name] if known(types[value.name].dtype) else read_type(value.type)

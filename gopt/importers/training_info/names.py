@@ -1,4 +1,4 @@
-"""Names of a graph: each stands for one value, and is defined before a node reads it."""
+"""Names of a graph: each is unique, and defined before reading."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gopt.text.sanitize import show
 
 
 def broken(text: str, *hints: str) -> InputError:
-    """The refusal of an entry that contradicts itself; it says by default who can mend it."""
+    """The refusal of a contradictory entry; the default hint says who can mend it."""
     return InputError(f"training_info: {text}", *(hints or ("correct it in the program that wrote the model",)))
 
 
 def stored_types(graph: GraphProto) -> dict[str, TensorType]:
-    """Initializers with the types; sparse ones are not among them."""
+    """Initializers with types, without sparse initializers."""
     return {tensor.name: TensorType(dtype_name(tensor.data_type), tuple(tensor.dims)) for tensor in graph.initializer}
 
 
 def join(graph: GraphProto, algorithm: GraphProto) -> None:
-    """Put the algorithm behind the inference graph; an input of both is one.
+    """Put the algorithm behind the inference graph; a common input is a single input.
 
-    Raises InputError where the two define a value twice, or declare an input as two types.
+    Raises InputError for a value defined twice, or an input declared with two types.
     """
     _refuse_second_definitions(graph, algorithm)
     shared = _shared_inputs(graph, algorithm)
@@ -40,7 +40,7 @@ def join(graph: GraphProto, algorithm: GraphProto) -> None:
 
 
 def check_reads(graph: GraphProto, what: str) -> None:
-    """Raise InputError where a node reads what is not defined, or not yet; ``what`` is the graph's name in messages."""
+    """Raise InputError for a node with an undefined operand; ``what``: the graph's name in messages."""
     names = {name for name, _ in _defined(graph)}
     available = {value.name for value in graph.input} | {name for name, verb in _defined(graph) if verb == "stores"}
     for node in graph.node:
@@ -53,7 +53,7 @@ def check_reads(graph: GraphProto, what: str) -> None:
 
 
 def _defined(graph: GraphProto) -> Iterator[tuple[str, str]]:
-    """The values a graph stores and makes, each with that verb."""
+    """The values stored and made in a graph, each with the verb."""
     for tensor in graph.initializer:
         yield tensor.name, "stores"
     for sparse in graph.sparse_initializer:
@@ -86,7 +86,7 @@ def _refuse_second_definitions(graph: GraphProto, algorithm: GraphProto) -> None
 
 
 def _outputs(graph: GraphProto, algorithm: GraphProto) -> set[str]:
-    """Outputs of the inference graph; raises InputError for one that the algorithm declares as another type."""
+    """Outputs of the inference graph; raises InputError for an output declared with another type in the algorithm."""
     types = {value.name: read_type(value.type) for value in graph.output}
     for info in algorithm.output:
         declared, second = types.get(info.name), read_type(info.type)

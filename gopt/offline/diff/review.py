@@ -57,7 +57,7 @@ def _asked(manifest: Manifest, report: Report) -> dict[str, str]:
         "source": f"#{report.source.sha256[:12]}",
         "source file": report.source.file,
         **{f"source {name}": str(count) for name, count in report.source.counts.items()},
-        "mesh": ",".join(f"{name}={size}" for name, size in manifest.mesh.axes),
+        "mesh": str(manifest.mesh.mesh()),
         "accumulate": str(manifest.accumulate),
         "loss reduction": manifest.loss_reduction,
         "statistics": manifest.statistics,

@@ -6,7 +6,6 @@ import os
 from difflib import get_close_matches
 from pathlib import Path
 
-from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import OptionError
 from gopt.offline.explain.folder_index import FolderIndex
 from gopt.offline.explain.stories import STORIES
@@ -26,7 +25,6 @@ def explain(path: str | os.PathLike[str], name: str) -> Story:
     InputError if the folder is broken, OptionError for an unknown name.
     """
     folder = Path(path)
-    check_folder(folder)
     index = FolderIndex(folder)
     kinds: list[str] = []
     facts: list[Fact] = []

@@ -9,9 +9,7 @@ from typing import TypeVar
 
 from gopt.api import stored_roles
 from gopt.artifact.manifest import SourceState
-from gopt.artifact.manifest_check import check_graphs, read_manifest
 from gopt.artifact.pass_facts import BucketFacts, buckets
-from gopt.artifact.report_check import read_report
 from gopt.artifact.report_groups import (
     AddedVarFact,
     OpFact,
@@ -24,6 +22,7 @@ from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.load import load
 from gopt.offline.explain.wiring import Wiring
+from gopt.offline.folder_contents import folder_records
 
 FactType = TypeVar("FactType", OpFact, RemovedVarFact, AddedVarFact)
 
@@ -33,9 +32,7 @@ class FolderIndex:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.manifest, self.mesh = read_manifest(folder)
-        check_graphs(folder, self.manifest)
-        self.report = read_report(folder, self.manifest)
+        self.manifest, self.report = folder_records(folder)
         self.states = {state.tensor: state for state in self.manifest.states}
         self.updated = {state.updated: state for state in self.manifest.states}
         self.buckets: dict[str, BucketFacts] = {bucket.name: bucket for bucket in buckets(self.report.pipeline)}

@@ -9,11 +9,9 @@ from typing import Any
 
 from gopt.analysis.training import StateKind
 from gopt.artifact.manifest import Manifest
-from gopt.artifact.manifest_check import check_graphs, read_manifest
-from gopt.artifact.path_diagnostics import check_folder
-from gopt.artifact.report_check import read_report
 from gopt.artifact.report_groups import Group
 from gopt.artifact.report_record import BeforeAfter, RankUsage, Report
+from gopt.offline.folder_contents import folder_records
 from gopt.offline.html_report import rank_groups
 from gopt.offline.html_report.proof import read_proof
 from gopt.offline.html_report.record import Heading, PassEntry, ReportPage, RoleCounts, SizeRow, SizeTable, Timeline
@@ -40,10 +38,7 @@ def report_page(
 
     ``trace``: a file of ``gopt run --trace``; without a trace the timeline is that of the plan. ``verification``:
     output of ``gopt verify --json``, or the record. Raises InputError for a broken or foreign folder or file."""
-    check_folder(folder)
-    manifest, _ = read_manifest(folder)
-    check_graphs(folder, manifest)
-    report = read_report(folder, manifest)
+    manifest, report = folder_records(folder)
     roles = _roles(manifest)
     usages = report.ranks
     return ReportPage(
@@ -88,7 +83,7 @@ def _heading(manifest: Manifest, report: Report) -> Heading:
         sha256=source.sha256,
         nbytes=source.nbytes,
         nodes=source.counts.get("nodes", 0),
-        mesh=",".join(f"{name}={size}" for name, size in manifest.mesh.axes),
+        mesh=str(manifest.mesh.mesh()),
         ranks=manifest.total_ranks,
         servers=manifest.total_ranks - manifest.mesh.ranks,
         stage=options.get("stage"),
