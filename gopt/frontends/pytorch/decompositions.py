@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 
+from gopt.frontends.pytorch.ctc import CTC
 from gopt.frontends.pytorch.linear_maps import linear_maps
 
 aten = torch.ops.aten
@@ -289,4 +290,4 @@ def table() -> Any:
         aten.scatter_reduce.two: scatter_reduce,
         aten.as_strided_scatter.default: as_strided_scatter,
     }
-    return rules | linear_maps() | written | {operator: in_float32(operator) for operator in NO_BFLOAT16}
+    return rules | linear_maps() | written | CTC | {operator: in_float32(operator) for operator in NO_BFLOAT16}
