@@ -280,7 +280,9 @@ def test_what_is_told_is_true_of_one_large_batch(case: Case, batch: int, tmp_pat
     graph, _ = graph_of(case.forward, batch, tmp_path)
     large, _ = graph_of(case.forward, 3 * batch, tmp_path)
     found = reading(graph)
-    assert {each.kind.value for each in found.couplings} == set(case.kinds), notes(found.couplings)
+    halves = batch == 2 and case.name in ("by_samples", "spread")  # as often a constant of the loss
+    told = ("unknown",) if halves else case.kinds
+    assert {each.kind.value for each in found.couplings} == set(told), notes(found.couplings)
     rules = {rule: follows(graph, large, rule, "", 5) for rule in ("mean", "sum")}
     if case.rule == "weighted":
         (advice,) = (each.exact for each in found.couplings)

@@ -19,7 +19,6 @@ from gopt.analysis.coupling.loss_terms import LossTerms, loss_terms
 from gopt.analysis.coupling.marks import REDUCED, UNKNOWN, Mark, Relation, division
 from gopt.analysis.coupling.reduced import unguarded
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
-from gopt.analysis.training import Phase
 from gopt.ir.graph import COMM, Node
 from gopt.ir.graph_index import ancestors, descendants, walk
 from gopt.ir.types import FLOATS
@@ -32,6 +31,7 @@ from gopt.operators.kinds import (
     QUOTIENTS,
     SCALES,
     SCATTERS,
+    SUMS,
     TERMS,
 )
 from gopt.operators.operator import Slope
@@ -106,10 +106,10 @@ class GradientUnits:
         self.terms = loss_terms(self.context, self.factors, self.losses)
         self.statistics = set(self.context.fed)
         self._behind = ancestors(self.context.index, self.statistics)[1]
-        for node in self.context.index.graph.nodes:
-            if node.phase is Phase.FORWARD and _is_square(self.context, node):
-                self.squared.update(node.inputs[:2] if node.is_a("Mul") else node.inputs[:1])
         producers = self.context.index.producers
+        for node in (producers[name] for name in self.terms.values if name in producers):
+            if _is_square(self.context, node):
+                self.squared.update(node.inputs[:2] if node.is_a("Mul") else node.inputs[:1])
         self._squares = {(producers[n].op_type, tuple(producers[n].inputs)) for n in self.squared if n in producers}
 
     def visit(self, node: Node) -> None:
@@ -190,9 +190,7 @@ class GradientUnits:
             return unit
         if unit.explicit or (unit.by and unit.degree >= 0):
             return replace(unit, start=False)
-        more, sure = self.terms.degree(
-            unit.factor, bool(unit.lone), tuple(size for size in sizes if isinstance(size, int))
-        )
+        more, sure = self.terms.degree(unit.factor, unit.lone, tuple(size for size in sizes if isinstance(size, int)))
         return replace(unit, degree=unit.degree + more, start=False, sure=unit.sure and sure)
 
     # --- by operator ------------------------------------------------------------------------------------------------
@@ -303,35 +301,54 @@ class GradientUnits:
         units = self._beside(among, reduced=reduced)
         if not units:
             return None if among else Unit(start=not reduced)
+        squares = any(unit.lone is not None for unit in units) or not self.squared.isdisjoint(among)
+        lone = units[0].lone if len(units) == 1 else False if squares else None
+        free = [name for name in values if name and name not in moving and name not in self.zeros]
+        free = [name for name in free if not context.index.constants.zero(name)]
         if all(unit.model for unit in units):
-            return Unit(start=True, model=True, lone=units[0].lone if len(units) == 1 else False)
+            return Unit(start=True, model=True, lone=lone)
+        if len(units) == len(free) == 1 and units[0].start and not reduced and node.is_in(SUMS):
+            number = self.factors.of(free[0]).number
+            if self.terms.begun(number):
+                units = [replace(units[0], factor=number)]  # an adjoint, too, such as of a log-softmax
+            elif number != units[0].factor:
+                return Unit(start=True, model=True, lone=lone)  # no adjoint has another constant added to it
         alike = len({(unit.degree, unit.by) for unit in units}) == 1 and all(u.factor == 1.0 for u in units if u.start)
         if alike and not all(unit.start for unit in units):
             units = [replace(unit, start=False) for unit in units]
         elif any((unit.start, unit.factor) != (units[0].start, units[0].factor) for unit in units):
             settled = [self.settled(unit, self._others(name)) for unit, name in zip(units, among)]
-            if all(unit.start for unit in units) and not self._all_sure(settled):
-                return Unit(start=True)  # terms of a derivative of the model, such as that of an error function
+            degrees = {unit.degree for unit in settled} | ({self.terms.common} - {None})
+            contrary = not self.terms.differ and len(degrees) > 1
+            if all(unit.start for unit in units) and (contrary or not self._all_sure(settled)):
+                # terms of a derivative of the model, such as that of an error function
+                return Unit(start=True, sure=not contrary)
             units = settled
         first, sure = units[0], self._all_sure(units)
         coupled = next((unit.coupled for unit in units if unit.coupled), "")
         if any((unit.degree, unit.by) != (first.degree, first.by) for unit in units):
             of_one_kind = len({self.context.marks[name].kind is Relation.SAMPLES for name in among}) == 1
+            if not (coupled or self.terms.differ or any(unit.by for unit in units)):
+                return replace(first, degree=self.terms.common or 0, sure=False, start=False)
             if not coupled and not (sure and of_one_kind):
                 return None
             return replace(first, coupled=coupled, mixed=True, start=False)
-        free = [name for name in values if name and name not in moving and name not in self.zeros]
         linear = first.degree == int(reduced and not first.by) and (reduced or not first.by)
-        if not linear and any(not context.index.constants.zero(name) for name in free):
+        if not linear and not all(self._adjoint_like(name, first) for name in free):
             return None
         unit = replace(
-            first, sure=sure, lone=first.lone if len(units) == 1 else False, coupled=coupled,
+            first, sure=sure, lone=lone, coupled=coupled,
             mixed=any(unit.mixed for unit in units), model=all(unit.model for unit in units),
             over=first.over if len({u.over for u in units}) == 1 else 1.0,
         )  # fmt: skip
         if reduced and context.marks[moving[0]].kind is Relation.SAMPLES:
             return replace(self._over_samples(node, unit, moving), scattered=node.is_a("ScatterND", "ScatterElements"))
         return unit
+
+    def _adjoint_like(self, name: str, unit: Unit) -> bool:
+        """Return whether a value that no sample enters holds a term's own constant, so that it is an adjoint, too."""
+        number = self.factors.of(name).number
+        return self.terms.begun(number) and self.terms.degree(number, None, ()) == (unit.degree, True) and not unit.by
 
     def _all_sure(self, units: list[Unit]) -> bool:
         """Return whether constants tell the degree of values that are added: of some, where all are as the losses."""
@@ -426,6 +443,8 @@ class GradientUnits:
         if kind is Relation.SAMPLES:
             if unit.by and (found.by or sign < 0):
                 return None
+            found, unit = self._adjoint_of(found, unit, name) if sign > 0 else (found, unit)
+            sure, mixed = found.sure and unit.sure, found.mixed or unit.mixed
             lone = unit.lone if found.lone is None else found.lone and unit.lone is not False
             if lone is None and elementwise and name in self.squared and sign > 0:
                 lone = True
@@ -460,6 +479,24 @@ class GradientUnits:
             scattered=found.scattered or unit.scattered, model=found.model and name not in self.units,
         )  # fmt: skip
 
+    def _adjoint_of(self, left: Unit, right: Unit, name: str) -> tuple[Unit, Unit]:
+        """Two values of samples that are multiplied: where a constant of the loss stands in either, or did, it is the
+        adjoint, and what the other holds are constants of the model's derivative."""
+        pair, derivative = (left, right), Unit(start=True, model=True)
+        plain = [unit.start and not (unit.by or unit.degree or unit.explicit) for unit in pair]
+        begun = [unit for unit in pair if not unit.model and self.terms.begun(unit.factor, bool(unit.lone))]
+        if all(plain) and not begun and (left.lone is None) != (right.lone is None):
+            return (left, derivative) if right.lone is None else (derivative, right)
+        if all(plain) and not (left.model or right.model):
+            settled = [self.settled(unit, self._others(name)) for unit in begun]
+            alike = len({(unit.degree, unit.sure) for unit in settled}) == 1
+            return (settled[0], derivative) if alike else pair
+        behind = [not (unit.start or unit.model) for unit in pair]
+        if left.degree == right.degree == 1 and all(behind) and not (left.explicit or right.explicit):
+            return left, derivative  # no gradient is a product of two adjoints
+        plain = [is_plain and not unit.model for is_plain, unit in zip(plain, pair)]
+        return (derivative if plain[0] and behind[1] else left), (derivative if plain[1] and behind[0] else right)
+
     def _is_count(self, name: str, sign: int) -> bool:
         """Return whether a divisor is a scalar sum or mean over the rank's batch that is no statistic."""
         mark = self.context.marks[name]
@@ -489,6 +526,8 @@ class GradientUnits:
         if samples:
             if self.terms.begun(found.factor):  # what follows is of the model
                 found = self.settled(found, self._others(samples[0]))
+            elif found.start and self.terms.begun(factor.number**sign):
+                found = replace(found, factor=1.0, sure=True)  # as is what stands before
             if found.start and not factor.uniform:
                 seeded = replace(found, factor=found.factor * factor.number**sign, model=False)
                 return self._seeded(seeded, self.settled(found, self._others(samples[0])), factor, samples[0])

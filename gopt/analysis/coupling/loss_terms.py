@@ -26,6 +26,8 @@ class LossTerm:
     factor: float
     degree: int
     sure: bool = True
+    doubt: bool = False
+    """Whether its constant divides by the number of samples, or by others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class LossTerms:
 
     terms: tuple[LossTerm, ...]
     batch: int
+    values: frozenset[str] = frozenset()
+    """The values of single samples that the terms are sums of."""
 
     @property
     def common(self) -> int | None:
@@ -41,7 +45,12 @@ class LossTerms:
         degrees = {term.degree for term in self.terms if term.sure}
         return next(iter(degrees)) if len(degrees) == 1 else None
 
-    def degree(self, factor: float, lone: bool, sizes: tuple[int, ...]) -> tuple[int, bool]:
+    @property
+    def differ(self) -> bool:
+        """Whether some terms are means and others sums, for certain."""
+        return len({term.degree for term in self.terms if term.sure}) > 1
+
+    def degree(self, factor: float, lone: bool | None, sizes: tuple[int, ...]) -> tuple[int, bool]:
         """The power of 1 / N that a constant holds with which the backward starts, and whether that is certain.
 
         ``lone``: the derivative of a square, written with one product: its constant holds a two.
@@ -50,20 +59,23 @@ class LossTerms:
         if not self.batch:
             return 0, True
         factor = abs(factor)
-        for times in (2.0, 1.0) if lone else (1.0, 2.0):
-            if (found := self._as_a_term(factor / times)) is not None:
-                return found, True
-        if self.common is not None and self._but_for_two(factor):
+        seen = self.common is None or lone is not None or all(term.factor != 1.0 for term in self.terms)
+        readings = [self._as_a_term(factor / times) for times in ((2.0, 1.0) if lone else (1.0, 2.0))]
+        if self.common is not None and (self.common in readings or self._but_for_two(factor)):
             return self.common, True
+        if matches := [reading for reading in readings if reading is not None]:
+            written = readings[0] is not None or lone is None  # a sum of two products holds no two
+            return matches[0], seen and written and not any(term.doubt for term in self.terms)
         for times in (2.0,) if lone else (1.0,):
             says = division(factor / times, self.batch, sizes)
             if says.by_batch != says.by_others:
-                return int(says.by_batch), True
+                return int(says.by_batch), seen or int(says.by_batch) == self.common
         return self.common or 0, False
 
-    def begun(self, factor: float) -> bool:
-        """Return whether a constant is a term's own, and says more than one."""
-        return factor != 1.0 and any(isclose(factor, term.factor, rel_tol=2e-6) for term in self.terms)
+    def begun(self, factor: float, lone: bool = False) -> bool:
+        """Return whether a constant is a term's own, or twice that where ``lone``, and says more than one."""
+        known = (factor, factor / 2) if lone else (factor,)
+        return factor != 1.0 and any(isclose(n, term.factor, rel_tol=2e-6) for term in self.terms for n in known)
 
     def _but_for_two(self, factor: float) -> bool:
         """Return whether a constant is a term's own but for a two of the model, and the number of samples explains no
@@ -78,18 +90,19 @@ class LossTerms:
         """The degree of a constant that is a term's own, or differs from it by the number of samples alone."""
         for shift in (0, -1, 1):
             shifted = factor * float(self.batch) ** shift
-            found = {term.degree + shift for term in self.terms if isclose(shifted, term.factor, rel_tol=2e-6)}
-            if len(found) == 1 and min(found) in (0, 1):
-                return found.pop()
+            degrees = {term.degree + shift for term in self.terms if isclose(shifted, term.factor, rel_tol=2e-6)}
+            if len(degrees) == 1 and min(degrees) in (0, 1):
+                return degrees.pop()
         return None
 
 
 def loss_terms(context: CouplingContext, factors: UniformFactors, losses: list[str]) -> LossTerms:
     """Walk back from the losses to the values of single samples."""
-    found: list[LossTerm] = []
+    terms: list[LossTerm] = []
+    values: set[str] = set()
     stack: list[tuple[str, UniformFactor, Mark | None]] = [(name, UniformFactor(), None) for name in losses]
     steps = 0
-    while stack and len(found) < MOST and steps < 64 * MOST:
+    while stack and len(terms) < MOST and steps < 64 * MOST:
         steps += 1
         name, factor, top = stack.pop()
         mark, node = context.marks.get(name), context.index.producers.get(name)
@@ -104,8 +117,9 @@ def loss_terms(context: CouplingContext, factors: UniformFactors, losses: list[s
             sized = factor.batches  # a size read from a shape divides
             sure = bool(sized) or (not top.doubt and (top.kind is not Relation.SUM or says is None or says.by_others))
             number = factor.number * float(context.batch or 1) ** sized * _of_operator(context, node, mark)
-            found.append(LossTerm(number, int(top.kind is Relation.MEAN) - sized, sure))
-    return LossTerms(tuple(dict.fromkeys(found)), context.batch)
+            values.add(name)
+            terms.append(LossTerm(number, int(top.kind is Relation.MEAN) - sized, sure, top.doubt and not sized))
+    return LossTerms(tuple(dict.fromkeys(terms)), context.batch, frozenset(values))
 
 
 def _following(

@@ -162,10 +162,10 @@ class Division:
 
 
 def division(factor: float, batch: int, sizes: Iterable[int]) -> Division:
-    """Test whether 1 / ``factor`` is the batch size times other reduced sizes, or a product of such sizes alone."""
+    """Test whether 1 / ``factor`` is the batch size times other reduced sizes, or a product of such sizes alone; a half
+    is as often that of a square as that of two samples."""
     if not factor:
         return Division(False, False)
-    known = products(sizes)
-    over = 1.0 / abs(factor)
+    known, over = products(sizes), 1.0 / abs(factor)
     near = [size for size in known if isclose(over, size, rel_tol=1e-6)]
-    return Division(any(isclose(over, batch * size, rel_tol=1e-6) for size in known), bool(near))
+    return Division(any(isclose(over, batch * size, rel_tol=1e-6) for size in known), bool(near) or over == batch == 2)

@@ -271,7 +271,7 @@ def _sum(context: CouplingContext, loss: str, node: Node, it: str, own: str) -> 
     mark = context.marks[loss]
     known = not context.batch or division(mark.factor, context.batch, mark.sizes).by_others
     if context.batch == 1 or mark.doubt:
-        why = "a batch of one sample" if context.batch == 1 else "dimensions of equal size"
+        why = {1: "a batch of one sample", 2: "a half over two samples"}.get(context.batch, "dimensions of equal size")
         context.couple(
             CouplingKind.UNKNOWN, node, f"{why} cannot tell a summed loss from a mean one: {UNDECIDED}", "", loss
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.marks import Relation
 from gopt.ir.graph import Node
-from gopt.operators.kinds import CASTS, LAYOUT, SCALES
+from gopt.operators.kinds import AVERAGES, CASTS, LAYOUT, SCALES, SUMS
 
 DEPTH = 64
 """Nodes behind one another that are looked at."""
@@ -84,6 +84,12 @@ class UniformFactors:
         if node.is_in(SCALES):
             left, right = (self.of(each, depth + 1) for each in node.inputs)
             return left.times(right, -1 if node.is_a("Div") else 1)
+        if node.is_in(SUMS):
+            terms = [self.of(name, depth + 1) for name in node.inputs]
+            alike = len({(term.number, term.batches) for term in terms}) == 1
+            return replace(terms[0], uniform=False, literal=False) if alike else UNEQUAL
+        if node.is_in(AVERAGES):
+            return replace(self.of(node.inputs[0], depth + 1), uniform=False, literal=False)
         if node.is_a("MatMul"):
             left, right = (self.of(each, depth + 1) for each in node.inputs)
             number = left.number if left.literal else 1.0
