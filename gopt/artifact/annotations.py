@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -11,6 +12,7 @@ import onnx
 
 from gopt.ir.device_specs import OWN, ShardedDim, TensorSpec, add_configuration, with_specs
 from gopt.ir.graph import Graph, Node, clone
+from gopt.ir.model_file import refill
 from gopt.records.mesh import Mesh
 from gopt.records.placements import FlatShard, OnMember, Shard, Sharding
 from gopt.spmd.program import BucketSlice, SpmdProgram
@@ -26,12 +28,9 @@ def annotated(graph: Graph, nodes: Sequence[Node], program: SpmdProgram) -> tupl
     """
     mesh = program.mesh
     name = f"{OWN}{mesh}"
-    header = onnx.ModelProto()
-    header.CopyFrom(graph.header)
+    header = deepcopy(graph.header)
     old = [config.name for config in header.configuration if config.name.startswith(OWN)]
-    configs = [config for config in header.configuration if config.name not in old]
-    del header.configuration[:]
-    header.configuration.extend(configs)
+    refill(header.configuration, [config for config in header.configuration if config.name not in old])
     add_configuration(header, name, [f"rank {rank}" for rank in range(mesh.ranks)])
     specs = {tensor: spec for tensor, spec in layout_specs(program).items() if spec is not None}
     return header, [_noted(node, name, specs, old) for node in nodes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import onnx
@@ -101,8 +102,7 @@ class _RankWriter:
         self._blocks: dict[RankBlock, bytes] = {}
         """The bytes of blocks that several ranks may have."""
         graph, types = phase.graph, program.training.graph.types
-        header = onnx.ModelProto()
-        header.CopyFrom(graph.header)
+        header = deepcopy(graph.header)
         header.ClearField("graph")
         for index in [at for at, prop in enumerate(header.metadata_props) if prop.key == TORCH_NAMES]:
             del header.metadata_props[index]  # of the whole step, and long
@@ -185,8 +185,7 @@ class _RankWriter:
             if name not in rank.constants and name not in borders:
                 local.value_info.append(value_info(name, rank.types[name]))
         graph = [*map(self._block, rank.blocks), self._body, local.SerializeToString(deterministic=True)]
-        header = onnx.ModelProto()
-        header.CopyFrom(self._header)
+        header = deepcopy(self._header)
         for key, value in self.names.metadata(self.program, rank.rank).items():
             entry = header.metadata_props.add()
             entry.key, entry.value = key, value

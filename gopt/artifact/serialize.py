@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -42,8 +43,7 @@ def external_tensor(name: str, type: TensorType, offset: int, location: str = ST
 def named_tensor(name: str, tensor: Tensor) -> TensorProto:
     """A constant inside the graph, under the name."""
     if tensor.proto is not None and not tensor.external:
-        proto = TensorProto()
-        proto.CopyFrom(tensor.proto)
+        proto = deepcopy(tensor.proto)
     else:
         proto = onnx.numpy_helper.from_array(np.ascontiguousarray(tensor.numpy()).reshape(tensor.type.dims))
     proto.name = name
@@ -111,8 +111,7 @@ def _pieces(
         header, nodes = annotated(graph, nodes, layout)
     types = graph.file_types if graph.file_nodes is not None else {}
     results = onnx.GraphProto(value_info=declared_results(nodes, lambda name: types.get(name) or graph.type_of(name)))
-    model = onnx.ModelProto()
-    model.CopyFrom(header)
+    model = deepcopy(header)
     prepare(model, functions)
     for key, value in metadata.items():
         entry = model.metadata_props.add()
@@ -134,8 +133,7 @@ def declared_results(nodes: Sequence[Node], type_of: Callable[[str], TensorType]
 
 def _fields(model: onnx.ModelProto, numbers: range) -> bytes:
     """The fields of some numbers, serialized."""
-    part = onnx.ModelProto()
-    part.CopyFrom(model)
+    part = deepcopy(model)
     for entry, _ in model.ListFields():
         if entry.number not in numbers:
             part.ClearField(entry.name)

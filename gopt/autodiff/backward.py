@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -15,6 +16,7 @@ from gopt.autodiff.simplify import rename, simplify
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph
 from gopt.ir.load import graph_of
+from gopt.ir.model_file import refill
 from gopt.text.sanitize import show
 
 _INSIDE = 4096
@@ -47,8 +49,7 @@ def expand_gradient(part: ModelProto, call: GradientCall, states: Collection[str
     """
     fed = {value.name for value in (*part.graph.input, *part.graph.initializer)}
     _refuse_unread(call, [name for name in call.results if name not in fed])
-    model = ModelProto()
-    model.CopyFrom(part)
+    model = deepcopy(part)
     _uncover(model, {*call.results, *states})
     backward = differentiate(model, call.scalar, list(call.results))
     _refuse_unread(call, backward.unread)
@@ -83,10 +84,8 @@ def _uncover(model: ModelProto, changing: Collection[str]) -> None:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     fed_and_kept = {stored.name for stored in tensors}
     inputs = [value for value in graph.input if value.name not in fed_and_kept]
-    del graph.initializer[:]
-    graph.initializer.extend(tensors)
-    del graph.input[:]
-    graph.input.extend(inputs)
+    refill(graph.initializer, tensors)
+    refill(graph.input, inputs)
 
 
 def _named_apart(graph: Graph, part: ModelProto, call: GradientCall) -> list[NodeProto]:

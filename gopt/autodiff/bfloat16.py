@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, TypeProto, helper, numpy_helper
@@ -63,8 +64,7 @@ def _codes(model: ModelProto) -> Iterator[int]:
 
 
 def _with(model: ModelProto, old: int, new: int) -> ModelProto:
-    result = ModelProto()
-    result.CopyFrom(model)
+    result = deepcopy(model)
     for graph in _graphs(result):
         for value in _values(graph):
             if value.elem_type == old:

@@ -8,6 +8,7 @@ in front. Only onnx-ad's public function is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto, helper
@@ -16,6 +17,7 @@ from gopt.autodiff.convolutions import differentiate_convolution
 from gopt.autodiff.operators import ForwardOperator, between
 from gopt.autodiff.pools import ADDS, differentiate_max_pool
 from gopt.ir.graph import Node
+from gopt.ir.model_file import refill
 from gopt.ir.nodes import reads
 from gopt.ir.opset import opset_of
 from gopt.ir.tape import ProtoTape
@@ -82,12 +84,9 @@ def without(model: ModelProto, cuts: Sequence[Cut]) -> ModelProto:
     """Return the model without the cut operators: the results are inputs, the operands also outputs."""
     if not cuts:
         return model
-    apart = ModelProto()
-    apart.CopyFrom(model)
+    apart = deepcopy(model)
     graph, results = apart.graph, {name for cut in cuts for name in cut.results}
-    nodes = [node for node in graph.node if results.isdisjoint(node.output)]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(graph.node, [node for node in graph.node if results.isdisjoint(node.output)])
     for cut in cuts:
         node, types = cut.operator.node, cut.operator.types
         graph.input.extend(value_info(name, types[name]) for name in cut.results)
@@ -117,12 +116,9 @@ def join(model: ModelProto, cuts: Sequence[Cut], prefix: str) -> list[str]:
             seeds.append(seed)
         nodes += [operator.node, *emit.nodes]
     for border, gone in ((graph.input, inputs.union(seeds)), (graph.output, stand_ins)):
-        values = [value for value in border if value.name not in gone]
-        del border[:]
-        border.extend(values)
+        refill(border, [value for value in border if value.name not in gone])
     ordered = _sorted([*graph.node, *nodes])
-    del graph.node[:]
-    graph.node.extend(ordered)
+    refill(graph.node, ordered)
     return seeds
 
 

@@ -16,6 +16,7 @@ from gopt.autodiff.refusals import refuse
 from gopt.autodiff.rewrites import expand, rewrite
 from gopt.autodiff.sequences import split_without_sequences
 from gopt.errors import OptionError, UnsupportedError
+from gopt.ir.model_file import refill
 from gopt.text.sanitize import listed, show
 
 _WORD = re.compile(r"[A-Z]\w+")
@@ -112,30 +113,28 @@ def _remove_seed(model: ModelProto, seed: str, scale: str) -> None:
     graph = model.graph
     inputs = [value for value in graph.input if value.name != seed]
     kind = next(value for value in graph.input if value.name == seed).type.tensor_type.elem_type
-    del graph.input[:]
-    graph.input.extend(inputs)
+    refill(graph.input, inputs)
     if not scale:
         one = np.ones(1, helper.tensor_dtype_to_np_dtype(kind))
         graph.initializer.append(numpy_helper.from_array(one, seed))
         return
     shape = f"{seed}.shape"
     graph.initializer.append(numpy_helper.from_array(np.ones(1, np.int64), shape))
-    nodes = [
-        helper.make_node("Cast", [scale], [f"{seed}.cast"], to=kind),
-        helper.make_node("Reshape", [f"{seed}.cast", shape], [seed]),
-        *graph.node,
-    ]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(
+        graph.node,
+        [
+            helper.make_node("Cast", [scale], [f"{seed}.cast"], to=kind),
+            helper.make_node("Reshape", [f"{seed}.cast", shape], [seed]),
+            *graph.node,
+        ],
+    )
 
 
 def _with_gradients(model: ModelProto, inputs: Sequence[str], prefix: str, seeds: tuple[str, ...]) -> Differentiated:
     """Derivatives without the axis of directions, as values and no longer as outputs."""
     graph = model.graph
     adjoints = {f"{prefix}{name}" for name in inputs}
-    outputs = [value for value in graph.output if value.name not in adjoints]
-    del graph.output[:]
-    graph.output.extend(outputs)
+    refill(graph.output, [value for value in graph.output if value.name not in adjoints])
     last = f"{prefix}.last_axis"
     graph.initializer.append(numpy_helper.from_array(np.array([-1], np.int64), last))
     unread, gradients, names = _without_path(model, inputs, prefix), {}, FreeNames(names_of(model))

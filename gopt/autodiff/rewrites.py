@@ -8,6 +8,7 @@ onnx-ad refuses the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 
 import numpy as np
 import onnx.inliner
@@ -16,6 +17,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from gopt.autodiff.operators import ForwardOperator, between, types_of
 from gopt.ir.attributes import attribute_value
 from gopt.ir.constant_folding import constant_array
+from gopt.ir.model_file import refill
 from gopt.ir.opset import opset_of
 from gopt.ir.tape import ProtoTape
 from gopt.ir.types import FLOATS, numpy_dtype
@@ -45,10 +47,8 @@ def rewrite(model: ModelProto, scalar: str, inputs: Sequence[str], prefix: str) 
         last = emit.nodes[-1]
         last.output[:] = node.output if last.op_type == node.op_type else node.output[:1]
         nodes += emit.nodes
-    rewritten = ModelProto()
-    rewritten.CopyFrom(model)
-    del rewritten.graph.node[:]
-    rewritten.graph.node.extend(nodes)
+    rewritten = deepcopy(model)
+    refill(rewritten.graph.node, nodes)
     return rewritten
 
 
@@ -64,8 +64,7 @@ def expand(model: ModelProto) -> ModelProto:
             typed.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     chosen = [("", name) for name in sorted(names)]
     inlined = onnx.inliner.inline_selected_functions(typed, chosen, inline_schema_functions=True)
-    del inlined.graph.input[:]
-    inlined.graph.input.extend(model.graph.input)
+    refill(inlined.graph.input, model.graph.input)
     return inlined
 
 

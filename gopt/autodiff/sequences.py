@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from gopt.autodiff.operators import ForwardOperator, FreeNames, bodies, names_of, types_of
 from gopt.autodiff.rewrites import Constants, constants_of
+from gopt.ir.model_file import refill
 from gopt.ir.nodes import reads
 from gopt.ir.types import TensorType
 
@@ -39,10 +41,8 @@ def split_without_sequences(model: ModelProto) -> ModelProto:
             nodes.append(helper.make_node("Identity", [part], [node.output[0]]))
             continue
         nodes.append(node)
-    changed = ModelProto()
-    changed.CopyFrom(model)
-    del changed.graph.node[:]
-    changed.graph.node.extend(nodes)
+    changed = deepcopy(model)
+    refill(changed.graph.node, nodes)
     return changed
 
 

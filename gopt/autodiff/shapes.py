@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import onnx
 
 from gopt.autodiff.simplify import constant_result
@@ -47,8 +49,7 @@ def fold_integers(graph: Graph) -> None:
 
 
 def _infer(graph: Graph) -> None:
-    model = onnx.ModelProto()
-    model.CopyFrom(graph.header)
+    model = deepcopy(graph.header)
     body = model.graph
     body.name = graph.name
     body.node.extend(node.to_proto() for node in graph.nodes)

@@ -9,6 +9,7 @@ is the name of a process group, a number as a rule.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import onnx
@@ -184,8 +185,7 @@ def _made(node: Node, op_type: str, **attributes: Any) -> Node:
 
 def _declare(graph: Graph, groups: Mapping[str, str]) -> None:
     """Import the dialect in the header, and store the declared groups for later readers of the source."""
-    header = onnx.ModelProto()
-    header.CopyFrom(graph.header)
+    header = deepcopy(graph.header)
     if not any(opset.domain == COMM for opset in header.opset_import):
         header.opset_import.append(onnx.helper.make_opsetid(COMM, 1))
     text = ",".join(f"{number}={group}" for number, group in sorted(groups.items()))

@@ -9,6 +9,7 @@ makes values of the same types: onnx is not asked again.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from copy import deepcopy
 
 import numpy as np
 import onnx
@@ -162,8 +163,7 @@ def _content(name: str, tensor: Tensor) -> Hashable:
 
 def _values(proto: onnx.TensorProto) -> bytes:
     """A tensor without the name."""
-    copy = onnx.TensorProto()
-    copy.CopyFrom(proto)
+    copy = deepcopy(proto)
     copy.ClearField("name")
     data: bytes = copy.SerializeToString(deterministic=True)
     return data

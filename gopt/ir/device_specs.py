@@ -14,6 +14,7 @@ from onnx import ModelProto, NodeDeviceConfigurationProto, NodeProto, ShardingSp
 from gopt.errors import InputError
 from gopt.ir.external_data import show
 from gopt.ir.graph import Graph, Node
+from gopt.ir.model_file import refill
 from gopt.ir.symbol_table import text
 from gopt.ir.wire_format import field
 
@@ -155,9 +156,10 @@ def with_specs(node: Node, specs: Mapping[str, Sequence[TensorSpec]], dropped: I
     gone, data = set(dropped), node.to_bytes()
     if any(entry.configuration_id in gone for entry in _entries(node)):
         proto = NodeProto.FromString(data)
-        configurations = [entry for entry in proto.device_configurations if entry.configuration_id not in gone]
-        del proto.device_configurations[:]
-        proto.device_configurations.extend(configurations)
+        refill(
+            proto.device_configurations,
+            [entry for entry in proto.device_configurations if entry.configuration_id not in gone],
+        )
         data = proto.SerializeToString(deterministic=True)
     for name, entries in specs.items():
         entry = NodeDeviceConfigurationProto(configuration_id=name, sharding_spec=map(spec_message, entries))
@@ -187,9 +189,7 @@ def drop_configurations(header: ModelProto) -> None:
 
 def add_configuration(header: ModelProto, name: str, devices: Sequence[str]) -> None:
     """Add a device configuration to a model, replacing a configuration of the same name."""
-    configs = [config for config in header.configuration if config.name != name]
-    del header.configuration[:]
-    header.configuration.extend(configs)
+    refill(header.configuration, [config for config in header.configuration if config.name != name])
     header.configuration.append(
         onnx.DeviceConfigurationProto(name=name, num_devices=len(devices), device=list(devices))
     )

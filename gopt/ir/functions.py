@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from copy import deepcopy
 from graphlib import CycleError, TopologicalSorter
 
 import onnx.inliner
@@ -61,8 +62,7 @@ def inline_functions(model: ModelProto, chosen: Collection[Key] | None = None) -
     may not use a default.
     """
     versions = {opset.domain: opset.version for opset in model.opset_import}
-    copy = ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     for function in copy.functions:
         for entry in function.opset_import:
             entry.version = versions.get(entry.domain, entry.version)

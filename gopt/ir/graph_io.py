@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 
 import onnx
 from onnx import GraphProto, TensorProto
@@ -111,8 +112,7 @@ def _detach(tensors: Iterable[Tensor]) -> None:
     if sum(tensor.nbytes for tensor in copied) > _COPIED_BYTES:
         return
     for tensor in copied:
-        copy = TensorProto()
-        copy.CopyFrom(tensor.proto)
+        copy = deepcopy(tensor.proto)
         tensor.proto = copy
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 
 import numpy as np
 import onnx
@@ -86,8 +87,7 @@ def _types_at_once(graph: Graph, file: ModelFile, constants: dict[str, TensorTyp
 
 def infer_types(graph: Graph) -> None:
     """Infer types once more, after nodes were replaced by others or operators were registered; only adds types."""
-    model = ModelProto()
-    model.CopyFrom(graph.header)
+    model = deepcopy(graph.header)
     for table, border in ((graph.inputs, model.graph.input), (graph.outputs, model.graph.output)):
         border.extend(value_info(name, kind) for name, kind in table.items())
     shown = {*graph.inputs, *graph.outputs, *graph.initializers}

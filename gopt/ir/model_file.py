@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import ModelProto
 
@@ -24,6 +27,13 @@ def parse_model(data: bytes) -> ModelProto:
             ) from None
         raise
     return model
+
+
+def refill(field: Any, entries: Iterable[Any]) -> None:
+    """Replace the entries of a repeated field of a message; old entries may be among the new."""
+    rest = list(entries)
+    del field[:]
+    field.extend(rest)
 
 
 class ModelFile:

@@ -7,6 +7,7 @@ gopt has checked the types and sizes.
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 
 import onnx
 from google.protobuf.message import Message  # type: ignore[import-untyped,unused-ignore]
@@ -50,8 +51,7 @@ def _error(file: ModelFile) -> str | None:
     if _said(file.data if slim is None else slim.SerializeToString()) is None:
         return None
     # Check again with a name for every node: most exporters omit names, and the checker identifies nodes by name only.
-    named = ModelProto()
-    named.CopyFrom(model if slim is None else slim)
+    named = deepcopy(model if slim is None else slim)
     for node in nested(named.graph.node):
         if not node.name:
             node.name = next((name for name in node.output if name), "")

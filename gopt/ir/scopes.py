@@ -9,6 +9,7 @@ sometimes that: refused, unless both values are equal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
+from copy import deepcopy
 
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
@@ -99,8 +100,7 @@ def _same(stored: TensorProto, tensor: TensorProto | None) -> bool:
     """Return whether two stored values have the same bytes in the same form."""
     if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
         return False
-    copy = TensorProto()
-    copy.CopyFrom(tensor)
+    copy = deepcopy(tensor)
     copy.name = stored.name
     return bool(copy.SerializeToString(deterministic=True) == stored.SerializeToString(deterministic=True))
 

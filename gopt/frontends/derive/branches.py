@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from gopt.autodiff.operators import FreeNames, bodies, names_of
+from gopt.ir.model_file import refill
 
 
 def take_branches(model: ModelProto, conditions: Mapping[str, bool]) -> list[TensorProto] | None:
@@ -40,8 +42,7 @@ def take_branches(model: ModelProto, conditions: Mapping[str, bool]) -> list[Ten
             constants.append(TensorProto())
             constants[-1].CopyFrom(tensor)
             constants[-1].name = names[tensor.name]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(graph.node, nodes)
     return constants
 
 
@@ -64,8 +65,7 @@ def _made(body: GraphProto) -> Iterator[str]:
 def _renamed(nodes: Iterable[NodeProto], names: Mapping[str, str]) -> Iterator[NodeProto]:
     """Copies of nodes with renamed values, also in bodies."""
     for node in nodes:
-        copy = NodeProto()
-        copy.CopyFrom(node)
+        copy = deepcopy(node)
         _rename(copy, names)
         yield copy
 

@@ -14,6 +14,7 @@ import onnx
 from onnx import ModelProto, NodeProto, helper
 
 from gopt.errors import GoptError, UnsupportedError
+from gopt.ir.model_file import refill
 from gopt.ir.nodes import nested
 from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType, numpy_dtype
@@ -37,9 +38,7 @@ def mend_resizes(before: ModelProto, after: ModelProto) -> None:
     old = [node for node in nested(before.graph.node) if node.op_type in RESIZES]
     new = [node for node in nested(after.graph.node) if node.op_type == "Resize"]
     for node in new if len(old) == len(new) else ():  # the converter gives values other names
-        attributes = [attribute for attribute in node.attribute if attribute.name == "mode"]
-        del node.attribute[:]
-        node.attribute.extend(attributes)
+        refill(node.attribute, [attribute for attribute in node.attribute if attribute.name == "mode"])
         node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
         node.attribute.append(helper.make_attribute("nearest_mode", "floor"))
 
@@ -80,8 +79,7 @@ def _mended(node: NodeProto, shapes: Mapping[str, list[int]]) -> bool:
             "export it for operator set 22 or later, or without ceil_mode",
         )
     rest = [attribute for attribute in node.attribute if attribute.name not in ("ceil_mode", "pads")]
-    del node.attribute[:]
-    node.attribute.extend([*rest, helper.make_attribute("pads", [*slide.begin, *ends])])
+    refill(node.attribute, [*rest, helper.make_attribute("pads", [*slide.begin, *ends])])
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from gopt.frontends.derive.options import BATCHES
 from gopt.ir.functions import inline_functions
 from gopt.ir.graph import ROLES, Graph
 from gopt.ir.load import graph_of, load
+from gopt.ir.model_file import refill
 from gopt.ir.opset import opset_of
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import read_type, value_info
@@ -111,8 +113,7 @@ def _without_repeated_imports(model: ModelProto) -> None:
     """Keep an import of each domain: onnx converts only one of repeated imports."""
     versions = {opset.domain.removeprefix("ai.onnx") if opset.domain == "ai.onnx" else opset.domain: opset.version
                 for opset in reversed(model.opset_import)}  # fmt: skip
-    del model.opset_import[:]
-    model.opset_import.extend(onnx.helper.make_opsetid(domain, version) for domain, version in versions.items())
+    refill(model.opset_import, (onnx.helper.make_opsetid(domain, version) for domain, version in versions.items()))
 
 
 def _settle_outputs(forward: ForwardModel) -> None:
@@ -132,8 +133,7 @@ def _fold(forward: ForwardModel) -> None:
     graph = graph_of(with_constants(forward, ()))
     fold_integers(graph)
     settle_shapes(graph)
-    del forward.model.graph.node[:]
-    forward.model.graph.node.extend(node.to_proto() for node in graph.nodes)
+    refill(forward.model.graph.node, (node.to_proto() for node in graph.nodes))
     for name, tensor in graph.initializers.items():
         if name not in forward.stored:
             forward.stored[name] = tensor
@@ -157,12 +157,9 @@ def _take_branches(forward: ForwardModel) -> bool:
 def with_constants(forward: ForwardModel, trained: Collection[str]) -> ModelProto:
     """The model with constants of up to 4 KiB as initializers, except ``trained`` ones, because the derivatives of a
     Slice or a Pad need axes. Larger constants stay inputs."""
-    model = ModelProto()
-    model.CopyFrom(forward.model)
+    model = deepcopy(forward.model)
     inside = {name for name, tensor in forward.stored.items() if tensor.nbytes <= _INSIDE and name not in trained}
-    inputs = [value for value in model.graph.input if value.name not in inside]
-    del model.graph.input[:]
-    model.graph.input.extend(inputs)
+    refill(model.graph.input, [value for value in model.graph.input if value.name not in inside])
     for name in forward.stored:
         if name in inside:
             model.graph.initializer.append(numpy_helper.from_array(np.asarray(forward.stored[name].numpy()), name))
@@ -171,8 +168,7 @@ def with_constants(forward: ForwardModel, trained: Collection[str]) -> ModelProt
 
 def _bare(graph: Graph) -> ModelProto:
     """The model with every stored value as an input, small for any size of values."""
-    model = ModelProto()
-    model.CopyFrom(graph.header)
+    model = deepcopy(graph.header)
     del model.metadata_props[:]
     body = model.graph
     body.name = graph.name or "forward"
@@ -236,8 +232,7 @@ def _lift_constants(model: ModelProto, stored: dict[str, Tensor]) -> frozenset[s
                 model.graph.input.append(value_info(name, kind))
                 continue
         nodes.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    refill(model.graph.node, nodes)
     return frozenset(lifted)
 
 

@@ -25,6 +25,7 @@ from gopt.frontends.derive.writer import StepWriter, scalar
 from gopt.frontends.functional_step import add_roles
 from gopt.ir.graph import Graph
 from gopt.ir.load import graph_of
+from gopt.ir.model_file import refill
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import value_info
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
@@ -162,8 +163,7 @@ def _order_inputs(model: ModelProto, batch: list[str], writer: StepWriter) -> No
     inputs = {value.name: value for value in model.graph.input}
     states = list(writer.states)
     order = [*batch, *(name for name in inputs if name not in batch and name not in writer.states), *states]
-    del model.graph.input[:]
-    model.graph.input.extend(inputs[name] for name in order)
+    refill(model.graph.input, (inputs[name] for name in order))
 
 
 def _vanishing(options: DeriveOptions, parameters: Mapping[str, Tensor]) -> list[str]:

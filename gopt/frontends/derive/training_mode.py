@@ -6,6 +6,7 @@ onnx-ad differentiates neither in training mode. Expanded into elementary operat
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from gopt.errors import UnsupportedError
 from gopt.frontends.derive.forward_model import ForwardModel
 from gopt.frontends.derive.functions import call
 from gopt.frontends.derive.options import DeriveOptions, Norms
+from gopt.ir.model_file import refill
 from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import TensorType, dtype_code, numpy_dtype
 from gopt.text.sanitize import show
@@ -103,8 +105,7 @@ def write_out(model: ModelProto, forward: ForwardModel, options: DeriveOptions, 
             nodes += new
         else:
             nodes.append(node)
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    refill(model.graph.node, nodes)
     notes = []
     if inference["BatchNormalization"]:
         notes.append(
@@ -276,7 +277,6 @@ def add_outputs(model: ModelProto, mode: TrainingMode) -> None:
     """Add new statistics as outputs, so that simplification keeps them."""
     types = {value.name: value for value in model.graph.input}
     for name, updated in mode.statistics.items():
-        info = onnx.ValueInfoProto()
-        info.CopyFrom(types[name])
+        info = deepcopy(types[name])
         info.name = updated
         model.graph.output.append(info)

@@ -8,6 +8,7 @@ unexplained by the forms below are refused. The check with eager PyTorch then ru
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from gopt.errors import UnsupportedError
 from gopt.frontends.pytorch.sized_constants import SizedConstants, affine
 from gopt.ir.attributes import attribute_value
 from gopt.ir.constant_folding import constant_array
+from gopt.ir.model_file import refill
 from gopt.text.sanitize import show
 
 T = TypeVar("T")
@@ -48,13 +50,11 @@ def join_sizes(models: tuple[ModelProto, ModelProto], sizes: tuple[int, int]) ->
     Raises UnsupportedError for the first difference that is no such function.
     """
     one, two = (_lifted(model) for model in models)
-    joined = ModelProto()
-    joined.CopyFrom(one)
+    joined = deepcopy(one)
     inputs = [_same_value(a, b, sizes) for a, b in _paired(one.graph.input, two.graph.input, "inputs")]
     outputs = [_same_value(a, b, sizes) for a, b in _paired(one.graph.output, two.graph.output, "outputs")]
     for part, values in ((joined.graph.input, inputs), (joined.graph.output, outputs)):
-        del part[:]
-        part.extend(values)
+        refill(part, values)
     sized = next((name for name, axis in map(_size_axis, inputs) if axis == 0), None)
     if sized is None:
         raise UnsupportedError(
@@ -71,8 +71,7 @@ def join_sizes(models: tuple[ModelProto, ModelProto], sizes: tuple[int, int]) ->
 
 def _lifted(model: ModelProto) -> ModelProto:
     """The model with the Constant nodes as initializers."""
-    lifted = ModelProto()
-    lifted.CopyFrom(model)
+    lifted = deepcopy(model)
     del lifted.graph.node[:]
     for node in model.graph.node:
         attributes = {attribute.name: attribute_value(attribute) for attribute in node.attribute}
@@ -95,8 +94,7 @@ def _paired(one: Sequence[T], two: Sequence[T], what: str) -> Iterator[tuple[T, 
 
 def _same_value(a: ValueInfoProto, b: ValueInfoProto, sizes: tuple[int, int]) -> ValueInfoProto:
     """An input or output with the dimensions at any size."""
-    value = ValueInfoProto()
-    value.CopyFrom(a)
+    value = deepcopy(a)
     dims = [[dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in (a, b)]
     if a.name != b.name or len(dims[0]) != len(dims[1]):
         raise _differs(f"{show(a.name)} and {show(b.name)} are of different rank or name")
@@ -142,8 +140,7 @@ class _Join:
             attribute.SerializeToString() for attribute in b.attribute
         ]:
             raise _differs(f"an attribute of {a.op_type} {show(a.name)} depends on the size")
-        joined = NodeProto()
-        joined.CopyFrom(a)
+        joined = deepcopy(a)
         for index, (x, y) in enumerate(zip(a.input, b.input)):
             joined.input[index] = self._operand(x, y, a, index)
         self._names.update(zip(a.output, b.output))

@@ -24,6 +24,7 @@ from gopt.frontends.pytorch.randomness import DrawnInput, draw_names
 from gopt.frontends.pytorch.tracing import TracedStep
 from gopt.ir.graph import Graph
 from gopt.ir.load import graph_of
+from gopt.ir.model_file import refill
 from gopt.ir.tensor import Tensor
 
 OPSET = 20
@@ -152,9 +153,7 @@ def _strip(model: onnx.ModelProto, name: str) -> None:
 def without_inputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
     """Remove inputs."""
     dropped = set(names)
-    inputs_left = [value for value in model.graph.input if value.name not in dropped]
-    del model.graph.input[:]
-    model.graph.input.extend(inputs_left)
+    refill(model.graph.input, [value for value in model.graph.input if value.name not in dropped])
 
 
 def with_random_nodes(model: onnx.ModelProto, draws: Sequence[DrawnInput]) -> None:
@@ -164,8 +163,7 @@ def with_random_nodes(model: onnx.ModelProto, draws: Sequence[DrawnInput]) -> No
     without_inputs(model, names)
     nodes = [node for name, draw in zip(names, draws) if name in inputs for node in _random_nodes(model, name, draw)]
     rest = list(model.graph.node)
-    del model.graph.node[:]
-    model.graph.node.extend([*nodes, *rest])
+    refill(model.graph.node, [*nodes, *rest])
 
 
 def _random_nodes(model: onnx.ModelProto, name: str, drawn: DrawnInput) -> list[onnx.NodeProto]:

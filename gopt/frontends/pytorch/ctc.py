@@ -32,7 +32,8 @@ class _Lattice:
     def of(cls, log_probs: Any, targets: Any, times: Any, sizes: Any, blank: int) -> _Lattice:
         device = log_probs.device
         times, sizes = (torch.as_tensor(each, device=device).to(torch.long) for each in (times, sizes))
-        if targets.dim() == 1:  # one behind the other; more labels than steps in time have no alignment
+        joined = targets.dim() == 1
+        if joined:  # one behind the other; more labels than steps in time have no alignment
             most = min(targets.shape[0], log_probs.shape[0])
             places = (sizes.cumsum(0) - sizes).unsqueeze(1) + torch.arange(most, device=device)
             targets = targets[places.clamp(max=targets.shape[0] - 1)]
@@ -43,8 +44,12 @@ class _Lattice:
         emitted = log_probs.gather(2, states.expand(log_probs.shape[0], *states.shape)).clamp(min=LOW)
         none = torch.zeros_like(last, dtype=torch.bool)
         jumps = torch.cat([none, none, states[:, 2:] != states[:, :-2]], 1)[:, : states.shape[1]]
-        behind = 2 * sizes.unsqueeze(1) - torch.arange(states.shape[1], device=device)
-        return cls(states, emitted, jumps, _where((behind == 0) | (behind == 1), emitted), times, sizes)
+        most = labels.shape[1] + 1
+        behind = 2 * torch.arange(most + 1, device=device).unsqueeze(1) - torch.arange(states.shape[1], device=device)
+        ends = _where(((behind == 0) | (behind == 1)).narrow(0, 0, most + joined), emitted)
+        return cls(
+            states, emitted, jumps, ends.index_select(0, sizes.clamp(max=most) if joined else sizes), times, sizes
+        )
 
     def alphas(self) -> Any:
         """Of every step in time, [T, N, L]."""
@@ -60,9 +65,10 @@ class _Lattice:
         none = torch.zeros_like(self.jumps[:, :2])
         ways = self._ways(1, torch.cat([self.jumps, none], 1)[:, 2:])
         made = [torch.full_like(self.ends, LOW)]
-        for time in range(self.emitted.shape[0] - 1, -1, -1):
-            last = (self.times == time + 1).unsqueeze(1)
-            made.append(torch.where(last, self.ends, _led(made[-1], *ways)) + self.emitted[time])
+        count = self.emitted.shape[0]
+        last = self.times.unsqueeze(1) == torch.arange(1, count + 1, device=self.times.device).reshape(-1, 1, 1)
+        for time in range(count - 1, -1, -1):
+            made.append(torch.where(last[time], self.ends, _led(made[-1], *ways)) + self.emitted[time])
         return torch.stack(made[:0:-1])
 
     def _ways(self, step: int, jumps: Any) -> tuple[Any, Any]:
@@ -96,7 +102,7 @@ def ctc_loss(
     """The loss of each sample, infinite where it has no alignment, and the alphas."""
     lattice = _Lattice.of(log_probs, targets, input_lengths, target_lengths, blank)
     alphas = lattice.alphas()
-    last = (lattice.times - 1).clamp(min=0).reshape(1, -1, 1).expand(1, *lattice.states.shape)
+    last = (lattice.times.clamp(min=1) - 1).reshape(1, -1, 1).expand(1, *lattice.states.shape)
     losses = -_log_sum(alphas.gather(0, last).squeeze(0) + lattice.ends, 1)
     losses = torch.where(losses > -LOW / 2, torch.inf, losses)
     empty = torch.where(lattice.sizes == 0, 0.0, torch.inf).to(losses.dtype)

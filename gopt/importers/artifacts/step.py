@@ -25,7 +25,7 @@ from gopt.importers.artifacts.optimizer import OrtOptimizer, Update, clip_nodes,
 from gopt.ir.external_data import naming, show
 from gopt.ir.graph import ROLES, Graph, Node
 from gopt.ir.load import checked_graph
-from gopt.ir.model_file import ModelFile
+from gopt.ir.model_file import ModelFile, refill
 from gopt.ir.nodes import nested
 from gopt.ir.opaque.expand import expand
 from gopt.ir.opset import opset_of
@@ -81,9 +81,7 @@ def _plain(graph: Graph, constants: set[str]) -> Graph:
     nodes = [_standard(node) for node in graph.nodes]
     for name in constants.difference(*(node.reads for node in nodes)):
         graph.initializers.pop(name, None)
-    opsets = [opset for opset in graph.header.opset_import if opset.domain in ("", "ai.onnx")]
-    del graph.header.opset_import[:]
-    graph.header.opset_import.extend(opsets)
+    refill(graph.header.opset_import, [opset for opset in graph.header.opset_import if opset.domain in ("", "ai.onnx")])
     return replace(graph, nodes=nodes, file_nodes=None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import onnx
@@ -91,8 +92,7 @@ def value_types(model: ModelProto, what: str) -> dict[str, TensorType]:
 def value_infos(model: ModelProto, what: str) -> dict[str, ValueInfoProto]:
     """Types of the nodes' results, inferred from inputs and initializers. Raises InputError for contradictory types;
     ``what``: the graph's name."""
-    bare = ModelProto()
-    bare.CopyFrom(model)
+    bare = deepcopy(model)
     for value in bare.graph.output:  # what is declared must not hide what is computed
         value.ClearField("type")
     try:

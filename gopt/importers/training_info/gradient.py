@@ -10,6 +10,7 @@ from gopt.autodiff.backward import GradientCall, expand_gradient
 from gopt.errors import InputError, UnsupportedError
 from gopt.importers.training_info.bindings import value_infos
 from gopt.ir.functions import check_functions, inline_functions, reached_functions
+from gopt.ir.model_file import refill
 from gopt.ir.nodes import nested, reads
 from gopt.ir.type_proto import read_type
 from gopt.text.sanitize import show
@@ -31,12 +32,11 @@ def expand_gradients(model: ModelProto, states: Collection[str] = ()) -> list[Gr
         inner = {name for node in forward.graph.node for name in node.output}
         nodes = expand_gradient(forward, call, states)
         rest = [other for other in model.graph.node if other is not node and not inner & set(other.output)]
-        del model.graph.node[:]
-        model.graph.node.extend([*nodes, *rest])
+        refill(model.graph.node, [*nodes, *rest])
         calls.append(call)
-    opsets = [opset for opset in model.opset_import if opset.domain != PREVIEW or _uses_preview(model)]
-    del model.opset_import[:]
-    model.opset_import.extend(opsets)
+    refill(
+        model.opset_import, [opset for opset in model.opset_import if opset.domain != PREVIEW or _uses_preview(model)]
+    )
     return calls
 
 

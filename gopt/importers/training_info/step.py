@@ -7,6 +7,7 @@ checked here.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 from onnx import GraphProto, ModelProto, TrainingInfoProto, ValueInfoProto
@@ -19,6 +20,7 @@ from gopt.importers.training_info.initialization import check_initialization
 from gopt.importers.training_info.names import broken, check_reads, join, stored_types
 from gopt.importers.training_info.startup import startup_model
 from gopt.ir.graph import ROLES, STEP_ROLES
+from gopt.ir.model_file import refill
 from gopt.text.sanitize import show
 
 
@@ -39,13 +41,11 @@ def step_of(model: ModelProto) -> TrainingInfoStep:
     a Gradient operator at other values than those that it names.
     """
     info = _only(model)
-    step = ModelProto()
-    step.CopyFrom(model)
+    step = deepcopy(model)
     del step.training_info[:]
     roles_written = _given_roles(model)
     entries = [row for row in step.metadata_props if row.key not in (ROLES, STEP_ROLES)]  # ROLES: of another form of it
-    del step.metadata_props[:]
-    step.metadata_props.extend(entries)
+    refill(step.metadata_props, entries)
     join(step.graph, info.algorithm)
     check_reads(step.graph, "the step")
     check_initialization(model, info, stored_types(step.graph))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 
-from onnx import FunctionProto, ModelProto, NodeProto
+from onnx import FunctionProto, ModelProto
 
 from gopt.ir.graph import Graph, Node
 from gopt.ir.opaque.origin import OpaqueCall, Origin
@@ -33,8 +34,7 @@ def with_functions(
         key = (function.domain, function.name, overload)
         if key not in body_of:
             body_of[key] = body
-            copy = FunctionProto()
-            copy.CopyFrom(function)
+            copy = deepcopy(function)
             copy.overload = overload
             functions.append(copy)
         result.append(_overloaded(node, overload) if overload else node)
@@ -42,16 +42,14 @@ def with_functions(
 
 
 def _bytes(function: FunctionProto) -> bytes:
-    copy = FunctionProto()
-    copy.CopyFrom(function)
+    copy = deepcopy(function)
     copy.ClearField("overload")
     data: bytes = copy.SerializeToString(deterministic=True)
     return data
 
 
 def _overloaded(node: Node, overload: str) -> Node:
-    proto = NodeProto()
-    proto.CopyFrom(node.to_proto())
+    proto = deepcopy(node.to_proto())
     proto.overload = overload
     return Node(
         node.op_type,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
+from gopt.ir.model_file import refill
 from gopt.ir.nodes import reads
 
 
@@ -53,13 +55,11 @@ class _Renaming:
         return self.table.setdefault(old, f"{self.prefix}.{old}")
 
     def node(self, source: NodeProto) -> NodeProto:
-        copy = NodeProto()
-        copy.CopyFrom(source)
+        copy = deepcopy(source)
         copy.input[:] = [self.name(name) for name in source.input]
         copy.output[:] = [self.name(name) for name in source.output]
         copy.name = f"{self.prefix}.{source.name}" if source.name else ""
-        del copy.attribute[:]
-        copy.attribute.extend(self._attributes(source))
+        refill(copy.attribute, self._attributes(source))
         return copy
 
     def _attributes(self, source: NodeProto) -> Iterator[AttributeProto]:
@@ -79,6 +79,4 @@ class _Renaming:
     def _body(self, body: GraphProto) -> None:
         for value in (*body.input, *body.output, *body.initializer, *body.value_info):
             value.name = self.name(value.name)
-        nodes = [self.node(node) for node in body.node]
-        del body.node[:]
-        body.node.extend(nodes)
+        refill(body.node, [self.node(node) for node in body.node])

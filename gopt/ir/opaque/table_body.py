@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 
 from onnx import FunctionProto
 
@@ -45,8 +46,7 @@ def table_body(
 
 def same_body(stored: FunctionProto, written: FunctionProto) -> bool:
     """Return whether a function of the file equals the body of the table."""
-    copy = FunctionProto()
-    copy.CopyFrom(stored)
+    copy = deepcopy(stored)
     for field in ("overload", "doc_string"):
         copy.ClearField(field)
     del copy.metadata_props[:]

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 import gopt  # noqa: E402
 from gopt.frontends.pytorch.ctc import ctc_loss, ctc_loss_backward  # noqa: E402
 from gopt.frontends.pytorch.export import export  # noqa: E402
+from gopt.verification.sampling import integer_ranges  # noqa: E402
 
 aten = torch.ops.aten
 
@@ -41,7 +42,7 @@ def test_losses_and_gradients_are_those_of_pytorch(seed, joined):
 
 
 def test_a_step_with_ctc_is_exported_and_sharded(tmp_path):
-    """It was refused: the shape of its sums follows the longest target."""
+    """It was refused: the shape of its sums follows the longest target. Lengths that verify draws are in range."""
     torch.manual_seed(0)
     net, criterion = torch.nn.Linear(5, 4), torch.nn.CTCLoss(zero_infinity=True)
 
@@ -55,4 +56,6 @@ def test_a_step_with_ctc_is_exported_and_sharded(tmp_path):
     }  # fmt: skip
     exported = export((net, loss, torch.optim.AdamW(net.parameters(), 1e-2), batch), tmp_path / "step.onnx")
     gopt.shard(exported.model, 2).write(tmp_path / "ranks")
+    ranges = integer_ranges(exported.model.training)
+    assert (ranges["times"].low, ranges["times"].bound, ranges["sizes"].bound) == (1, 7, 3)
     assert gopt.verify(tmp_path / "ranks", steps=1).equal
