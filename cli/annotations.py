@@ -1,4 +1,4 @@
-"""Annotations that GitHub shows beside the files of a pull request, and the codes of errors standing in them."""
+"""Annotations in GitHub beside the files of a pull request, and the error codes in them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def format_option(function: click.decorators.FC) -> click.decorators.FC:
 
 
 def is_asked(arguments: Sequence[str]) -> bool:
-    """Return whether a command line asks for annotations: of errors too, which end it before the options are read."""
+    """Return whether a command line asks for annotations, also for errors before the options are read."""
     pairs = zip(arguments, [*arguments[1:], ""], strict=True)
     return "--format=github" in arguments or ("--format", "github") in pairs
 
@@ -41,14 +41,14 @@ def code_of(error: BaseException) -> str:
 
 
 def print_annotation(message: str, code: str, *, file: str = "", line: int = 0) -> None:
-    """Print one annotation, of a file and a line in it where they are known."""
+    """Print an annotation, of a file and a line if known."""
     location = "".join(f"{key}={_escaped(str(value))}," for key, value in (("file", file), ("line", line)) if value)
     text = clean(message)[:_LONGEST].replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     click.echo(f"::error {location}title=gopt {code}::{text}")
 
 
 def print_golden_annotations(folder: str, differing: Mapping[str, Sequence[str]], names: Iterable[str]) -> None:
-    """Print an annotation for each golden that differs, at its first line that does, and one for each other fault."""
+    """Print an annotation for each different golden, at the first different line, and for each other fault."""
     for name, lines in differing.items():
         header = next((line for line in lines if line.startswith("@@ -")), "@@ -1 ")
         start = int(header.removeprefix("@@ -").split(",")[0].split()[0])

@@ -31,7 +31,7 @@ auto_options = grouped(
 
 
 def check_auto(args: dict[str, Any]) -> None:
-    """Refuse options that contradict ``--auto``, or that do nothing without it."""
+    """Refuse options contradicting ``--auto``, or without effect unless given with ``--auto``."""
     for name in SETTLED if args["auto"] else ():
         if args[name] is not None:
             flag = f"--{name.replace('_', '-')}"
@@ -56,7 +56,7 @@ def split_link(args: dict[str, Any], mesh: Mesh) -> str | None:
 
 
 def auto_of(args: dict[str, Any]) -> Auto | None:
-    """The ``auto`` argument of ``gopt.shard`` for ``--auto``; None without it."""
+    """The ``auto`` argument of ``gopt.shard`` for ``--auto``, or None."""
     from gopt.verbs.shard import Auto
 
     return Auto(memory=args["memory"], link=args["link"]) if args["auto"] else None

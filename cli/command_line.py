@@ -1,4 +1,4 @@
-"""A command line in parts: what names an input, what an output, what stays out of a reproducer, and back."""
+"""A command line in parts: names of inputs and outputs, parts left out of a reproducer, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gopt demo``: a sample step and data for it, so that an installed gopt has something to work on."""
+"""``gopt demo``: a sample step with data, to try an installed gopt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gopt doctor``: what this installation has, and what is missing for which work."""
+"""``gopt doctor``: the parts of this installation, and missing parts by kind of work."""
 
 from __future__ import annotations
 

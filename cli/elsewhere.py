@@ -1,4 +1,4 @@
-"""Options as other tools, or other commands, call them: what is meant by one that a command does not have."""
+"""Options under the names of other tools or commands: the meaning of an option unknown to a command."""
 
 from __future__ import annotations
 

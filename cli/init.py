@@ -1,4 +1,4 @@
-"""``gopt init``: a file with a factory to fill in, which ``gopt export`` takes as it is."""
+"""``gopt init``: a file with a factory to fill in, accepted by ``gopt export``."""
 
 from __future__ import annotations
 

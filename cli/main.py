@@ -58,14 +58,14 @@ COMMANDS = {
 
 @functools.cache
 def _command(name: str) -> click.Command:
-    """A command with the options that all have; made once, because each wraps what was there."""
+    """A command with the common options, made once because each option wraps the command."""
     command = import_module(f"gopt.cli.{name.replace('-', '_')}").command
     assert isinstance(command, click.Command)
     return with_standard_streams(without_empty_values(with_unchecked(with_reproducer(with_verbosity(command)))))
 
 
 class Commands(click.Group):
-    """Commands that are imported when they are called, so that help is quick."""
+    """Commands imported on call, so help is quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -196,7 +196,7 @@ def exit_code(error: Exception | StoppedError) -> int:
 
 
 def _unreadable(error: OSError) -> bool:
-    """Return whether it is about a file or folder that may not be read; what cannot be written says so itself."""
+    """Return whether an error concerns reading a file or folder; errors of writing explain themselves."""
     if error.errno != errno.EACCES or not isinstance(error.filename, str | bytes):
         return False
     try:

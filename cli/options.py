@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def grouped(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """All these options as one decorator; help lists the last first."""
+    """All these options as a decorator; help lists the last first."""
 
     def add(function: F) -> F:
         for option in options:
@@ -79,7 +79,7 @@ role_options = grouped(
 
 
 def statistics_option(function: F) -> F:
-    """``--statistics`` of commands that combine none: it says which states are statistics."""
+    """``--statistics`` of commands without combination: names the statistics."""
 
     def named(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
         bare = next((part for part in _items(texts) if "=" not in part), None)
@@ -115,7 +115,7 @@ class _Stage(click.IntRange):
 
 
 def stage_option(default: str) -> Callable[[F], F]:
-    """``--stage``; ``default`` says what holds without it."""
+    """``--stage``; ``default``: without the option."""
     return click.option(
         "--stage", type=_Stage(0, 3), metavar="0|1|2|3",
         help="0: nothing sharded; 1: optimizer states; 2: gradients too, also those that micro-steps sum; "
@@ -181,7 +181,7 @@ def axis_option(function: F) -> F:
 
 
 def axis_table(texts: Sequence[str], axes: Mapping[str, str] | None) -> dict[str, AxisKind]:
-    """``--axis`` over the configuration's ``[axes]``: axis -> what its ranks see."""
+    """``--axis`` over the configuration's ``[axes]``: axis -> the kind of its ranks' data."""
     from gopt.records.mesh import axis_kinds
 
     return axis_kinds(axes or {}) | axis_kinds(_items(texts))
@@ -227,7 +227,7 @@ def _items(texts: Sequence[str]) -> list[str]:
 
 
 def read_config(path: str | None) -> GoptConfig:
-    """A gopt.toml; raises InputError where there is none, or it is not as its schema says."""
+    """A gopt.toml; raises InputError for a missing file, or a file unlike the schema."""
     from gopt.documents.config import GoptConfig
 
     if path is None:
@@ -243,8 +243,8 @@ def read_config(path: str | None) -> GoptConfig:
 def build_mesh(
     ranks: int | None, text: str | None, axes: Mapping[str, int] | None, kinds: Mapping[str, AxisKind] | None = None
 ) -> Mesh:
-    """The mesh of ``--ranks``, ``--mesh`` or the configuration's ``[mesh]``; they must agree. ``kinds``: what was said
-    of the axes."""
+    """The mesh of ``--ranks``, ``--mesh`` or the configuration's ``[mesh]``, which must agree. ``kinds``: given kinds
+    of axes."""
     from gopt.records.mesh import Mesh
 
     mesh, axis_kinds = None, kinds or {}
@@ -299,7 +299,7 @@ def is_given(value: object) -> bool:
 
 
 def arguments_of(context: click.Context, without: Sequence[str]) -> list[str]:
-    """The options of a command as they would be typed, for a process that is to do the same."""
+    """The options of a command as typed, for another process."""
     names: list[str] = []
     for option in context.command.params:
         value = context.params.get(option.name or "")

@@ -152,7 +152,7 @@ def _commands(path: Path, words: Sequence[str], scratch: Path) -> tuple[Path, li
 
 
 def _split(words: Sequence[str], model: Path) -> list[list[str]]:
-    """Commands of gopt, or one program, with ``{}`` for the model and whole paths for files that there are."""
+    """Commands of gopt, or a program, with ``{}`` for the model and whole paths for existing files."""
     from gopt.errors import OptionError
 
     if not any(PLACE in word for word in words) and str(model) not in words:

@@ -37,17 +37,17 @@ WIDE = 200
 
 
 def console() -> SafeConsole:
-    """A console on stdout; wide where that is not a terminal, so that names are not cut."""
+    """A console on stdout; wide unless a terminal, so names are not cut."""
     fits = sys.stdout.isatty() or "COLUMNS" in os.environ
     return SafeConsole(file=sys.stdout, width=None if fits else WIDE, fits=fits)
 
 
 class SafeConsole(Console):
-    """Prints lines of text and tables, without markup; control characters and line breaks, such as those of names, are
-    shown as escapes. Prints nothing with ``--quiet``.
+    """Prints lines of text and tables, without markup; control characters and line breaks, such as in names, are shown
+    as escapes. Prints nothing with ``--quiet``.
 
-    Text goes on in a next line between two words, where it is wider than the terminal: a word, such as a path, stays
-    whole. ``fits``: whether there is a terminal; without one a text stays a line.
+    Text wider than the terminal is wrapped between words: a word, such as a path, stays whole. ``fits``: whether there
+    is a terminal; otherwise a text stays a line.
     """
 
     def __init__(self, fits: bool = True, **options: Any) -> None:
@@ -69,7 +69,7 @@ class SafeConsole(Console):
             super().print(part, **options)
 
     def print_line(self, text: Text) -> None:
-        """Print a text on one line, however wide it is: for lines other programs read, such as differences."""
+        """Print a text on a single line of any width: for lines read by other programs, such as differences."""
         super().print(_cleaned(text), soft_wrap=True)
 
     def _print_text(self, text: str | Text, options: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ def wrapped(line: Text, width: int) -> list[Text]:
 
 
 def _cleaned(part: Any) -> Any:
-    """A text as one line without control characters; anything else that rich prints as it is."""
+    """A text as a line without control characters; other printable things of rich unchanged."""
     text = Text(part) if isinstance(part, str) else part
     if not isinstance(text, Text) or clean_line(text.plain) == text.plain:
         return text
@@ -172,9 +172,9 @@ def calls_text(calls: Mapping[str, int]) -> str:
 
 
 def print_ranks(out: Console, columns: Sequence[str], groups: Sequence[Sequence[str]], shown: int) -> None:
-    """Print a row for each of the first ``shown`` groups of ranks that are alike; one of the columns is ``calls``.
+    """Print a row for each of the first ``shown`` groups of equal ranks; a column is ``calls``.
 
-    Where all ranks make the same calls, these are a line below the table, so that the table fits in 80 columns.
+    If all ranks make the same calls, the calls are a line below the table, so the table fits in 80 columns.
     """
     column = columns.index("calls")
     calls = {cells[column] for cells in groups}
@@ -207,7 +207,7 @@ def _render_ranks(out: Console, report: Report) -> None:
 
 
 def _figure_rows(report: Report) -> list[tuple[str, str, str]]:
-    """Each figure, and what it is held against."""
+    """Each figure, with its bound."""
     traffic, calls, casts = report.figures.traffic, report.figures.calls, report.figures.casts
     overlap, balance = report.figures.overlap, max(report.balance.values(), default=1)
     kinds = ", ".join(f"{share:.0%} of {kind}" for kind, share in overlap.by_kind.items())

@@ -1,4 +1,5 @@
-"""Progress as a bar on a terminal. Imported where there is one: rich takes as long to import for it as for the rest."""
+"""Progress as a bar on a terminal. Imported only for terminals: rich takes as long to import for bars as for the
+rest."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def bar(console: Console) -> Iterator[ProgressCallback]:
 
 
 class _Bar:
-    """One bar, which begins anew with each phase."""
+    """A bar, starting anew with each phase."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars

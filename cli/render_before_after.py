@@ -1,4 +1,4 @@
-"""The table that opens ``gopt shard``, ``gopt split`` and ``gopt inspect DIR``: the source beside its largest part."""
+"""The first table of ``gopt shard``, ``gopt split`` and ``gopt inspect DIR``: the source beside its largest part."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def render_roles(out: Console, sizes: Sequence[RoleSize]) -> None:
 
 
 def size_table(title: str, sizes: Sequence[tuple[str, object]], rows: Sequence[tuple[str, str]]) -> Table:
-    """A column for each of ``sizes``, the source first, and beside each other one what it saves; ``rows``: label and
+    """A column for each of ``sizes``, the source first, with savings beside the others; ``rows``: label and
     attribute."""
     (name, source), *others = sizes
     lines = []
@@ -94,7 +94,7 @@ def _is_shown(record: PassRecord, text: str) -> bool:
 
 
 def set_options(record: PassRecord) -> list[str]:
-    """The options of a pass that are not as they are by default."""
+    """The options of a pass other than defaults."""
     from gopt.passes import PASSES
 
     spec = PASSES.get(record.name)

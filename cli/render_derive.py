@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def render_derived(derived: Derived) -> None:
-    """The file, what a run feeds, and which gradients are confirmed."""
+    """The file, the inputs fed by a run, and the confirmed gradients."""
     out = console()
     beside = f", values in {derived.data}" if derived.data else ""
     out.print(

@@ -16,7 +16,7 @@ _COLOURS = {"removed": "red", "added": "green", "now": "bold"}
 
 
 def render_story(story: Story) -> None:
-    """One fact a line; what a terminal cannot hold on one goes on below it, under the text."""
+    """A fact per line; long facts go on in the next line, under the text."""
     out = console()
     out.print(Text(story.name, style="bold"))
     rows = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))

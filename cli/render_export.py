@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def render_exported(exported: Exported) -> None:
-    """The file, what a run feeds, and how far it is from eager PyTorch."""
+    """The file, the inputs fed by a run, and the distance from eager PyTorch."""
     out = console()
     beside = f", values in {exported.data}" if exported.data else ""
     out.print(

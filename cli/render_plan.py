@@ -86,7 +86,7 @@ def render_plan(
 
 
 def _join(rows: Sequence[tuple[list[str], str]], columns: Sequence[str]) -> list[tuple[list[str], str]]:
-    """Neighbouring rows differing in one setting alone as one row, which lists its values."""
+    """Merge neighbouring rows differing in a single setting into a row with all values."""
     joined: list[tuple[list[str], str]] = []
     at = -1  # the column in which the rows of the last one differ
     for line, why in rows:
@@ -103,7 +103,7 @@ def _join(rows: Sequence[tuple[list[str], str]], columns: Sequence[str]) -> list
 
 
 def _reasons(reasons: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Numbers of neighbouring rows that have one reason, and the reason."""
+    """Numbers of neighbouring rows with the same reason, and the reason."""
     last = 0
     for why, group in groupby(reasons):
         start, last = last + 1, last + len(list(group))

@@ -20,9 +20,9 @@ FIRST, EVERY = 2.0, 10.0
 
 @contextmanager
 def progress() -> Iterator[ProgressCallback]:
-    """Show phases with their counts and the time left on stderr; nothing where that is not a terminal.
+    """Show phases with counts and the time left on stderr, if a terminal.
 
-    With ``--verbose`` a line for each phase that has ended, with its seconds; nothing with ``--quiet``.
+    With ``--verbose`` a line for each finished phase, with its seconds; nothing with ``--quiet``.
     """
     with _shown(lambda phase, done=0, total=0, /: None) as advance:
         yield advance
@@ -75,7 +75,7 @@ def timed_phases() -> Iterator[ProgressCallback]:
 
 
 class PlainLines:
-    """A note for each phase that lasts, with its count and the time left."""
+    """A note for each long phase, with count and the time left."""
 
     def __init__(self) -> None:
         self._phase = ""

@@ -34,7 +34,7 @@ def print_split(manifest: Manifest, report: Report, output: Path | None) -> None
 
 
 def render_split(info: SplitInspection, output: Path | None, *, written: bool = True) -> None:
-    """A split. ``output``: its folder, None where nothing was written; ``written``: it was made just now."""
+    """A split. ``output``: the folder, None if nothing was written; ``written``: whether made just now."""
     out = console()
     source, counts, settings = info.source, info.source.counts, info.settings
     rest = (

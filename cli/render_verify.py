@@ -26,8 +26,9 @@ VERDICTS = {
 
 
 def render_verification(result: Verification, roles: Sequence[str] = ()) -> None:
-    """The worst error of each variant, gradients that were not confirmed, what is in doubt, and the verdict. ``roles``:
-    the names of trainers and servers, where they are not ranks."""
+    """The worst error of each variant, unconfirmed gradients, doubts, and the verdict.
+
+    ``roles``: the names of trainers and servers, if not ranks."""
     out = console()
     rows = [
         (

@@ -65,9 +65,9 @@ def command(file: str, more: tuple[str, ...], extract: str | None, deadline: flo
 
 
 def command_of(record: Reproducer, output: Path, folder: Path) -> list[str]:
-    """The command line on the inputs ``unpack`` put into a folder; what it writes lies in ``output``.
+    """The command line on the inputs unpacked into a folder by ``unpack``; its output lies in ``output``.
 
-    Raises InputError for what no reproducer has.
+    Raises InputError for parts missing in every reproducer.
     """
     from gopt.offline.reproducer import archive
 

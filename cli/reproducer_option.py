@@ -1,4 +1,4 @@
-"""``--reproducer FILE``: what a failing command leaves behind, so that others can fail in the same way."""
+"""``--reproducer FILE``: the remains of a failing command, so that others can repeat the failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Run:
-    """Of the command that runs: what was asked for, its context, and how it has failed."""
+    """The running command: requested reproducer, context, and failure."""
 
     path: Path | None = None
     values: bool = False
@@ -36,7 +36,7 @@ class _Setting:
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Begin with nothing asked for, and restore what was there: tests run many commands, one within another."""
+    """Begin without a request, and restore the state before: tests run many commands, also nested."""
     before, _Setting.run = _Setting.run, _Run()
     try:
         yield
@@ -45,7 +45,7 @@ def recording() -> Iterator[None]:
 
 
 def with_reproducer(command: click.Command) -> click.Command:
-    """Add ``--reproducer`` and ``--reproducer-values`` to a command or group that has not got them."""
+    """Add ``--reproducer`` and ``--reproducer-values`` to a command or group, if missing."""
     if command.name in {*COMMANDS, "group"} and not any("--reproducer" in param.opts for param in command.params):
         command.params += [
             click.Option(
@@ -89,9 +89,9 @@ def failure(code: int) -> Failure:
 
 
 def save_failure(code: int) -> int:
-    """Write the reproducer asked for, if the command has failed; never raises, and says what went wrong.
+    """Write the requested reproducer of a failed command; never raises, and reports problems.
 
-    Returns the exit code: that of the command, or of a signal that came while the file was written.
+    Returns the exit code: of the command, or of a signal during the write.
     """
     run = _Setting.run
     if code == 0 or code >= 128:

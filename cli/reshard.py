@@ -124,7 +124,7 @@ def _split(path: str, target: Path, args: dict[str, Any]) -> None:
 
 
 def _kinds(path: str, mesh: str | None, said: Sequence[str]) -> dict[str, AxisKind]:
-    """The kinds of axes that ``--axis`` gives, and for other axes with the same names those of the first sharding."""
+    """The kinds of axes from ``--axis``, and for other axes with the same names from the first sharding."""
     from gopt.offline.folder_contents import read_mesh
 
     again = {part.partition("=")[0].strip() for part in (mesh or "").split(",")}

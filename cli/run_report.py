@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def step_message(line: str) -> StepMessage:
-    """The record of a step the first rank prints. Raises RunError for a line that is none."""
+    """The record of a step printed by the first rank. Raises RunError for any other line."""
     from gopt.documents import RANK_MESSAGE, as_run_error, parse_json
     from gopt.documents.records import from_document
     from gopt.errors import InputError
@@ -33,7 +33,7 @@ def step_message(line: str) -> StepMessage:
 
 
 def stopped_error(job: Any, step: int, number: int) -> StoppedError:
-    """The end for which a signal asked, once what was complete is kept."""
+    """The end requested by a signal, after keeping everything complete."""
     from gopt.artifact.checkpoint_index import step_dir
 
     return StoppedError(number, f"step {step} is kept in {job.checkpoint / step_dir(step)}: --resume continues from it")
@@ -101,8 +101,8 @@ def _resume_step(job: Any) -> int | None:
 
 
 def report_resume(job: Any, manifest: Manifest) -> Callable[[int, str], None]:
-    """Return a function that prints on stderr, once all checks have passed, at which step a run resumes, or that it
-    starts from what start-up graphs compute, what it draws, and a note on the data."""
+    """Return a function that prints on stderr, after all checks, the step of resuming or the start from start-up
+    graphs, the drawn values, and a note on the data."""
     from gopt.runtime.training.draws import seed_of
 
     resumes = job.resume and job.checkpoint is not None and job.checkpoint.exists()

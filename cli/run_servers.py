@@ -19,7 +19,7 @@ HEARTBEAT_TIMEOUT = 10.0
 
 
 def has_servers(folder: str) -> bool:
-    """Return whether a folder is a split; False for one that cannot be read, which the run then reports."""
+    """Return whether a folder is a split; False for an unreadable folder, reported by the run."""
     from gopt.artifact.manifest_check import read_manifest
     from gopt.errors import GoptError
 
@@ -30,8 +30,8 @@ def has_servers(folder: str) -> bool:
 
 
 def role_names(folder: str, roles: int) -> list[str]:
-    """``trainer 0``, …, ``server 0``, …: what so many trainers and servers of a split are; none for ranks of ``gopt
-    shard``."""
+    """``trainer 0``, …, ``server 0``, …: the roles of so many trainers and servers of a split; empty for ranks of
+    ``gopt shard``."""
     from gopt.artifact.manifest_check import read_manifest
 
     plan = read_manifest(folder)[0].parameter_server
@@ -52,7 +52,7 @@ def check_engine(args: dict[str, Any], split: bool) -> None:
 
 
 def endpoints(job: Any, options: RunOptions, servers: list[Any]) -> Any:
-    """The job with the trainers and servers; at the end the chief lists in ``servers`` what each of them did."""
+    """The job with the trainers and servers; at the end the chief lists in ``servers`` each server's summary."""
     from gopt.runtime.parameter_server.waits import straggler
 
     def summarise(all_servers: Sequence[Any]) -> None:

@@ -66,7 +66,7 @@ placement_options = grouped(
 
 
 def split_options(*modes: str) -> Callable[[F], F]:
-    """All options of a split but its output; ``modes``: those of ``--mode``."""
+    """All options of a split except the output; ``modes``: of ``--mode``."""
 
     return grouped(
         click.option(
@@ -202,7 +202,7 @@ def _named(option: str, texts: Sequence[str], example: str, *, first: bool = Fal
 
 
 def _rows(texts: Sequence[str]) -> dict[str, str]:
-    """``[NAME=]KIND`` texts; one without a name is of all tables, behind those with one."""
+    """``[NAME=]KIND`` texts; a text without a name holds for all tables, after texts with a name."""
     named = _named("rows", [text for text in texts if "=" in text], "lazy")
     unnamed = [text for text in texts if "=" not in text]
     defaults = [*([named["*"]] if "*" in named else []), *unnamed]

@@ -1,4 +1,4 @@
-"""``gopt shard``: from one training step to one graph per rank."""
+"""``gopt shard``: from a training step to a graph per rank."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class SplitRequest:
 
     @property
     def files(self) -> int:
-        """Files that hold a forward and backward: all trainers of a split share one."""
+        """Files with a forward and backward: all trainers of a split share a file."""
         return 1 if self.mesh is None else self.mesh.ranks
 
     def load(self, advance: ProgressCallback) -> Source:

@@ -24,7 +24,7 @@ _PRINTED = "gopt.printed"
 
 
 def with_standard_streams(command: click.Command) -> click.Command:
-    """Let a command read a model from standard input, and one that writes a model or ranks print their text."""
+    """Let a command read a model from standard input, and a command writing a model or ranks print the text."""
     for param in command.params:
         if isinstance(param, click.Argument) and param.name in _MODELS and param.nargs == 1:
             _before(param, _spooled)
@@ -35,7 +35,7 @@ def with_standard_streams(command: click.Command) -> click.Command:
 
 
 def _before(param: click.Parameter, convert: Callable[[click.Context, Any], Any]) -> None:
-    """Let a function change the value of a parameter, before its own callback sees it."""
+    """Let a function change the value of a parameter before the parameter's own callback."""
     then = param.callback
 
     def call(context: click.Context, of: click.Parameter, value: Any) -> Any:

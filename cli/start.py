@@ -1,7 +1,7 @@
-"""The start of the installed command: an interrupt ends it quietly while Python still imports the rest.
+"""The start of the installed command: an interrupt ends the command quietly during imports.
 
-This module imports nothing but ``gc``, ``os``, ``signal`` and types. It sets its handler before the command line, and
-the libraries behind it, are imported; ``main`` then says "interrupted" itself.
+This module imports nothing but ``gc``, ``os``, ``signal`` and types. The handler is set before the imports of command
+line and libraries; ``main`` then says "interrupted" itself.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _ODD = re.compile(r"[^\x20-\x7e\n\u00a1-\u024f]")
 
 
 def print_error(message: str, hints: Sequence[str] = ()) -> None:
-    """One line on stderr, and one for each hint: lines of code keep their indents."""
+    """A line on stderr, and a line for each hint: lines of code keep indents."""
     click.echo(f"gopt: error: {line(message)}", err=True)
     for hint in hints:
         click.echo(f"  hint: {' ' * (len(hint) - len(hint.lstrip(' ')))}{line(hint)}", err=True)
@@ -60,11 +60,11 @@ def print_json_text(text: str) -> None:
 
 
 def open_streams() -> None:
-    """Make the three streams of this process such that text can be written to them.
+    """Make the three streams of this process writable for text.
 
-    Characters a terminal's encoding has not are shown by ASCII signs or escapes. A number that was closed is taken by
-    no file; who writes to a closed stdout is told so, as on a full disk. What stderr does not take is lost: it changes
-    neither what a command does nor its exit code.
+    Characters missing in a terminal's encoding are shown by ASCII signs or escapes. No file takes a closed number;
+    writing to a closed stdout fails, as on a full disk. Text refused by stderr is lost, and changes neither a command's
+    work nor the exit code.
     """
     for number in range(3):
         try:
@@ -95,7 +95,7 @@ _ASCII = {
 
 
 def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
-    """gopt's own signs by their likes; other characters, such as those of names, as escapes."""
+    """gopt's own signs by similar ASCII signs; other characters, such as in names, as escapes."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     signs = error.object[error.start : error.end]
@@ -108,7 +108,7 @@ def _escape_sequence(character: str) -> str:
 
 
 class _Waiting(io.FileIO):
-    """Waits where others have made a pipe or a terminal such that it does not: output is not lost for that."""
+    """Waits even if others made a pipe or a terminal nonblocking, so no output is lost."""
 
     def write(self, data: Any, /) -> int:
         while (written := super().write(data)) is None:
@@ -117,7 +117,7 @@ class _Waiting(io.FileIO):
 
 
 class _Stdout(_Waiting):
-    """Drops what is written once the reader of a pipe is gone, as behind ``head``: a command keeps its exit code."""
+    """Drops output once the reader of a pipe is gone, as behind ``head``: a command keeps its exit code."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -175,8 +175,9 @@ def _escaped(character: str) -> str:
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Warnings of libraries say nothing that a user can act on, and stay unsaid; those of the user's own functions are
-    a note each. Python's own switches (-W, PYTHONWARNINGS) turn this off."""
+    """Warnings of libraries, of no use to a user, are dropped; each warning of the user's functions is a note.
+
+    Python's own switches (-W, PYTHONWARNINGS) turn this off."""
     if sys.warnoptions:
         yield
         return

@@ -1,4 +1,4 @@
-"""Runs a command in a process of its own, and says how it has failed: a crash or a hang ends that process alone."""
+"""Runs a command in a separate process, and reports its failure: a crash or a hang ends this process alone."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ STDERR = "stderr.txt"
 
 
 def run_commands(commands: Sequence[Sequence[str]], folder: Path, timeout: float) -> Failure | None:
-    """Run commands of gopt one after the other, in a folder, until one fails; None where none does.
+    """Run commands of gopt one after the other, in a folder, until a failure; None without failure.
 
-    They run in a fork of this process, which is quick; what they print is in ``stdout.txt`` and ``stderr.txt`` of the
-    folder. After ``timeout`` seconds the process and the children are killed; where this process dies, it dies too.
+    Commands run in a fork of this process, which is quick; output is in ``stdout.txt`` and ``stderr.txt`` of the
+    folder. After ``timeout`` seconds the process and the children are killed; the fork dies with this process.
     """
     from gopt.offline.reproducer.failure import Failure
 
@@ -68,8 +68,8 @@ def _kill(child: int) -> None:
 
 
 def _answer(reader: int, end: float, most: int = _ANSWER) -> bytes | None:
-    """The bytes the child writes until it closes its side, what is beyond ``most`` left out; None where that takes too
-    long. A signal ends the wait: its handler runs, and may raise."""
+    """The bytes written by the child until it closes its side, at most ``most``; None after a timeout. A signal ends
+    the wait: its handler runs, and may raise."""
     data = b""
     with wakened_by_signals() as came:
         while (remaining := end - time.monotonic()) > 0:
@@ -119,7 +119,7 @@ def _first_failure(commands: Sequence[Sequence[str]]) -> Failure | None:
 
 
 def run_program(words: Sequence[str], folder: Path, timeout: float) -> Failure | None:
-    """Run a program other than gopt; its failure is its exit code and the first line it writes to stderr."""
+    """Run a program other than gopt; its failure is the exit code and the first line on stderr."""
     from gopt.errors import OptionError
     from gopt.offline.reproducer.failure import Failure
 

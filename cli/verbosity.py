@@ -36,7 +36,7 @@ def set_verbosity(value: Verbosity) -> None:
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """Give the setting its default in the block and its former value afterwards: tests run many commands."""
+    """Give the setting its default in the block and the former value afterwards: tests run many commands."""
     before, _Setting.value = _Setting.value, Verbosity.NORMAL
     try:
         yield
@@ -50,7 +50,7 @@ def verbosity_arguments() -> list[str]:
 
 
 def with_verbosity(command: click.Command) -> click.Command:
-    """Add ``-q`` and ``-v`` to a command, or to a group and all of its commands, if they lack them."""
+    """Add ``-q`` and ``-v`` to a command, or to a group and all commands, if missing."""
     for inner in command.commands.values() if isinstance(command, click.Group) else ():
         with_verbosity(inner)
     if not any("--quiet" in param.opts for param in command.params):

@@ -134,7 +134,7 @@ def command(
 
 
 def _as_rank(folder: str, model: str | None, options: VerifyOptions, as_json: bool) -> int:
-    """One process of many: each computes the reference, runs its own rank, and gathers the results of the others."""
+    """A process of many: computes the reference, runs its rank, and gathers the results of the others."""
     from gopt.errors import GoptError
     from gopt.offline.html_report.verification_record import FORMAT
     from gopt.runtime.engines.base import run_one_rank

@@ -7,7 +7,7 @@ from signal import Signals
 
 
 class GoptError(Exception):
-    """Base of all refusals: one line, and hints that say what to do next."""
+    """Base of all refusals: a line, and hints on what to do next."""
 
     exit_code = 70
     code = "G700"
@@ -75,11 +75,8 @@ class InvariantError(GoptError):
 
 
 class StoppedError(BaseException):
-    """A signal asked gopt to end; the exit code is the shell's, 128 and its number.
-
-    As KeyboardInterrupt, no Exception: it comes at any operation, and what goes on after an error must not go on
-    after it.
-    """
+    """A signal asked gopt to end; the exit code is the shell's: 128 plus the number. Like KeyboardInterrupt, no
+    Exception: raised at any operation, and not to be survived by code that handles errors."""
 
     code = "G600"
 

@@ -1,6 +1,6 @@
-"""The largest inputs that gopt accepts: constants, only here. An error names the limit that it met, and raises it.
+"""The largest inputs accepted by gopt: constants, only here. An error names the limit, and the value needed.
 
-The variable ``GOPT_LIMITS`` of the environment sets them, for a command and all processes that it starts:
+The environment variable ``GOPT_LIMITS`` sets limits, for a command and all started processes:
 ``GOPT_LIMITS=PARTS=9000000,RANKS=100000 gopt shard ...``. Nothing raises those of ``FIXED``.
 """
 
@@ -143,14 +143,13 @@ def value(name: str) -> int:
 
 
 def raisable() -> dict[str, int]:
-    """Limits that ``GOPT_LIMITS`` sets, with their values."""
+    """Limits settable by ``GOPT_LIMITS``, with values."""
     found = globals().items()
     return {name: value for name, value in found if name.isupper() and type(value) is int and name not in FIXED}
 
 
 def hint(name: str, needed: int = 0) -> str:
-    """Return the hint of a refusal that met a limit: the value with which the same input is read, ``needed`` or twice
-    what holds."""
+    """Return the hint of a refusal at a limit: the value to read the same input, ``needed`` or twice the current."""
     told = {**_told, name: max(needed, 2 * raisable()[name])}
     return f"raise the limit: {VARIABLE}={','.join(f'{each}={value}' for each, value in told.items())} gopt ..."
 
