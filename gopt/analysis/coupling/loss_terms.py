@@ -62,9 +62,9 @@ class LossTerms:
         seen = self.common is None or lone is not None or all(term.factor != 1.0 for term in self.terms)
         readings = [self._as_a_term(factor / times) for times in ((2.0, 1.0) if lone else (1.0, 2.0))]
         contrary = readings[0] not in (None, self.common)
-        if self.common is not None and not (contrary and lone is not None):
-            if self.common in readings or self._but_for_two(factor):
-                return self.common, not contrary
+        fits = self.common in readings or (self.common is not None and self._but_for_two(factor))
+        if self.common is not None and fits and not (contrary and lone is not None):
+            return self.common, not contrary
         if matches := [reading for reading in readings if reading is not None]:
             written = readings[0] is not None or lone is None  # a sum of two products has no two
             return matches[0], seen and written and not any(term.doubt for term in self.terms)
