@@ -33,21 +33,21 @@ def refuse_state_batches(step: StepSkeleton) -> None:
         node = index.producers.get(output)
         if output in step.replaces or node is None or id(node) in step.forward:
             continue
-        held = index.graph.initializers
+        initializers = index.graph.initializers
         for name in reachable_states(index, output, free):
-            if name in held or _adds(step, output, name):
+            if name in initializers or _adds(step, output, name):
                 raise ReplacedBatchError(name, output)
 
 
 def _adds(step: StepSkeleton, output: str, name: str) -> bool:
     """Return whether the output is the input with something added to it."""
-    left, seen = [(output, False)], set()
-    while left:
-        value, added = left.pop()
+    pending, visited = [(output, False)], set()
+    while pending:
+        value, added = pending.pop()
         if value == name and added:
             return True
         node = step.index.producers.get(value)
-        if (value, added) not in seen and node is not None and node.is_a("Add", "Sub", "Sum", "Identity", "Cast"):
-            left += [(each, added or len(node.inputs) > 1) for each in node.inputs]
-        seen.add((value, added))
+        if (value, added) not in visited and node is not None and node.is_a("Add", "Sub", "Sum", "Identity", "Cast"):
+            pending += [(name, added or len(node.inputs) > 1) for name in node.inputs]
+        visited.add((value, added))
     return False

@@ -33,17 +33,17 @@ def counts_steps(index: GraphIndex, name: str, output: str) -> bool:
 
 def start_counters(training: TrainingGraph) -> None:
     """Give counters without a stored value zero, with a note, where other states have stored values."""
-    graph = training.graph
-    held = graph.initializers
-    open_ = [each for each in training.states if each.tensor not in held and graph.types[each.tensor].elements == 1]
-    if not open_ or all(each.tensor not in held for each in training.states):
+    graph, stored = training.graph, training.graph.initializers
+    unset = (state for state in training.states if state.tensor not in stored)
+    open_ = [state for state in unset if graph.types[state.tensor].elements == 1]
+    if not open_ or all(state.tensor not in stored for state in training.states):
         return
     index = GraphIndex(graph)
-    for each in open_:
-        name = each.tensor
-        if counts_steps(index, name, each.updated):
+    for counter in open_:
+        name = counter.tensor
+        if counts_steps(index, name, counter.updated):
             type = graph.types[name]
-            held[name] = Tensor(type, array=np.zeros(type.dims, numpy_dtype(type.dtype)))
+            stored[name] = Tensor(type, array=np.zeros(type.dims, numpy_dtype(type.dtype)))
             training.notes.append(f"{name} counts steps and has no stored value: it starts at zero")
 
 

@@ -25,11 +25,11 @@ from gopt.operators.kinds import LAYOUT
 @dataclass(slots=True)
 class UpdateWalk:
     """Values that all paths from the batch to an update run through, latest first; and the visited nodes, with their
-    places."""
+    positions."""
 
     dominators: list[str]
     nodes: list[Node]
-    places: list[int]
+    positions: list[int]
 
 
 def walk_update(context: AnalysisContext, updated: str, ends: str = "") -> UpdateWalk:
@@ -38,7 +38,7 @@ def walk_update(context: AnalysisContext, updated: str, ends: str = "") -> Updat
     ``ends``: what the backward makes last, where that is known.
     """
     index, types, tainted_values = context.index, context.index.graph.types, context.tainted
-    producers, places, scalars = index.producers, index.definitions, index.scalars
+    producers, definitions, scalars = index.producers, index.definitions, index.scalars
     forward, later, barrier = context.forward, context.later, context.barrier
     elements = types[updated].elements
     single = elements == 1
@@ -50,7 +50,7 @@ def walk_update(context: AnalysisContext, updated: str, ends: str = "") -> Updat
     for _ in range(limits.UPDATE_VALUES):
         if not heap:
             break
-        place, name = heapq.heappop(heap)
+        position, name = heapq.heappop(heap)
         node = producers.get(name)
         if node is None or id(node) in forward:
             break
@@ -61,7 +61,7 @@ def walk_update(context: AnalysisContext, updated: str, ends: str = "") -> Updat
             if type is not None and type.elements == elements and type.dtype in FLOATS:
                 walk.dominators.append(name)
         walk.nodes.append(node)
-        walk.places.append(-place)
+        walk.positions.append(-position)
         if local:
             break
         if single:  # a flag over all gradients is not a gradient
@@ -78,7 +78,7 @@ def walk_update(context: AnalysisContext, updated: str, ends: str = "") -> Updat
         for operand in tainted:
             if operand not in queued:
                 queued.add(operand)
-                heapq.heappush(heap, (-places.get(operand, -1), operand))
+                heapq.heappush(heap, (-definitions.get(operand, -1), operand))
     else:
         raise UnsupportedError(
             f"the update that makes {updated!r} has more than {limits.UPDATE_VALUES} values (UPDATE_VALUES): its "

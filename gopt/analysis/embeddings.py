@@ -68,10 +68,10 @@ def _find(training: TrainingGraph) -> list[EmbeddingTable]:
     values = RowValues(training.graph)
     after_parameters = descendants(values.index, (state.tensor for state in training.parameters))
     drawn = [name for node in training.random for name in node.outputs]
-    held = [state.tensor for state in training.states]
-    fed = descendants(values.index, [*training.batch, *training.hyper, *held, *drawn])
+    tensors = [state.tensor for state in training.states]
+    fed = descendants(values.index, [*training.batch, *training.hyper, *tensors, *drawn])
     reads = {state.tensor: row_reads(values, state.tensor, after_parameters) for state in training.parameters}
-    return [_table(training, values, name, found, fed) for name, found in reads.items() if found.lookups]
+    return [_table(training, values, name, uses, fed) for name, uses in reads.items() if uses.lookups]
 
 
 def _table(
@@ -95,8 +95,8 @@ def _table(
         return dense("it has one row" if rows == 1 else "it is empty")
     if len(training.weights_of(gradient)) > 1:
         return dense(f"it shares its gradient {gradient}")
-    known = frozenset[int]().union(*(values.sources(lookup.ids) for lookup in lookups))
-    sums = RowSums(values, rows, known)
+    union = frozenset[int]().union(*(values.sources(lookup.ids) for lookup in lookups))
+    sums = RowSums(values, rows, union)
     try:
         sums.read(gradient)
     except NoRowSum as error:

@@ -21,7 +21,7 @@ def unguarded_roots(training: TrainingGraph, index: GraphIndex | None = None) ->
     """A note on such divisions of the update, if any. One walk a division, as long as its chain of scalings."""
     index = index or GraphIndex(training.graph)
     states = {name: state.tensor for state in training.states for name in (state.tensor, state.updated)}
-    found: list[tuple[str, str]] = []
+    unguarded: list[tuple[str, str]] = []
     for node in training.graph.nodes:
         if node.op_type not in QUOTIENTS or node.phase is not Phase.UPDATE:
             continue
@@ -29,11 +29,11 @@ def unguarded_roots(training: TrainingGraph, index: GraphIndex | None = None) ->
         if divisor and not index.one_element(divisor):
             state = _rooted(index, divisor, states)
             if state:
-                found.append((node.label, state))
-    if not found:
+                unguarded.append((node.label, state))
+    if not unguarded:
         return []
-    more = f" (as do {len(found) - 1} more)" if len(found) > 1 else ""
-    return [NOTE.format(label=found[0][0], state=found[0][1], more=more)]
+    more = f" (as do {len(unguarded) - 1} more)" if len(unguarded) > 1 else ""
+    return [NOTE.format(label=unguarded[0][0], state=unguarded[0][1], more=more)]
 
 
 def _divisor(node: Node) -> str:
@@ -57,7 +57,7 @@ def _rooted(index: GraphIndex, name: str, states: dict[str, str]) -> str:
         elif node.is_a("Cast", *LAYOUT):
             name = node.inputs[0]
         elif node.is_in(SCALES):
-            tensors = [each for each in node.inputs if not index.one_element(each)]
+            tensors = [name for name in node.inputs if not index.one_element(name)]
             if len(tensors) != 1 or (node.is_a("Div") and tensors[0] != node.inputs[0]):
                 return ""
             name = tensors[0]

@@ -17,14 +17,14 @@ def without_fed(graph: Graph, reach: Reach) -> dict[str, dict[str, int]]:
     Such an input has no stored value, one output alone reads it, and that output has an old value among the stored ones
     beside it. Everything stays where an output would be left without a state.
     """
-    kept = {output: dict(found) for output, found in reach.items()}
-    readers = Counter(name for found in reach.values() for name in found)
+    reachable = {output: dict(depths) for output, depths in reach.items()}
+    readers = Counter(name for depths in reach.values() for name in depths)
     rest: dict[str, dict[str, int]] = {}
-    for output, found in kept.items():
-        old = {name: depth for name, depth in found.items() if name in graph.initializers or readers[name] > 1}
+    for output, operands in reachable.items():
+        old = {name: depth for name, depth in operands.items() if name in graph.initializers or readers[name] > 1}
         stored = any(name in graph.initializers and depth < FACTOR_COST for name, depth in old.items())
-        rest[output] = old if stored else found
-    if rest == kept:
-        return kept
+        rest[output] = old if stored else operands
+    if rest == reachable:
+        return reachable
     pairs, unsettled = match_states(rest)
-    return kept if unsettled or any(found and output not in pairs for output, found in kept.items()) else rest
+    return reachable if unsettled or any(depths and key not in pairs for key, depths in reachable.items()) else rest

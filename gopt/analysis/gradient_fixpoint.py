@@ -74,18 +74,18 @@ def find_gradients(step: StepSkeleton) -> GradientMap:
 
 def reads_new_statistic(step: StepSkeleton, name: str) -> UnsupportedError | None:
     """The refusal of an update that reads the new value of a statistic, which no rank has before the ranks meet."""
-    made = ancestors(step.index, [step.updated[name]])[1]
-    for other, new in step.updated.items():
-        if other != name and new in made and new not in step.forward_values and step.is_statistic(other):
-            return _reads_new(name, other, new)
+    behind = ancestors(step.index, [step.updated[name]])[1]
+    for statistic, new in step.updated.items():
+        if statistic != name and new in behind and new not in step.forward_values and step.is_statistic(statistic):
+            return _reads_new(name, statistic, new)
     return None
 
 
-def _reads_new(name: str, other: str, new: str) -> UnsupportedError:
+def _reads_new(name: str, read: str, new: str) -> UnsupportedError:
     return UnsupportedError(
-        f"the update of {name!r} reads {new!r}, the new value of the statistic {other!r}: each rank has made it of its "
+        f"the update of {name!r} reads {new!r}, the new value of the statistic {read!r}: each rank has made it of its "
         "own batch",
-        f"let the update read the old value {other!r}, as the next step reads the new one",
+        f"let the update read the old value {read!r}, as the next step reads the new one",
     )
 
 
@@ -94,10 +94,10 @@ def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Mapping[st
 
     What a node without a parameter behind it makes may be no new value at all, but shown, and taken for a constant's.
     """
-    made = descendants(step.index, node.outputs)
-    name, new = next(((name, new) for name, new in step.updated.items() if new in made), ("", ""))
+    made_values = descendants(step.index, node.outputs)
+    name, new = next(((name, new) for name, new in step.updated.items() if new in made_values), ("", ""))
     shown = [f"if {new} does not replace {name}, leave it out of the step"] if name and name not in gradients else []
-    shown += _pair_hints(step, made)
+    shown += _pair_hints(step, made_values)
     behind = {value, *ancestors(step.index, [value])[1]}
     makers = {name: step.index.producers[name] for name in gradients.values()}
     return LayoutError(
@@ -109,25 +109,25 @@ def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Mapping[st
     )
 
 
-def _pair_hints(step: StepSkeleton, made: Collection[str]) -> list[str]:
+def _pair_hints(step: StepSkeleton, outputs: Collection[str]) -> list[str]:
     """The hint to pair inputs that the data flow gives no new value with outputs among ``made`` of their type that
     depend on them."""
     inputs = {name: type for name, type in step.index.graph.inputs.items() if name not in step.updated}
     candidates: dict[str, list[str]] = {}
     for new, type in step.index.graph.outputs.items():
-        if new in made and new not in step.replaces:
+        if new in outputs and new not in step.replaces:
             behind = ancestors(step.index, [new])[1]
-            candidates[new] = [name for name, held in inputs.items() if held == type and name in behind]
-    found = propose(step.index.graph, candidates)
-    if not found:
+            candidates[new] = [name for name, kind in inputs.items() if kind == type and name in behind]
+    pairs = propose(step.index.graph, candidates)
+    if not pairs:
         return []
-    name, new = next(iter(found.items()))
-    return [f"if {new} is the new value of {name}{others(len(found) - 1, 'pair')}, say {states_option(found)}"]
+    name, new = next(iter(pairs.items()))
+    return [f"if {new} is the new value of {name}{others(len(pairs) - 1, 'pair')}, say {states_option(pairs)}"]
 
 
 def _shared_hint(step: StepSkeleton, value: str) -> list[str]:
     """The hint that lets an update read a number of the batch: the means behind it, as those of all ranks."""
-    stack, found = [value], dict[str, None]()
+    stack, leaves = [value], dict[str, None]()
     for name in stack:
         node = step.index.producers.get(name)
         if node is None or name not in step.tainted:
@@ -135,11 +135,11 @@ def _shared_hint(step: StepSkeleton, value: str) -> list[str]:
         if not step.index.one_element(name) or len(stack) > _FAR:
             return []
         if node.is_a("ReduceMean") and not all(map(step.index.one_element, node.inputs[:1])):
-            found[name] = None
+            leaves[name] = None
         else:
             stack += node.reads
-    scalars = all(step.index.graph.type_of(name).shape == () for name in found)
-    return [f"let all ranks read the mean over all of them: --shared {','.join(found)}"] if found and scalars else []
+    scalars = all(step.index.graph.type_of(name).shape == () for name in leaves)
+    return [f"let all ranks read the mean over all of them: --shared {','.join(leaves)}"] if leaves and scalars else []
 
 
 def _refuse_factor(
@@ -267,12 +267,12 @@ def _unmoved(step: StepSkeleton, node: Node) -> bool:
 
 def _behind(step: StepSkeleton, gradients: Mapping[str, str], backward: set[int]) -> set[int]:
     """Nodes of the backward that depend on a value chosen as a gradient."""
-    behind, found = set(gradients.values()), set()
+    behind, reached = set(gradients.values()), set()
     for node in step.index.graph.nodes:
         if id(node) in backward and any(name in behind for name in node.reads):
             behind.update(node.outputs)
-            found.add(id(node))
-    return found
+            reached.add(id(node))
+    return reached
 
 
 def _culprit(step: StepSkeleton, inputs: Sequence[str], rank_local: set[str]) -> str:
@@ -292,7 +292,7 @@ def _parameter_candidates(step: StepSkeleton) -> list[str]:
               or [f"name one: --states {lost[0]}=OUTPUT"]),
         )  # fmt: skip
     named = [name for name in step.updated if name in step.roles.params]
-    found = [
+    candidates = [
         name
         for name, output in step.updated.items()
         if name not in step.roles.params
@@ -301,7 +301,7 @@ def _parameter_candidates(step: StepSkeleton) -> list[str]:
         and types[name].dtype in FLOATS
         and not step.is_statistic(name)
     ]
-    return sorted(named + found, key=lambda name: types[name].elements == 1)
+    return sorted(named + candidates, key=lambda name: types[name].elements == 1)
 
 
 def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> dict[str, str]:
@@ -315,9 +315,9 @@ def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> di
         if types[name].elements == 1 and not context.of_other_gradients and gradients:
             context.of_other_gradients = descendants(step.index, chosen) - chosen
             derived = _of_gradients_alone(step, chosen)
-        given = step.roles.params.get(name, "")
-        gradient = given or find_gradient(context, name, step.updated[name])
-        single = types[name].elements == 1 and not given
+        named = step.roles.params.get(name, "")
+        gradient = named or find_gradient(context, name, step.updated[name])
+        single = types[name].elements == 1 and not named
         if gradient is None or (single and (gradient in derived or gradient in chosen)):
             continue
         gradients[name] = gradient
@@ -339,12 +339,12 @@ def _check_named(step: StepSkeleton, context: AnalysisContext, wanted: Sequence[
     """Raise OptionError for a value that the user names and that cannot be the gradient of its parameter; first for one
     that does not depend on the batch, whatever the losses are."""
     named = {name: step.roles.params[name] for name in wanted if step.roles.params.get(name)}
-    for name, given in sorted(named.items(), key=lambda item: item[1] in step.tainted):
-        why = _disqualified(step, context, name, given)
+    for name, gradient in sorted(named.items(), key=lambda item: item[1] in step.tainted):
+        why = _disqualified(step, context, name, gradient)
         if why:
-            late = _late(step, given) if given in context.update_only else ""
+            late = _late(step, gradient) if gradient in context.update_only else ""
             raise OptionError(
-                f"{given!r} cannot be the gradient of {name!r}: {_reads_late(late) or why}",
+                f"{gradient!r} cannot be the gradient of {name!r}: {_reads_late(late) or why}",
                 _late_hint(step, late) if late
                 else f"leave {name!r} out of the map of parameters, and gopt looks for its gradient",
             )  # fmt: skip

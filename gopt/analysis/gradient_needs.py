@@ -56,17 +56,17 @@ def without_needs(
     """
     read = [name for node in index.graph.nodes if id(node) in forward for name in node.reads]
     leaves = _groups([name for name in dict.fromkeys([*batch, *read]) if name in updated or name in index.graph.inputs])
-    losses, held = list(losses), set(read)
+    losses, live = list(losses), set(read)
     sweep = _Dependence(index, forward, leaves, _only_added(index, forward, losses, updated))
     needs = _needs(sweep, losses, smooth=True)
-    if any(name in held and name not in needs for name in updated):  # a selection alone leads from it to the loss
+    if any(name in live and name not in needs for name in updated):  # a selection alone leads from it to the loss
         needs = _needs(sweep, losses, smooth=False) | needs
-    found: dict[str, str] = {}
+    leaf_of: dict[str, str] = {}
     for name, output in updated.items():
         lacking = needs.get(name, 0) & ~sweep.of.get(output, 0)
         if lacking:
-            found[name] = leaves[(lacking.bit_length() - 1) % len(leaves)][-1]
-    return found
+            leaf_of[name] = leaves[(lacking.bit_length() - 1) % len(leaves)][-1]
+    return leaf_of
 
 
 def multiplied(index: GraphIndex, value: str) -> str:
@@ -85,34 +85,34 @@ def _groups(leaves: Sequence[str]) -> Sequence[Sequence[str]]:
     An update that lacks a whole group, of which a gradient depends on some leaf, lacks what a gradient depends on: with
     groups a statistic may be taken for a gradient, and no gradient for a statistic.
     """
-    alone, several = (leaves, ()) if len(leaves) <= _MOST else (leaves[: _MOST // 2], leaves[_MOST // 2 :])
+    singles, several = (leaves, ()) if len(leaves) <= _MOST else (leaves[: _MOST // 2], leaves[_MOST // 2 :])
     size = -(-len(several) // (_MOST // 2)) or 1
-    return [*([name] for name in alone), *(several[at : at + size] for at in range(0, len(several), size))]
+    return [*([name] for name in singles), *(several[at : at + size] for at in range(0, len(several), size))]
 
 
 def _only_added(index: GraphIndex, forward: set[int], losses: Iterable[str], updated: Mapping[str, str]) -> set[str]:
     """The losses, and the numbers that reach them as terms of sums alone: no derivative of a loss reads their values,
     so that what follows the batch through them is shown, or is a statistic."""
-    found: set[str] = set()
+    terms_of: set[str] = set()
     inside: set[int] = set()
     stack = list(losses)
     while stack:
         name = stack.pop()
         users = (node for node in index.users.get(name, ()) if id(node) in forward)
-        if name in found or not index.one_element(name) or not all(id(node) in inside for node in users):
+        if name in terms_of or not index.one_element(name) or not all(id(node) in inside for node in users):
             continue
-        found.add(name)
+        terms_of.add(name)
         node = index.producers.get(name)
         if node is None or not (node.is_in(_TERMS) or node.is_in(SCALES)):
             continue
         terms = list(node.inputs)
         if node.is_in(SCALES):
-            terms = [each for each in terms if not _fixed(index, each, updated)]
+            terms = [term for term in terms if not _fixed(index, term, updated)]
             if len(terms) != 1 or (node.is_a("Div") and terms[0] != node.inputs[0]):
                 continue
         inside.add(id(node))
         stack += terms
-    return found
+    return terms_of
 
 
 def _fixed(index: GraphIndex, name: str, updated: Mapping[str, str]) -> bool:
@@ -133,22 +133,22 @@ class _Dependence:
         self.index, self.forward, graph = index, forward, index.graph
         self.loose = (1 << len(leaves)) - 1
         self.of: dict[str, int] = {}
-        for place, group in enumerate(leaves):
+        for position, group in enumerate(leaves):
             for name in group:
-                self.of[name] = 1 << place | (1 << place + len(leaves)) * self.smooth(name)
-        known = {mask: mask for mask in self.of.values()}
+                self.of[name] = 1 << position | (1 << position + len(leaves)) * self.smooth(name)
+        masks = {mask: mask for mask in self.of.values()}
         """One object for each mask: a network has far fewer than values."""
-        held = self.of.get
+        mask_of = self.of.get
         for node in graph.nodes:
             mask, inside = 0, id(node) in forward
             for name in node.reads:
-                mask |= held(name, 0) if inside or name not in added else 0
+                mask |= mask_of(name, 0) if inside or name not in added else 0
             if not mask:
                 continue
             steps = node.is_in(ARG_EXTREMES) or (inside and node.is_in(STEPWISE))
             for name in node.outputs:
-                own = mask & self.loose if steps or (inside and not self.smooth(name)) else mask
-                self.of[name] = known.setdefault(own, own)
+                reduced = mask & self.loose if steps or (inside and not self.smooth(name)) else mask
+                self.of[name] = masks.setdefault(reduced, reduced)
 
     def smooth(self, name: str) -> bool:
         dtype = self.index.graph.type_of(name).dtype
@@ -164,8 +164,8 @@ def _needs(sweep: _Dependence, losses: Iterable[str], *, smooth: bool) -> dict[s
         if not behind or id(node) not in sweep.forward:
             continue
         least = behind[0]
-        for each in behind[1:]:
-            least &= each
+        for mask in behind[1:]:
+            least &= mask
         for name, more in _derivatives(sweep, node):
             if not smooth or sweep.smooth(name):
                 needs[name] = needs.get(name, least | more) & (least | more)
@@ -181,25 +181,25 @@ def _derivatives(sweep: _Dependence, node: Node) -> Iterator[tuple[str, int]]:
     shown = all(map(sweep.index.one_element, filter(None, node.outputs)))
     masks = [sweep.of.get(name, 0) for name in node.inputs]
     standard = node.domain in ("", "ai.onnx")
-    for place, name in enumerate(node.inputs):
+    for slot, name in enumerate(node.inputs):
         if not name:
             continue
         more = 0
         if not standard or (shown and sweep.index.one_element(name)):
             pass
         elif node.op_type in _PRODUCTS:
-            if not (node.op_type == "Gemm" and place == 2):
-                for other, mask in enumerate(masks[: 2 if node.op_type != "Einsum" else None]):
-                    more |= mask if other != place else 0
+            if not (node.op_type == "Gemm" and slot == 2):
+                for operand, mask in enumerate(masks[: 2 if node.op_type != "Einsum" else None]):
+                    more |= mask if operand != slot else 0
         elif node.op_type == "Div":
-            more = masks[1] | (masks[0] if place else 0)
-        elif node.op_type in GATHERS and place == 0:
+            more = masks[1] | (masks[0] if slot else 0)
+        elif node.op_type in GATHERS and slot == 0:
             more = masks[1]
-        elif node.op_type == "Where" and place:
+        elif node.op_type == "Where" and slot:
             more = masks[0]
-        elif node.op_type in _CURVED and place == 0:
+        elif node.op_type in _CURVED and slot == 0:
             more = masks[0] | (masks[1] if node.op_type == "SoftmaxCrossEntropyLoss" else 0)
-        elif node.op_type in _BENT and place == 0:
+        elif node.op_type in _BENT and slot == 0:
             more = masks[0] & sweep.loose
         yield name, more
     for name in node.captures:

@@ -70,11 +70,11 @@ def _refuse_written(context: AnalysisContext, parameter: str, updated: str) -> N
     written = [name for name in moving if id(index.producers.get(name)) in context.forward]
     if not written or len(written) == len(moving):
         return
-    found = next((name for name in written if parameter in ancestors(index, [name])[1]), None)
-    if found is not None:
+    output = next((name for name in written if parameter in ancestors(index, [name])[1]), None)
+    if output is not None:
         raise UnsupportedError(
-            f"the forward writes {parameter!r} anew by the batch: its new value adds {found!r} "
-            f"({index.producers[found].op_type}) to its gradient, and each rank has its own",
+            f"the forward writes {parameter!r} anew by the batch: its new value adds {output!r} "
+            f"({index.producers[output].op_type}) to its gradient, and each rank has its own",
             f"write {parameter!r} outside of the step, or in a way that follows no batch: gopt has no option that "
             "combines such writes",
         )
@@ -88,9 +88,9 @@ class _DominatorChoice:
         self.index, self.types = context.index, context.index.graph.types
         self.nearest = walk.dominators[-1]
         start = self.index.defined_at(self.nearest)
-        rising = [(node, place) for node, place in zip(walk.nodes, walk.places) if place > start][::-1]
+        rising = [(node, position) for node, position in zip(walk.nodes, walk.positions) if position > start][::-1]
         self.nodes = [node for node, _ in rising]
-        self.place = {id(node): place for node, place in rising}
+        self.place = {id(node): position for node, position in rising}
         self.rising = walk.dominators[::-1]
         self.held_back = [node for node in self.nodes if id(node) in context.barrier] if context.barrier else []
 
@@ -104,15 +104,15 @@ class _DominatorChoice:
         bounds = [self.index.defined_at(name) for name in stretch]
         if any(self.place[id(node)] > bounds[-1] for node in self.held_back):
             return None  # the backward would go on behind something that no backward does
-        first = last_held = 0
+        start_index = last_held = 0
         seen_elsewhere = False
         for number, (low, high) in enumerate(itertools.pairwise(bounds), 1):
             part = [node for node in self.nodes if low < self.place[id(node)] <= high]
-            held = any(id(node) in self.context.barrier for node in part)
+            blocked = any(id(node) in self.context.barrier for node in part)
             seen_elsewhere = seen_elsewhere or self._read_elsewhere(stretch[number - 1])
-            if held or (not seen_elsewhere and self._backward(part)):
-                first, last_held = number, number if held else last_held
-        chosen = next(filter(self.fits, [*stretch[first:], *stretch[last_held:first][::-1]]), None)
+            if blocked or (not seen_elsewhere and self._backward(part)):
+                start_index, last_held = number, number if blocked else last_held
+        chosen = next(filter(self.fits, [*stretch[start_index:], *stretch[last_held:start_index][::-1]]), None)
         if chosen is None:
             layouts = self.index.results(self.nearest, lambda node: node.is_in(KEEP_ORDER))
             raise LayoutError(
@@ -152,9 +152,9 @@ class _DominatorChoice:
         return False
 
     def _linear_in(self, node: Node, name: str) -> bool:
-        found = propagate_linearity(self.index, [node], name, self.context.tainted)
+        linearity = propagate_linearity(self.index, [node], name, self.context.tainted)
         return all(
-            found.get(output, Linearity.NONLINEAR) < Linearity.NONLINEAR and not self.index.one_element(output)
+            linearity.get(output, Linearity.NONLINEAR) < Linearity.NONLINEAR and not self.index.one_element(output)
             for output in node.outputs
             if output
         )
@@ -227,7 +227,7 @@ class _DominatorChoice:
 
         def following(name: str) -> Iterable[str]:
             operands = self.index.operands(name, lambda node: id(node) not in self.context.forward)
-            return (each for each in operands if each in self.context.tainted)
+            return (operand for operand in operands if operand in self.context.tainted)
 
         for count, name in enumerate(walk({self.nearest} & self.context.tainted, following)):
             node = self.index.producers.get(name)

@@ -19,7 +19,7 @@ def refuse_hidden_draws(graph: Graph) -> None:
 
     Ranks that must compute the same would draw different ones, and ``gopt verify`` could not feed them.
     """
-    names = {each.name for each in graph.header.functions}
+    names = {function.name for function in graph.header.functions}
     for node in graph.nodes if names else ():
         if node.op_type not in names and not control_flow(node):
             continue
@@ -34,7 +34,7 @@ def refuse_hidden_draws(graph: Graph) -> None:
 
 def called_nodes(graph: Graph, nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
     """The nodes of the functions that ``nodes`` call, of those that these call, and of all bodies in them."""
-    functions = {(each.domain, each.name, each.overload): each for each in graph.header.functions}
+    functions = {(function.domain, function.name, function.overload): function for function in graph.header.functions}
     waiting = list(nested(nodes))
     while waiting:
         node = waiting.pop()

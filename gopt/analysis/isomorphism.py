@@ -16,7 +16,7 @@ def assign_classes(training: TrainingGraph, updates: Updates, unowned: Sequence[
     """Bring the states of every subgraph in order, and give every split one its equivalence class. ``unowned``: nodes
     of the update that are in no subgraph, as far as they are known."""
     numbers, order = _ValueNumbering(training, updates, unowned), StateOrder(training.graph)
-    known: dict[Hashable, tuple[list[int], int]] = {}
+    classes: dict[Hashable, tuple[list[int], int]] = {}
     """Structure of an update with its states as listed -> their order, by their places, and its class."""
     for subgraph in updates.subgraphs.values():
         if subgraph.mode is not UpdateMode.SPLIT:
@@ -24,12 +24,12 @@ def assign_classes(training: TrainingGraph, updates: Updates, unowned: Sequence[
             continue
         keys, outside = numbers.structure(subgraph)
         structure, listed = (keys, *map(order.leaf, outside)), subgraph.states
-        if structure not in known:
+        if structure not in classes:
             order.sort(subgraph)
-            places = [next(place for place, each in enumerate(listed) if each is state) for state in subgraph.states]
-            known[structure] = places, numbers.number(numbers.structure(subgraph)[0])
-        places, subgraph.equivalence_class = known[structure]
-        subgraph.states = [listed[place] for place in places]
+            permutation = [next(at for at, old in enumerate(listed) if old is state) for state in subgraph.states]
+            classes[structure] = permutation, numbers.number(numbers.structure(subgraph)[0])
+        permutation, subgraph.equivalence_class = classes[structure]
+        subgraph.states = [listed[position] for position in permutation]
 
 
 class _ValueNumbering:
@@ -93,7 +93,7 @@ class _ValueNumbering:
         types, reduction_of = self.graph.types, self.updates.reduction_of
         local: dict[str, Hashable] = {"": "", subgraph.gradient: "gradient"}
         """Value of the subgraph -> its number in it."""
-        local.update((state.tensor, place) for place, state in enumerate(subgraph.states))
+        local.update((state.tensor, position) for position, state in enumerate(subgraph.states))
         keys: list[Hashable] = [str(types[subgraph.gradient].dtype)]
         keys += [(state.kind, types[state.tensor].dtype) for state in subgraph.states]
         count, outside = len(subgraph.states), list[str]()

@@ -99,16 +99,16 @@ class _Finder:
             return
         self.layouts[output] = layout
         if layout.perm is None:
-            first = self.reshaped.setdefault((layout.base, self.graph.type_of(output).shape), output)
-            if first != output:
-                self.aliases[output] = first
+            canonical = self.reshaped.setdefault((layout.base, self.graph.type_of(output).shape), output)
+            if canonical != output:
+                self.aliases[output] = canonical
 
     def _copies(self, node: Node, source: str, output: str) -> bool:
         if node.is_a("Identity"):
             return True
         if node.is_in(COPIES):
-            known = self.graph.type_of(source).dtype
-            return known != "undefined" and known == self.graph.type_of(output).dtype
+            dtype = self.graph.type_of(source).dtype
+            return dtype != "undefined" and dtype == self.graph.type_of(output).dtype
         return node.is_in(VARIADIC) and len(node.inputs) == 1
 
     def _changes_nothing(self, layout: _Layout, output: str) -> bool:
@@ -146,11 +146,11 @@ class _Finder:
             axis = node.attributes.get("axis", 0) % len(whole.dims)
             starts = np.cumsum([0, *(type.dims[axis] for type in cut)]).tolist()
             return [(axis, start, type.dims[axis]) for start, type in zip(starts, cut)]
-        given = [self._integers(name) for name in node.inputs[1:]]
-        if len(given) < 2 or any(values is None or len(values) != 1 for values in given):
+        bounds = [self._integers(name) for name in node.inputs[1:]]
+        if len(bounds) < 2 or any(values is None or len(values) != 1 for values in bounds):
             return []
-        start, axis, step = (given[place][0] if len(given) > place and given[place] else other  # type: ignore[index]
-                             for place, other in ((0, 0), (2, 0), (3, 1)))  # fmt: skip
+        start, axis, step = (bounds[slot][0] if len(bounds) > slot and bounds[slot] else default  # type: ignore[index]
+                             for slot, default in ((0, 0), (2, 0), (3, 1)))  # fmt: skip
         axis %= len(whole.dims)
         length = whole.dims[axis]
         start = min(max(start + length if start < 0 else start, 0), length)
@@ -161,7 +161,7 @@ class _Finder:
         if self.graph.type_of(name).dtype not in ("int64", "int32"):
             return None
         value = self.constants.value(name)
-        return None if value is None else [int(each) for each in value.reshape(-1)]
+        return None if value is None else [int(number) for number in value.reshape(-1)]
 
 
 def _layout(graph: Graph, node: Node, source: str, output: str) -> _Layout | None:
@@ -186,9 +186,9 @@ def keeps_order(graph: Graph, node: Node) -> bool:
 
 def identity(node: Node, of: str | None = None) -> Node:
     """An Identity in the place of a node, of its first operand or another value."""
-    made = Node("Identity", [of or node.inputs[0]], node.outputs, name=node.name)
-    made.proto = made.to_proto()
-    return made
+    alias = Node("Identity", [of or node.inputs[0]], node.outputs, name=node.name)
+    alias.proto = alias.to_proto()
+    return alias
 
 
 def _composed(outer: _Layout, inner: _Layout | None) -> _Layout:

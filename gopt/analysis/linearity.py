@@ -45,28 +45,28 @@ def propagate_linearity(
 
     ``enough``: values behind the first that is less simple are left out; none that is made of it is simpler.
     """
-    found = {start: Linearity.HOMOGENEOUS}
-    moving = found.keys()
+    levels_of = {start: Linearity.HOMOGENEOUS}
+    moving = levels_of.keys()
     for node in nodes:
         if moving.isdisjoint(node.inputs) or start in node.outputs or not node.inputs[0]:
             continue
-        levels = [found.get(name, OUTSIDE if name in tainted else CONSTANT) for name in node.inputs if name]
+        levels = [levels_of.get(name, OUTSIDE if name in tainted else CONSTANT) for name in node.inputs if name]
         reached = level(index, node, levels)
         for name in node.outputs:
             if name:
-                found[name] = reached
+                levels_of[name] = reached
         if reached > enough:
             break
-    return found
+    return levels_of
 
 
 def level(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
     """Return how results depend on the operands that move; ``levels``: of each operand, or CONSTANT or OUTSIDE."""
     highest = _LEVELS[max(levels)]
     record = operator(node.op_type) if node.domain in ("", "ai.onnx") and not node.captures else UNKNOWN
-    places = [place for place, name in enumerate(node.inputs) if name]
-    levels = [CONSTANT if place in record.by_type else level for place, level in zip(places, levels)]
-    slopes = [record.slope(place) for place in places]
+    slots = [slot for slot, name in enumerate(node.inputs) if name]
+    levels = [CONSTANT if slot in record.by_type else level for slot, level in zip(slots, levels)]
+    slopes = [record.slope(slot) for slot in slots]
     moving = {slope for slope, level in zip(slopes, levels) if level >= 0}
     if node.is_in(SCATTERS) and node.attributes.get("reduction", "none") in ("none", "add"):
         slopes, moving = [Slope.AFFINE, Slope.NONE, Slope.AFFINE], moving - {Slope.BENT, Slope.CURVED}

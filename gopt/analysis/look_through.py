@@ -29,9 +29,9 @@ def declared_axes(graph: Graph) -> dict[str, AxisKind]:
 
 def declare_axes(graph: Graph, axes: Mapping[str, AxisKind]) -> None:
     """Declare axes in the graph's metadata, overriding existing entries; call it before roles are recovered."""
-    said = {**declared_axes(graph), **axes}
-    if said:
-        graph.metadata[DECLARED] = ",".join(f"{name}={kind.value}" for name, kind in sorted(said.items()))
+    declared = {**declared_axes(graph), **axes}
+    if declared:
+        graph.metadata[DECLARED] = ",".join(f"{name}={kind.value}" for name, kind in sorted(declared.items()))
 
 
 def data_axes(graph: Graph) -> frozenset[str]:
@@ -53,17 +53,17 @@ class LookThroughView:
 
     def restore(self, training: TrainingGraph, graph: Graph) -> TrainingGraph:
         """The same roles over the graph with its collectives."""
-        found: dict[int, set[Phase]] = {}
-        for place, stand_in in zip(self.origin, training.graph.nodes):
+        phases: dict[int, set[Phase]] = {}
+        for position, stand_in in zip(self.origin, training.graph.nodes):
             assert stand_in.phase is not None
-            found.setdefault(place, set()).add(stand_in.phase)
-        for place, node in enumerate(graph.nodes):
-            if Phase.UPDATE in found[place] and len(found[place]) > 1:
+            phases.setdefault(position, set()).add(stand_in.phase)
+        for position, node in enumerate(graph.nodes):
+            if Phase.UPDATE in phases[position] and len(phases[position]) > 1:
                 raise UnsupportedError(
                     f"{node.op_type} {node.label!r} carries values of the update together with others",
                     "split it into two calls",
                 )
-            node.phase = min(found[place], key=list(Phase).index)
+            node.phase = min(phases[position], key=list(Phase).index)
         return replace(training, graph=graph)
 
 
@@ -74,10 +74,10 @@ def look_through(graph: Graph) -> LookThroughView | None:
     data = data_axes(graph)
     nodes: list[Node] = []
     origin: list[int] = []
-    for place, node in enumerate(graph.nodes):
+    for position, node in enumerate(graph.nodes):
         stand_ins = _stand_ins(node, data) if node.domain == COMM else [node]
         nodes += stand_ins
-        origin += [place] * len(stand_ins)
+        origin += [position] * len(stand_ins)
     return LookThroughView(replace(graph, nodes=nodes), tuple(origin))
 
 

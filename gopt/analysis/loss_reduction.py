@@ -59,7 +59,7 @@ class LossReduction:
             return cls(LossRule(word))
         if word == LossRule.WEIGHTED.value and value:
             return cls(LossRule.WEIGHTED, value)
-        if word == LossRule.SUM.value and all(names := [each.strip() for each in value.split(",")]):
+        if word == LossRule.SUM.value and all(names := [part.strip() for part in value.split(",")]):
             return cls(summed=tuple(dict.fromkeys(names)))
         if text == AUTO:
             raise OptionError(
@@ -90,21 +90,21 @@ def _unfit(training: TrainingGraph, name: str) -> tuple[str, ...] | None:
     """Return the reason why a value cannot be a rank's weight, and a hint; None if it can."""
     graph = training.graph
     index = GraphIndex(graph)
-    made = name in index.producers
-    if not made and name not in graph.inputs:
+    computed = name in index.producers
+    if not computed and name not in graph.inputs:
         return (f"the step has no value {name!r}", "gopt inspect --text lists all values")
     type = graph.type_of(name)
     if type.elements != 1 or type.dtype not in FLOATS | INTEGERS:
         return (f"it is {type}, a weight is one number", "name a count of the forward, such as a sum over a mask")
     behind = ancestors(index, [name])[1]
-    gradient = next((each for each in training.gradients.values() if each in behind), None)
+    gradient = next((gradient for gradient in training.gradients.values() if gradient in behind), None)
     if gradient is not None:
         return (f"it depends on the gradient {gradient!r}", "a weight follows from the batch alone")
     state = next((state for state in training.states if state.tensor in behind), None)
     if state is not None:
         return (f"it depends on {state.tensor!r} ({state.kind.value})", "a weight follows from the batch alone")
     if not behind.intersection(training.batch):
-        hint = f"if the input differs from rank to rank, say --batch {name}" if not made else "mean does the same"
+        hint = f"if the input differs from rank to rank, say --batch {name}" if not computed else "mean does the same"
         return ("it does not depend on the batch", hint)
     random = next((node for node in training.random if not behind.isdisjoint(node.outputs)), None)
     if random is not None:

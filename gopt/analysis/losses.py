@@ -67,16 +67,16 @@ def further_roots(step: StepSkeleton, gradients: Iterable[str], candidates: Sequ
     if not rest:
         return ()
     behind, fed = descendants(index, gradients), _fed(index, step.updated)
-    found: list[str] = []
-    seen, open_ = set(step.forward_values), not step.forward_values.isdisjoint(step.lacking)
+    roots: list[str] = []
+    visited, open_ = set(step.forward_values), not step.forward_values.isdisjoint(step.lacking)
     for name in rest:
         if name in behind or name not in fed:
             continue
-        found.append(name)
-        new = _read_beyond(index, name, seen)
+        roots.append(name)
+        new = _read_beyond(index, name, visited)
         if open_ or not new.isdisjoint(step.updated):
             break
-    return tuple(found)
+    return tuple(roots)
 
 
 def before_updates(index: GraphIndex, pairs: Mapping[str, str], candidates: Sequence[str]) -> list[str]:
@@ -91,17 +91,17 @@ def before_updates(index: GraphIndex, pairs: Mapping[str, str], candidates: Sequ
         name for node in index.graph.nodes if node.is_a(*CONTRACTIONS) and fed.issuperset(node.inputs[:2])
         for name in node.outputs
     }  # fmt: skip
-    of = parts_of(index.graph.nodes, {name: 1 << place for place, name in enumerate(candidates)})
+    of = parts_of(index.graph.nodes, {name: 1 << position for position, name in enumerate(candidates)})
     with_products = 0
     for name in products:
         with_products |= of.get(name, 0)
     moving = [(output, of.get(state, 0)) for output, state in pairs.items()
               if output in fed and not index.one_element(state)]  # fmt: skip
-    for place in range(len(candidates)):
-        one = 1 << place
+    for number in range(len(candidates)):
+        one = 1 << number
         tensors = [output for output, bits in moving if bits & one]
-        if not tensors or not with_products & one or not all(_meets(index, each, of, one, fed) for each in tensors):
-            return list(candidates[place:])
+        if not tensors or not with_products & one or not all(_meets(index, tensor, of, one, fed) for tensor in tensors):
+            return list(candidates[number:])
     return []
 
 
@@ -144,20 +144,20 @@ def _made_into_updates(step: StepSkeleton, fed: set[str]) -> set[str]:
 
     def following(name: str) -> Iterable[str]:
         operands = index.operands(name, _by_element)
-        return (each for each in operands if moved(each) and (not index.one_element(each) or index.one_element(name)))
+        return (read for read in operands if moved(read) and (not index.one_element(read) or index.one_element(name)))
 
     return set(walk(filter(moved, step.replaces), following))
 
 
-def _read_beyond(index: GraphIndex, value: str, seen: set[str]) -> set[str]:
-    """Return all that a value depends on and is not ``seen``, and add it there."""
+def _read_beyond(index: GraphIndex, value: str, visited: set[str]) -> set[str]:
+    """Return all that a value depends on and is not ``visited``, and add it there."""
 
     def following(name: str) -> Iterable[str]:
-        return (each for each in index.operands(name) if each not in seen)
+        return (operand for operand in index.operands(name) if operand not in visited)
 
-    found = set(walk([value] if value not in seen else [], following))
-    seen |= found
-    return found
+    reached = set(walk([value] if value not in visited else [], following))
+    visited |= reached
+    return reached
 
 
 class LossRoots:
@@ -166,7 +166,7 @@ class LossRoots:
 
     def __init__(self, step: StepSkeleton) -> None:
         self.step, self.index = step, step.index
-        self._bit = {name: 1 << place for place, name in enumerate(step.roots)}
+        self._bit = {name: 1 << position for position, name in enumerate(step.roots)}
         self.ends = self._ends()
 
     @cached_property
@@ -194,31 +194,31 @@ class LossRoots:
 
     def _same_before(self, name: str, moving: set[str]) -> str:
         """The first root that ``name`` is a function of, and of nothing else that moves."""
-        first = name
+        root = name
         while (node := self.index.producers.get(name)) is not None:
-            read = [each for each in dict.fromkeys(node.reads) if each in moving]
+            read = [name for name in dict.fromkeys(node.reads) if name in moving]
             if len(read) != 1 or not self.index.one_element(read[0]):
                 break
             name = read[0]
-            first = name if name in self._bit else first
-        return first
+            root = name if name in self._bit else root
+        return root
 
     def alone(self, value: str) -> str:
         """The end that a value of the forward leads to, if it is one; else ''."""
         bits = self.of.get(value, 0)
-        found = [name for name in self.ends if self._of_end[name] & bits]
-        return found[0] if len(found) == 1 else ""
+        ends = [name for name in self.ends if self._of_end[name] & bits]
+        return ends[0] if len(ends) == 1 else ""
 
     @cached_property
     def _of_end(self) -> dict[str, int]:
         """End -> its bit, and those of roots that are functions of it alone."""
         moving = self._moving()
-        found = {name: self._bit[name] for name in self.ends}
+        masks = {name: self._bit[name] for name in self.ends}
         for name in self.step.roots:
             end = self._same_before(name, moving)
-            if end in found:
-                found[end] |= self._bit[name]
-        return found
+            if end in masks:
+                masks[end] |= self._bit[name]
+        return masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,22 +260,22 @@ def _sources(
     step: StepSkeleton, roots: LossRoots, gradients: Mapping[str, str], backward: set[int]
 ) -> dict[str, frozenset[str]]:
     """Gradient -> the ends whose own values its backward reads; one sweep."""
-    bit = {name: 1 << place for place, name in enumerate(roots.ends)}
-    own: dict[str, int] = {}
-    made: dict[str, int] = {}
+    bit = {name: 1 << position for position, name in enumerate(roots.ends)}
+    seeds: dict[str, int] = {}
+    masks: dict[str, int] = {}
     for node in step.index.graph.nodes:
         if id(node) in step.forward:
             for name in node.outputs:
                 end = roots.alone(name) if name in step.tainted else ""
                 if end:
-                    own[name] = bit[end]
+                    seeds[name] = bit[end]
         elif id(node) in backward:
             bits = 0
             for name in value_reads(node):
-                bits |= own.get(name, 0) | made.get(name, 0)
-            made.update((name, bits) for name in node.outputs)
+                bits |= seeds.get(name, 0) | masks.get(name, 0)
+            masks.update((name, bits) for name in node.outputs)
     return {
-        gradient: frozenset(name for name, one in bit.items() if made.get(gradient, 0) & one)
+        gradient: frozenset(name for name, one in bit.items() if masks.get(gradient, 0) & one)
         for gradient in gradients.values()
     }
 
@@ -289,9 +289,9 @@ def _refuse_unnamed(
         sources = of[gradient] or {end for end in roots.ends if roots.leads(parameter, end)}
         if not sources or not sources.isdisjoint(covered):
             continue
-        others = [name for name in roots.ends if name in sources]
+        unnamed = [name for name in roots.ends if name in sources]
         raise UnsupportedError(
             f"{gradient!r}, the gradient of {parameter!r}, does not come from {' or '.join(map(repr, named))}, but "
-            f"from {' or '.join(map(repr, others))}",
-            f"name all losses: --loss {','.join([*named, *others])}, or leave --loss out",
+            f"from {' or '.join(map(repr, unnamed))}",
+            f"name all losses: --loss {','.join([*named, *unnamed])}, or leave --loss out",
         )

@@ -18,12 +18,12 @@ def paired_anew(step: StepSkeleton, gradients: Collection[str]) -> dict[str, str
 
     Pairs of the user stay. Raises UnsupportedError for an output that is no copy of a new value.
     """
-    index, roles, known = step.index, step.roles, set(gradients)
+    index, roles, gradients_known = step.index, step.roles, set(gradients)
     past: dict[str, None] = {}
     for name, output in step.updated.items():
         if name in roles.states or output not in step.tainted or name not in step.forward_values:
             continue
-        if _past_alone(step, name, output, known):
+        if _past_alone(step, name, output, gradients_known):
             past[output] = None
     if not past:
         return {}

@@ -17,14 +17,14 @@ def parameter_users(training: TrainingGraph) -> dict[str, list[Node]]:
 
 def _users(training: TrainingGraph) -> dict[str, list[Node]]:
     names = {state.tensor for state in training.parameters}
-    found: dict[str, list[Node]] = {}
+    users: dict[str, list[Node]] = {}
     for node in training.graph.nodes:
         if node.phase is Phase.UPDATE or (names.isdisjoint(node.inputs) and not node.captures):
             continue
         for name in dict.fromkeys(node.reads):
             if name in names:
-                found.setdefault(name, []).append(node)
-    return found
+                users.setdefault(name, []).append(node)
+    return users
 
 
 def low_precision_uses(training: TrainingGraph, nodes: Sequence[Node]) -> str:

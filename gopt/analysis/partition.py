@@ -51,7 +51,7 @@ class Item:
     """A tensor to place.
 
     ``key``: only tensors with equal keys may share a bucket. ``ready``: when the tensor is complete. ``order``: its
-    turn in packing. ``alone``: it shares a bucket with no other tensor.
+    turn in packing. ``unshared``: it shares a bucket with no other tensor.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Item:
     key: Hashable
     ready: int
     order: int
-    alone: bool = False
+    unshared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +130,18 @@ def plan_buckets(items: Sequence[Item], cap: int) -> list[Bucket]:
     open_: dict[Hashable, list[Item]] = {}
     filled: dict[Hashable, int] = {}
     for item in sorted(items, key=lambda item: item.order):
-        if cap == 0 or item.nbytes >= cap or item.alone:
+        if cap == 0 or item.nbytes >= cap or item.unshared:
             why = "one tensor a call" if cap == 0 else f"at least the cap of {cap} bytes by itself"
-            why = "cut by itself" if item.alone else why
+            why = "cut by itself" if item.unshared else why
             done.append(Bucket((item,), why))
             continue
-        held = open_.setdefault(item.key, [])
-        if held and filled[item.key] + item.nbytes > cap:
-            done.append(Bucket(tuple(held), f"the next tensor would exceed the cap of {cap} bytes"))
-            held.clear()
-        filled[item.key] = item.nbytes + (filled[item.key] if held else 0)
-        held.append(item)
-    done += [Bucket(tuple(held), "last bucket of its kind") for held in open_.values() if held]
+        waiting = open_.setdefault(item.key, [])
+        if waiting and filled[item.key] + item.nbytes > cap:
+            done.append(Bucket(tuple(waiting), f"the next tensor would exceed the cap of {cap} bytes"))
+            waiting.clear()
+        filled[item.key] = item.nbytes + (filled[item.key] if waiting else 0)
+        waiting.append(item)
+    done += [Bucket(tuple(items), "last bucket of its kind") for items in open_.values() if items]
     return sorted(done, key=lambda bucket: max(item.ready for item in bucket.items))
 
 
@@ -156,17 +156,17 @@ def assign(names: Sequence[str], sizes: Sequence[int], load: Sequence[int], rule
 
 
 def _largest_first(names: Sequence[str], sizes: Sequence[int], load: Sequence[int]) -> list[int]:
-    heap = [(held, rank) for rank, held in enumerate(load)]
+    heap = [(total, rank) for rank, total in enumerate(load)]
     heapq.heapify(heap)
     owner = [0] * len(sizes)
-    for place in sorted(range(len(sizes)), key=lambda place: (-sizes[place], place)):
-        held, owner[place] = heapq.heappop(heap)
-        heapq.heappush(heap, (held + sizes[place], owner[place]))
+    for tensor in sorted(range(len(sizes)), key=lambda position: (-sizes[position], position)):
+        lightest, owner[tensor] = heapq.heappop(heap)
+        heapq.heappush(heap, (lightest + sizes[tensor], owner[tensor]))
     return owner
 
 
 def _round_robin(names: Sequence[str], sizes: Sequence[int], load: Sequence[int]) -> list[int]:
-    return [place % len(load) for place in range(len(names))]
+    return [position % len(load) for position in range(len(names))]
 
 
 def _in_order(names: Sequence[str], sizes: Sequence[int], load: Sequence[int]) -> list[int]:
@@ -210,12 +210,12 @@ def row_cuts(sizes: Sequence[int], rows: Sequence[int], ranks: int, least: int =
     cuts = [0]
     for rank in range(1, ranks):
         wanted = starts[-1] * rank / ranks
-        place = max(bisect_right(starts, wanted) - 1, 0)
-        if place == len(sizes):
+        position = max(bisect_right(starts, wanted) - 1, 0)
+        if position == len(sizes):
             cuts.append(starts[-1])
             continue
-        start, stop = starts[place], starts[place + 1]
-        cut = start + round((wanted - start) / rows[place]) * rows[place]
+        start, stop = starts[position], starts[position + 1]
+        cut = start + round((wanted - start) / rows[position]) * rows[position]
         if cut not in (start, stop) and min(cut - max(start, cuts[-1]), stop - cut) < least:
             cut = start if wanted - start < stop - wanted else stop
         cuts.append(max(cut, cuts[-1]))
@@ -239,16 +239,16 @@ def ceil_pieces(shape: Sequence[int], pieces: int, least: int) -> list[int]:
     return [min(size, elements - start) for start in range(0, elements, size)]
 
 
-def window_cuts(pieces: Sequence[int], first: int, ranks: int) -> list[int]:
-    """Cuts that give the pieces to the ranks from ``first`` on, and nothing to the others."""
+def window_cuts(pieces: Sequence[int], start: int, ranks: int) -> list[int]:
+    """Cuts that give the pieces to the ranks from ``start`` on, and nothing to the others."""
     ends = offsets(pieces)
-    return [0] * (first + 1) + ends[1:] + [ends[-1]] * (ranks - first - len(pieces))
+    return [0] * (start + 1) + ends[1:] + [ends[-1]] * (ranks - start - len(pieces))
 
 
 def lightest_window(load: Sequence[int], pieces: int) -> int:
     """Return the first of ``pieces`` neighbouring ranks whose total load is least (ties: the lowest)."""
-    held = offsets(load)
-    return min(range(len(load) - pieces + 1), key=lambda first: (held[first + pieces] - held[first], first))
+    totals = offsets(load)
+    return min(range(len(load) - pieces + 1), key=lambda start: (totals[start + pieces] - totals[start], start))
 
 
 def owner_cuts(sizes: Sequence[int], owners: Sequence[int], ranks: int) -> list[int]:

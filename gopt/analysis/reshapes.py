@@ -60,7 +60,7 @@ def _ends(graph: Graph) -> dict[str, Shape]:
     if not _reshapes_update(graph, {type.shape for type in states}):
         return {}
     toward = {name for name, type in graph.outputs.items() if type in states}
-    found: dict[str, Shape] = {}
+    shapes: dict[str, Shape] = {}
     led: dict[str, set[Shape]] = {name: {types[name].dims} for name in toward}
     """Value -> shapes of the new states that it leads to, element by element."""
     for node in reversed(graph.nodes):
@@ -70,10 +70,10 @@ def _ends(graph: Graph) -> dict[str, Shape]:
         if output in led and (elementwise(node) or keeps_order(graph, node)):
             for name in node.inputs:
                 led.setdefault(name, set()).update(led[output])
-        if output in found and not elementwise(node):
-            shape = found.pop(output)
+        if output in shapes and not elementwise(node):
+            shape = shapes.pop(output)
             if keeps_order(graph, node) and node.inputs[0] not in toward:
-                found[node.inputs[0]] = shape
+                shapes[node.inputs[0]] = shape
         if output not in toward or output not in types:
             continue
         shape = types[output].dims
@@ -86,9 +86,9 @@ def _ends(graph: Graph) -> dict[str, Shape]:
             if types[node.inputs[0]].shape == shape:
                 toward.add(node.inputs[0])
             else:
-                found[node.inputs[0]] = shape
+                shapes[node.inputs[0]] = shape
     # What leads to a state of its own shape too stays: a flat moment stands between a gradient and its parameter.
-    return {name: shape for name, shape in found.items() if types[name].shape not in led[name]}
+    return {name: shape for name, shape in shapes.items() if types[name].shape not in led[name]}
 
 
 def _reshapes_update(graph: Graph, shapes: Container[object]) -> bool:
@@ -135,8 +135,8 @@ class _Finder:
                 run.leaves[name] = None
                 continue
             run.inner.append(producer)
-            stack += [each for each in producer.inputs if self._shape(each) == flat]
-            stack += [each.outputs[0] for each in self.users.get(name, ()) if self._goes_on(each, flat)]
+            stack += [name for name in producer.inputs if self._shape(name) == flat]
+            stack += [user.outputs[0] for user in self.users.get(name, ()) if self._goes_on(user, flat)]
         return run
 
     def _inner(self, name: str) -> Node | None:
@@ -168,7 +168,7 @@ class _Finder:
             name = node.outputs[0]
             if len(node.outputs) != 1 or node.captures or node.origin is not None or name in self.graph.outputs:
                 return False
-            if not all(self._shape(each) == flat or self._broadcast(each, len(run.shape)) for each in node.inputs):
+            if not all(self._shape(name) == flat or self._broadcast(name, len(run.shape)) for name in node.inputs):
                 return False
             for reader in self.users.get(name, ()):
                 if id(reader) in inside:
@@ -184,10 +184,10 @@ class _Finder:
         if any(self.producers.get(name) is None for name in run.leaves):
             return False  # an input: the file holds it flat
         run.reductions += [
-            each
+            user
             for name in run.leaves
-            for each in self.users[name]
-            if each.origin is None and self._reduces(each, name)
+            for user in self.users[name]
+            if user.origin is None and self._reduces(user, name)
         ]
         return True
 
@@ -198,11 +198,11 @@ class _Finder:
 
     def _reduces(self, node: Node, name: str) -> bool:
         """Return whether a node reduces all of a value to a scalar, in whatever shape the value comes."""
-        given = len(node.inputs) > 1 and node.inputs[1]
+        axes = len(node.inputs) > 1 and node.inputs[1]
         return (
             node.is_in(REDUCTIONS)
             and node.inputs[0] == name
-            and not given
+            and not axes
             and "axes" not in node.attributes
             and self._shape(node.outputs[0]) == ()
         )
@@ -239,8 +239,8 @@ class _Mover:
             for name in node.outputs:
                 nodes += self.behind.get(name, ())
         written = self.graph.file_nodes or self.graph.nodes
-        own = self.graph.types
-        moved = {name: own[name] for name, type in self.types.items() if name in own and own[name] != type}
+        types = self.graph.types
+        moved = {name: types[name] for name, type in self.types.items() if name in types and types[name] != type}
         return replace(
             self.graph, nodes=nodes, types=self.types, initializers=self.constants, file_nodes=written,
             file_types=moved | self.graph.file_types,
@@ -248,8 +248,8 @@ class _Mover:
 
     def _written(self, node: Node) -> Node:
         if id(node) in self.ends:
-            same = self.types[node.inputs[0]].shape == self.types[node.outputs[0]].shape
-            return identity(node) if same else self._reshape(node.inputs[0], node.outputs[0], node.name)
+            unchanged = self.types[node.inputs[0]].shape == self.types[node.outputs[0]].shape
+            return identity(node) if unchanged else self._reshape(node.inputs[0], node.outputs[0], node.name)
         new = self.renamed.get(id(node), {})
         if new.keys().isdisjoint(node.inputs):
             return node

@@ -45,7 +45,7 @@ def states_hints(pairs: Mapping[str, str]) -> list[str]:
         return [*hints, f"{under} [roles]: states = {{{table}}}"]
     if hints:
         return [*hints, f"{under} [roles.states], a line for each pair: {lines[0]}"]
-    return [f"{under} [roles.states]: {each}" for each in lines]
+    return [f"{under} [roles.states]: {line}" for line in lines]
 
 
 def leave_out(outputs: Sequence[str]) -> str:

@@ -43,12 +43,12 @@ def row_reads(values: RowValues, parameter: str, after_parameters: set[str]) -> 
 
     ``after_parameters``: all values that depend on some parameter.
     """
-    found = RowReads()
+    uses = RowReads()
     shape = values.shape(parameter)
     views: list[tuple[str, tuple[Node, ...]]] = [(parameter, ())] if shape else []
     for view, through in views:  # grows
         if through and view in values.graph.outputs:
-            found.whole = found.whole or f"output {view} contains all of it"
+            uses.whole = uses.whole or f"output {view} contains all of it"
         for node in values.index.users.get(view, ()):
             if node.phase is Phase.UPDATE or not reads_value(node, view):
                 continue
@@ -58,15 +58,15 @@ def row_reads(values: RowValues, parameter: str, after_parameters: set[str]) -> 
                     continue
                 back = values.undone(node)
                 if back:
-                    views += [(other.outputs[0], (*through, node, other)) for other in back]
+                    views += [(user.outputs[0], (*through, node, user)) for user in back]
                     continue
                 ids = _looked_up(values, node)
                 if ids:
                     early = ids not in after_parameters
-                    found.lookups.append(Lookup(node, ids, node.outputs[0], view, through, early))
+                    uses.lookups.append(Lookup(node, ids, node.outputs[0], view, through, early))
                     continue
-            found.whole = found.whole or f"{node.op_type} {node.label} reads all of it"
-    return found
+            uses.whole = uses.whole or f"{node.op_type} {node.label} reads all of it"
+    return uses
 
 
 def keeps_rows(values: RowValues, node: Node) -> bool:
@@ -104,9 +104,9 @@ def repeated_ids(values: RowValues, indices: str, shape: tuple[int, ...]) -> str
     """
     if len(shape) == 1:
         return indices
-    node, found = values.producer(indices), values.shape(indices)
-    if node is None or not node.is_a("Expand") or found is None or found[1:] != shape[1:]:
+    node, dims = values.producer(indices), values.shape(indices)
+    if node is None or not node.is_a("Expand") or dims is None or dims[1:] != shape[1:]:
         return ""
     ids = values.shape(node.inputs[0])
-    one = ids is not None and len(ids) == len(shape) and all(size == 1 for size in ids[1:]) and ids[0] == found[0]
+    one = ids is not None and len(ids) == len(shape) and all(size == 1 for size in ids[1:]) and ids[0] == dims[0]
     return node.inputs[0] if one else ""

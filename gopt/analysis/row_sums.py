@@ -61,7 +61,7 @@ class RowSums:
 
     values: RowValues
     rows: int
-    known: frozenset[int]
+    numbers: frozenset[int]
     """Numbers of the ids that the forward looks up."""
     terms: list[SparseGradient] = field(default_factory=list)
     joins: list[Node] = field(default_factory=list)
@@ -92,9 +92,9 @@ class RowSums:
         readers = self.values.index.users.get(value, ())
         if value != gradient and len(readers) > 1:
             raise NoRowSum(f"{value}, a part of its gradient, has {len(readers)} readers")
-        other = next((node for node in readers if node.phase is not Phase.UPDATE), None)
-        if value == gradient and other is not None:
-            raise NoRowSum(f"{other.op_type} {other.label} of the backward reads its gradient")
+        foreign = next((node for node in readers if node.phase is not Phase.UPDATE), None)
+        if value == gradient and foreign is not None:
+            raise NoRowSum(f"{foreign.op_type} {foreign.label} of the backward reads its gradient")
 
     def _taken_apart(self, part: _Part, node: Node) -> list[_Part | SparseGradient]:
         """Decompose the result of ``node`` into terms, and parts that are still to be decomposed."""
@@ -119,11 +119,11 @@ class RowSums:
         out = self.values.shape(node.outputs[0])
         type_of = self.values.graph.type_of
         big = [name for name in node.inputs if type_of(name).elements != 1 and not self._by_row(name, out)]
-        alone = (
+        passes = (
             len(big) == 1 and self.values.shape(big[0]) == out and not (node.is_a("Div") and node.inputs[1] == big[0])
         )
         zeros = not node.is_a("Where") or all(name == big[0] or self.values.zero(name) for name in node.inputs[1:])
-        if not alone or not zeros or not out or out[0] != self.rows:
+        if not passes or not zeros or not out or out[0] != self.rows:
             raise NoRowSum(f"{node.op_type} {node.label} mixes it with something else")
         return big[0]
 
@@ -138,14 +138,14 @@ class RowSums:
         into, indices, rows = node.inputs
         if node.attributes.get("reduction", "none") != "add":
             raise NoRowSum(f"{node.op_type} {node.label} writes rows over each other and does not add them")
-        shape, found, given = (self.values.shape(name) for name in (into, indices, rows))
-        if not shape or shape[0] != self.rows or not found or given is None:
+        shape, index_shape, row_shape = (self.values.shape(name) for name in (into, indices, rows))
+        if not shape or shape[0] != self.rows or not index_shape or row_shape is None:
             raise NoRowSum(f"{node.op_type} {node.label} adds to something that is not of its shape")
         if node.is_a("ScatterND"):
-            ids = indices if found[-1] == 1 and given == (*found[:-1], *shape[1:]) else ""
+            ids = indices if index_shape[-1] == 1 and row_shape == (*index_shape[:-1], *shape[1:]) else ""
         else:
             along = int(node.attributes.get("axis", 0)) in (0, -len(shape))
-            ids = repeated_ids(self.values, indices, shape) if along and given == found else ""
+            ids = repeated_ids(self.values, indices, shape) if along and row_shape == index_shape else ""
         if not ids:
             raise NoRowSum(f"{node.op_type} {node.label} adds elements and not whole rows")
         if self.values.zero(into):
@@ -155,12 +155,12 @@ class RowSums:
     def _product(self, part: _Part, node: Node) -> SparseGradient:
         """A product of a one-hot matrix, transposed, with rows."""
         attributes = node.attributes
-        left, right = node.inputs[:2]
+        one_hot, right = node.inputs[:2]
         plain = attributes.get("alpha", 1.0) == 1 and not attributes.get("transB", 0)
         offset = len(node.inputs) > 2 and node.inputs[2] and not self.values.zero(node.inputs[2])
-        ids = "" if offset or not plain else self._hot(left, not attributes.get("transA", 0))
-        given = self.values.shape(right)
-        if not ids or not given or len(given) > 2:
+        ids = "" if offset or not plain else self._hot(one_hot, not attributes.get("transA", 0))
+        shape = self.values.shape(right)
+        if not ids or not shape or len(shape) > 2:
             raise NoRowSum(f"{node.op_type} {node.label} makes a part of it that is not a sum of rows")
         return self._term(part, node, ids, right)
 
@@ -185,16 +185,16 @@ class RowSums:
 
     def _one_hot(self, node: Node, ids_last: bool) -> str:
         ids, depth, pair = node.inputs
-        shape, held = self.values.shape(ids), self.values.constant(pair)
-        if shape is None or held is None or held.tolist() != [0, 1] or self.values.number(depth) != self.rows:
+        shape, values = self.values.shape(ids), self.values.constant(pair)
+        if shape is None or values is None or values.tolist() != [0, 1] or self.values.number(depth) != self.rows:
             return ""
         axis = int(node.attributes.get("axis", -1)) % (len(shape) + 1)
         return ids if axis == (0 if ids_last else len(shape)) and (not ids_last or len(shape) == 1) else ""
 
     def _term(self, part: _Part, node: Node, indices: str, rows: str) -> SparseGradient:
-        if not self.values.within(indices, self.rows, self.known):
+        if not self.values.within(indices, self.rows, self.numbers):
             raise NoRowSum(f"{node.op_type} {node.label} adds to other rows than those that are looked up")
-        ids = self.values.in_order(indices, self.rows, self.known)
+        ids = self.values.in_order(indices, self.rows, self.numbers)
         scaling = part.behind[::-1]
-        padding = masked_ids(self.values, ids, rows, self.rows, self.known)
+        padding = masked_ids(self.values, ids, rows, self.rows, self.numbers)
         return SparseGradient(ids, rows, part.value, False, scaling, (node, *scaling), padding)

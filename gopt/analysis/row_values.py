@@ -47,8 +47,8 @@ class RowValues:
             return []
         readers = self.index.users.get(node.outputs[0], [])
         source = self.root(node.inputs[0])
-        same = all(self.root(name) == source for reader in readers for name in reader.outputs)
-        return readers if same and all(not reader.captures for reader in readers) else []
+        aligned = all(self.root(name) == source for reader in readers for name in reader.outputs)
+        return readers if aligned and all(not reader.captures for reader in readers) else []
 
     def way_to_root(self, name: str) -> list[str]:
         """Return a value, the values from which layout operators compute it, and its root."""
@@ -85,33 +85,33 @@ class RowValues:
         reached = walk([self.plain(name)], lambda value: map(self.plain, self._parts(value)))
         return frozenset(self.value_number(value) for value in reached if not self._parts(value))
 
-    def within(self, name: str, rows: int, known: frozenset[int]) -> bool:
-        """Return whether all ids of ``name`` are ids of ``known`` sources, which index a table of ``rows`` rows.
+    def within(self, name: str, rows: int, numbers: frozenset[int]) -> bool:
+        """Return whether all ids of ``name`` are ids of the sources ``numbers``, for a table of ``rows`` rows.
 
         An id outside the table is an error of the lookup, so that what bounds ids to the table changes none of those.
         """
         stack = [name]
         while stack:
-            *_, last = self._towards(stack.pop(), rows, known)
-            if self.value_number(last) not in known:
+            *_, last = self._towards(stack.pop(), rows, numbers)
+            if self.value_number(last) not in numbers:
                 parts = self._parts(last)
                 if not parts:
                     return False
                 stack.extend(parts)
         return True
 
-    def in_order(self, name: str, rows: int, known: frozenset[int]) -> str:
+    def in_order(self, name: str, rows: int, numbers: frozenset[int]) -> str:
         """The value that has the ids of ``name``, one by one and in its order, nearest to a known source.
 
         A negative id counts from the end.
         """
-        first, *rest = self._towards(name, rows, known)
-        return rest[-1] if rest and self.value_number(rest[-1]) in known else first
+        start, *rest = self._towards(name, rows, numbers)
+        return rest[-1] if rest and self.value_number(rest[-1]) in numbers else start
 
-    def _towards(self, name: str, rows: int, known: frozenset[int]) -> list[str]:
+    def _towards(self, name: str, rows: int, numbers: frozenset[int]) -> list[str]:
         """Values that have the ids of one in their order, as far as a known source, or as far as there are any."""
         way = [self.plain(name)]
-        while self.value_number(way[-1]) not in known:
+        while self.value_number(way[-1]) not in numbers:
             node = self.index.producers.get(way[-1])
             source = "" if node is None else self._bounded(node, rows)
             if not source:
@@ -163,18 +163,18 @@ class RowValues:
 
     def _wrapped(self, node: Node, rows: int) -> str:
         """``Where(ids < 0, ids + rows, ids)``, or the other way round."""
-        flag, moved, kept = (self.root(name) for name in node.inputs)
+        flag, moved, unmoved = (self.root(name) for name in node.inputs)
         test = self.index.producers.get(flag)
         if test is None or not test.is_a("Less", "GreaterOrEqual") or self.number(test.inputs[1]) != 0:
             return ""
         if test.is_a("GreaterOrEqual"):
-            moved, kept = kept, moved
+            moved, unmoved = unmoved, moved
         added = self.index.producers.get(moved)
-        same = self.value_number(kept)
-        if added is None or not added.is_a("Add") or self.value_number(test.inputs[0]) != same:
+        number = self.value_number(unmoved)
+        if added is None or not added.is_a("Add") or self.value_number(test.inputs[0]) != number:
             return ""
-        fits = any(self.value_number(a) == same and self.number(b) == rows for a, b in _both(added))
-        return kept if fits else ""
+        fits = any(self.value_number(a) == number and self.number(b) == rows for a, b in _both(added))
+        return unmoved if fits else ""
 
     def value_number(self, name: str) -> int:
         """Equal for values that are the same function of the same values; random numbers are equal to themselves."""

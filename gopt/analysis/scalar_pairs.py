@@ -23,12 +23,12 @@ def pair_scalars(
 ) -> dict[str, str]:  # fmt: skip
     """Update pairs of rank 0, output -> input; losses take no part. ``candidates``: outputs that may be one."""
     reach = _without_weights(index, scalar_reach(index, pairs, losses, roles, moving), pairs, candidates)
-    found, unsettled = match_states(reach)
+    matched, unsettled = match_states(reach)
     refuse_open(index, unsettled)
-    refuse_contested(index, reach, found)
-    refuse_crossed(index, reach, found)
-    refuse_rivals(index, reach, found)
-    return found
+    refuse_contested(index, reach, matched)
+    refuse_crossed(index, reach, matched)
+    refuse_rivals(index, reach, matched)
+    return matched
 
 
 def pair_shown(
@@ -39,9 +39,9 @@ def pair_shown(
     gradients are known. A factor is none of them."""
     if not shown:
         return {}
-    found = pair_scalars(index, pairs, losses, candidates, roles, moving)
+    scalars = pair_scalars(index, pairs, losses, candidates, roles, moving)
     return {
-        name: output for output, name in found.items()
+        name: output for output, name in scalars.items()
         if output in shown and reachable_states(index, output, {name}, moving)[name] < FACTOR_COST
     }  # fmt: skip
 
@@ -77,11 +77,11 @@ def _without_weights(
     """
     stored = index.graph.initializers
     if not any(name in stored for name in pairs.values()):
-        return {output: dict(found) for output, found in reach.items()}
+        return {output: dict(costs) for output, costs in reach.items()}
     return {
         output: {
-            name: cost for name, cost in found.items()
+            name: cost for name, cost in costs.items()
             if output not in losses or cost < FACTOR_COST or name in stored
         }
-        for output, found in reach.items()
+        for output, costs in reach.items()
     }  # fmt: skip

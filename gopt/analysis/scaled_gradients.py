@@ -47,11 +47,11 @@ def refuse_scaled(step: StepSkeleton, training: TrainingGraph) -> None:
         raise _open(step, pairs)
 
 
-def _open(step: StepSkeleton, found: Mapping[str, str]) -> OpenPairsError:
-    """The refusal of all that are of one kind with the first, fed or stored. ``found``: state -> output."""
-    name, output = next(iter(found.items()))
+def _open(step: StepSkeleton, products: Mapping[str, str]) -> OpenPairsError:
+    """The refusal of all that are of one kind with the first, fed or stored. ``products``: state -> output."""
+    name, output = next(iter(products.items()))
     fed = _fed(step, name)
-    pairs = {each: shown for each, shown in found.items() if _fed(step, each) is fed}
+    pairs = {output: shown for output, shown in products.items() if _fed(step, output) is fed}
     if len(pairs) > 1:
         stay = "if the factors stay as they are, make them outputs of Constant nodes"
     else:
@@ -73,27 +73,27 @@ def _fed(step: StepSkeleton, name: str) -> bool:
 
 def _vanishing(index: GraphIndex, gradients: AbstractSet[str]) -> set[str]:
     """Return the gradients and all values that are zero wherever they are. One sweep in order."""
-    found = set(gradients)
+    vanishing = set(gradients)
     for node in index.graph.nodes:
-        if found.isdisjoint(node.inputs) or node.captures or len(node.outputs) != 1:
+        if vanishing.isdisjoint(node.inputs) or node.captures or len(node.outputs) != 1:
             continue
-        if _vanishes(index, node, found):
-            found.add(node.outputs[0])
-    return found
+        if _vanishes(index, node, vanishing):
+            vanishing.add(node.outputs[0])
+    return vanishing
 
 
-def _vanishes(index: GraphIndex, node: Node, found: AbstractSet[str]) -> bool:
+def _vanishes(index: GraphIndex, node: Node, vanishing: AbstractSet[str]) -> bool:
     if node.is_a("Mul"):
         return True
     if node.is_a("Add", "Sub", "Sum", "Max", "Min", "Mean"):
-        return _all_vanish(index, node.inputs, found)
+        return _all_vanish(index, node.inputs, vanishing)
     if node.is_a("Where"):
-        return _all_vanish(index, node.inputs[1:], found)
-    return node.inputs[0] in found and (node.is_in(_VANISHING) or node.is_a("Clip", "Pow"))
+        return _all_vanish(index, node.inputs[1:], vanishing)
+    return node.inputs[0] in vanishing and (node.is_in(_VANISHING) or node.is_a("Clip", "Pow"))
 
 
-def _all_vanish(index: GraphIndex, names: Iterable[str], found: AbstractSet[str]) -> bool:
-    return all(name in found or index.constants.zero(name) for name in names)
+def _all_vanish(index: GraphIndex, names: Iterable[str], vanishing: AbstractSet[str]) -> bool:
+    return all(name in vanishing or index.constants.zero(name) for name in names)
 
 
 def _masks(step: StepSkeleton, output: str, state: str) -> bool:
@@ -102,7 +102,7 @@ def _masks(step: StepSkeleton, output: str, state: str) -> bool:
 
     def following(name: str) -> Iterable[str]:
         operands = index.operands(name, elementwise) if name == output or name in step.tainted else ()
-        return (each for each in operands if each not in step.tainted or index.graph.type_of(each).dtype in FLOATS)
+        return (value for value in operands if value not in step.tainted or index.graph.type_of(value).dtype in FLOATS)
 
     apart = (name for name in walk([output], following) if name != output and name not in step.tainted)
     return any(_made_of(step, name, state) for name in apart)

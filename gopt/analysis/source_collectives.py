@@ -37,9 +37,9 @@ def adopt_source_collectives(training: TrainingGraph, roles: RoleMap, mesh: Mesh
     if not calls:
         return training
     finder = _Finder(training, mesh)
-    alone = {id(node): 1 for node in calls if not finder.live(node)}
-    if alone:
-        return adopt_source_collectives(recover(_without(training.graph, alone), roles), roles, mesh)
+    unused = {id(node): 1 for node in calls if not finder.live(node)}
+    if unused:
+        return adopt_source_collectives(recover(_without(training.graph, unused), roles), roles, mesh)
     data = [node for node in calls if finder.live(node) & finder.data]
     if not data:
         return training
@@ -126,13 +126,13 @@ class _Finder:
 
     def _broadcast(self, reduce: Node) -> Node:
         """The Broadcast that sends what a Reduce leaves on its root."""
-        users = [each for name in reduce.outputs for each in self.index.users.get(name, ())]
+        users = [user for name in reduce.outputs for user in self.index.users.get(name, ())]
         below = users[0] if users else None
         if (
             below is None
             or below.domain != COMM
             or below.op_type != "Broadcast"
-            or any(each is not below for each in users)
+            or any(user is not below for user in users)
             or sorted(below.inputs) != sorted(reduce.outputs)
             or any(below.attributes[key] != reduce.attributes[key] for key in ("group", "root"))
             or any(name in self.training.graph.outputs for name in reduce.outputs)
@@ -189,7 +189,7 @@ class _Finder:
 def _without(graph: Graph, factors: dict[int, int]) -> Graph:
     """A copy of the graph in which some calls hand their operands on, multiplied by a factor."""
     result = graph.copy()
-    held = set(graph.outputs).union(*(node.captures for node in graph.nodes))
+    preserved = set(graph.outputs).union(*(node.captures for node in graph.nodes))
     alias: dict[str, str] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -201,15 +201,15 @@ def _without(graph: Graph, factors: dict[int, int]) -> Graph:
             continue
         factor, name = factors[id(node)], node.name
         for old, new in zip(inputs, node.outputs):
-            if factor == 1 and new not in held:
+            if factor == 1 and new not in preserved:
                 alias[new] = old
                 continue
             operands = [old] if factor == 1 else [old, _constant(result, factor, graph.types[old].dtype)]
-            made = Node("Identity" if factor == 1 else "Mul", operands, [new], name=name)
+            stand_in = Node("Identity" if factor == 1 else "Mul", operands, [new], name=name)
             name = ""  # the runtime wants names to be unique
-            made._attributes = {}
-            made.proto = made.to_proto()
-            nodes.append(made)
+            stand_in._attributes = {}
+            stand_in.proto = stand_in.to_proto()
+            nodes.append(stand_in)
     result.nodes = nodes
     if not any(node.origin is not None for node in nodes):
         result.file_nodes = None  # without its calls, the step is not as the file has it

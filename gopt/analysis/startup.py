@@ -24,9 +24,9 @@ def why_unusable(startup: Graph, training: TrainingGraph) -> str:
     if drawn is not None:
         return f"its {drawn.op_type} {show(drawn.name or drawn.output[0])} has no seed; give it one"
     states = {state.tensor for state in training.states}
-    other = next((name for name in startup.outputs if name not in states), None)
-    if other is not None:
-        return f"it sets {show(other)}, which no step changes; store the value instead"
+    output = next((name for name in startup.outputs if name not in states), None)
+    if output is not None:
+        return f"it sets {show(output)}, which no step changes; store the value instead"
     return ""
 
 
@@ -40,4 +40,4 @@ def _all_nodes(startup: Graph) -> Iterator[NodeProto]:
 
 def _draws_anew(node: NodeProto) -> bool:
     """Return whether a node draws other numbers in every run."""
-    return node.op_type in RANDOM and all(each.name != "seed" for each in node.attribute)
+    return node.op_type in RANDOM and all(attribute.name != "seed" for attribute in node.attribute)

@@ -48,7 +48,7 @@ def reaches(
     index: GraphIndex, output: str, name: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
 ) -> bool:
     """Return whether the walk from an output meets ``name``, one of the candidates; it does not go on behind others."""
-    return any(found == name for found, _ in walk_to_states(index, output, candidates, moving))
+    return any(state == name for state, _ in walk_to_states(index, output, candidates, moving))
 
 
 def walk_to_states(
@@ -64,14 +64,14 @@ def walk_to_states(
     want = types.get(output)
     if want is None or want.shape is None:
         return
-    seen: set[str] = set()
-    producers, known, shape = index.producers, types.get, want.shape
+    visited: set[str] = set()
+    producers, type_of, shape = index.producers, types.get, want.shape
     queues: tuple[list[tuple[str, int]], ...] = [(output, 0)], [], []
-    for place, queue in enumerate(queues):
+    for kind, queue in enumerate(queues):
         for name, depth in queue:  # which grows meanwhile
-            if name in seen:
+            if name in visited:
                 continue
-            seen.add(name)
+            visited.add(name)
             if name in candidates:
                 if types[name] == want:
                     yield name, depth
@@ -80,12 +80,12 @@ def walk_to_states(
             if node is None or not node.is_in(ELEMENTWISE):
                 continue
             alike = [
-                (each, type)
-                for each in node.inputs
-                if (type := known(each)) is not None and (type is want or type.shape == shape)
+                (name, type)
+                for name in node.inputs
+                if (type := type_of(name)) is not None and (type is want or type.shape == shape)
             ]
             further = depth + 1 + JOIN_COST * (len(alike) > 1)
-            scaling = place == 0 and node.op_type in SCALES
+            scaling = kind == 0 and node.op_type in SCALES
             for operand, type in alike:
                 if type is not want and type.dtype == "bool" != want.dtype:
                     if want.elements > 1:
@@ -113,22 +113,22 @@ def match_states(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict
     first; a remaining group is settled when exactly one assignment has the least total distance.
     """
     pairs: dict[str, str] = {}
-    unmatched = {output: dict(found) for output, found in reach.items() if found}
+    unmatched = {output: dict(depths) for output, depths in reach.items() if depths}
     _match_forced(unmatched, pairs)
-    for output, found in unmatched.items():
+    for output, reachable in unmatched.items():
         # A factor is not an old value where there is another candidate.
-        added = {name: depth for name, depth in found.items() if depth < FACTOR_COST}
-        unmatched[output] = added or found
+        added = {name: depth for name, depth in reachable.items() if depth < FACTOR_COST}
+        unmatched[output] = added or reachable
     _match_forced(unmatched, pairs)
-    taken = {*pairs.values()}
-    for output, found in unmatched.items():
-        if not found:  # others took what is added to it: a factor it is
-            factors = ((name, depth) for name, depth in reach[output].items() if name not in taken)
+    paired = {*pairs.values()}
+    for output, reachable in unmatched.items():
+        if not reachable:  # others took what is added to it: a factor it is
+            factors = ((name, depth) for name, depth in reach[output].items() if name not in paired)
             unmatched[output] = {name: depth for name, depth in factors if depth < FLAG_COST}
     _match_forced(unmatched, pairs)
     unsettled: dict[str, list[str]] = {}
-    for output, found in list(unmatched.items()):
-        if max(found.values(), default=0) >= FLAG_COST:
+    for output, reachable in list(unmatched.items()):
+        if max(reachable.values(), default=0) >= FLAG_COST:
             unsettled[output] = sorted(unmatched.pop(output))  # a flag or a factor: neither is nearer to an old value
     for group in _groups(unmatched):
         best = _nearest(group, unmatched) if len(group) > MAX_GROUP else _shortest(group, unmatched)
@@ -142,46 +142,46 @@ def match_states(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict
 def _match_forced(unmatched: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
     """Settle every output that has one candidate left, and what follows from that; ``open_`` loses what is settled."""
     users: dict[str, set[str]] = {}
-    for output, found in unmatched.items():
-        for name in found:
+    for output, depths in unmatched.items():
+        for name in depths:
             users.setdefault(name, set()).add(output)
-    forced = deque(output for output, found in unmatched.items() if len(found) == 1)
+    forced = deque(output for output, depths in unmatched.items() if len(depths) == 1)
     while forced:
         output = forced.popleft()
         if output not in unmatched or len(unmatched[output]) != 1 or min(unmatched[output].values()) >= DOUBT_COST:
             continue
         (name,) = unmatched[output]
-        rivals = [each for each in users[name] if len(unmatched.get(each, ())) == 1]
+        rivals = [output for output in users[name] if len(unmatched.get(output, ())) == 1]
         if len(rivals) > 1:  # the nearest, in whatever order the file lists them
-            output = min(rivals, key=lambda each: (unmatched[each][name], each))
+            output = min(rivals, key=lambda rival: (unmatched[rival][name], rival))
         del unmatched[output]
         pairs[output] = name
-        for other in sorted(users[name] & unmatched.keys()):
-            unmatched[other].pop(name, None)
-            if len(unmatched[other]) == 1:
-                forced.append(other)
+        for competitor in sorted(users[name] & unmatched.keys()):
+            unmatched[competitor].pop(name, None)
+            if len(unmatched[competitor]) == 1:
+                forced.append(competitor)
 
 
 def _groups(unmatched: dict[str, dict[str, int]]) -> Iterable[list[str]]:
     """Outputs that compete for the same inputs, as connected components."""
     by_input: dict[str, list[str]] = {}
-    for output, found in unmatched.items():
-        for name in found:
+    for output, depths in unmatched.items():
+        for name in depths:
             by_input.setdefault(name, []).append(output)
-    seen: set[str] = set()
+    visited: set[str] = set()
     for start in unmatched:
-        if start in seen or not unmatched[start]:
+        if start in visited or not unmatched[start]:
             continue
         group, stack = [], [start]
-        seen.add(start)
+        visited.add(start)
         while stack:
             output = stack.pop()
             group.append(output)
             for name in unmatched[output]:
-                for other in by_input.pop(name, ()):
-                    if other not in seen:
-                        seen.add(other)
-                        stack.append(other)
+                for competitor in by_input.pop(name, ()):
+                    if competitor not in visited:
+                        visited.add(competitor)
+                        stack.append(competitor)
         yield group
 
 
@@ -191,14 +191,14 @@ def _nearest(group: list[str], unmatched: dict[str, dict[str, int]]) -> dict[str
     for output in group:
         for name, depth in unmatched[output].items():
             ways.setdefault(name, []).append((depth, output))
-    first = {name: _alone(found) for name, found in ways.items()}
+    nearest = {name: _alone(entries) for name, entries in ways.items()}
     chosen = {output: _alone([(depth, name) for name, depth in unmatched[output].items()]) for output in group}
-    return chosen if all(first.get(name) == output for output, name in chosen.items()) else None
+    return chosen if all(nearest.get(name) == output for output, name in chosen.items()) else None
 
 
-def _alone(found: list[tuple[int, str]]) -> str:
+def _alone(entries: list[tuple[int, str]]) -> str:
     """The nearest; nothing where two are equally near."""
-    depths = sorted(found)
+    depths = sorted(entries)
     return "" if len(depths) > 1 and depths[0][0] == depths[1][0] else depths[0][1]
 
 
@@ -223,41 +223,41 @@ def refuse_crossed(index: GraphIndex, reach: dict[str, dict[str, int]], pairs: d
     update reads, and leaves the state to the parameter.
     """
     nearest: dict[str, tuple[int, str]] = {}
-    for output, found in reach.items():
-        for name, depth in found.items() if output in pairs else ():
-            if depth // JOIN_COST < found[pairs[output]] // JOIN_COST:
+    for output, depths in reach.items():
+        for name, depth in depths.items() if output in pairs else ():
+            if depth // JOIN_COST < depths[pairs[output]] // JOIN_COST:
                 nearest[name] = min(nearest.get(name, (depth, output)), (depth, output))
     for output, name in pairs.items():
-        depth, other = nearest.get(name, (FACTOR_COST, ""))
-        if other not in ("", output) and depth // JOIN_COST <= reach[output][name] // JOIN_COST:
-            refuse_open(index, {other: sorted({name, pairs[other]})})
+        depth, nearer = nearest.get(name, (FACTOR_COST, ""))
+        if nearer not in ("", output) and depth // JOIN_COST <= reach[output][name] // JOIN_COST:
+            refuse_open(index, {nearer: sorted({name, pairs[nearer]})})
 
 
 def refuse_displaced(index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pairs: Mapping[str, str]) -> None:
     """Raise when an output was given a state that it adds, while a factor of it stays without a new value, and an
     output of their type that it is made of replaces nothing: a relative step by a gradient that a state keeps.
     """
-    types, taken = index.graph.types, set(pairs.values())
+    types, paired = index.graph.types, set(pairs.values())
     unsettled: dict[str, list[str]] = {}
     for output, name in pairs.items():
-        factors = [each for each in reach.get(output, ()) if each not in taken]
+        factors = [factor for factor in reach.get(output, ()) if factor not in paired]
         behind = ancestors(index, [output])[1] if factors else set[str]()
-        kept = [each for each in index.graph.outputs if each in behind - pairs.keys() and types[each] == types[name]]
-        if kept:
+        rivals = [end for end in index.graph.outputs if end in behind - pairs.keys() and types[end] == types[name]]
+        if rivals:
             unsettled[output] = [*factors, name]
-            unsettled |= {each: [name] for each in kept}
+            unsettled |= {rival: [name] for rival in rivals}
     refuse_open(index, unsettled)
 
 
 def refuse_contested(index: GraphIndex, reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
     """Raise when outputs compete for one input to which they are equally near: a rate of which each is made anew."""
-    taken = {name: (output, reach[output][name]) for output, name in pairs.items()}
-    for other, found in reach.items():
-        if other in pairs or not found:
+    claims = {name: (output, reach[output][name]) for output, name in pairs.items()}
+    for contender, depths in reach.items():
+        if contender in pairs or not depths:
             continue
-        name = min(found, key=lambda each: found[each])
-        if taken.get(name, ("", -1))[1] == found[name]:
-            raise one_of_two(index.graph, name, taken[name][0], other)
+        name = min(depths, key=lambda state: depths[state])
+        if claims.get(name, ("", -1))[1] == depths[name]:
+            raise one_of_two(index.graph, name, claims[name][0], contender)
 
 
 def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> dict[str, str]:
@@ -279,7 +279,7 @@ def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> di
         master = root.get(uncopied(index, node.inputs[0]))
         if master is not None and graph.types[output].shape == graph.types[master].shape:
             master_of[output] = master
-    found: dict[str, str] = {}
+    copies: dict[str, str] = {}
     by_type: dict[object, tuple[list[str], list[str]]] = {}
     for output in master_of:
         by_type.setdefault(graph.types[output], ([], []))[0].append(output)
@@ -288,10 +288,10 @@ def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> di
             by_type[graph.types[name]][1].append(name)
     for outputs, inputs in by_type.values():
         if len(outputs) == len(inputs) == 1:
-            found[outputs[0]] = inputs[0]
+            copies[outputs[0]] = inputs[0]
         elif inputs:
-            found |= _by_value(index, {output: master_of[output] for output in outputs}, inputs)
-    return found
+            copies |= _by_value(index, {output: master_of[output] for output in outputs}, inputs)
+    return copies
 
 
 def uncopied(index: GraphIndex, name: str) -> str:
@@ -306,16 +306,16 @@ def _by_value(index: GraphIndex, master_of: dict[str, str], inputs: list[str]) -
     for name in inputs:
         if name in graph.initializers:
             stored.setdefault(_bytes(graph.initializers[name], graph.types[name].dtype), []).append(name)
-    found: dict[str, str] = {}
-    taken: set[str] = set()
+    pairs: dict[str, str] = {}
+    paired: set[str] = set()
     for output, master in master_of.items():
-        held = graph.initializers.get(master)
-        names = stored.get(_bytes(held, graph.types[output].dtype), []) if held is not None else []
-        if len(names) != 1 or names[0] in taken:
+        tensor = graph.initializers.get(master)
+        names = stored.get(_bytes(tensor, graph.types[output].dtype), []) if tensor is not None else []
+        if len(names) != 1 or names[0] in paired:
             refuse_open(index, {output: names or inputs})
-        found[output] = names[0]
-        taken.add(names[0])
-    return found
+        pairs[output] = names[0]
+        paired.add(names[0])
+    return pairs
 
 
 def _bytes(tensor: Tensor, dtype: str) -> bytes:

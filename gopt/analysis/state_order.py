@@ -35,7 +35,7 @@ class StateOrder:
         looks: dict[str, tuple[int, int]] = {}
         """Value -> depth of what makes it from gradient and states, and a checksum of its structure."""
         read: dict[str, int] = {}
-        for place, node in enumerate(subgraph.nodes):
+        for position, node in enumerate(subgraph.nodes):
             depth = 0
             operands: list[int] = []
             for name in node.reads:
@@ -46,7 +46,7 @@ class StateOrder:
                         depth = look[0]
                 elif name in kinds:
                     operands.append(kinds[name])
-                    read.setdefault(name, place)
+                    read.setdefault(name, position)
                 else:
                     operands.append(self.leaf(name))
             checksum = self._checksum(node.op_type, operands)
@@ -60,26 +60,26 @@ class StateOrder:
 
     def _checksum(self, op_type: str, operands: list[int]) -> int:
         key = op_type, tuple(operands)
-        found = self._checksums.get(key)
-        if found is None:
-            found = self._checksums[key] = zlib.crc32(f"{op_type} {operands}".encode())
-        return found
+        checksum = self._checksums.get(key)
+        if checksum is None:
+            checksum = self._checksums[key] = zlib.crc32(f"{op_type} {operands}".encode())
+        return checksum
 
     def _kind(self, state: State) -> int:
         key = state.kind.value, self.graph.types[state.tensor].dtype
-        found = self._kinds.get(key)
-        if found is None:
-            found = self._kinds[key] = zlib.crc32(" ".join(key).encode())
-        return found
+        checksum = self._kinds.get(key)
+        if checksum is None:
+            checksum = self._kinds[key] = zlib.crc32(" ".join(key).encode())
+        return checksum
 
     def leaf(self, name: str) -> int:
         """A checksum of a value from outside of the update: of what is stored, if that is small, else 0."""
-        found = self._leaves.get(name)
-        if found is None:
+        checksum = self._leaves.get(name)
+        if checksum is None:
             tensor = self.graph.initializers.get(name)
             if tensor is None or tensor.nbytes > SMALL or tensor.external:
-                found = 0
+                checksum = 0
             else:
-                found = zlib.crc32(tensor.numpy().tobytes())
-            self._leaves[name] = found
-        return found
+                checksum = zlib.crc32(tensor.numpy().tobytes())
+            self._leaves[name] = checksum
+        return checksum

@@ -36,7 +36,7 @@ class StepSkeleton:
     ) -> None:
         self.index, self.roots, self.roles, self.reach = index, roots, roles, reach
         graph = index.graph
-        order = {name: place for place, name in enumerate([*graph.inputs, *graph.initializers])}
+        order = {name: position for position, name in enumerate([*graph.inputs, *graph.initializers])}
         self.updated = dict(sorted(((name, output) for output, name in pairs.items()), key=lambda p: order[p[0]]))
         self.replaces = {output: name for name, output in self.updated.items()}
         self.forward, self.forward_values = ancestors(index, roots)
@@ -54,8 +54,8 @@ class StepSkeleton:
 
     def lacking_of(self, losses: Iterable[str]) -> dict[str, str]:
         """``lacking`` where these are the losses, and other roots are only shown."""
-        found = without_needs(self.index, self.forward, losses, self.batch, self.updated)
-        return {name: lost for name, lost in found.items() if name not in self.roles.params}
+        needs = without_needs(self.index, self.forward, losses, self.batch, self.updated)
+        return {name: lost for name, lost in needs.items() if name not in self.roles.params}
 
     def without_backward(self, losses: Iterable[str], gradients: Mapping[str, str]) -> dict[str, str]:
         """Of the values taken for gradients, few nodes behind the forward, those that lack an input which a gradient
@@ -69,21 +69,21 @@ class StepSkeleton:
         }  # fmt: skip
         if not near:
             return {}
-        found = without_needs(self.index, self.forward, losses, self.batch, {**self.updated, **near})
-        return {name: lost for name, lost in found.items() if name in near}
+        needs = without_needs(self.index, self.forward, losses, self.batch, {**self.updated, **near})
+        return {name: lost for name, lost in needs.items() if name in near}
 
     def _averaged(self, name: str, value: str) -> bool:
         """Return whether the new value of a state is a sum of the old one and of a value, each times numbers that the
         state is not in: a derivative's own factors, such as those of a softmax, may stand behind what was cut."""
-        behind, own = {value}, {name}
+        behind, averaged = {value}, {name}
         update = self._update_behind(name, value)
         for node in sorted(update or (), key=lambda node: self.index.position[id(node)]):
-            others = [each for each in node.reads if each not in behind]
-            if not own.isdisjoint(node.reads):
-                own.update(node.outputs)
-            if len(others) == len(node.reads):
+            operands = [name for name in node.reads if name not in behind]
+            if not averaged.isdisjoint(node.reads):
+                averaged.update(node.outputs)
+            if len(operands) == len(node.reads):
                 continue
-            scaled = node.is_in(SCALES) and len(others) == 1 and others[0] not in own
+            scaled = node.is_in(SCALES) and len(operands) == 1 and operands[0] not in averaged
             if not (scaled or node.is_in(LAYOUT) or node.is_a("Add", "Sub", "Sum", "Neg", "Cast")):
                 return False
             behind.update(node.outputs)
@@ -92,27 +92,27 @@ class StepSkeleton:
     def _update_behind(self, name: str, value: str) -> list[Node] | None:
         """The nodes behind a value, and those that they read, of which a state's new value is made; None where they are
         more than an average has."""
-        stack, found = [self.updated[name]], dict[int, Node]()
+        stack, nodes = [self.updated[name]], dict[int, Node]()
         while stack:
-            each = stack.pop()
-            node = None if each == value else self.index.producers.get(each)
-            if node is None or id(node) in found:
+            value_name = stack.pop()
+            node = None if value_name == value else self.index.producers.get(value_name)
+            if node is None or id(node) in nodes:
                 continue
-            if len(found) == _NEAR * _NEAR:
+            if len(nodes) == _NEAR * _NEAR:
                 return None
-            found[id(node)] = node
+            nodes[id(node)] = node
             stack.extend(node.reads)
-        return [*found.values()]
+        return [*nodes.values()]
 
     def _near_forward(self, value: str) -> bool:
         """Return whether at most ``_NEAR`` nodes outside the forward make a value."""
-        stack, seen = [value], set[int]()
-        while stack and len(seen) <= _NEAR:
+        stack, visited = [value], set[int]()
+        while stack and len(visited) <= _NEAR:
             node = self.index.producers.get(stack.pop())
-            if node is not None and id(node) not in self.forward and id(node) not in seen:
-                seen.add(id(node))
+            if node is not None and id(node) not in self.forward and id(node) not in visited:
+                visited.add(id(node))
                 stack.extend(node.reads)
-        return len(seen) <= _NEAR
+        return len(visited) <= _NEAR
 
     def is_statistic(self, name: str) -> bool:
         """Return whether a state follows the batch without a gradient, by what the user says or by what it lacks."""
@@ -136,32 +136,32 @@ class StepSkeleton:
         samples = {(graph.inputs[name].shape or (None,))[0] for name in self.batch}
         rest = [name for name in rest if (graph.inputs[name].shape or (None,))[0] in samples - {1, None}]
         tainted = descendants(self.index, self.batch) if rest else set[str]()
-        found = set()
+        values = set()
         for name in rest:
             size = (graph.inputs[name].shape or (None,))[0]
             named = isinstance(size, str) and name in self.index.users
             if named or any(self._meets_samples(value, size, tainted) for value in self._layouts(name)):
-                found.add(name)
-        return found
+                values.add(name)
+        return values
 
     def _layouts(self, name: str) -> list[str]:
         """A value, and what layout operators and casts make of it."""
-        found = [name]
-        for value in found:
+        values = [name]
+        for value in values:
             for node in self.index.users.get(value, ()):
-                if len(found) < _NEAR and (node.is_in(LAYOUT) or node.is_a("Cast")):
-                    found += node.outputs
-        return found
+                if len(values) < _NEAR and (node.is_in(LAYOUT) or node.is_a("Cast")):
+                    values += node.outputs
+        return values
 
     def _meets_samples(self, name: str, size: object, tainted: set[str]) -> bool:
         """Return whether a node joins a value element by element with one of the forward that follows the batch, of
         its rank and as many rows."""
         types = self.index.graph.types
         for node in self.index.users.get(name, ()):
-            others = [each for each in node.inputs if each in tainted and each in self.forward_values]
-            shapes = [types[each].shape for each in (name, *others) if each in types]
+            operands = [name for name in node.inputs if name in tainted and name in self.forward_values]
+            shapes = [types[operand].shape for operand in (name, *operands) if operand in types]
             alike = {(*(shape or ())[:1], len(shape or ())) for shape in shapes}
-            if elementwise(node) and others and alike == {(size, len(shapes[0] or ()))}:
+            if elementwise(node) and operands and alike == {(size, len(shapes[0] or ()))}:
                 return True
         return False
 
@@ -176,17 +176,17 @@ class StepSkeleton:
             return False
         types = self.index.graph.types
         forward = [(node, read) for node, read in users if id(node) in self.forward]
-        masked = [self._cast_from(other) for node, read in forward for other in node.inputs if other != read]
-        tensors = [other for other in masked if other in self.updated or not self.index.one_element(other)]
-        alike = all(other in self.updated and types[other].shape == types[name].shape for other in tensors)
+        masked = [self._cast_from(name) for node, read in forward for name in node.inputs if name != read]
+        tensors = [tensor for tensor in masked if tensor in self.updated or not self.index.one_element(tensor)]
+        alike = all(tensor in self.updated and types[tensor].shape == types[name].shape for tensor in tensors)
         return bool(tensors) and alike and len(users) - len(forward) > 1
 
     def _past_casts(self, name: str) -> list[tuple[Node, str]]:
         """Return the readers of a value or of a cast of it, each with the name that it reads."""
-        found: list[tuple[Node, str]] = []
+        readers: list[tuple[Node, str]] = []
         for node in self.index.users.get(name, []):
-            found += self._past_casts(node.outputs[0]) if node.is_a("Cast") else [(node, name)]
-        return found
+            readers += self._past_casts(node.outputs[0]) if node.is_a("Cast") else [(node, name)]
+        return readers
 
     def _cast_from(self, name: str) -> str:
         node = self.index.producers.get(name)

@@ -74,7 +74,7 @@ class TrainingGraph:
     """Batch input of random numbers -> what it is drawn from."""
     defaults: Mapping[str, DefaultValue] = field(default_factory=dict)
     """Hyper-parameter -> its value where a run sets none."""
-    _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _answers: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _begun: dict[Hashable, Task[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -86,11 +86,11 @@ class TrainingGraph:
 
         Results stay valid because passes rewrite a copy. The returned object is shared: callers must not change it.
         """
-        if question not in self._found:
+        if question not in self._answers:
             begun = self._begun.pop(question, None)
-            self._found[question] = find() if begun is None else begun.result()
-        found: T = self._found[question]
-        return found
+            self._answers[question] = find() if begun is None else begun.result()
+        answer: T = self._answers[question]
+        return answer
 
     def begin(self, questions: Mapping[Hashable, Callable[[], Any]]) -> None:
         """Begin to answer questions of ``once``, in this order in a process of its own; without one, ``once`` answers
@@ -101,10 +101,10 @@ class TrainingGraph:
         """The parameters that have a value as their gradient."""
 
         def find() -> dict[str, list[str]]:
-            found: dict[str, list[str]] = {}
+            names: dict[str, list[str]] = {}
             for name, value in self.gradients.items():
-                found.setdefault(value, []).append(name)
-            return found
+                names.setdefault(value, []).append(name)
+            return names
 
         return self.once("weights of gradients", find).get(gradient, [])
 

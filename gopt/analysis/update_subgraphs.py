@@ -99,16 +99,16 @@ class _Finder:
         if self.graph.types[name].elements == 1:
             subgraph.weaken(UpdateMode.REPLICATED, "it has one element")
         if self.first.setdefault(gradient, name) != name:
-            first = self.subgraphs[self.first[gradient]]
-            for each in (subgraph, first):
-                each.weaken(UpdateMode.REPLICATED, f"it shares its gradient {gradient}")
+            owner = self.subgraphs[self.first[gradient]]
+            for member in (subgraph, owner):
+                member.weaken(UpdateMode.REPLICATED, f"it shares its gradient {gradient}")
         elif not subgraph.whole_gradient:
             full[gradient] = name
 
     def collect(self) -> None:
         """Give every node of the update to the parameter whose full-shaped values it handles."""
         for node in self.nodes:
-            owners, own = self.owners.note(node), bool(self.own) and self._reads_own(node)
+            owners, reads_own = self.owners.note(node), bool(self.own) and self._reads_own(node)
             if node.domain or node.op_type in CONTROL_FLOW:
                 self._judge_kind(node, owners)
             if not owners:
@@ -117,7 +117,7 @@ class _Finder:
             if len(owners) > 1:
                 for of in owners:
                     self.subgraphs[of].weaken(UpdateMode.REPLICATED, f"{node.label} mixes it with another parameter")
-            if own and id(node) not in self._needed:  # a metric, which every rank has its own of
+            if reads_own and id(node) not in self._needed:  # a metric, which every rank has its own of
                 for of in owners:
                     self.subgraphs[of].weaken(UpdateMode.REPLICATED, f"{node.label} reads it beside a rank's own batch")
             subgraph = self.subgraphs[owners[0]]
@@ -233,9 +233,9 @@ class _Finder:
     def settle(self) -> None:
         """A state whose new value is not computed in the subgraph cannot be cut with it."""
         for subgraph in self.subgraphs.values():
-            made = {name for node in subgraph.nodes for name in node.outputs}
+            outputs = {name for node in subgraph.nodes for name in node.outputs}
             for state in subgraph.states:
-                if state.updated not in made:
+                if state.updated not in outputs:
                     subgraph.weaken(UpdateMode.REPLICATED, f"{state.updated} is no part of its update")
 
     def localise(self) -> None:
@@ -253,9 +253,9 @@ class _Finder:
             if not shown and all(member.get(id(reader)) == of for reader in users):
                 member[id(node)] = of
                 self.subgraphs[of].nodes.append(node)
-        place = self.index.position
+        position = self.index.position
         for subgraph in whole:
-            subgraph.nodes.sort(key=lambda node: place[id(node)])
+            subgraph.nodes.sort(key=lambda node: position[id(node)])
             subgraph.reductions = [n for n in subgraph.nodes if self._crosses(n, member, subgraph.parameter.tensor)]
 
     def _crosses(self, node: Node, member: dict[int, str], of: str) -> bool:
