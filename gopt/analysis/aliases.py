@@ -1,8 +1,7 @@
-"""Removes layout operators that change nothing, so that role recovery sees through them.
+"""Removes layout operators without effect, so that role recovery sees through them.
 
-A value behind them is an alias of its root. Roles are recovered on a view without them; of the graph itself only those
-in the update disappear, so that they keep no update from being split.
-"""
+A value behind such an operator is an alias of its root. Role recovery works on a view without aliases; the graph itself
+loses only the aliases of the update, so that no update stays split."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ from gopt.ir.types import dtype_code, known
 
 @dataclass(frozen=True, slots=True)
 class AliasFreeView:
-    """``graph`` without the aliases of ``source``: readers of an alias read its root instead.
+    """``graph`` without the aliases of ``source``: readers of an alias read the root instead.
 
-    An alias that is a graph output becomes an Identity of its root. An alias captured by a control-flow body is kept.
-    """
+    An alias that is a graph output becomes an Identity of the root. An alias captured by a control-flow body is
+    kept."""
 
     source: Graph
     graph: Graph
@@ -35,7 +34,7 @@ class AliasFreeView:
         return replace(roles, params={name: self.aliases.get(value, value) for name, value in roles.params.items()})
 
     def restore(self, training: TrainingGraph) -> TrainingGraph:
-        """The same roles over the source, of which only the update loses its aliases, and what it joins."""
+        """The same roles over the source; only the update loses its aliases, with all readers that the update joins."""
         viewed = dict(zip(self.origin, self.graph.nodes))
         graph = self.source
         stand_ins = dict(zip(self.origin, training.graph.nodes))
@@ -56,10 +55,9 @@ class AliasFreeView:
         return replace(training, graph=graph, looked_through=dropped)
 
     def _reads_roots(self, viewed: dict[int, Node], gradients: Iterable[str]) -> set[int]:
-        """Return the places of nodes that read roots: those of the update, and all that read a value through a join
-        with what the update makes of gradients. A backward may end behind such a join, where the update of another
-        gradient began.
-        """
+        """Return the positions of nodes that read roots: nodes of the update, and readers of a join with values that
+        the update makes of gradients. A backward may end behind such a join, where the update of another gradient
+        began."""
         followed, joined, readers = set(gradients), set[str](), set[int]()
         for position, node in enumerate(self.source.nodes):
             update = position in viewed and viewed[position].phase is Phase.UPDATE
@@ -72,7 +70,8 @@ class AliasFreeView:
         return readers
 
     def _phases(self, viewed: dict[int, Node], bare: Set[int]) -> dict[int, Phase]:
-        """Return the phase of each node that stays, by node index: the phase in the view, or that of an earlier reader.
+        """Return the phase of each remaining node, by node index: the phase in the view, or the phase of an earlier
+        reader.
 
         Nodes at the ``bare`` places read roots, the others the original names, aliases included.
         """
@@ -98,7 +97,7 @@ class AliasFreeView:
 
 
 def mark_rewritten(training: TrainingGraph) -> TrainingGraph:
-    """Mark the nodes of the update that stand where the file has another operator, and note that operator as looked
+    """Mark the nodes of the update in place of another operator of the file, and note that operator as looked
     through."""
     graph = training.graph
     originals = set(map(id, graph.file_nodes or graph.nodes))
@@ -120,7 +119,7 @@ def _same(new: Node, old: Node) -> bool:
 
 
 def without_aliases(graph: Graph, named: Collection[str] = ()) -> AliasFreeView | None:
-    """The graph with its aliases looked through; None when it has none. ``named``: gradients that the user named."""
+    """The graph with aliases looked through; None without any alias. ``named``: gradients that the user named."""
     aliases = find_aliases(graph, named)
     if not aliases and not any(node.op_type == "CastLike" for node in graph.nodes):
         return None
@@ -151,7 +150,7 @@ def without_aliases(graph: Graph, named: Collection[str] = ()) -> AliasFreeView 
 
 
 def _past_aliases(node: Node, aliases: Mapping[str, str], outside: Set[str]) -> Node:
-    """A node that reads roots instead of aliases, but for those in ``outside``."""
+    """A node that reads roots instead of aliases, except for names in ``outside``."""
     inputs = [name if name in outside else aliases.get(name, name) for name in node.inputs]
     if inputs == node.inputs:
         return node
@@ -161,7 +160,7 @@ def _past_aliases(node: Node, aliases: Mapping[str, str], outside: Set[str]) -> 
 
 
 def _cast(graph: Graph, node: Node) -> Node:
-    """A CastLike without the operand that it reads for its type alone."""
+    """A CastLike without the operand read for the type alone."""
     dtype = graph.type_of(node.outputs[0]).dtype
     if not node.is_a("CastLike") or not known(dtype):
         return node
@@ -171,9 +170,8 @@ def _cast(graph: Graph, node: Node) -> Node:
 
 
 def _live(nodes: list[Node], outer: set[str], bypassed: set[str]) -> list[bool]:
-    """Return, per node, whether it is kept: the first node of a bypassed pair is dropped unless something else reads
-    it.
-    """
+    """Return, per node, whether the node stays: the first node of a bypassed pair is dropped unless another node reads
+    the result."""
     read = set(outer)
     live = [True] * len(nodes)
     for position in range(len(nodes) - 1, -1, -1):

@@ -48,11 +48,10 @@ class AnalysisContext:
         self.later = {name for node in nodes if id(node) not in self.forward for name in node.outputs}
 
     def starts_in_forward(self, values: list[str]) -> bool:
-        """Return whether a node reads a batch-dependent value of the forward, so that it computes a local gradient.
+        """Return whether a node reads a batch-dependent value of the forward and so computes a local gradient.
 
-        ``values``: what it reads of the batch. A factor computed from the loss does not count next to a value of the
-        backward: no backward of a mean reads it there.
-        """
+        ``values``: the operands that depend on the batch. A factor computed from the loss does not count next to a
+        value of the backward: no backward of a mean reads it there."""
         later = self.later
         if later.issuperset(values):
             return False
@@ -70,7 +69,7 @@ class AnalysisContext:
         return bool(masks) and self.later.isdisjoint(masks)
 
     def adjoints(self, operands: list[str]) -> list[str]:
-        """Return those one-element operands that may be gradients: they depend on the model and not on the loss.
+        """Return the one-element operands that may be gradients: operands that depend on the model and not on the loss.
 
         If no operand qualifies, all are returned. A rate that follows the loss, or a count of the batch, is a factor of
         a gradient.
@@ -80,7 +79,7 @@ class AnalysisContext:
 
 
 def build_context(step: StepSkeleton) -> AnalysisContext:
-    """The facts of a step; one sweep over its nodes for each."""
+    """The facts of a step; one sweep over the nodes for each fact."""
     index = step.index
     context = AnalysisContext(index, step.tainted, step.forward, of_loss=descendants(index, _same_as_loss(step)))
     read = [name for name in step.updated if name in step.forward_values]
@@ -100,8 +99,8 @@ def build_context(step: StepSkeleton) -> AnalysisContext:
 
 
 def _same_as_loss(step: StepSkeleton) -> list[str]:
-    """The losses, and the one-element values that each is cast, reshaped or scaled from: as good as it, and no backward
-    of these operators reads them."""
+    """The losses, and the one-element values from which a loss is cast, reshaped or scaled: equally good, because no
+    backward of these operators reads a value."""
     equals, roots = [], LossRoots(step)
     for name in roots.ends:
         equals.append(name)
@@ -115,7 +114,7 @@ def _same_as_loss(step: StepSkeleton) -> list[str]:
 
 
 def _scalar_chain(index: GraphIndex, name: str) -> list[str]:
-    """A one-element value and what it is a cast, a bound or a shift of: a count, clipped to one at least."""
+    """A one-element value and the source of its cast, bound or shift: a count, clipped to at least 1."""
 
     def counts(node: Node) -> bool:
         return node.is_a("Cast", "Max", "Clip", "Add", "Identity", "Reshape", "Squeeze")

@@ -9,7 +9,7 @@ from gopt.text.sanitize import show
 
 
 class ReplacedBatchError(OptionError):
-    """An input that is called a batch, and the output that replaces it."""
+    """An input called a batch, and the output that replaces the input."""
 
     def __init__(self, name: str, output: str) -> None:
         what = f"{show(name)} is given as a batch, but it is a state"
@@ -18,11 +18,11 @@ class ReplacedBatchError(OptionError):
 
 
 def refuse_state_batches(step: StepSkeleton) -> None:
-    """Raise OptionError where the role map calls an input a batch that the update replaces.
+    """Raise OptionError where the role map calls an input a batch and the update replaces that input.
 
-    The map goes before the data flow, and may rightly take an input out of it that merely looks like a state. It is no
-    batch for all that where an output that the forward has no part in adds to it, or starts from its stored value.
-    """
+    The map goes before the data flow, and may rightly exclude an input that merely looks like a state. The input is no
+    batch, however, where an output without any part of the forward adds to the input, or starts from the stored
+    value."""
     index, batch = step.index, set(step.roles.batch)
     if not batch:
         return
@@ -40,7 +40,7 @@ def refuse_state_batches(step: StepSkeleton) -> None:
 
 
 def _adds(step: StepSkeleton, output: str, name: str) -> bool:
-    """Return whether the output is the input with something added to it."""
+    """Return whether the output is the input plus an addend."""
     pending, visited = [(output, False)], set()
     while pending:
         value, added = pending.pop()

@@ -1,4 +1,4 @@
-"""Counters of steps: scalar states to which each step adds one. One without a stored value starts at zero."""
+"""Counters of steps: scalar states to which each step adds one. A counter without a stored value starts at zero."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST = 16
 
 
 def counts_steps(index: GraphIndex, name: str, output: str) -> bool:
-    """Return whether ``output`` is the one-element input ``name`` plus one, and the name says that it counts."""
+    """Return whether ``output`` is the one-element input ``name`` plus 1, and the name denotes a counter."""
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
     named = index.one_element(name) and any(word.lower() in _WORDS for word in words)
     return named and _plus_one(index, name, output)
@@ -48,8 +48,7 @@ def start_counters(training: TrainingGraph) -> None:
 
 
 def added_constant(index: GraphIndex, old: str, new: str) -> str:
-    """The constant that a new value adds to the old one, which may be cast and decayed; '' where it is made
-    otherwise."""
+    """The constant that a new value adds to the old value, which may be cast and decayed; '' for any other form."""
     added, value = "", new
     for _ in range(_MOST):
         if value == old:

@@ -1,11 +1,10 @@
-"""Values through which all of an update's dependence on the batch runs: its dominators.
+"""Values through which an update's whole dependence on the batch runs: the update's dominators.
 
-A walk goes back from a new parameter value over what depends on the batch, latest value first. Whenever a single value
-is left to visit, every path runs through it.
+A walk goes back from a new parameter value over batch-dependent values, latest value first. Whenever a single value is
+left to visit, every path runs through it.
 
-One-element operands (a clip coefficient, a finite flag) are not followed; whether they are the same on every rank is
-checked afterwards by ``local_taint``.
-"""
+One-element operands (a clip coefficient, a finite flag) are not followed; ``local_taint`` checks afterwards whether
+each is the same on every rank."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class UpdateWalk:
 def walk_update(context: AnalysisContext, updated: str, ends: str = "") -> UpdateWalk:
     """Walk back from the new value ``updated`` to the batch; raises UnsupportedError beyond UPDATE_VALUES.
 
-    ``ends``: what the backward makes last, where that is known.
-    """
+    ``ends``: the last values of the backward, where known."""
     index, types, tainted_values = context.index, context.index.graph.types, context.tainted
     producers, definitions, scalars = index.producers, index.definitions, index.scalars
     forward, later, barrier = context.forward, context.later, context.barrier
@@ -90,7 +88,7 @@ def walk_update(context: AnalysisContext, updated: str, ends: str = "") -> Updat
 
 
 def _moves(node: Node) -> bool:
-    """Return whether a node passes its operand on: a value of the forward in another layout is one operand of a
+    """Return whether a node passes an operand on: a value of the forward in another layout is one operand of a
     contraction whose other operand has one element."""
     return node.is_in(LAYOUT) or node.is_a("Cast")
 

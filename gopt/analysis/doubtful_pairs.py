@@ -1,9 +1,8 @@
 """Pairs of an optimizer state that another reading of the step would contradict, once gradients and batch are known.
 
 A state that keeps a gradient is made anew in each step. Where weight decay or a fed anchor enters that gradient, the
-walk reaches the parameter and the anchor, and pairs the output with one of them. Pairing knows no batch yet, and no
-gradient: what depends on the batch is told here from what is fed, as a mask is.
-"""
+walk reaches the parameter and the anchor, and pairs the output with either. Pairing knows neither batch nor gradient:
+here batch-dependent values are told from fed values such as a mask."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from gopt.ir.types import FLOATS, TensorType
 
 
 def refuse_doubtful(step: StepSkeleton, training: TrainingGraph) -> None:
-    """Raise UnsupportedError for a state, not named by the user, that may be no state, or that of another output."""
+    """Raise UnsupportedError for a state, not named by the user, that may be no state, or another output's state."""
     free_inputs, states = _left(step), set(step.updated)
     shown, stored = _shown(step, training), _held(step, training)
     paired_alike = not step.roles.states and states <= step.index.graph.inputs.keys()
@@ -86,13 +85,14 @@ def _refuse_nearer(step: StepSkeleton, state: State, states: set[str], free_inpu
 
 
 def _refuse_shown(step: StepSkeleton, state: State, shown: list[str]) -> None:
-    """Refuse a state that nothing reads anew where a metric of its type follows the batch, and may be its new value."""
+    """Refuse a state without a reader of the new value where a metric of the same type follows the batch, and may be
+    the new value."""
     for output in shown if state.kind is not StateKind.STATISTIC else ():
         raise one_of_two(step.index.graph, state.tensor, state.updated, output)
 
 
 def _refuse_fed(step: StepSkeleton, state: State, stored: _StoredValues) -> None:
-    """Refuse a constant, a fed input beside stored states, or a mask by itself, where the output may show it."""
+    """Refuse a constant, a fed input beside stored states, or a lone mask, where the output may show the input."""
     graph, name = step.index.graph, state.tensor
     if state.kind not in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):
         return
@@ -109,7 +109,7 @@ def _refuse_fed(step: StepSkeleton, state: State, stored: _StoredValues) -> None
 
 
 def _only_shown(step: StepSkeleton, state: State) -> bool:
-    """Return whether nothing reads the new value, and other values than it are made of the old one."""
+    """Return whether no node reads the new value, and other values are made of the old value."""
     index = step.index
     if index.users.get(state.updated) or _averages(step, state):
         return False
@@ -121,7 +121,7 @@ def _only_shown(step: StepSkeleton, state: State) -> bool:
 
 
 def _averages(step: StepSkeleton, state: State) -> bool:
-    """Return whether the new value adds to the old one times a scalar, as a moment of Lion does."""
+    """Return whether the new value adds a term to the scaled old value, as a moment of Lion does."""
     producers = step.index.producers
     node = producers.get(state.updated)
     for name in node.inputs if node is not None and node.is_a("Add") else ():

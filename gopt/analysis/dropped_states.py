@@ -1,9 +1,8 @@
-"""Outputs without a pair that may be new values of inputs without one: no state may pass as a metric.
+"""Outputs without a pair that may be new values of inputs without a pair: no state may pass as a metric.
 
-A state need not be made of its old value element by element: moments in eight bits are unpacked, scaled and packed
-again, a queue is shifted, the last gradient norm is made anew. Where the data flow leaves one such pair of an input and
-an output, or none, their names settle it.
-"""
+A state need not be made of the old value element by element: 8-bit moments are unpacked, scaled and packed again, a
+queue is shifted, the last gradient norm is made anew. Where the data flow leaves at most one such pair of an input and
+an output, the names settle the pair."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ _WALKED = 64
 
 @dataclass(frozen=True, slots=True)
 class _Dropped:
-    """An output that may be the new value of one of ``names``; ``fed``: of an input that is not known as a constant."""
+    """An output that may be the new value of an input in ``names``."""
 
     output: str
     names: tuple[str, ...]
@@ -35,7 +34,7 @@ class _Dropped:
 
 
 def refuse_dropped(step: StepSkeleton, training: TrainingGraph, mapping: GradientMap) -> None:
-    """Raise OpenPairsError for metrics that may be states whose old value their update does not read by elements."""
+    """Raise OpenPairsError for metrics that may be states whose update does not read the old value by elements."""
     for output in training.metrics:
         if step.index.graph.types.get(output) is None or step.index.one_element(output):
             _refuse_doubted(step, output)
@@ -105,8 +104,8 @@ def _dropped(step: StepSkeleton, training: TrainingGraph, mapping: GradientMap) 
 
 
 class _StoredScalars:
-    """Inputs of one element with a stored value that no output was paired with: a counter that goes through a loop, a
-    value that each step makes anew."""
+    """Inputs of one element with a stored value and without a paired output: a counter in a loop, a value made anew in
+    each step."""
 
     def __init__(self, step: StepSkeleton) -> None:
         self.index, graph = step.index, step.index.graph
@@ -118,18 +117,17 @@ class _StoredScalars:
         self.behind: dict[TensorType, set[str]] = {}
 
     def named(self, output: str) -> str:
-        """The only one that has the type of an output, and whose new value that is by its name; '' for none: a scale
-        that each step makes anew of the batch alone."""
+        """The only input with the type of an output and a name that pairs both; '' for no such input: a scale that each
+        step makes anew of the batch alone."""
         names = [name for name in self.names.get(self.index.graph.type_of(output), []) if says_new(name, output)]
         return names[0] if len(names) == 1 and names[0] in self.index.users else ""
 
     def dropped(self, output: str) -> Iterator[_Dropped]:
-        """The output, where it has the type of one of them.
+        """The output, where a stored scalar has the same type.
 
-        Its new value need not read the old one at its size: the rate of an averaged SGD follows the step counter, the
-        scale of moments in eight bits the moments, and a bound for norms may be the last norm. A norm that is shown
-        beside a stored rate looks the same.
-        """
+        The new value need not read the old value at its size: the rate of an averaged SGD follows the step counter, the
+        scale of 8-bit moments the moments, and a bound for norms may be the last norm. A norm shown beside a stored
+        rate looks the same."""
         type = self.index.graph.type_of(output)
         names, scalars = self.names.get(type, []), type.dtype in FLOATS
         if not names:
@@ -146,14 +144,14 @@ class _StoredScalars:
 
 
 def _made_of(index: GraphIndex, names: list[str], *, scalars: bool) -> set[str]:
-    """Return all that depends on values; ``scalars``: through values of one element alone."""
+    """Return all values that depend on given values; ``scalars``: through one-element values alone."""
     if not scalars:
         return descendants(index, names)
     return set(walk(names, lambda name: filter(index.one_element, index.results(name))))
 
 
 def _refuse_doubted(step: StepSkeleton, output: str) -> None:
-    """An output of one element whose comparisons choose values of the batch may be a state that they read."""
+    """An output of one element may be a state where comparisons with the output choose values of the batch."""
     free = {name for name in step.index.graph.inputs if name not in step.updated and name not in step.batch}
     for name, depth in walk_to_states(step.index, output, free, step.tainted):
         if depth >= DOUBT_COST:
@@ -161,7 +159,8 @@ def _refuse_doubted(step: StepSkeleton, output: str) -> None:
 
 
 def _narrowed(step: StepSkeleton, dropped: Iterable[_Dropped]) -> dict[str, list[str]]:
-    """For each output the inputs that it may replace: stored ones first, and of several those that it is made of."""
+    """For each output the inputs that the output may replace: stored inputs first, and of several the inputs behind the
+    output."""
     stored, batch = step.index.graph.initializers, set(step.batch)
     options = {drop.output: [name for name in drop.names if name in stored] or list(drop.names) for drop in dropped}
     several = dict.fromkeys(name for names in options.values() if len(names) > 1 for name in names if name not in batch)
@@ -174,7 +173,7 @@ def _narrowed(step: StepSkeleton, dropped: Iterable[_Dropped]) -> dict[str, list
 
 
 def _by_name(step: StepSkeleton, narrow: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Input -> output where each is all that the data flow leaves the other, and the names say that they are a pair.
+    """Input -> output where the data flow leaves each as the other's only candidate, and the names form a pair.
 
     An input without a stored value, as other states have one, may be fed.
     """

@@ -1,4 +1,4 @@
-"""Divisions that can be 0/0: by the square root of a state that is never negative, with nothing added.
+"""Divisions that can be 0/0: by the square root of a non-negative state, with nothing added.
 
 Adam without its epsilon, above all: exporters that simplify delete a + 1e-8. Rows that no sample touches then divide
 zero by zero.
@@ -37,14 +37,14 @@ def unguarded_roots(training: TrainingGraph, index: GraphIndex | None = None) ->
 
 
 def _divisor(node: Node) -> str:
-    """Return the name of the divisor of a node, or '' if it does not divide."""
+    """Return the divisor of a node, or '' for a node without division."""
     if node.is_a("Div"):
         return node.inputs[1]
     return node.inputs[0] if node.is_a("Reciprocal") else ""
 
 
 def _rooted(index: GraphIndex, name: str, states: dict[str, str]) -> str:
-    """The state whose square root a value is, but for scalar factors; '' where anything is added on the way."""
+    """The state under the square root of a value, up to scalar factors; '' where an addend stands on the way."""
     rooted = False
     while True:
         if rooted and name in states:

@@ -1,4 +1,4 @@
-"""Inputs without a stored value that an update adds beside stored states: noise, anchors, what is fed in each step."""
+"""Inputs without a stored value that an update adds beside stored states: noise, anchors, values fed in each step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ Reach = Mapping[str, Mapping[str, int]]
 
 
 def without_fed(graph: Graph, reach: Reach) -> dict[str, dict[str, int]]:
-    """The inputs that each output reads element by element, without those that are fed and no state.
+    """The inputs that each output reads element by element, without fed inputs.
 
-    Such an input has no stored value, one output alone reads it, and that output has an old value among the stored ones
-    beside it. Everything stays where an output would be left without a state.
-    """
+    A fed input has no stored value and a single reader among the outputs, and that output has an old value among the
+    stored inputs beside. Everything stays where an output would be left without a state."""
     reachable = {output: dict(depths) for output, depths in reach.items()}
     readers = Counter(name for depths in reach.values() for name in depths)
     rest: dict[str, dict[str, int]] = {}

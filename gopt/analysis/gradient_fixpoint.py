@@ -29,7 +29,7 @@ MAX_ITERATIONS = 8
 
 @dataclass(slots=True)
 class GradientMap:
-    """Parameter -> gradient, the nodes of the backward (by id), and what was learnt on the way."""
+    """Parameter -> gradient, the nodes of the backward (by id), and the findings on the way."""
 
     context: AnalysisContext
     gradients: dict[str, str]
@@ -39,7 +39,8 @@ class GradientMap:
 
 
 def find_gradients(step: StepSkeleton) -> GradientMap:
-    """The gradient of every parameter that has one; raises UnsupportedError where an update reads more of the batch."""
+    """The gradient of every parameter with a gradient; raises UnsupportedError where an update reads more of the
+    batch."""
     context = build_context(step)
     wanted = _parameter_candidates(step)
     _refuse_drawn_late(step, wanted)
@@ -73,7 +74,7 @@ def find_gradients(step: StepSkeleton) -> GradientMap:
 
 
 def reads_new_statistic(step: StepSkeleton, name: str) -> UnsupportedError | None:
-    """The refusal of an update that reads the new value of a statistic, which no rank has before the ranks meet."""
+    """The refusal of an update that reads the new value of a statistic before the ranks have met."""
     behind = ancestors(step.index, [step.updated[name]])[1]
     for statistic, new in step.updated.items():
         if statistic != name and new in behind and new not in step.forward_values and step.is_statistic(statistic):
@@ -90,10 +91,9 @@ def _reads_new(name: str, read: str, new: str) -> UnsupportedError:
 
 
 def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Mapping[str, str]) -> LayoutError:
-    """The refusal of a value that a node reads; ``gradients``: the parameters that have one.
+    """The refusal of a value that a node reads; ``gradients``: parameter -> gradient.
 
-    What a node without a parameter behind it makes may be no new value at all, but shown, and taken for a constant's.
-    """
+    A node without a parameter behind may make a shown value instead of a new value of a constant."""
     made_values = descendants(step.index, node.outputs)
     name, new = next(((name, new) for name, new in step.updated.items() if new in made_values), ("", ""))
     shown = [f"if {new} does not replace {name}, leave it out of the step"] if name and name not in gradients else []
@@ -110,8 +110,7 @@ def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Mapping[st
 
 
 def _pair_hints(step: StepSkeleton, outputs: Collection[str]) -> list[str]:
-    """The hint to pair inputs that the data flow gives no new value with outputs among ``made`` of their type that
-    depend on them."""
+    """The hint to pair inputs without a new value with outputs of the same type that depend on the input."""
     inputs = {name: type for name, type in step.index.graph.inputs.items() if name not in step.updated}
     candidates: dict[str, list[str]] = {}
     for new, type in step.index.graph.outputs.items():
@@ -126,7 +125,7 @@ def _pair_hints(step: StepSkeleton, outputs: Collection[str]) -> list[str]:
 
 
 def _shared_hint(step: StepSkeleton, value: str) -> list[str]:
-    """The hint that lets an update read a number of the batch: the means behind it, as those of all ranks."""
+    """The hint to let an update read the mean over all ranks of the batch's scalars behind the value."""
     stack, leaves = [value], dict[str, None]()
     for name in stack:
         node = step.index.producers.get(name)
@@ -147,9 +146,8 @@ def _refuse_factor(
 ) -> None:
     """Refuse a one-element value of one rank that no backward would multiply by.
 
-    A backward behind a contraction scales by what the forward divides by: a token count. Everything else, such as a
-    count that the loss does not know, would be a rate of this rank's own.
-    """
+    A backward behind a contraction scales by the forward's divisor: a token count. Any other factor, such as a count
+    unknown to the loss, would be a rate of a single rank."""
     for node in mixed:
         for name in node.reads:
             if not step.index.one_element(name) or name in reduced or name not in step.tainted:
@@ -172,7 +170,7 @@ def _of_divisors(step: StepSkeleton, context: AnalysisContext, name: str) -> boo
 
 
 def _refuse_loss(step: StepSkeleton, context: AnalysisContext, mixed: list[Node]) -> None:
-    """Refuse an update that reads the loss, or a value computed from it: the loss differs between ranks."""
+    """Refuse an update that reads the loss, or a value computed from the loss: the loss differs between ranks."""
     for node in mixed:
         if any(name in context.of_loss for name in node.reads):
             read = [name for name in node.reads if name in context.of_loss]
@@ -186,7 +184,7 @@ def _refuse_loss(step: StepSkeleton, context: AnalysisContext, mixed: list[Node]
 
 
 def _refuse_found(step: StepSkeleton, context: AnalysisContext, gradients: Mapping[str, str]) -> None:
-    """Hold what was found against the conditions that a named gradient must meet."""
+    """Hold the findings against the conditions of a named gradient."""
     for name, gradient in gradients.items():
         why = _disqualified(step, context, name, gradient)
         if why:
@@ -202,10 +200,9 @@ def _refuse_found(step: StepSkeleton, context: AnalysisContext, gradients: Mappi
 
 
 def _late(step: StepSkeleton, gradient: str) -> str:
-    """A state that follows the batch, or a fed tensor, that a gradient reads and the forward does not; '' for none.
+    """A state that follows the batch, or a fed tensor, that a gradient reads and the forward does not; '' without any.
 
-    A state whose new value the gradient is made of is one of the optimizer's.
-    """
+    A state whose new value is behind the gradient belongs to the optimizer."""
     cone = ancestors(step.index, [gradient])[1] - set(step.batch) | {gradient}
     late = (
         name for name in step.index.graph.inputs
@@ -229,13 +226,13 @@ def _late_hint(step: StepSkeleton, late: str) -> str:
 
 
 def _reads_reduced(step: StepSkeleton, name: str, check: LocalTaint) -> bool:
-    """Return whether a parameter's new value holds its gradient as reduced, and nothing of one rank alone."""
+    """Return whether a parameter's new value holds the gradient as reduced, and nothing of one rank alone."""
     updated = step.updated[name]
     return updated in check.reduced and updated not in check.rank_local
 
 
 def _refuse_drawn(step: StepSkeleton, backward: set[int]) -> None:
-    """Refuse gradients that are mixed with random numbers which the forward does not know."""
+    """Refuse gradients mixed with random numbers unknown to the forward."""
     for node in step.random:
         if id(node) in backward:
             raise UnsupportedError(
@@ -246,7 +243,7 @@ def _refuse_drawn(step: StepSkeleton, backward: set[int]) -> None:
 
 
 def _refuse_drawn_late(step: StepSkeleton, parameters: Sequence[str]) -> None:
-    """Refuse random numbers that updates draw themselves, beside all that depends on the batch."""
+    """Refuse random numbers drawn by updates, beside all batch-dependent values."""
     late = [node for node in step.random if id(node) not in step.forward and _unmoved(step, node)]
     behind = descendants(step.index, (name for node in late for name in node.outputs)) if late else set[str]()
     for name in parameters:
@@ -261,7 +258,7 @@ def _refuse_drawn_late(step: StepSkeleton, parameters: Sequence[str]) -> None:
 
 
 def _unmoved(step: StepSkeleton, node: Node) -> bool:
-    """Return whether a node that draws reads nothing that depends on the batch, but for its shape."""
+    """Return whether a drawing node reads no batch-dependent value, except for a shape."""
     return not any(name in step.tainted and node.is_a("Bernoulli", "Dropout") for name in node.inputs)
 
 
@@ -282,7 +279,7 @@ def _culprit(step: StepSkeleton, inputs: Sequence[str], rank_local: set[str]) ->
 
 
 def _parameter_candidates(step: StepSkeleton) -> list[str]:
-    """Floating states that the loss depends on and whose new value depends on the batch; scalars last."""
+    """Floating states behind the loss whose new value depends on the batch; scalars last."""
     types = step.index.graph.types
     lost = [name for name in step.roles.params if name not in step.updated]
     if lost:
@@ -326,7 +323,8 @@ def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> di
 
 
 def _of_gradients_alone(step: StepSkeleton, gradients: set[str]) -> set[str]:
-    """The gradients, and what depends on the batch through them alone: a backward goes on with the forward."""
+    """The gradients, and values that depend on the batch through gradients alone: a backward goes on with the
+    forward."""
     values = set(gradients)
     for node in step.index.graph.nodes:
         moving = step.tainted.intersection(node.reads)
@@ -336,8 +334,8 @@ def _of_gradients_alone(step: StepSkeleton, gradients: set[str]) -> set[str]:
 
 
 def _check_named(step: StepSkeleton, context: AnalysisContext, wanted: Sequence[str]) -> None:
-    """Raise OptionError for a value that the user names and that cannot be the gradient of its parameter; first for one
-    that does not depend on the batch, whatever the losses are."""
+    """Raise OptionError for a value that the user names and that cannot be the gradient of the parameter; first for a
+    value without dependence on the batch, for any choice of losses."""
     named = {name: step.roles.params[name] for name in wanted if step.roles.params.get(name)}
     for name, gradient in sorted(named.items(), key=lambda item: item[1] in step.tainted):
         why = _disqualified(step, context, name, gradient)
@@ -366,13 +364,13 @@ def _disqualified(step: StepSkeleton, context: AnalysisContext, name: str, gradi
 
 
 def _made_of_its_old(step: StepSkeleton, value: str) -> bool:
-    """Return whether a value is the new value of a state and depends on its old one (states may keep gradients)."""
+    """Return whether a value is the new value of a state and depends on the old value (states may keep gradients)."""
     state = step.replaces.get(value)
     return state is not None and state in ancestors(step.index, [value])[1]
 
 
 def _reaching_states(step: StepSkeleton, nodes: list[Node]) -> list[Node]:
-    """Return the nodes on which the new value of some state depends."""
+    """Return the nodes behind the new value of some state."""
     if not nodes:
         return []
     needed = ancestors(step.index, step.updated.values())[0]

@@ -1,4 +1,4 @@
-"""Values that depend on one rank's own batch past the gradients: an update that read one would part the ranks."""
+"""Values that depend on one rank's own batch past the gradients: an update with such a read would part the ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gopt.operators.kinds import MAY_DRAW
 
 @dataclass(slots=True)
 class LocalTaint:
-    """The values after the gradients that are still rank-local, and those that depend on (reduced) gradients."""
+    """The values after the gradients that are still rank-local, and the values that depend on (reduced) gradients."""
 
     rank_local: set[str]
     reduced: set[str]

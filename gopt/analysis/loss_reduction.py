@@ -1,4 +1,5 @@
-"""Combines the gradients of the ranks into that of the step: by mean, by sum, or by a mean with per-rank weights."""
+"""Combines the gradients of the ranks into the gradient of the step: by mean, by sum, or by a mean with per-rank
+weights."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ INTEGERS = frozenset({"int32", "int64", "uint8", "int8", "int16", "uint16", "uin
 
 
 class LossRule(str, Enum):
-    """Rule by which the gradients of the ranks are combined."""
+    """Rule for the combination of the ranks' gradients."""
 
     MEAN = "mean"
     SUM = "sum"
@@ -28,11 +29,10 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class LossReduction:
-    """``mean``, ``sum`` or ``weighted:VALUE``: sum of w g over sum of w, where w is a rank's ``value`` of one element.
+    """``mean``, ``sum`` or ``weighted:VALUE``: sum of w g over sum of w, with w a rank's ``value`` of one element.
 
-    ``summed``: parameters whose gradients are summed where all others are averaged (``sum:NAME,NAME``). Ranks are those
-    that see different data; micro-steps of an update count like ranks.
-    """
+    ``summed``: parameters with summed gradients where all others are averaged (``sum:NAME,NAME``). Ranks are the ranks
+    that see different data; micro-steps of an update count like ranks."""
 
     rule: LossRule = LossRule.MEAN
     value: str = ""
@@ -48,12 +48,12 @@ class LossReduction:
         return LossRule.SUM if parameter in self.summed else self.rule
 
     def summed_gradients(self, training: TrainingGraph) -> frozenset[str]:
-        """The gradients that are summed where all others are averaged."""
+        """The gradients summed where all others are averaged."""
         return frozenset(training.gradients[name] for name in self.summed if name in training.gradients)
 
     @classmethod
     def parse(cls, text: str) -> LossReduction:
-        """Parse the value of ``--loss-reduction``; raises OptionError if it is malformed."""
+        """Parse the value of ``--loss-reduction``; raises OptionError for a malformed value."""
         word, _, value = text.partition(":")
         if word in (LossRule.MEAN.value, LossRule.SUM.value) and ":" not in text:
             return cls(LossRule(word))

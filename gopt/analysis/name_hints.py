@@ -1,10 +1,8 @@
-"""Pairs of inputs and outputs by their names: a hint, never a proof.
+"""Pairs of inputs and outputs by name: a hint, never a proof.
 
-Two sequences of one shape may take each other's place in the data flow: the average of a parameter and the second
-sequence of Nesterov's method are alike, with one made of the other's new value. Where the names of all states and of
-their new values follow one rule, such as ``NAME_out``, and the data flow pairs them otherwise, nothing is taken for
-granted.
-"""
+Two sequences of one shape may change roles in the data flow: the average of a parameter and the second sequence of
+Nesterov's method are alike, with one made of the other's new value. Where the names of all states and of their new
+values follow one rule, such as ``NAME_out``, and the data flow gives other pairs, neither is taken for granted."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ _BETWEEN = "._-/:"
 
 
 def pairs_by_name(graph: Graph) -> dict[str, str]:
-    """Input -> the output of its type with its name and one affix, by the affix with the most such pairs."""
+    """Input -> output of the same type and with the same name plus one affix, by the affix with the most such pairs."""
     best: dict[str, str] = {}
     for before, behind in _rules(graph):
         pairs = {
@@ -43,8 +41,7 @@ def pairs_by_name(graph: Graph) -> dict[str, str]:
 def refuse_contradicted(index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap) -> None:
     """Raise UnsupportedError where the names of all states pair them with other outputs than the data flow does.
 
-    ``pairs``: output -> input. Pairs that the user named are not asked for.
-    """
+    ``pairs``: output -> input. Pairs named by the user are not asked for."""
     named_states = set(roles.states)
     flows = {name: output for output, name in pairs.items() if name not in named_states}
     named = pairs_by_name(index.graph)
@@ -65,7 +62,7 @@ def refuse_contradicted(index: GraphIndex, pairs: Mapping[str, str], roles: Role
 
 @contextmanager
 def names_first(index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap) -> Iterator[None]:
-    """Where a pair is asked for inside whose output is another state's by name, what names say of all comes first."""
+    """Where a pair is asked for inside whose output is another state's by name, the names of all pairs come first."""
     try:
         yield
     except OpenPairsError as error:
@@ -76,15 +73,15 @@ def names_first(index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap) -> 
 
 
 def says_new(name: str, output: str) -> bool:
-    """Return whether the name of an output says that it is the new value of an input: ``w_out``, ``new_w``."""
+    """Return whether the name of an output marks the new value of an input: ``w_out``, ``new_w``."""
     before, separator, behind = output.partition(name)
     affix = (before + behind).strip(_BETWEEN).lower()
     return bool(separator) and not (before and behind) and affix in _NEW
 
 
 def one_of_two(graph: Graph, name: str, output: str, rival: str) -> OpenPairsError:
-    """The refusal of a step in which two outputs may each be the new value of an input; the names say which is meant,
-    or else the first is."""
+    """The refusal of a step in which two outputs may each be the new value of an input; the names choose between both,
+    or else the first stands."""
     meant = rival if pairs_by_name(graph).get(name) == rival else output
     return OpenPairsError(
         f"outputs {output!r} and {rival!r} may each be the new value of {name!r}: the data flow does not say which",
@@ -94,7 +91,7 @@ def one_of_two(graph: Graph, name: str, output: str, rival: str) -> OpenPairsErr
 
 
 def propose(graph: Graph, candidates: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """A pair for each output of ``candidates``, output -> inputs: the one that names say, or the first that is left."""
+    """A pair for each output of ``candidates``, output -> inputs: the pair by name, or the first free input."""
     named = pairs_by_name(graph)
     pairs = {
         name: output

@@ -1,8 +1,7 @@
-"""Pairs of states and outputs that the data flow leaves open: all that a step needs stand in one refusal.
+"""Pairs of states and outputs left open by the data flow: one refusal lists all pairs that a step needs.
 
-A refusal proposes pairs, and is tried with them: what is open behind it is asked for in the same message. Pairs that
-the data flow leaves open and names settle (``name_hints``) are taken, with a note.
-"""
+A refusal proposes pairs, and is tried with the proposal: the same message asks for any open pair behind. Pairs left
+open by the data flow and settled by names (``name_hints``) are taken, with a note."""
 
 from __future__ import annotations
 
@@ -20,13 +19,12 @@ _TRIED = 24
 
 
 class OpenPairsError(UnsupportedError):
-    """The data flow does not say which outputs replace which inputs.
+    """The data flow leaves open the outputs that replace inputs.
 
-    ``pairs``: the pairs that may be meant, input -> output. Where they are not, the outputs ``shown`` may be left out
-    of the step, the inputs ``fed`` may be fed, or ``other`` hints hold; ``rather_fed``: that is more likely.
-    ``instead``: the pairs that the data flow has for the same inputs. ``by_name``: the data flow leaves these pairs or
-    none, and the names of both say that they are pairs.
-    """
+    ``pairs``: possible pairs, input -> output. Otherwise the outputs ``shown`` may be left out of the step, the inputs
+    ``fed`` may be fed, or ``other`` hints hold; ``rather_fed``: feeding is more likely. ``instead``: the pairs of the
+    data flow for the same inputs. ``by_name``: the data flow leaves these pairs or no pair, and the names of both form
+    pairs."""
 
     def __init__(
         self,
@@ -51,8 +49,8 @@ class OpenPairsError(UnsupportedError):
         instead: Mapping[str, str],
         beside: Mapping[str, str],
     ) -> list[str]:
-        """The hints of this refusal for all pairs, outputs and inputs that are open; ``beside``: the pairs that there
-        are where the inputs are fed, which this refusal needs to be told with them."""
+        """The hints of this refusal for all open pairs, outputs and inputs; ``beside``: the pairs that feeding the
+        inputs needs as well."""
         states = states_hints(pairs)
         hint = [batch_hint(fed)] * bool(fed) + [states_option(beside)] * bool(beside)
         hints = [" ".join(hint)] * bool(hint) + [leave_out(list(shown))] * bool(shown) + [*self.other]
@@ -61,10 +59,9 @@ class OpenPairsError(UnsupportedError):
 
 
 def settle_pairs(roles: RoleMap, recovered: Callable[[RoleMap], TrainingGraph]) -> TrainingGraph:
-    """The step that ``recovered`` finds, by a map of roles with all pairs that names settle.
+    """The step that ``recovered`` finds, by a map of roles with all pairs settled by names.
 
-    Raises its error; an OpenPairsError with the pairs of those that would follow it.
-    """
+    Raises the error of ``recovered``; an OpenPairsError gathers the pairs of later errors."""
     named: dict[str, str] = {}
     while True:
         extended = _with(roles, named)
@@ -93,7 +90,7 @@ def _notes(named: Mapping[str, str]) -> Iterable[str]:
 
 
 def _whole(refusal: OpenPairsError, roles: RoleMap, recovered: Callable[[RoleMap], TrainingGraph]) -> UnsupportedError:
-    """The refusal ``first`` with all pairs that the step needs, and with what is refused behind them."""
+    """The refusal ``refusal`` with all pairs that the step needs, and with later refusals."""
     pairs, shown, fed, error = _followed(refusal, refusal.pairs, roles, recovered)
     instead = _followed(refusal, refusal.instead, roles, recovered)[0] if refusal.instead else {}
     more = len(pairs) - len(refusal.pairs)
@@ -112,8 +109,7 @@ def _whole(refusal: OpenPairsError, roles: RoleMap, recovered: Callable[[RoleMap
 def _followed(
     refusal: OpenPairsError, requested: Mapping[str, str], roles: RoleMap, recovered: Callable[[RoleMap], TrainingGraph]
 ) -> tuple[dict[str, str], list[str], list[str], GoptError]:
-    """All pairs, outputs and inputs that are asked for where one follows the hint with the pairs ``requested``, and the
-    last refusal."""
+    """All pairs, outputs and inputs asked for along the hints with the pairs ``requested``, and the last refusal."""
     pairs: dict[str, str] = {}
     shown: dict[str, None] = {}
     fed: dict[str, None] = {}

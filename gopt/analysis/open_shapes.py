@@ -1,4 +1,4 @@
-"""States whose shapes are not known: their elements cannot be shared out, and they look like a batch."""
+"""States of unknown shapes: the elements cannot be shared out, and the states look like a batch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ def refuse_dynamic(index: GraphIndex, pairs: Mapping[str, str]) -> None:
 
 
 def refuse_open_shapes(step: StepSkeleton) -> None:
-    """Raise UnsupportedError for an input of an open shape, taken for a batch, that an output behind the forward is
-    made of element by element.
+    """Raise UnsupportedError for an input of an open shape, taken for a batch, behind an output made of the input
+    element by element outside the forward.
 
-    Shape inference may find another size for the new value, or a known one, so that the two types differ.
-    """
+    Shape inference may find another size for the new value, or a known size, so that the two types differ."""
     index, graph = step.index, step.index.graph
     settled = {*step.updated, *step.roles.batch}
     open_ = {name for name, type in graph.inputs.items() if not type.static and name not in settled}
@@ -56,7 +55,7 @@ def _known(graph: Graph, name: str) -> str:
 
 
 def _made_of(index: GraphIndex, output: str, inputs: set[str], forward: set[int]) -> str:
-    """The first of ``inputs`` that an output reads element by element, behind the forward; '' where there is none."""
+    """The first of ``inputs`` that an output reads element by element, behind the forward; '' without such an input."""
     types = index.graph.types
     want = types.get(output)
     if want is None or want.shape is None or not want.shape:

@@ -1,8 +1,7 @@
-"""Weights of losses: what the loss multiplies by a parameter is its gradient, though no backward made it.
+"""Weights of losses: the factor beside a parameter in the loss is the gradient, though no backward made the value.
 
 The derivative of s * l + r by s is l. Where all ways from a parameter to the losses run through such products and are
-linear behind them, all that the gradient takes of the batch is the other factor.
-"""
+linear behind, the gradient takes only the other factor from the batch."""
 
 from __future__ import annotations
 
@@ -19,14 +18,14 @@ _SUMS = TERMS - {"Where"} | MEANS | {"Neg"}
 
 
 def is_weighed(context: AnalysisContext, parameter: str, value: str) -> bool:
-    """Return whether the losses take ``value`` times a function of the parameter that follows no batch, and nothing
-    else of the batch beside the parameter."""
+    """Return whether the losses take ``value`` times a batch-independent function of the parameter, and nothing else of
+    the batch beside the parameter."""
     factors = _factors(context, parameter)
     return factors is not None and bool(factors) and _is_made_of(context, value, factors)
 
 
 def _factors(context: AnalysisContext, parameter: str) -> set[str] | None:
-    """The values of the batch by which the losses multiply functions of a parameter; None where they do otherwise."""
+    """The values of the batch by which the losses multiply functions of a parameter; None for any other use."""
     index, tainted = context.index, context.tainted
     factors: set[str] = set()
     stack, visited = [parameter], {parameter}
@@ -49,8 +48,8 @@ def _factors(context: AnalysisContext, parameter: str) -> set[str] | None:
 
 
 def _is_linear(context: AnalysisContext, node: Node, name: str) -> bool:
-    """Return whether a node that reads values of the batch is linear in one of its operands, with a factor that either
-    follows no batch or is all that it takes of it."""
+    """Return whether a node that reads values of the batch is linear in one operand, with a factor that either follows
+    no batch or is the only value of the batch."""
     if node.is_in(_SUMS) or _moves(context.index, node):
         return True
     if not node.is_a(*SCALES) or len(node.inputs) != 2 or node.inputs[0] == node.inputs[1]:

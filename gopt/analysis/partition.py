@@ -1,4 +1,4 @@
-"""Buckets and cuts: which tensors share a call, and which rank owns which elements.
+"""Buckets and cuts: tensors that share a call, and the rank that owns each element.
 
 Pure functions; no graph is changed.
 """
@@ -27,7 +27,7 @@ class Partition(str, Enum):
 
 
 class Owners(str, Enum):
-    """Rule that assigns an owner to each tensor that is not cut."""
+    """Rule for the owner of each uncut tensor."""
 
     LARGEST_FIRST = "largest-first"
     ROUND_ROBIN = "round-robin"
@@ -36,11 +36,10 @@ class Owners(str, Enum):
 
 
 class PartitionRule(str, Enum):
-    """Rule that places cuts.
+    """Rule for the positions of cuts.
 
-    ``balanced``: near equal shares of the bucket. ``ceil``: each tensor by itself, in equal pieces of whole rows, as
-    parameter servers slice.
-    """
+    ``balanced``: near equal shares of the bucket. ``ceil``: each tensor separately, in equal pieces of whole rows, as
+    parameter servers slice."""
 
     BALANCED = "balanced"
     CEIL = "ceil"
@@ -50,9 +49,8 @@ class PartitionRule(str, Enum):
 class Item:
     """A tensor to place.
 
-    ``key``: only tensors with equal keys may share a bucket. ``ready``: when the tensor is complete. ``order``: its
-    turn in packing. ``unshared``: it shares a bucket with no other tensor.
-    """
+    ``key``: only tensors with equal keys may share a bucket. ``ready``: when the tensor is complete. ``order``: the
+    turn in packing. ``unshared``: the tensor shares no bucket."""
 
     name: str
     elements: int
@@ -65,7 +63,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors that travel as one flat array, in order, and why the bucket ended where it did."""
+    """Tensors in one flat array, in order, and why the bucket ended there."""
 
     items: tuple[Item, ...]
     why: str
@@ -89,18 +87,17 @@ TRIES = 8
 
 
 def choose_cap(sizes: Sequence[int], base: int | None = None) -> int:
-    """Bytes of a bucket for tensors of these sizes, in the order they are ready.
+    """Bytes of a bucket for tensors of these sizes, in order of readiness.
 
-    The first of a few caps from ``base`` (the default cap) upwards under which the tensors fit into as few calls as
-    any packing could hope for; ``base`` when there is none, or it is 0. Linear in the number of tensors.
-    """
+    The first of a few caps from ``base`` (the default cap) upwards under which the tensors fit into as few calls as any
+    packing; ``base`` without such a cap, or for ``base`` 0. Linear in the number of tensors."""
     base = default_cap(sum(sizes)) if base is None else base
     caps = [base + base * step // TRIES for step in range(TRIES)] if base else []
     return next((cap for cap in caps if next_fit(sizes, cap) == packing_bound(sizes, cap)), base)
 
 
 def packing_bound(sizes: Sequence[int], cap: int) -> int:
-    """Calls that no packing of uncut tensors can do without: those of at least ``cap``, and ⌈rest / cap⌉."""
+    """Calls needed by any packing of uncut tensors: the tensors of at least ``cap``, and ⌈rest / cap⌉."""
     if cap == 0:
         return len(sizes)
     rest = [size for size in sizes if size < cap]
@@ -109,7 +106,7 @@ def packing_bound(sizes: Sequence[int], cap: int) -> int:
 
 
 def next_fit(sizes: Sequence[int], cap: int) -> int:
-    """Calls when buckets are filled in order, and a tensor of at least ``cap`` goes alone without closing one."""
+    """Calls when buckets are filled in order, and a tensor of at least ``cap`` goes alone without closing a bucket."""
     calls, filled = 0, -1
     for size in sizes:
         if size >= cap:
@@ -122,10 +119,9 @@ def next_fit(sizes: Sequence[int], cap: int) -> int:
 
 
 def plan_buckets(items: Sequence[Item], cap: int) -> list[Bucket]:
-    """Fill buckets in the tensors' ``order``; one of at least ``cap`` bytes goes alone.
+    """Fill buckets in the tensors' ``order``; a tensor of at least ``cap`` bytes goes alone.
 
-    ``cap`` 0 puts every tensor in a bucket of its own. Buckets come back in the order they are complete.
-    """
+    ``cap`` 0 puts every tensor in a bucket of its own. Buckets come back in order of completion."""
     done: list[Bucket] = []
     open_: dict[Hashable, list[Item]] = {}
     filled: dict[Hashable, int] = {}
@@ -192,7 +188,7 @@ _ASSIGN: dict[Owners, Callable[[Sequence[str], Sequence[int], Sequence[int]], li
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:
-    """Return the start of each tensor in the bucket, followed by the end of the last one."""
+    """Return the start of each tensor in the bucket, followed by the end of the last tensor."""
     result = [0]
     for size in sizes:
         result.append(result[-1] + size)
@@ -203,9 +199,8 @@ def row_cuts(sizes: Sequence[int], rows: Sequence[int], ranks: int, least: int =
     """Cuts on row boundaries, each as near as possible to an equal share.
 
     ``rows`` holds the elements of one row (a slice of the first axis) of each tensor. A shard is off an equal share by
-    at most one row at either end. No cut leaves fewer than ``least`` elements of a tensor on one side: it moves to
-    the nearer end of the tensor instead.
-    """
+    at most one row at either end. No cut leaves fewer than ``least`` elements of a tensor on one side: the cut moves to
+    the nearer end of the tensor instead."""
     starts = offsets(sizes)
     cuts = [0]
     for rank in range(1, ranks):
@@ -240,13 +235,13 @@ def ceil_pieces(shape: Sequence[int], pieces: int, least: int) -> list[int]:
 
 
 def window_cuts(pieces: Sequence[int], start: int, ranks: int) -> list[int]:
-    """Cuts that give the pieces to the ranks from ``start`` on, and nothing to the others."""
+    """Cuts with the pieces on the ranks from ``start`` on, and nothing on the others."""
     ends = offsets(pieces)
     return [0] * (start + 1) + ends[1:] + [ends[-1]] * (ranks - start - len(pieces))
 
 
 def lightest_window(load: Sequence[int], pieces: int) -> int:
-    """Return the first of ``pieces`` neighbouring ranks whose total load is least (ties: the lowest)."""
+    """Return the first of ``pieces`` neighbouring ranks with the least total load (ties: the lowest)."""
     totals = offsets(load)
     return min(range(len(load) - pieces + 1), key=lambda start: (totals[start + pieces] - totals[start], start))
 

@@ -1,9 +1,8 @@
-"""Finds the region mappings that a source already contains, and the dual of each in its backward.
+"""Finds the region mappings of a source, and the dual of each in the backward.
 
 A source with calls along axes whose ranks see the same samples is the step of one member. Data flow pairs a call of the
-forward with its dual: of the inverse kind over the same group, from the result's shape back to the operand's, and what
-it makes reaches gradients of parameters above the call, and no others.
-"""
+forward with the dual: of the inverse kind over the same group, from the result's shape back to the operand's, with a
+result that reaches gradients of parameters above the call, and no others."""
 
 from __future__ import annotations
 
@@ -31,10 +30,9 @@ COPY = "copy to region"
 class RegionMapping:
     """A mapping of the source.
 
-    ``call``: the forward's operator, '' where the forward only hands the value on; ``value``: what it makes; ``dual``:
-    the backward's operator, ``identity`` where it hands the gradient on, '' where none was found; ``gradient``: what
-    the dual makes, the gradient of the call's operand. ``parameters``: those above it that have gradients.
-    """
+    ``call``: the forward's operator, '' where the forward only hands the value on; ``value``: the call's result;
+    ``dual``: the backward's operator, ``identity`` where the gradient is handed on, '' without a dual; ``gradient``:
+    the dual's result, the gradient of the call's operand. ``parameters``: parameters with gradients above the call."""
 
     mapping: str
     group: str
@@ -50,7 +48,7 @@ class RegionMapping:
     """Whether another call of the backward may do what the dual would."""
 
     def to_json(self) -> dict[str, Any]:
-        """As the report and ``gopt inspect`` have it."""
+        """The mapping for the report and ``gopt inspect``."""
         return {
             "mapping": self.mapping, "group": self.group, "call": self.call, "value": self.value, "dual": self.dual,
             "gradient": self.gradient,
@@ -58,11 +56,10 @@ class RegionMapping:
 
 
 def find_region_mappings(training: TrainingGraph) -> tuple[RegionMapping, ...]:
-    """The mappings of a source in the order of their values, with duals as far as the data flow tells them.
+    """The mappings of a source in the order of their values, with duals as far as the data flow shows.
 
-    A call of the backward without a call in the forward is the dual of one that hands its operand on: an all-reduce
-    that of a copy. One that repeats a call of the forward for the backward is none.
-    """
+    A call of the backward without a call in the forward is the dual of a pass-through: an all-reduce is the dual of a
+    copy. A repeated call of the forward for the backward is no dual."""
     graph = training.graph
     if not copied(graph) and not training.calls:
         return ()
@@ -70,14 +67,14 @@ def find_region_mappings(training: TrainingGraph) -> tuple[RegionMapping, ...]:
 
 
 def copied(graph: Graph) -> dict[str, str]:
-    """Value -> the group to whose region a MegatronF of the file copies it."""
+    """Value -> group to whose region a MegatronF of the file copies the value."""
     lines = filter(None, graph.metadata.get(COPIES, "").split("\n"))
     return {value: group for value, _, group in (line.rpartition("=") for line in lines)}
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One tensor of a call: packed calls are as many."""
+    """One tensor of a call: a packed call gives several."""
 
     node: Node
     operand: str
@@ -89,7 +86,7 @@ class _Call:
 
 
 class _Finder:
-    """Pairs calls with their duals. Phases do not tell here: a packed call may have the loss and gradients in it."""
+    """Pairs calls with duals. Phases do not help here: a packed call may contain the loss and gradients."""
 
     def __init__(self, training: TrainingGraph) -> None:
         self.training, self.graph = training, training.graph
@@ -120,14 +117,14 @@ class _Finder:
         return tuple(sorted(mappings, key=lambda mapping: self.index.defined_at(mapping.value or mapping.gradient)))
 
     def _above(self, value: str) -> frozenset[str]:
-        """Parameters with gradients of which a value is made."""
+        """Parameters with gradients behind a value."""
         return self._named(self._made_of.get(value, 0))
 
     def _named(self, bits: int) -> frozenset[str]:
         return frozenset(name for position, name in enumerate(self.training.gradients) if bits >> position & 1)
 
     def _parameters(self) -> dict[str, int]:
-        """Value -> the parameters of which it is made, a bit for each; one sweep."""
+        """Value -> parameters behind the value, a bit for each; one sweep."""
         masks = {name: 1 << position for position, name in enumerate(self.training.gradients)}
         for node in self.index.graph.nodes:
             bits = 0
@@ -138,14 +135,15 @@ class _Finder:
         return masks
 
     def _gradients(self) -> dict[str, int]:
-        """Return value -> bit set of the parameters whose gradients depend on it; one backward sweep."""
+        """Return value -> bit set of the parameters whose gradients depend on the value; one backward sweep."""
         gradients: dict[str, int] = {}
         for position, gradient in enumerate(self.training.gradients.values()):
             gradients[gradient] = gradients.get(gradient, 0) | 1 << position
         return parts_of(self.index.graph.nodes, gradients)
 
     def _passes_on(self, call: _Call) -> bool:
-        """Return whether a call carries the gradient of an activation: a parameter's is summed for that one alone."""
+        """Return whether a call carries the gradient of an activation: a sum of a parameter's gradient serves that
+        parameter alone."""
         weights, types = self.below[call.result], self.graph.types
         return len(weights) > 1 or not any(types[name].elements == types[call.result].elements for name in weights)
 
@@ -173,8 +171,8 @@ class _Finder:
     def _may_be(self, call: _Call, dual: _Call, above: frozenset[str]) -> bool:
         """Return whether a call of the backward may be the dual of ``call``.
 
-        It must exchange parts over the same group, and only parameters above the call may depend on its result.
-        """
+        The dual must exchange parts over the same group, and only parameters above the call may depend on the
+        result."""
         moves = dual.node.op_type == "AllToAll" or dual.node.op_type == _INVERSE[call.node.op_type]
         return moves and dual.result not in self.used and call.group == dual.group and self.below[dual.result] <= above
 
@@ -214,7 +212,7 @@ class _Finder:
 
 
 def _inverse(node: Node, dual: Node) -> bool:
-    """Return whether a call takes back what another does: along the same axis in the same sizes."""
+    """Return whether a call undoes another call: along the same axis in the same sizes."""
     attributes, back = node.attributes, dual.attributes
     pairs = [("axis", "axis"), ("sizes", "sizes")]
     if node.op_type == "AllToAll":
@@ -224,12 +222,11 @@ def _inverse(node: Node, dual: Node) -> bool:
 
 
 def without_dual(mappings: Sequence[RegionMapping]) -> list[RegionMapping]:
-    """Mappings whose gradient must be moved, and for which data flow finds no call that does: those with the fewest
-    parameters above them first.
+    """Mappings whose gradient must be moved, without a call in the data flow: mappings with the fewest parameters above
+    first.
 
-    An all-reduce hands its gradient on. What its region reads is copied to it, though, and the gradient of that is
-    summed, unless nothing is learnt above: it counts where the backward has no call at all.
-    """
+    An all-reduce hands the gradient on. The operand of the region is copied in, though, and the copy's gradient is
+    summed, unless nothing is learnt above: such a mapping counts where the backward has no call at all."""
     broken = [
         entry for entry in mappings
         if entry.parameters and entry.call != "AllReduce" and (entry.doubtful or not (entry.dual or entry.open))

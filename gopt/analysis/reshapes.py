@@ -1,9 +1,8 @@
-"""Updates that run in another layout than their parameter: flat gradients, a clip over rows.
+"""Updates in another layout than the parameter: flat gradients, a clip over rows.
 
-`Reshape(g·c)` is `Reshape(g)·c`: a Reshape moves through operators that act element by element. Moved to where the
-flat value comes from, it meets the Reshape that made it flat, and both change nothing. The update then has the
-parameter's shape, and can be cut.
-"""
+`Reshape(g·c)` is `Reshape(g)·c`: a Reshape moves through operators that act element by element. A Reshape moved to the
+source of the flat value meets the Reshape that flattened, and both have no effect. The update then has the parameter's
+shape, and can be cut."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ MOVED = "load"
 
 
 def in_parameter_shape(graph: Graph) -> Graph:
-    """The graph with such updates in the shape of their outputs; the same object where there are none."""
+    """The graph with such updates in the shape of the outputs; the same object without such an update."""
     ends = _ends(graph)
     if not ends:
         return graph
@@ -40,7 +39,7 @@ def in_parameter_shape(graph: Graph) -> Graph:
 
 @dataclass(slots=True)
 class _Run:
-    """Elementwise-related values of one flat shape, which can all be computed in ``shape`` instead."""
+    """Elementwise-related values of one flat shape, all computable in ``shape`` instead."""
 
     shape: Shape
     inner: list[Node] = field(default_factory=list)
@@ -53,8 +52,8 @@ class _Run:
 
 
 def _ends(graph: Graph) -> dict[str, Shape]:
-    """Values in another layout, made element by element, behind which Reshapes give an update the shape of its output
-    -> that shape."""
+    """Values in another layout, made element by element, behind which Reshapes give an update the output's shape ->
+    that shape."""
     types = graph.types
     states = {type for type in graph.inputs.values() if type.dtype in FLOATS and type.static and type.dims}
     if not _reshapes_update(graph, {type.shape for type in states}):
@@ -92,8 +91,8 @@ def _ends(graph: Graph) -> dict[str, Shape]:
 
 
 def _reshapes_update(graph: Graph, shapes: Container[object]) -> bool:
-    """Return whether a Reshape to one of the shapes reads what may be made element by element: most graphs have none,
-    and need no sweep."""
+    """Return whether a Reshape to a wanted shape reads a value that may be made element by element: most graphs have no
+    such Reshape, and need no sweep."""
     nodes = [node for node in graph.nodes if node.op_type in KEEP_ORDER]
     if not nodes:
         return False
@@ -122,7 +121,7 @@ class _Finder:
                 yield self._run(name, shape)
 
     def _run(self, start: str, shape: Shape) -> _Run:
-        """All that is joined with a value by operators that act element by element on its shape."""
+        """All values joined with a value by operators that act element by element on the shape."""
         run, flat = _Run(shape), self.types[start].shape
         stack = [start]
         while stack:
@@ -140,10 +139,9 @@ class _Finder:
         return run
 
     def _inner(self, name: str) -> Node | None:
-        """The node that makes a value of a run; None of a leaf.
+        """The node behind a value of a run; None of a leaf.
 
-        A gradient travels in the dtype in which it is first complete: the first cast of one stays with the backward.
-        """
+        A gradient travels in the dtype of the first complete value: a gradient's first cast stays with the backward."""
         node = self.producers.get(name)
         if node is None or not elementwise(node):
             return None
@@ -158,10 +156,9 @@ class _Finder:
         return None if type is None else type.shape
 
     def movable(self, run: _Run) -> bool:
-        """Return whether Reshapes and full reductions alone read the run, which take any shape; notes both.
+        """Return whether only Reshapes and full reductions, which take any shape, read the run; notes both.
 
-        A call of a function or an opaque operator takes its operands in the shape they have in the file.
-        """
+        A call of a function or an opaque operator takes operands in the file's shape."""
         inside = set(map(id, run.inner))
         flat = self._shape(run.inner[0].outputs[0])
         for node in run.inner:
@@ -192,7 +189,7 @@ class _Finder:
         return True
 
     def _broadcast(self, name: str, rank: int) -> bool:
-        """Return whether an operand has one element, and not more dimensions than the values beside it."""
+        """Return whether an operand has one element, and not more dimensions than the values beside."""
         type = self.types.get(name)
         return not name or (type is not None and type.elements == 1 and len(type.dims) <= rank)
 
@@ -209,7 +206,7 @@ class _Finder:
 
 
 class _Mover:
-    """Writes the graph with each run in its wanted shape, behind a Reshape of each of its leaves."""
+    """Writes the graph with each run in the wanted shape, behind a Reshape of each leaf."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

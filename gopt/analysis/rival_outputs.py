@@ -1,8 +1,7 @@
-"""Outputs that could be the new value of a state that another output was paired with: metrics, or the state's own.
+"""Outputs that could be the new value of a state already paired with another output: metrics, or the state's own.
 
-A step may show the momentum before it is clipped, or a rate beside the step counter that it is made of. Which of two
-outputs replaces the state is no matter of their order.
-"""
+A step may show the momentum before the clip, or a rate beside the step counter behind the rate. The order of two
+outputs does not decide."""
 
 from __future__ import annotations
 
@@ -26,9 +25,8 @@ def refuse_rivals(index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pai
     """Raise UnsupportedError where an output without a pair reads a paired input as the pair's own output does.
 
     ``reach``: output -> {input: distance}; ``pairs``: output -> input. Told apart are: a copy of the paired output; an
-    output with the input as a factor alone; of tensors, what joins the paired output with a gradient or another state,
-    as an update made of a momentum does; of single elements, a curve over the paired output.
-    """
+    output with the input as a factor alone; of tensors, a join of the paired output with a gradient or another state,
+    as an update made of a momentum; of single elements, a curve over the paired output."""
     outputs = {name: output for output, name in pairs.items()}
     rivals: dict[str, str] = {}  # state -> the first output that could replace it as well
     for output, depths in reach.items():
@@ -44,7 +42,8 @@ def refuse_rivals(index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pai
 
 
 def _open(rivals: Mapping[str, str], outputs: Mapping[str, str], named: Mapping[str, str]) -> OpenPairsError:
-    """The refusal of all ``rivals``, so that one answer settles them. All: state -> output; the hint follows names."""
+    """The refusal of all ``rivals``, so that one answer settles every pair. All: state -> output; the hint follows
+    names."""
     name, output = next(iter(rivals.items()))
     pairs = {rival: named.get(rival, outputs[rival]) for rival in rivals}
     return OpenPairsError(
@@ -56,12 +55,12 @@ def _open(rivals: Mapping[str, str], outputs: Mapping[str, str], named: Mapping[
 
 
 def _factor(reach: Mapping[str, Mapping[str, int]], name: str, rival: str, depth: int) -> bool:
-    """Return whether the input is a factor alone for one output, and more than that for the ``rival``."""
+    """Return whether the input is a factor alone for one output, and more than a factor for the ``rival``."""
     return depth >= FACTOR_COST > reach.get(rival, {}).get(name, 0)
 
 
 def _made_of(index: GraphIndex, outputs: Collection[str], name: str, rival: str, output: str) -> bool:
-    """Return whether ``output`` is a copy of ``rival``, or made of it and of more."""
+    """Return whether ``output`` is a copy of ``rival``, or made of ``rival`` and of more."""
     if uncopied(index, output) == uncopied(index, rival):
         return True
     if reaches(index, output, name, {name, rival}):

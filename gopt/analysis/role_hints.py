@@ -1,4 +1,4 @@
-"""Options that hints propose, with all the names that they are needed for, and the same for ``gopt.toml``."""
+"""Options proposed by hints, with all affected names, and the same for ``gopt.toml``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ def batch_option(names: Collection[str]) -> str:
 
 
 def states_hints(pairs: Mapping[str, str]) -> list[str]:
-    """Hints that name ``pairs``, input -> output, by ``--states`` and in ``gopt.toml``.
+    """Hints with ``pairs``, input -> output, for ``--states`` and for ``gopt.toml``.
 
-    Pairs that do not fit into one line are shared out among several.
-    """
+    Pairs too long for one line are shared out among several."""
     if not pairs:
         return []
     hints = []
@@ -49,13 +48,13 @@ def states_hints(pairs: Mapping[str, str]) -> list[str]:
 
 
 def leave_out(outputs: Sequence[str]) -> str:
-    """The hint that takes outputs out of a step that only shows them."""
+    """The hint to leave shown outputs out of a step."""
     shown = ", ".join(outputs[:MOST]) + (f" and {len(outputs) - MOST} more" if len(outputs) > MOST else "")
     return f"if {'they are' if len(outputs) > 1 else 'it is'} only shown, leave {shown} out of the step"
 
 
 def batch_hint(names: Collection[str]) -> str:
-    """The hint that says of inputs that they are fed in each step."""
+    """The hint that inputs are fed in each step."""
     return f"if {'they are' if len(names) > 1 else 'it is'} fed, say {batch_option(names)}"
 
 
@@ -65,7 +64,7 @@ def others(count: int, what: str) -> str:
 
 
 def _parts(words: Sequence[str]) -> list[str]:
-    """Words with commas between them, as many in each part as fit."""
+    """Words with commas between, as many in each part as fit."""
     parts: list[str] = []
     for word in words:
         if parts and len(parts[-1]) + len(word) < _WIDE:

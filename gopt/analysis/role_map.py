@@ -22,10 +22,9 @@ _LISTED = 8
 
 
 def parse_statistics(text: str) -> tuple[str | None, dict[str, str]]:
-    """Parse ``sync`` or ``ema=sum,amax=max``, or both: the word for all statistics, and those that are named.
+    """Parse ``sync`` or ``ema=sum,amax=max``, or both: the word for all statistics, and named statistics.
 
-    Raises OptionError for a second word, and for a statistic that is named twice.
-    """
+    Raises OptionError for a second word, and for a statistic named twice."""
     word: str | None = None
     named: dict[str, str] = {}
     for part in filter(None, map(str.strip, text.split(","))):
@@ -49,7 +48,7 @@ def parse_statistics(text: str) -> tuple[str | None, dict[str, str]]:
 
 @dataclass(frozen=True)
 class RoleMap:
-    """Roles declared by the user; they take precedence over all inferred roles.
+    """Roles declared by the user; declared roles take precedence over all inferred roles.
 
     ``params`` and ``gradients`` map input -> value ('' = infer it), ``states`` maps input -> output.
     """
@@ -72,7 +71,7 @@ class RoleMap:
         check_types(self)
 
     def losses(self, graph: Graph) -> tuple[str, ...]:
-        """The losses that are named, each once; a name with a comma in it is one where the graph has such an output."""
+        """The named losses, each once; a name with a comma is a single loss where the graph has such an output."""
         words = [self.loss] if isinstance(self.loss, str) else self.loss
         parted = ((name,) if name in graph.outputs else map(str.strip, name.split(",")) for name in words)
         return tuple(dict.fromkeys(name for names in parted for name in names if name))
@@ -136,5 +135,5 @@ class RoleMap:
 
 
 def _may_be_loss(kind: TensorType) -> bool:
-    """Return whether what is known of a type is one floating number."""
+    """Return whether a type, as far as known, is one floating number."""
     return (not known(kind.dtype) or kind.dtype in FLOATS) and all(size == 1 for size in kind.shape or ())

@@ -1,7 +1,6 @@
 """Recover the roles of a functional step from its data flow: loss, states, gradients, phases (contract section 2).
 
-Names decide nothing here, and may only raise a doubt; a user's own map goes first and settles what is open.
-"""
+Names decide nothing here, and may only raise a doubt; a user's own map goes first and settles open roles."""
 
 from __future__ import annotations
 
@@ -51,9 +50,9 @@ from gopt.ir.types import FLOATS, TensorType
 
 
 def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
-    """The training step in ``graph``; collectives, and layout operators that change nothing, are looked through.
+    """The training step in ``graph``; collectives, and layout operators without effect, are looked through.
 
-    Updates in another layout than their parameter's are brought into it.
+    Updates in another layout than the parameter's are brought into the parameter's layout.
 
     Raises InputError when there is no loss or no state, UnsupportedError when the data flow leaves a role open.
     """
@@ -183,7 +182,7 @@ def _first(
     index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap, candidates: list[str], shown: tuple[str, ...],
     reach: Mapping[str, Mapping[str, int]],
 ) -> tuple[str, ...]:  # fmt: skip
-    """The losses that the forward starts from: those of ``shown`` that no update is behind."""
+    """The losses at the start of the forward: scalars of ``shown`` without an update behind."""
     if not candidates or shown == (candidates[0],):
         return shown
     step = StepSkeleton(index, pairs, (candidates[0],), roles, reach)
@@ -196,11 +195,10 @@ def _gradients(
     index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap, losses: list[str], ends: tuple[str, ...],
     reach: Mapping[str, Mapping[str, int]],
 ) -> tuple[StepSkeleton, GradientMap]:  # fmt: skip
-    """The forward of all losses, and the gradients behind it; ``losses``: outputs that may be one, most likely first.
+    """The forward of all losses, and the gradients behind; ``losses``: outputs that may be losses, most likely first.
 
-    The forward grows from ``first``: what depends on gradients of the losses so far is none of it. Where that much of a
-    forward explains no gradients, scalars that no update is behind are taken in.
-    """
+    The forward grows from ``ends``: values that depend on gradients of the losses so far stay outside. Where such a
+    forward explains no gradients, scalars without an update behind are taken in."""
     roots = ends
     refusal: GoptError | None = None
     while True:
@@ -238,7 +236,7 @@ def _of_forward(step: StepSkeleton, roles: RoleMap) -> RoleMap:
 
 
 def _of_another_loss(error: GoptError, losses: list[str], pairs: Mapping[str, str]) -> GoptError:
-    """The refusal of a step whose gradients were not found, which may be those of another output."""
+    """The refusal of a step without found gradients, whose gradients may belong to another output."""
     further = [name for name in losses[1:] if name not in pairs]
     if not further or type(error) not in (UnsupportedError, LayoutError):
         return error
@@ -260,17 +258,16 @@ def _refuse_texts(graph: Graph) -> None:
 
 
 def carried_states(graph: Graph) -> dict[str, str]:
-    """Output -> the input or initializer that it replaces, by data flow; raises UnsupportedError where that is open."""
+    """Output -> replaced input or initializer, by data flow; raises UnsupportedError for an open pair."""
     index = GraphIndex(graph)
     return _pair_tensors(index, RoleMap(), _surely_moving(index, RoleMap()))[0]
 
 
 def trained_outputs(graph: Graph, pairs: Mapping[str, str] | None) -> list[str]:
-    """Outputs that look like the new parameters of a step: floats beside a loss that is not made of them.
+    """Outputs that look like the new parameters of a step: floats beside a loss that does not depend on the outputs.
 
-    ``pairs``: what replaces what, None where the data flow leaves it open. A copy of an input is none, and neither is a
-    state that the loss does not read.
-    """
+    ``pairs``: output -> input, None where the data flow leaves pairs open. A copy of an input is no such output, and
+    neither is a state that the loss does not read."""
     index = GraphIndex(graph)
     losses = loss_candidates(index, pairs) if pairs else []
     if not pairs:
@@ -292,7 +289,7 @@ def _pair_tensors(
     index: GraphIndex, roles: RoleMap, moving: set[str]
 ) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
     """Update pairs of more than rank 0, output -> input, the user's first; and the inputs that each other output reads
-    element by element, with their distances."""
+    element by element, with distances."""
     graph = index.graph
     pairs = {output: name for name, output in roles.states.items()}
     free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
@@ -323,11 +320,10 @@ def _pair_tensors(
 
 
 def _refuse_through_forward(step: StepSkeleton, roles: RoleMap) -> None:
-    """Raise when an output reaches the input that it was paired with through batch-dependent values of the forward.
+    """Raise when an output reaches the paired input through batch-dependent values of the forward.
 
-    A state that keeps the gradient of an elementwise step is made of the batch element by element: the batch is not
-    its old value.
-    """
+    A state that keeps the gradient of an elementwise step is made of the batch element by element: the batch is not the
+    old value."""
     index = step.index
     local = {
         name for node in index.graph.nodes if id(node) in step.forward for name in node.outputs if name in step.tainted
@@ -365,7 +361,7 @@ def _refuse_unpaired(index: GraphIndex, pairs: Mapping[str, str]) -> None:
 
 
 def _surely_moving(index: GraphIndex, roles: RoleMap) -> set[str]:
-    """Return the values that depend on inputs that no output can replace, because no output has their type.
+    """Return the values behind inputs that no output can replace for lack of an output of the type.
 
     Such inputs belong to the batch.
     """

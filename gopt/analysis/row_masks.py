@@ -14,11 +14,10 @@ from gopt.operators.kinds import COMPARISONS, VIEWS
 
 
 def masked_ids(values: RowValues, ids: str, rows: str, count: int, numbers: frozenset[int]) -> tuple[int, ...]:
-    """The ids, in ascending order, of which every row in ``rows`` is zero, whatever it was before it was masked.
+    """The ids, in ascending order, whose rows in ``rows`` are all zero for any content before the mask.
 
-    ``ids`` and ``rows`` are those of a term of the gradient of a table of ``count`` rows, ``numbers`` those of the ids
-    that are looked up in it.
-    """
+    ``ids`` and ``rows`` belong to a term of the gradient of a table of ``count`` rows, ``numbers`` to the ids looked up
+    in the table."""
     shape = values.shape(ids)
     if shape is None:
         return ()
@@ -74,7 +73,7 @@ def _repeats_nothing(values: RowValues, node: Node) -> bool:
 
 
 def _leads(values: RowValues, flag: str, rows: str, ids: int) -> bool:
-    """Return whether a flag has one element for each id, and masks whole rows in their order."""
+    """Return whether a flag has one element for each id, and masks whole rows in order."""
     mask, shape = values.shape(flag), values.shape(rows)
     if mask is None or shape is None or len(mask) > len(shape):
         return False
@@ -95,11 +94,11 @@ class _Condition:
     numbers: frozenset[int]
 
     def ids(self, flag: str, wanted: bool) -> set[int]:
-        """The ids that the flag compares with and for which it is ``wanted``."""
+        """The ids of the flag's comparisons for which the flag is ``wanted``."""
         return {id for id in self._compared(flag) if self._at(flag, id) is wanted}
 
     def _node(self, name: str) -> Node | None:
-        """Return the producer of a flag, looking through nodes that keep its elements and their order."""
+        """Return the producer of a flag, looking through nodes that keep elements and order."""
         while True:
             node = self.values.producer(name)
             if node is None or not (node.is_in(VIEWS) or _repeats_nothing(self.values, node)):
@@ -121,11 +120,10 @@ class _Condition:
         return ids
 
     def _sides(self, node: Node, id: int) -> list[tuple[bool, float]]:
-        """Return (ids are the left operand, compared number) for each operand that is the ids; [] if it is no such
+        """Return (ids are the left operand, compared number) for each operand equal to the ids; [] without such a
         comparison.
 
-        A negative id is compared as it is: one that was wrapped or bounded may have become another.
-        """
+        A negative id is compared unchanged: a wrapped or bounded id may have become another."""
         sides = []
         for on_left, (ids, operand) in ((True, node.inputs), (False, node.inputs[::-1])):
             number = self.values.number(operand)

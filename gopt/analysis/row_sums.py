@@ -1,9 +1,8 @@
-"""The gradient of a table as sums of rows: rows with their ids, added into zeros.
+"""The gradient of a table as sums of rows: rows with ids, added into zeros.
 
 An exporter writes the backward of a lookup as a scatter with addition, or as a product with a one-hot matrix. Of
-several lookups the sums are added, or scattered one into the other. In front of that rows of a padding id may be
-masked; behind it stands what acts on single rows: a cast, a loss scale, a count of micro-steps.
-"""
+several lookups the sums are added, or scattered one into the other. In front, rows of a padding id may be masked;
+behind stand operators on single rows: a cast, a loss scale, a count of micro-steps."""
 
 from __future__ import annotations
 
@@ -24,13 +23,12 @@ class SparseGradient:
     """A term of a table's gradient: ``rows`` added into zeros at ``ids``, then ``scaling``.
 
     ``ids``: value whose elements, flattened, are row numbers, in the order of ``rows``, which flattens to (number of
-    ids) x (elements of a row); a negative id counts from the end, and an id may stand there any number of times.
-    ``dense``: the sum, as large as the table. ``onto``: it is added, row by row, onto the sum of the terms before it.
+    ids) x (elements of a row); a negative id counts from the end, and an id may occur any number of times. ``dense``:
+    the sum, as large as the table. ``onto``: the term is added, row by row, onto the sum of the terms before.
     ``scaling``: the nodes between the sum and the gradient, the nearest to the sum first. Each acts on single rows and
     keeps a row of zeros; an operand that is no row of the gradient has one element, or is a constant with one element
-    for each row of the table. ``nodes``: what makes the dense sum of ids and rows, scaling included. ``padding``: ids
-    of which all rows are zero.
-    """
+    for each row of the table. ``nodes``: the nodes from ids and rows to the dense sum, scaling included. ``padding``:
+    ids with all rows zero."""
 
     ids: str
     rows: str
@@ -47,9 +45,8 @@ class NoRowSum(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a gradient that is still to be decomposed; ``behind``: the nodes between it and the gradient, nearest
-    first.
-    """
+    """A part of a gradient still to be decomposed; ``behind``: the nodes from the part to the gradient, nearest
+    first."""
 
     value: str
     behind: tuple[Node, ...] = ()
@@ -68,7 +65,7 @@ class RowSums:
     """The additions that join the terms."""
 
     def read(self, gradient: str) -> None:
-        """Fill ``terms``, in the order in which they are added. Raises NoRowSum."""
+        """Fill ``terms``, in the order of addition. Raises NoRowSum."""
         parts: list[_Part | SparseGradient] = [_Part(gradient)]
         while parts:
             part = parts.pop()
@@ -97,7 +94,7 @@ class RowSums:
             raise NoRowSum(f"{foreign.op_type} {foreign.label} of the backward reads its gradient")
 
     def _taken_apart(self, part: _Part, node: Node) -> list[_Part | SparseGradient]:
-        """Decompose the result of ``node`` into terms, and parts that are still to be decomposed."""
+        """Decompose the result of ``node`` into terms, and parts still to be decomposed."""
         if node.is_a("Add", "Sum"):
             summands = [name for name in node.inputs if not self.values.zero(name)]
             if any(self.values.shape(name) != self.values.shape(part.value) for name in summands):
@@ -111,7 +108,7 @@ class RowSums:
         return [_Part(self._passed(node), (*part.behind, node))]
 
     def _passed(self, node: Node) -> str:
-        """The gradient as a node reads it that acts on single rows, and keeps a row of zeros."""
+        """The gradient as operand of a node that acts on single rows, and keeps a row of zeros."""
         if keeps_rows(self.values, node):
             return node.inputs[0]
         if not (node.is_in(_PASSED) or node.is_a("Where")):
@@ -128,7 +125,7 @@ class RowSums:
         return big[0]
 
     def _by_row(self, name: str, out: tuple[int, ...] | None) -> bool:
-        """Return whether a value is a constant with one element for each row of one shaped ``out``."""
+        """Return whether a value is a constant with one element for each row of shape ``out``."""
         column = out is not None and self.values.shape(name) == (self.rows, *(1 for _ in out[1:]))
         return column and self.values.constant(name) is not None
 
@@ -165,7 +162,7 @@ class RowSums:
         return self._term(part, node, ids, right)
 
     def _hot(self, name: str, ids_last: bool) -> str:
-        """The ids of a matrix of ones and zeros, (rows, ids) where ``ids_last``, else (ids, rows); '' for any other."""
+        """The ids of a 0/1 matrix, (rows, ids) where ``ids_last``, else (ids, rows); '' for any other."""
         while True:
             node = self.values.producer(name)
             if node is None:

@@ -1,8 +1,8 @@
 """Determines how the update of a table changes a row whose gradient is zero.
 
-If it changes nothing, updating or skipping rows that no sample looked up gives the same result: SGD without decay,
-Adagrad. Momentum moves a row that has momentum, Adam's moments decay, weight decay shrinks: for these, updating all
-rows and updating looked-up rows alone are two algorithms.
+If the row stays unchanged, updating or skipping rows that no sample looked up gives the same result: SGD without decay,
+Adagrad. Momentum moves a row with momentum, Adam's moments decay, weight decay shrinks: here, updating all rows and
+updating looked-up rows alone are two algorithms.
 
 The result is derived symbolically: each value of the update is followed for a row of zeros. Numbers are assumed finite,
 and operands of roots non-negative; otherwise a step yields NaN in either way. Minus zero equals zero.
@@ -29,13 +29,12 @@ from gopt.operators.kinds import MEANS, NORM_REDUCTIONS
 class RowUpdate:
     """How the update of a table treats rows.
 
-    ``by_row``: every row is updated from what it alone holds, so that any rows can be updated without the others;
-    ``by_element``: so is every element. ``why`` says why it is not by element, or not even by row. ``states``: those
-    that have the table's rows, the table first. ``moved``: those of them that change where the gradient is zero: empty
-    where lazy and dense updates are the same. ``operands``: what else it reads that has a row for each row of the
-    table. ``reductions``: results of reductions over the whole table or gradient. ``all_rows``: why rows with a
-    gradient cannot be updated alone, '' where they can.
-    """
+    ``by_row``: every row is updated from its own content alone, so that any rows can be updated without the others;
+    ``by_element``: so is every element. ``why``: why the update is not by element, or not even by row. ``states``:
+    states with the table's rows, the table first. ``moved``: states that change under a zero gradient: empty where lazy
+    and dense updates are the same. ``operands``: further operands with a row for each row of the table. ``reductions``:
+    results of reductions over the whole table or gradient. ``all_rows``: why rows with a gradient cannot be updated
+    alone, '' where possible."""
 
     by_row: bool
     by_element: bool
@@ -48,7 +47,7 @@ class RowUpdate:
 
     @property
     def lazy_is_dense(self) -> bool:
-        """Whether it makes no difference if rows without a gradient are left alone."""
+        """Whether skipping rows without a gradient makes no difference."""
         return self.by_row and not self.moved
 
 
@@ -101,9 +100,8 @@ def row_update(values: RowValues, subgraph: UpdateSubgraph) -> RowUpdate:
 
 
 def _over_all(subgraph: UpdateSubgraph, contents: _RowContents) -> str:
-    """Return the reason why a reduction needs all rows ('' if none does): rows without a gradient do not add zero to
-    it.
-    """
+    """Return the reason why a reduction needs all rows ('' without a reason): rows without a gradient do not add
+    zero."""
     for node in subgraph.reductions:
         if not node.is_in(_SUMS) or not contents.of(node.inputs[0]).zero:
             return f"{node.op_type} {node.label} is taken over all rows"
@@ -139,7 +137,7 @@ class _RowContents:
         return self.held[name]
 
     def _cast(self, node: Node, content: _RowContent) -> _RowContent:
-        """A narrower type rounds what it cannot hold, and small numbers to zero."""
+        """A narrower type rounds unrepresentable numbers, and small numbers to zero."""
         source = content.state or node.inputs[0]  # a state in a wider type still has its own numbers alone
         before, after = (self.values.graph.type_of(name).dtype for name in (source, node.outputs[0]))
         if before == after or after in _WIDER.get(before, ()):
@@ -153,12 +151,12 @@ Rule = Callable[[Node, list[_RowContent]], _RowContent]
 
 
 def _number(value: float) -> _RowContent:
-    """A number, where every floating type tells it from zero and infinity."""
+    """A number, where every floating type tells the number from zero and infinity."""
     return _RowContent(value) if value == 0 or _TINY < abs(value) < math.inf else _UNKNOWN
 
 
 def _signs(contents: list[_RowContent]) -> tuple[bool, bool]:
-    """Return whether all values are positive, and whether none is negative."""
+    """Return whether all values are positive, and whether no value is negative."""
     positive = [content.positive or (content.number is not None and content.number > 0) for content in contents]
     lower = [content.non_negative or (content.number is not None and content.number >= 0) for content in contents]
     return all(positive), all(a or b for a, b in zip(positive, lower))

@@ -1,8 +1,7 @@
-"""States that count samples: each step adds the size of its batch, which ranks add up.
+"""States that count samples: each step adds the size of the batch, and ranks add up the sizes.
 
-Such a state follows no batch, and looks like a count of steps. A size that is read from a shape tells the two apart; a
-constant of the batch's size does not, and gopt asks.
-"""
+Such a state follows no batch, and looks like a count of steps. A size read from a shape tells the two apart; a constant
+of the batch's size does not, and gopt asks."""
 
 from __future__ import annotations
 
@@ -31,12 +30,12 @@ _TRIED = (16.0, 32.0, 80.0)
 
 
 def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> None:
-    """Make statistics of the states that count samples, and keep in ``counted`` what each step adds to them.
+    """Make statistics of the states that count samples, and keep in ``counted`` each step's addition.
 
-    ``settled``: states that are known to count none, or as much as they do.
+    ``settled``: states known to count none, or as much as a batch.
 
-    Raises UnsupportedError for a state that may count samples, where the user does not say whether ranks add it up.
-    """
+    Raises UnsupportedError for a state that may count samples, where the user does not say whether ranks add the counts
+    up."""
     index = GraphIndex(training.graph)
     sizes = _batch_sizes(training)
     open_ = [state for state in training.states if state.tensor not in {*training.gradients, *settled}]
@@ -90,7 +89,7 @@ def _hints(name: str) -> tuple[str, ...]:
 
 
 def _added_in_all(index: GraphIndex, state: State) -> float | None:
-    """Each step's addition to a state, by its new value at several old ones; None where that is not always the same."""
+    """Each step's addition to a state, by the new value at several old values; None for a varying addition."""
     type = index.graph.types[state.tensor]
     if not type.static or type.elements > _FEW or numpy_dtype(type.dtype).kind not in "fiu":
         return None
@@ -108,8 +107,8 @@ def _added_in_all(index: GraphIndex, state: State) -> float | None:
 
 
 def _refuse_other_form(index: GraphIndex, training: TrainingGraph, sizes: set[int], state: State) -> None:
-    """Raise UnsupportedError for a state that follows no batch, and to which something else than a sum adds the size of
-    one."""
+    """Raise UnsupportedError for a state without dependence on a batch, and with the size of a batch added other than
+    by a sum."""
     if training.reductions.get(state.tensor, "") not in ("", "sum"):
         return
     in_all = _added_in_all(index, state) if state.kind is not StateKind.STATISTIC else None
@@ -173,12 +172,12 @@ def _batch_sizes(training: TrainingGraph) -> set[int]:
 
 
 def _is_batch(index: GraphIndex, sizes: set[int], term: str) -> bool:
-    """Return whether a constant that no shape says is the size of a batch."""
+    """Return whether a constant without a shape behind is the size of a batch."""
     return _is_one_of(sizes, _number(index, term)) and not _is_sized(index, term)
 
 
 def _is_size(sizes: set[int], number: float) -> bool:
-    """Return whether a number is the size of a batch, or that less one: their degrees of freedom."""
+    """Return whether a number is the size of a batch, or 1 less: the degrees of freedom."""
     less = {size - 1 for size in sizes if size > 2}
     return _is_one_of(sizes | less, number)
 
@@ -188,15 +187,15 @@ def _is_one_of(sizes: set[int], number: float) -> bool:
 
 
 def _share_of(sizes: set[int], number: float) -> int:
-    """The number of samples of which a number is a share by a whole number of samples, as epochs are; 0 where it is
-    none."""
+    """The number of samples of which a number is a share by a whole number of samples, as epochs are; 0 for no
+    share."""
     if not 0 < number < 1:
         return 0
     return next((size for size in sorted(sizes) if isclose(size / number, round(size / number), rel_tol=1e-6)), 0)
 
 
 def _refuse_read(index: GraphIndex, training: TrainingGraph) -> None:
-    """Raise UnsupportedError where another update reads the new value of a count, which each rank has of its own."""
+    """Raise UnsupportedError where another update reads the new value of a count, different on each rank."""
     if not training.counted:
         return
     state_of = training.state_of()

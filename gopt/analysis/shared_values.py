@@ -1,9 +1,8 @@
-"""Scalars of the forward that the update reads as their mean over the ranks, such as a loss that drives a learning
-rate.
+"""Scalars of the forward that the update reads as means over the ranks, such as a loss that drives a learning rate.
 
-The user names them (``--shared VALUE``). While roles are recovered, such a value is replaced by a batch-independent
-constant. Afterwards an Identity named ``VALUE.over_ranks`` produces it, which ``shard`` replaces by a call.
-"""
+The user names the scalars (``--shared VALUE``). While roles are recovered, such a value is replaced by a
+batch-independent constant. Afterwards an Identity named ``VALUE.over_ranks`` produces it, which ``shard`` replaces by a
+call."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ def recover_shared(graph: Graph, values: Sequence[str], recover: Callable[[Graph
     """The roles of a step whose update reads ``values`` as means over the ranks; ``recover`` finds the roles.
 
     Raises OptionError for a value that is no floating scalar of the step, or that nothing reads; UnsupportedError where
-    forward or backward read it.
-    """
+    forward or backward read the value."""
     apart = _apart(graph, values)
     names = {f"{name}{SUFFIX}": name for name in values}
     initializers = {
@@ -53,7 +51,7 @@ def recover_shared(graph: Graph, values: Sequence[str], recover: Callable[[Graph
 
 
 def _apart(graph: Graph, values: Sequence[str]) -> Graph:
-    """The graph in which readers of each value read an Identity of it; as it is where they do already."""
+    """The graph in which readers of each value read an Identity of the value; unchanged where all do already."""
     producers = graph.producers()
     fresh = [name for name in values if f"{name}{SUFFIX}" not in producers]
     for name in values:

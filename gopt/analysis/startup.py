@@ -15,11 +15,10 @@ from gopt.text.sanitize import show
 
 
 def why_unusable(startup: Graph, training: TrainingGraph) -> str:
-    """Return why ranks cannot take their first states from a start-up graph; '' where they can.
+    """Return why ranks cannot take first states from a start-up graph; '' where possible.
 
     Every rank runs its own part of the graph: numbers drawn without a seed would differ between ranks. A rank takes
-    states from it alone: it has no other value that can be replaced.
-    """
+    only states from the graph: no other value of a rank can be replaced."""
     drawn = next(filter(_draws_anew, _all_nodes(startup)), None)
     if drawn is not None:
         return f"its {drawn.op_type} {show(drawn.name or drawn.output[0])} has no seed; give it one"
@@ -31,7 +30,7 @@ def why_unusable(startup: Graph, training: TrainingGraph) -> str:
 
 
 def _all_nodes(startup: Graph) -> Iterator[NodeProto]:
-    """The nodes of a graph, of its bodies, and of the functions that they call."""
+    """The nodes of a graph, of the bodies, and of the called functions."""
     functions = bool(startup.header.functions)
     protos = [node.to_proto() for node in startup.nodes if functions or node.is_a(*MAY_DRAW)]
     yield from nested(protos)

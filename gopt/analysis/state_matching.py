@@ -1,10 +1,9 @@
-"""Update pairs: which graph output replaces which graph input, by data flow alone.
+"""Update pairs: the graph input replaced by each graph output, by data flow alone.
 
-A state's new value is computed element by element from its old one. Walking back from an output through
-elementwise operators of its own shape reaches the states its update reads: Adam's new first moment reaches that
-moment alone, the new parameter reaches all three. What is left open after settling the forced pairs goes to the
-assignment with the shortest paths, which must be the only one.
-"""
+A state's new value is computed element by element from the old value. Walking back from an output through elementwise
+operators of the output's shape reaches the states of the update: Adam's new first moment reaches that moment alone, the
+new parameter reaches all three. After the forced pairs, open pairs go to the assignment with the shortest paths, which
+must be unique."""
 
 from __future__ import annotations
 
@@ -40,26 +39,25 @@ MAX_GROUP = 6
 def reachable_states(
     index: GraphIndex, output: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
 ) -> dict[str, int]:
-    """Candidates of the output's type that its elementwise slice reads -> length of the shortest path."""
+    """Candidates of the output's type in the output's elementwise slice -> length of the shortest path."""
     return dict(walk_to_states(index, output, candidates, moving))
 
 
 def reaches(
     index: GraphIndex, output: str, name: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
 ) -> bool:
-    """Return whether the walk from an output meets ``name``, one of the candidates; it does not go on behind others."""
+    """Return whether the walk from an output meets ``name``, a candidate; the walk stops at other candidates."""
     return any(state == name for state, _ in walk_to_states(index, output, candidates, moving))
 
 
 def walk_to_states(
     index: GraphIndex, output: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
 ) -> Iterator[tuple[str, int]]:
-    """Each candidate of the output's type that its elementwise slice reads, with the length of the shortest path.
+    """Each candidate of the output's type in the output's elementwise slice, with the length of the shortest path.
 
-    A path that enters a product beside one of ``moving``, the values that depend on the batch, counts as longer: a
-    factor of the update, such as a pruning mask or a learning rate, is no old value. Longest are paths through flags.
-    For one element a flag must choose something that depends on the batch: a count of skipped steps replaces no bound.
-    """
+    A path that enters a product beside a value of ``moving``, the batch-dependent values, counts as longer: a factor of
+    the update, such as a pruning mask or a learning rate, is no old value. Longest are paths through flags. For one
+    element a flag must choose a batch-dependent value: a count of skipped steps replaces no bound."""
     types = index.graph.types
     want = types.get(output)
     if want is None or want.shape is None:
@@ -99,8 +97,7 @@ def walk_to_states(
 
 
 def _scales(node: Node, operand: str, moving: AbstractSet[str]) -> bool:
-    """Return whether an operand of a product or quotient is a factor of something that depends on the batch, or divides
-    anything."""
+    """Return whether an operand of a product or quotient is a factor of a batch-dependent value, or a divisor."""
     if node.op_type == "Div":
         return operand != node.inputs[0]
     return not moving.isdisjoint([name for name in node.inputs if name != operand])
@@ -109,9 +106,8 @@ def _scales(node: Node, operand: str, moving: AbstractSet[str]) -> bool:
 def match_states(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Pair outputs with inputs: ``reach`` is output -> {input: distance}.
 
-    Returns the pairs (output -> input) and what stays open (output -> its candidates). Every forced choice is taken
-    first; a remaining group is settled when exactly one assignment has the least total distance.
-    """
+    Returns the pairs (output -> input) and the open outputs (output -> candidates). Every forced choice is taken first;
+    a remaining group is settled when exactly one assignment has the least total distance."""
     pairs: dict[str, str] = {}
     unmatched = {output: dict(depths) for output, depths in reach.items() if depths}
     _match_forced(unmatched, pairs)
@@ -140,7 +136,7 @@ def match_states(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict
 
 
 def _match_forced(unmatched: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
-    """Settle every output that has one candidate left, and what follows from that; ``open_`` loses what is settled."""
+    """Settle every output with one remaining candidate, and the consequences; ``open_`` loses settled outputs."""
     users: dict[str, set[str]] = {}
     for output, depths in unmatched.items():
         for name in depths:
@@ -186,7 +182,7 @@ def _groups(unmatched: dict[str, dict[str, int]]) -> Iterable[list[str]]:
 
 
 def _nearest(group: list[str], unmatched: dict[str, dict[str, int]]) -> dict[str, str] | None:
-    """The assignment of a large group in which each output and its input are each other's nearest, if there is one."""
+    """The assignment of a large group in which each output and input are mutually nearest, if any."""
     ways: dict[str, list[tuple[int, str]]] = {}
     for output in group:
         for name, depth in unmatched[output].items():
@@ -217,11 +213,10 @@ def _shortest(group: list[str], unmatched: dict[str, dict[str, int]]) -> dict[st
 
 
 def refuse_crossed(index: GraphIndex, reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
-    """Raise when an output was given a state that another output, paired with one further away, is nearer to.
+    """Raise when an output was given a state that is nearer to another output, paired with a state further away.
 
-    A state that is made anew in each step reads no old value of its own. The walk then finds the parameter that its
-    update reads, and leaves the state to the parameter.
-    """
+    A state made anew in each step reads no old value of its own. The walk then finds the parameter read by the update,
+    and leaves the state to the parameter."""
     nearest: dict[str, tuple[int, str]] = {}
     for output, depths in reach.items():
         for name, depth in depths.items() if output in pairs else ():
@@ -234,9 +229,8 @@ def refuse_crossed(index: GraphIndex, reach: dict[str, dict[str, int]], pairs: d
 
 
 def refuse_displaced(index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pairs: Mapping[str, str]) -> None:
-    """Raise when an output was given a state that it adds, while a factor of it stays without a new value, and an
-    output of their type that it is made of replaces nothing: a relative step by a gradient that a state keeps.
-    """
+    """Raise when an output was given an added state, while a factor of the output stays without a new value, and an
+    output of the same type behind replaces nothing: a relative step by a gradient that a state keeps."""
     types, paired = index.graph.types, set(pairs.values())
     unsettled: dict[str, list[str]] = {}
     for output, name in pairs.items():
@@ -250,7 +244,7 @@ def refuse_displaced(index: GraphIndex, reach: Mapping[str, Mapping[str, int]], 
 
 
 def refuse_contested(index: GraphIndex, reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
-    """Raise when outputs compete for one input to which they are equally near: a rate of which each is made anew."""
+    """Raise when outputs compete for one equally near input: a rate from which each is made anew."""
     claims = {name: (output, reach[output][name]) for output, name in pairs.items()}
     for contender, depths in reach.items():
         if contender in pairs or not depths:
@@ -261,12 +255,11 @@ def refuse_contested(index: GraphIndex, reach: dict[str, dict[str, int]], pairs:
 
 
 def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> dict[str, str]:
-    """Outputs that are casts of a paired new value -> the input of their type that each replaces.
+    """Outputs that are casts of a paired new value -> the replaced input of the same type.
 
-    A low-precision parameter beside its master copy: its update reads no old value of its own. The input is the only
-    one of its type, or the only one whose stored value is the cast of the stored master. Raises UnsupportedError when
-    several are left.
-    """
+    A low-precision parameter beside a master copy: the update reads no old value of the parameter. The input is the
+    only input of the type, or the only input whose stored value is the cast of the stored master. Raises
+    UnsupportedError when several are left."""
     graph = index.graph
     casts: dict[str, Node] = {}
     for output in graph.outputs:
@@ -295,7 +288,7 @@ def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> di
 
 
 def uncopied(index: GraphIndex, name: str) -> str:
-    """The value that a value is a copy of, or itself."""
+    """The value behind the copies of a value, or the value itself."""
     node = index.producers.get(name)
     return node.inputs[0] if node is not None and node.is_a("Identity") else name
 
@@ -319,13 +312,13 @@ def _by_value(index: GraphIndex, master_of: dict[str, str], inputs: list[str]) -
 
 
 def _bytes(tensor: Tensor, dtype: str) -> bytes:
-    """A stored value as the dtype holds it."""
+    """A stored value in the bytes of the dtype."""
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(tensor.numpy()).astype(numpy_dtype(dtype)).tobytes()
 
 
 def refuse_open(index: GraphIndex, unsettled: Mapping[str, Sequence[str]]) -> None:
-    """Raise when outputs could replace several inputs, or one or none; ``unsettled``: output -> inputs."""
+    """Raise when outputs could replace several inputs, or at most one; ``unsettled``: output -> inputs."""
     if not unsettled:
         return
     output, names = next(iter(unsettled.items()))

@@ -1,4 +1,4 @@
-"""The order of an update's states: by structure, so that equal updates have their states in one order."""
+"""The order of an update's states: by structure, so that equal updates have equal orders."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ SMALL = 64
 
 
 class StateOrder:
-    """Orders the states of an update behind its parameter by how each is updated, not as the file lists them.
+    """Orders the states of an update behind the parameter by the way each is updated, not by the file's order.
 
-    Equal updates thus have their states in one order, and form one class. States whose updates look alike are ordered
-    by where the update first reads them. Each distinct look is computed once for all updates.
-    """
+    Equal updates thus have equal orders of states, and form one class. States with similar updates are ordered by the
+    update's first read of each. Each distinct look is computed once for all updates."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -73,7 +72,7 @@ class StateOrder:
         return checksum
 
     def leaf(self, name: str) -> int:
-        """A checksum of a value from outside of the update: of what is stored, if that is small, else 0."""
+        """A checksum of a value from outside of the update: of a small stored value, else 0."""
         checksum = self._leaves.get(name)
         if checksum is None:
             tensor = self.graph.initializers.get(name)

@@ -54,7 +54,7 @@ def assemble(step: StepSkeleton, mapping: GradientMap, losses: tuple[str, ...]) 
 
 
 def _refuse_no_state(step: StepSkeleton, training: TrainingGraph) -> None:
-    """Raise OptionError where the user says how ranks combine something that no output replaces."""
+    """Raise OptionError where the user gives a combination rule for a value that no output replaces."""
     for name, rule in training.reductions.items():
         if name not in step.updated:
             raise OptionError(
@@ -88,14 +88,14 @@ def _state(step: StepSkeleton, name: str, mapping: GradientMap, gradients: froze
 
 
 def _is_counter(step: StepSkeleton, name: str, output: str) -> bool:
-    """Return whether a state follows no batch, and may count it: what the user says of it is whether it does."""
+    """Return whether a state follows no batch, and may count batches: the user's word decides."""
     if output in step.tainted:
         return False
     return step.roles.statistics[name] == "mean" or bool(added_constant(step.index, name, output))
 
 
 def _check_statistic(step: StepSkeleton, name: str) -> None:
-    """Raise for a state of unknown kind: it depends on the batch without a gradient, and the loss depends on it."""
+    """Raise for a state of unknown kind: dependent on the batch without a gradient, and behind the loss."""
     type = step.index.graph.types[name]
     if step.updated[name] not in step.tainted:
         raise UnsupportedError(
@@ -114,9 +114,8 @@ def _check_statistic(step: StepSkeleton, name: str) -> None:
 def _refuse_loose(step: StepSkeleton, states: list[State], mapping: GradientMap) -> None:
     """Raise for a running statistic that depends on the backward; statistics must belong to the forward.
 
-    Such a value is usually a moment of a parameter whose new value is no output: its mean over ranks would differ from
-    the moment of the large batch.
-    """
+    Such a value is usually a moment of a parameter whose new value is no output: the mean over ranks would differ from
+    the moment of the large batch."""
     statistics = [state for state in states if state.kind is StateKind.STATISTIC]
     if not statistics:
         return
@@ -132,8 +131,8 @@ def _refuse_loose(step: StepSkeleton, states: list[State], mapping: GradientMap)
 
 
 def _made_by_backward(step: StepSkeleton, mapping: GradientMap) -> list[str]:
-    """Values of the batch that the backward computes; a copy of a value of the forward, in another type or layout, is
-    none: a normalisation's backward reads copies of the means that its running statistics read."""
+    """Values of the batch computed by the backward; a copy of a value of the forward, in another type or layout, is
+    left out: a normalisation's backward reads copies of the means behind the running statistics."""
     outputs: list[str] = []
     copies: set[str] = set()
     for node in step.index.graph.nodes:
@@ -150,7 +149,7 @@ def _made_by_backward(step: StepSkeleton, mapping: GradientMap) -> list[str]:
 
 
 def _own(step: StepSkeleton, states: list[State], mapping: GradientMap) -> None:
-    """Give each optimizer state its parameter: the one whose gradient its new value holds element by element."""
+    """Give each optimizer state a parameter: the parameter whose gradient the new value holds element by element."""
     owner: dict[str, str] = {}
     shared = {gradient for gradient, count in Counter(mapping.gradients.values()).items() if count > 1}
     for parameter, gradient in mapping.gradients.items():
@@ -185,7 +184,7 @@ def _own(step: StepSkeleton, states: list[State], mapping: GradientMap) -> None:
 
 
 def _claim(step: StepSkeleton, parameter: str, gradient: str, olds: Mapping[str, str], owner: dict[str, str]) -> None:
-    """Give a parameter that shares its gradient the states that its own update reads, old or new; ``olds``: new value
+    """Give a parameter with a shared gradient the states of the parameter's own update, old or new; ``olds``: new value
     -> state."""
     index, types = step.index, step.index.graph.types
     shape = types[parameter].shape
@@ -200,7 +199,7 @@ def _claim(step: StepSkeleton, parameter: str, gradient: str, olds: Mapping[str,
 
 
 def _spread(step: StepSkeleton, nodes: list[Node], owner: dict[str, str]) -> None:
-    """Let the results of update nodes have the owner of what they read; one sweep in order."""
+    """Let the results of update nodes have the owner of the operands; one sweep in order."""
     types, scalars = step.index.graph.types, step.index.scalars
     for node in nodes:
         of = None
@@ -260,7 +259,7 @@ def _accumulates(index: GraphIndex, state: State, gradient: str) -> bool:
 
 
 def _factor(index: GraphIndex, node: Node) -> list[tuple[str, float]]:
-    """The operand of which a node's result is a multiple known from the file, and by how much; none otherwise."""
+    """The operand of which a node's result is a multiple known from the file, and the multiple; empty otherwise."""
     if node.is_a("Identity", "Cast"):
         return [(node.inputs[0], 1.0)]
     if node.is_a("Neg"):

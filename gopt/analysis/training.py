@@ -30,7 +30,7 @@ class StateKind(str, Enum):
 
 @dataclass(slots=True)
 class State:
-    """A graph input and the output that replaces it after the step; ``of`` is the parameter it belongs to."""
+    """A graph input and the output that replaces the input after the step; ``of``: the parameter of the state."""
 
     tensor: str
     updated: str
@@ -40,12 +40,11 @@ class State:
 
 @dataclass(slots=True)
 class TrainingGraph:
-    """A source graph with its roles.
+    """A source graph with roles.
 
-    ``gradients`` maps a parameter's input name to the value that is its gradient; nodes carry their phase.
-    ``losses`` are the scalar outputs from which a backward starts. ``batch`` and ``hyper`` are the inputs that are not
-    states; ``metrics`` the other outputs.
-    """
+    ``gradients`` maps a parameter's input name to the gradient's value name; nodes carry their phase. ``losses`` are
+    the scalar outputs at the start of a backward. ``batch`` and ``hyper`` are the inputs outside of the states;
+    ``metrics`` the other outputs."""
 
     graph: Graph
     losses: tuple[str, ...]
@@ -84,8 +83,8 @@ class TrainingGraph:
     def once(self, question: Hashable, find: Callable[[], T]) -> T:
         """Return the cached result of ``find`` for ``question``, which must concern the source graph only.
 
-        Results stay valid because passes rewrite a copy. The returned object is shared: callers must not change it.
-        """
+        Results stay valid because passes rewrite a copy. The returned object is shared: callers must not change the
+        object."""
         if question not in self._answers:
             begun = self._begun.pop(question, None)
             self._answers[question] = find() if begun is None else begun.result()
@@ -93,12 +92,12 @@ class TrainingGraph:
         return answer
 
     def begin(self, questions: Mapping[Hashable, Callable[[], Any]]) -> None:
-        """Begin to answer questions of ``once``, in this order in a process of its own; without one, ``once`` answers
-        them."""
+        """Begin to answer questions of ``once``, in this order in a separate process; without a process, ``once``
+        answers."""
         self._begun.update(zip(questions, background.begin_all(questions.values(), len(self.graph.nodes))))
 
     def weights_of(self, gradient: str) -> list[str]:
-        """The parameters that have a value as their gradient."""
+        """The parameters with a value as gradient."""
 
         def find() -> dict[str, list[str]]:
             names: dict[str, list[str]] = {}
@@ -110,7 +109,7 @@ class TrainingGraph:
 
     @property
     def loss(self) -> str:
-        """The first loss, which stands for all where one number is shown; '' of a server's part of a step."""
+        """The first loss, which stands for all losses where one number is shown; '' of a server's part of a step."""
         return self.losses[0] if self.losses else ""
 
     @property

@@ -1,4 +1,4 @@
-"""Outputs made of an input of their type alone: the new value of a state, or something shown of what is fed."""
+"""Outputs made of an input of the same type alone: the new value of a state, or a shown value of a fed input."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _DOUBTED = (StateKind.STATISTIC, StateKind.PARAMETER, StateKind.SCALAR)
 def refuse_unchanged(index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap) -> None:
     """Raise UnsupportedError for an output that is an input without a stored value, unchanged, and no declared state.
 
-    A batch taken for a state would be the same on all ranks. ``pairs``: output -> the input that it replaces.
-    """
+    A batch taken for a state would be the same on all ranks. ``pairs``: output -> replaced input."""
     for output, name in pairs.items():
         if name in index.graph.initializers or name in roles.states:
             continue
@@ -37,8 +36,7 @@ def refuse_unvalued(training: TrainingGraph, roles: RoleMap) -> None:
     """Raise UnsupportedError for a state without gradient and stored value where others have values, unless declared.
 
     A mask or an error by element, shown of a batch, has the data flow of a statistic, or of a frozen parameter. The
-    rate in effect, shown of the one that is fed, has that of a schedule.
-    """
+    rate in effect, shown of the fed rate, has the data flow of a schedule."""
     initializers = training.graph.initializers
     if not any(state.tensor in initializers for state in training.states):
         return
