@@ -357,7 +357,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each(
         "analysis.coupling.gradient_reductions analysis.coupling.gradient_units analysis.coupling.loss_terms "
-        "verification.inexact_reductions",
+        "analysis.coupling.units verification.inexact_reductions",
         "a part of one analysis, held against steps on large batches", "laws/test_exactness.py",
     ),
     **_each("analysis.coupling.synchronise", "statistics over all samples", "numeric/test_synchronised.py"),

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gopt.analysis.coupling.context import CouplingContext
-from gopt.analysis.coupling.gradient_units import Unit
 from gopt.analysis.coupling.ignored_labels import counts_labels
 from gopt.analysis.coupling.joint_gradients import BackwardReading
 from gopt.analysis.coupling.marks import REDUCED, Coupling, CouplingKind, Relation
+from gopt.analysis.coupling.units import Unit
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph_index import ancestors

@@ -15,10 +15,11 @@ from functools import partial
 from math import prod
 
 from gopt.analysis.coupling.context import CouplingContext
-from gopt.analysis.coupling.loss_terms import LossTerms, loss_terms
-from gopt.analysis.coupling.marks import REDUCED, UNKNOWN, Mark, Relation, division
+from gopt.analysis.coupling.loss_terms import loss_terms
+from gopt.analysis.coupling.marks import REDUCED, UNKNOWN, Mark, Relation
 from gopt.analysis.coupling.reduced import unguarded
-from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
+from gopt.analysis.coupling.uniform_factors import UniformFactors
+from gopt.analysis.coupling.units import Unit, UnitConstants
 from gopt.ir.graph import COMM, Node
 from gopt.ir.graph_index import ancestors, descendants, walk
 from gopt.ir.types import FLOATS
@@ -44,38 +45,6 @@ LINEAR = _KEEPING | {"Pad"}
 """Operators that are linear in their first operand."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """Ratio between a value of the large batch and the rank's: 1 / R to the power of ``degree``, R ranks of one size,
-    times the rank's share of ``by`` over all ranks. A reduced value of the large batch is the sum of the ranks' values
-    times this ratio.
-
-    ``start``: no operator of the model was passed yet, and ``factor`` holds constants of the loss alone. ``lone``: the
-    value is one product with the value that the loss squares, and not (False) the sum of two. ``sure``: whether
-    constants tell the degree. ``coupled``: a value reduced over samples that it is multiplied by, which is a statistic.
-    ``sizes``: other dimensions that were summed. ``over``: constants that a reduced value was multiplied by since.
-    ``mixed``: terms of different units were added. ``model``: a value of the forward alone, no constant of a loss in
-    it. ``scattered``: a sum that samples were scattered to, such as of the rows of a table.
-    """
-
-    degree: int = 0
-    by: str = ""
-    factor: float = 1.0
-    start: bool = False
-    lone: bool | None = None
-    sure: bool = True
-    coupled: str = ""
-    sizes: tuple[int, ...] = ()
-    over: float = 1.0
-    mixed: bool = False
-    model: bool = False
-    scattered: bool = False
-    root: str = ""
-    """The value of the forward, reduced over samples, that it is alone a linear function of."""
-    explicit: bool = False
-    """Whether a size read from a shape stands in it, so that its constants hold none."""
-
-
 @dataclass(slots=True)
 class GradientUnits:
     """Units of the values of a backward, node by node in topological order, behind the marks."""
@@ -87,8 +56,7 @@ class GradientUnits:
     gradients: InitVar[Iterable[str]] = ()
     proportional: set[str] = field(init=False)
     """Values that a gradient is in proportion to."""
-    factors: UniformFactors = field(init=False)
-    terms: LossTerms = field(init=False)
+    constants: UnitConstants = field(init=False)
     units: dict[str, Unit | None] = field(default_factory=dict)
     statistics: set[str] = field(init=False)
     """Reduced values of the forward that single samples read."""
@@ -102,12 +70,12 @@ class GradientUnits:
     def __post_init__(self, gradients: Iterable[str]) -> None:
         moving = descendants(self.context.index, self.context.marks)
         self.proportional = set(walk(gradients, partial(_followed, self.context, moving)))
-        self.factors = UniformFactors(self.context)
-        self.terms = loss_terms(self.context, self.factors, self.losses)
+        factors = UniformFactors(self.context)
+        self.constants = UnitConstants(self.context, factors, loss_terms(self.context, factors, self.losses))
         self.statistics = set(self.context.fed)
         self._behind = ancestors(self.context.index, self.statistics)[1]
         producers = self.context.index.producers
-        for node in (producers[name] for name in self.terms.values if name in producers):
+        for node in (producers[name] for name in self.constants.terms.values if name in producers):
             if _is_square(self.context, node):
                 self.squared.update(node.inputs[:2] if node.is_a("Mul") else node.inputs[:1])
         self._squares = {(producers[n].op_type, tuple(producers[n].inputs)) for n in self.squared if n in producers}
@@ -184,15 +152,6 @@ class GradientUnits:
         unit = self._reduced_of(mark)
         return unit if name in self._behind else replace(unit, root=name)
 
-    def settled(self, unit: Unit, sizes: Iterable[object]) -> Unit:
-        """The unit behind the start of the backward: what its constants say of the batch."""
-        if not unit.start:
-            return unit
-        if unit.explicit or (unit.by and unit.degree >= 0):
-            return replace(unit, start=False)
-        more, sure = self.terms.degree(unit.factor, unit.lone, tuple(size for size in sizes if isinstance(size, int)))
-        return replace(unit, degree=unit.degree + more, start=False, sure=unit.sure and sure)
-
     # --- by operator ------------------------------------------------------------------------------------------------
 
     def _unit(self, node: Node, mark: Mark) -> Unit | None:
@@ -241,10 +200,10 @@ class GradientUnits:
         placed = [name for name in names if not self.context.index.constants.zero(name)]
         if not node.is_in(_TERMS) or len(placed) != 1:
             return Unit(start=True)
-        factor = self.factors.of(placed[0])
+        factor = self.constants.factors.of(placed[0])
         found = Unit(-factor.batches, factor=factor.number, start=True, explicit=bool(factor.batches))
         where = next((name for name in node.inputs if self.context.samples(name) is not None), "")
-        return found if factor.uniform else self._seeded(found, Unit(), factor, where)
+        return found if factor.uniform else self.constants.seeded(found, Unit(), factor, where)
 
     def _function(self, node: Node, mark: Mark, moving: list[str]) -> Unit | None:
         """Any other function: of values that are alike in the large batch."""
@@ -268,7 +227,7 @@ class GradientUnits:
             return replace(unit, sizes=(*unit.sizes, round(1 / self._share(node)))) if summed else unit
         if mark.kind is Relation.SAMPLES:
             if node.is_a("ReduceSum") and name in self.trained:
-                return self.settled(unit, self._others(name))  # behind a broadcast of the model
+                return self.constants.settled(unit, name)  # behind a broadcast of the model
             if node.is_a("ReduceMean") and unit.start:
                 return replace(unit, factor=unit.factor * self._share(node))
             return unit
@@ -278,12 +237,11 @@ class GradientUnits:
         """The unit of what is summed over samples, or is their mean."""
         among = [name for name in names if self.context.samples(name) is not None]
         made = [name for name in among if (u := self.units.get(name)) and not u.model and name in self.trained]
-        sizes = self._others((made or among)[-1]) if among else []
+        samples = (made or among)[-1] if among else ""
+        unit = self.constants.settled(unit, samples)
         if node.is_a("ReduceMean"):
-            unit = self.settled(unit, sizes)
             return replace(unit, degree=unit.degree + 1, start=False, explicit=True, sizes=())
-        summed = self.context.marks[node.outputs[0]].sizes or tuple(size for size in sizes if isinstance(size, int))
-        return replace(self.settled(unit, sizes), sizes=summed)
+        return replace(unit, sizes=self.context.marks[node.outputs[0]].sizes or self.constants.sizes(samples))
 
     def _share(self, node: Node) -> float:
         before, after = self.context.shape(node.inputs[0]), self.context.shape(node.outputs[0])
@@ -308,8 +266,8 @@ class GradientUnits:
         if all(unit.model for unit in units):
             return Unit(start=True, model=True, lone=lone)
         if len(units) == len(free) == 1 and units[0].start and not reduced and node.is_in(SUMS):
-            number = self.factors.of(free[0]).number
-            if self.terms.begun(number):
+            number = self.constants.factors.of(free[0]).number
+            if self.constants.terms.begun(number):
                 units = [replace(units[0], factor=number)]  # an adjoint, too, such as of a log-softmax
             elif number != units[0].factor:
                 return Unit(start=True, model=True, lone=lone)  # no adjoint has another constant added to it
@@ -317,24 +275,24 @@ class GradientUnits:
         if alike and not all(unit.start for unit in units):
             units = [replace(unit, start=False) for unit in units]
         elif any((unit.start, unit.factor) != (units[0].start, units[0].factor) for unit in units):
-            settled = [self.settled(unit, self._others(name)) for unit, name in zip(units, among)]
-            degrees = {unit.degree for unit in settled} | ({self.terms.common} - {None})
-            contrary = not self.terms.differ and len(degrees) > 1
-            if all(unit.start for unit in units) and (contrary or not self._all_sure(settled)):
+            settled = [self.constants.settled(unit, name) for unit, name in zip(units, among)]
+            degrees = {unit.degree for unit in settled} | ({self.constants.terms.common} - {None})
+            contrary = not self.constants.terms.differ and len(degrees) > 1
+            if all(unit.start for unit in units) and (contrary or not self.constants.all_sure(settled)):
                 # terms of a derivative of the model, such as that of an error function
                 return Unit(start=True, sure=not contrary)
             units = settled
-        first, sure = units[0], self._all_sure(units)
+        first, sure = units[0], self.constants.all_sure(units)
         coupled = next((unit.coupled for unit in units if unit.coupled), "")
         if any((unit.degree, unit.by) != (first.degree, first.by) for unit in units):
             of_one_kind = len({self.context.marks[name].kind is Relation.SAMPLES for name in among}) == 1
-            if not (coupled or self.terms.differ or any(unit.by for unit in units)):
-                return replace(first, degree=self.terms.common or 0, sure=False, start=False)
+            if not (coupled or self.constants.terms.differ or any(unit.by for unit in units)):
+                return replace(first, degree=self.constants.terms.common or 0, sure=False, start=False)
             if not coupled and not (sure and of_one_kind):
                 return None
             return replace(first, coupled=coupled, mixed=True, start=False)
         linear = first.degree == int(reduced and not first.by) and (reduced or not first.by)
-        if not linear and not all(self._adjoint_like(name, first) for name in free):
+        if not linear and not all(self.constants.is_adjoint(name, first) for name in free):
             return None
         unit = replace(
             first, sure=sure, lone=lone, coupled=coupled,
@@ -345,17 +303,6 @@ class GradientUnits:
             return replace(self._over_samples(node, unit, moving), scattered=node.is_a("ScatterND", "ScatterElements"))
         return unit
 
-    def _adjoint_like(self, name: str, unit: Unit) -> bool:
-        """Return whether a value that no sample enters holds a term's own constant, so that it is an adjoint, too."""
-        number = self.factors.of(name).number
-        return self.terms.begun(number) and self.terms.degree(number, None, ()) == (unit.degree, True) and not unit.by
-
-    def _all_sure(self, units: list[Unit]) -> bool:
-        """Return whether constants tell the degree of values that are added: of some, where all are as the losses."""
-        sure = [unit for unit in units if unit.sure]
-        alike = bool(sure) and {(unit.degree, unit.by) for unit in units} == {(self.terms.common, "")}
-        return len(sure) == len(units) or alike
-
     def _beside(self, names: Iterable[str], *, reduced: bool) -> list[Unit] | None:
         """The units of values that a node joins, as its result has them: of samples, or reduced over them."""
         found = []
@@ -363,45 +310,25 @@ class GradientUnits:
             unit = self.of(name)
             if unit is not None and self.context.marks[name].kind is not Relation.SAMPLES:
                 coupled = unit.coupled or ("" if reduced else unit.root)
-                unit = self.whole(unit) if reduced else self._at_samples(name, replace(unit, coupled=coupled, root=""))
+                unit = (
+                    self.constants.whole(unit)
+                    if reduced
+                    else self._at_samples(name, replace(unit, coupled=coupled, root=""))
+                )
             if unit is None:
                 return None
             found.append(unit)
         return found
 
-    def whole(self, unit: Unit) -> Unit:
-        """A reduced value whose constants divide it by the number of samples is a mean."""
-        if unit.degree or unit.by or unit.explicit or not self.context.batch:
-            return unit
-        says = division(unit.over, self.context.batch, unit.sizes)
-        return replace(unit, degree=1, over=1.0) if says.by_batch and not says.by_others else unit
-
     def _at_samples(self, name: str, unit: Unit) -> Unit | None:
         """The unit of a reduced value where single samples read it, such as a statistic: about alike on all ranks."""
         if unit.scattered:
             return None
-        degree = unit.degree + int(self._by_batch(unit.over, unit.sizes))
+        degree = unit.degree + int(self.constants.by_batch(unit.over, unit.sizes))
         start = degree == 1 and not unit.by and unit.factor == 1.0
         if not unit.by or degree > 0:
             return replace(unit, degree=degree - 1, start=start, over=1.0, sizes=())
         return replace(unit, by="", start=start, over=1.0, sizes=()) if name in self.statistics else None
-
-    def _by_batch(self, number: float, sizes: tuple[int, ...]) -> bool:
-        batch = self.context.batch
-        return bool(batch) and number != 1.0 and division(number, batch, sizes).by_batch
-
-    def _over(self, found: Unit, number: float, sizes: tuple[int, ...]) -> float:
-        """The constants of a reduced value with one more: the one that divides by the number of samples is kept."""
-        if self._by_batch(found.over, sizes):
-            return found.over
-        return number if self._by_batch(number, sizes) else found.over * number
-
-    def _others(self, name: str) -> list[object]:
-        mark = self.context.samples(name)
-        if mark is None:
-            return []
-        shape = self.context.shape(name)
-        return [*(size for place, size in enumerate(shape) if place != mark.axis), mark.outer, mark.inner]
 
     def _product(self, node: Node, mark: Mark, moving: list[str]) -> Unit | None:
         context = self.context
@@ -421,14 +348,14 @@ class GradientUnits:
                     return None
                 found = multiplied
             elif name not in context.marks:
-                found = self._constant(node, found, name, sign, samples, reduced)
+                found = self.constants.multiplied(found, node, name, sign, next(iter(samples), ""), reduced=reduced)
         added = node.inputs[2] if node.is_a("Gemm") and len(node.inputs) > 2 else ""
         if added and (added in moving or not context.index.constants.zero(added)):
             return None if found.degree else replace(found, start=False)
         alpha = float(node.attributes.get("alpha", 1.0)) if node.is_a("Gemm") else 1.0
         if reduced and samples:
             made = self._over_samples(node, found, samples)
-            return made if alpha == 1 else replace(made, over=self._over(made, alpha, made.sizes))
+            return made if alpha == 1 else replace(made, over=self.constants.over(made, alpha, made.sizes))
         factor = found.factor * (alpha if found.start and samples else 1.0)
         return replace(found, factor=factor, start=found.start and bool(samples))
 
@@ -443,7 +370,7 @@ class GradientUnits:
         if kind is Relation.SAMPLES:
             if unit.by and (found.by or sign < 0):
                 return None
-            found, unit = self._adjoint_of(found, unit, name) if sign > 0 else (found, unit)
+            found, unit = self.constants.adjoint_first(found, unit, name) if sign > 0 else (found, unit)
             sure, mixed = found.sure and unit.sure, found.mixed or unit.mixed
             lone = unit.lone if found.lone is None else found.lone and unit.lone is not False
             if lone is None and elementwise and name in self.squared and sign > 0:
@@ -473,126 +400,17 @@ class GradientUnits:
         unit = read
         return replace(
             found, degree=found.degree + sign * unit.degree, by=found.by or unit.by, sure=sure, coupled=coupled,
-            sizes=sizes, over=self._over(found, over, sizes), mixed=mixed, root=unit.root,
+            sizes=sizes, over=self.constants.over(found, over, sizes), mixed=mixed, root=unit.root,
             start=found.start and not (samples and unit.degree),
             factor=found.factor * (unit.factor**sign if unit.by else 1.0),
             scattered=found.scattered or unit.scattered, model=found.model and name not in self.units,
         )  # fmt: skip
-
-    def _adjoint_of(self, left: Unit, right: Unit, name: str) -> tuple[Unit, Unit]:
-        """Two values of samples that are multiplied: where a constant of the loss stands in either, or did, it is the
-        adjoint, and what the other holds are constants of the model's derivative."""
-        pair, derivative = (left, right), Unit(start=True, model=True)
-        plain = [unit.start and not (unit.by or unit.degree or unit.explicit) for unit in pair]
-        begun = [unit for unit in pair if not unit.model and self.terms.begun(unit.factor, bool(unit.lone))]
-        if all(plain) and not begun and (left.lone is None) != (right.lone is None):
-            return (left, derivative) if right.lone is None else (derivative, right)
-        if all(plain) and not (left.model or right.model):
-            settled = [self.settled(unit, self._others(name)) for unit in begun]
-            alike = len({(unit.degree, unit.sure) for unit in settled}) == 1
-            return (settled[0], derivative) if alike else pair
-        behind = [not (unit.start or unit.model) for unit in pair]
-        if left.degree == right.degree == 1 and all(behind) and not (left.explicit or right.explicit):
-            return left, derivative  # no gradient is a product of two adjoints
-        plain = [is_plain and not unit.model for is_plain, unit in zip(plain, pair)]
-        return (derivative if plain[0] and behind[1] else left), (derivative if plain[1] and behind[0] else right)
 
     def _is_count(self, name: str, sign: int) -> bool:
         """Return whether a divisor is a scalar sum or mean over the rank's batch that is no statistic."""
         mark = self.context.marks[name]
         one = self.context.index.graph.type_of(name).elements == 1
         return sign < 0 and one and mark.kind in (Relation.SUM, Relation.MEAN) and name not in self.statistics
-
-    def _constant(
-        self, node: Node, found: Unit, name: str, sign: int, samples: list[str], reduced: bool
-    ) -> Unit:  # fmt: skip
-        """Multiply by an operand that no sample enters, or divide by it."""
-        if not node.is_in(SCALES):
-            factor = self.factors.of(name)
-            if reduced and samples and factor.uniform:  # the derivative by each sample, alike for all of them
-                found = replace(
-                    found, degree=found.degree - sign * factor.batches,
-                    factor=found.factor * (factor.number**sign if found.start else 1.0),
-                    explicit=found.explicit or bool(factor.batches),
-                )  # fmt: skip
-            elif samples and found.start and found.model:
-                return self._adjoint(found, factor, sign, samples[0], summed=reduced)
-            found = replace(found, model=False) if found.model else found
-            return self.settled(found, self._others(samples[0]) if samples else ()) if found.start else found
-        factor = self.factors.of(name)
-        found = replace(
-            found, degree=found.degree - sign * factor.batches, explicit=found.explicit or bool(factor.batches)
-        )
-        if samples:
-            if self.terms.begun(found.factor):  # what follows is of the model
-                found = self.settled(found, self._others(samples[0]))
-            elif found.start and self.terms.begun(factor.number**sign):
-                found = replace(found, factor=1.0, sure=True)  # as is what stands before
-            if found.start and not factor.uniform:
-                seeded = replace(found, factor=found.factor * factor.number**sign, model=False)
-                return self._seeded(seeded, self.settled(found, self._others(samples[0])), factor, samples[0])
-            known = found.factor * (factor.number**sign if found.start else 1.0)
-            return replace(found, factor=known, model=found.model and not factor.uniform)
-        return replace(found, over=self._over(found, factor.number**sign, found.sizes))
-
-    def _adjoint(self, unit: Unit, factor: UniformFactor, sign: int, samples: str, *, summed: bool) -> Unit:
-        """A product of values of the forward and a matrix that no sample enters: the derivative of a loss that is
-        linear in them, or weights of the model. ``summed``: over the samples, as no weights are."""
-        tried = self.settled(
-            replace(
-                unit, degree=unit.degree - sign * factor.batches, factor=unit.factor * factor.number**sign,
-                model=False, explicit=unit.explicit or bool(factor.batches),
-            ),
-            self._others(samples),
-        )  # fmt: skip
-        otherwise = self.settled(replace(unit, model=False), self._others(samples))
-        if summed and not (factor.literal or tried.explicit):
-            return replace(otherwise, degree=self.terms.common or 0, sure=False)
-        apart = factor.number != 1.0 or factor.batches
-        return tried if apart and (tried.sure or summed) else otherwise
-
-    def _seeded(self, unit: Unit, otherwise: Unit, factor: UniformFactor, samples: str) -> Unit:
-        """The start of a backward behind a factor that holds values of the model beside the derivative of the loss;
-        ``otherwise``: what it is where the constants of the factor do not tell."""
-        tried = self.settled(unit, self._others(samples))
-        return tried if (factor.number != 1.0 or factor.batches) and tried.sure else otherwise
-
-    # --- behind the gradient ----------------------------------------------------------------------------------------
-
-    def behind(self, gradient: str, unit: Unit) -> Unit:
-        """The unit of a gradient with what its readers multiply it by: a division by the number of samples may stand
-        there."""
-        unit = self.whole(unit)
-        if unit.degree or unit.by:
-            return unit
-        name, total = gradient, UniformFactor()
-        for _ in range(4):
-            readers = self.context.index.users.get(name, [])
-            found = {self._only_factor(reader, name) for reader in readers}
-            factor = found.pop() if len(found) == 1 else None
-            if factor is None:
-                break
-            total = total.times(factor)
-            if total.batches:
-                return replace(unit, degree=unit.degree - total.batches)
-            if self.context.batch and division(total.number, self.context.batch, unit.sizes).by_batch:
-                more, sure = self.terms.degree(unit.factor * total.number, bool(unit.lone), unit.sizes)
-                if more == 1 or not sure:
-                    return replace(unit, degree=1, sure=False)
-            if len(readers) > 1:
-                break
-            name = readers[0].outputs[0]
-        return unit
-
-    def _only_factor(self, node: Node, name: str) -> UniformFactor | None:
-        """The constant that a node multiplies ``name`` by; None where it does anything else."""
-        if node.is_a("Identity", "Cast", "Reshape"):
-            return UniformFactor()
-        if not node.is_in(SCALES) or node.inputs.count(name) != 1 or (node.is_a("Div") and node.inputs[0] != name):
-            return None
-        other = next(each for each in node.inputs if each != name)
-        factor = self.factors.of(other)
-        return UniformFactor().times(factor, -1 if node.is_a("Div") else 1) if factor.uniform else None
 
 
 def _followed(context: CouplingContext, moving: set[str], name: str) -> Iterable[str]:

@@ -13,9 +13,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from gopt.analysis.coupling.context import CouplingContext
-from gopt.analysis.coupling.gradient_units import GradientUnits, Unit
+from gopt.analysis.coupling.gradient_units import GradientUnits
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Relation
 from gopt.analysis.coupling.propagate import propagate
+from gopt.analysis.coupling.units import Unit
 from gopt.analysis.linearity import CONSTANT, Linearity, level
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph import COMM, Node
@@ -72,7 +73,7 @@ def read_backward(context: CouplingContext, training: TrainingGraph) -> Backward
     unlike = {name: each for name, each in all_of.items() if each > Linearity.SCALED}
     divided = {name: counts[value] for name, value in training.gradients.items() if value in counts}
     each = {name: units.of(name) for name in training.gradients.values() if name in context.marks}
-    behind = {name: units.behind(name, unit) for name, unit in each.items() if unit is not None}
+    behind = {name: units.constants.behind(name, unit) for name, unit in each.items() if unit is not None}
     return BackwardReading(unlike, divided, behind, second)
 
 
