@@ -34,13 +34,16 @@ class Step:
 
     model: ModelProto
     roles: RoleMap = NOTHING
+    mesh: str = ""
 
     def refusal(self, folder: Path) -> GoptError | None:
-        """The refusal of ``gopt.load``; None where it takes the step."""
+        """The refusal of ``gopt.load``, and of ``gopt.shard`` where a mesh is given; None where they take the step."""
         path = folder / "step.onnx"
         path.write_bytes(self.model.SerializeToString())
         try:
-            gopt.load(path, roles=self.roles)
+            source = gopt.load(path, roles=self.roles)
+            if self.mesh:
+                gopt.shard(source, self.mesh)
         except InvariantError:
             raise
         except GoptError as error:
@@ -62,6 +65,8 @@ def ways(step: Step, error: GoptError) -> Iterator[Step]:
         if "gopt.toml" in hint:
             before, _, line = hint.partition("]: ")
             table = tomllib.loads(line)
+            if table.get("params"):
+                continue  # as the option beside it says
             table = table["states"] if before.endswith("[roles") else table
             if hint.startswith("or in"):
                 assert table == pairs or (before.endswith("[roles.states") and table.items() <= pairs.items()), hint

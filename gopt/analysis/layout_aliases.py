@@ -14,6 +14,7 @@ import numpy as np
 
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Graph, Node
+from gopt.ir.node_kinds import elementwise
 from gopt.ir.opaque.origin import Origin
 from gopt.operators.kinds import CASTS, PARTS, RESHAPES, VARIADIC
 
@@ -24,14 +25,17 @@ KEEP_ORDER = frozenset((*SHAPE_CHANGES, "Transpose"))
 LAYOUT_OPERATORS = frozenset((*COPIES, *VARIADIC, *SHAPE_CHANGES, *PARTS, "Transpose"))
 
 
-def find_aliases(graph: Graph, named: Collection[str] = ()) -> dict[str, str]:
+def find_aliases(graph: Graph, named: Collection[str] = (), *, scaled: bool = False) -> dict[str, str]:
     """Values that equal another one in type, elements and order -> that value, their root; one sweep in order.
 
     Bodies of opaque operators are left alone: they become the operator again as they are. Nothing is looked through
-    behind ``named``, gradients that the user named: what turns one back reads it.
+    behind ``named``, gradients that the user named: what turns one back reads it. ``scaled``: a join counts as
+    equal to what is made of it element by element with values of one element: a row that is clipped.
     """
     finder = _Finder(graph, frozenset(named))
     for node in graph.nodes:
+        if scaled and elementwise(node):
+            finder.scale(node)
         if node.op_type in LAYOUT_OPERATORS and node.is_in(LAYOUT_OPERATORS) and any(node.inputs[:1]):
             if of_operator(node):
                 continue
@@ -80,6 +84,13 @@ class _Finder:
             self._look_at_one(node, self.aliases.get(node.inputs[0], node.inputs[0]), node.outputs[0])
         if node.is_in(PARTS):
             self._cut(node)
+
+    def scale(self, node: Node) -> None:
+        types = self.graph.type_of
+        whole = [name for name in node.inputs if name and types(name).elements != 1]
+        row = self.aliases.get(whole[0], whole[0]) if len(whole) == 1 else ""
+        if row in self.joins and types(row).shape == types(node.outputs[0]).shape:
+            self.aliases[node.outputs[0]] = row
 
     def _look_at_one(self, node: Node, source: str, output: str) -> None:
         if self._copies(node, source, output):

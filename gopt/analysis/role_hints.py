@@ -24,8 +24,8 @@ def batch_option(names: Collection[str]) -> str:
     return " ".join(f"--batch {_quoted(part)}" for part in _parts(list(names)))
 
 
-def states_hints(pairs: Mapping[str, str]) -> list[str]:
-    """Hints that name ``pairs``, input -> output, by ``--states`` and in ``gopt.toml``.
+def states_hints(pairs: Mapping[str, str], what: str = "pair", option: str = "states") -> list[str]:
+    """Hints that name ``pairs``, input -> output, by ``--states`` (or another option) and in ``gopt.toml``.
 
     Pairs that do not fit into one line are shared out among several.
     """
@@ -34,18 +34,18 @@ def states_hints(pairs: Mapping[str, str]) -> list[str]:
     hints = []
     if not any(_DIVIDES & set(name) for name in (*pairs, *pairs.values())):
         parts = _parts([f"{old}={new}" for old, new in pairs.items()])
-        begin = f"name the pair{'s' * (len(pairs) > 1)}:"
-        hints = [f"{begin if part is parts[0] else 'and'} --states {_quoted(part)}" for part in parts]
+        begin = f"name the {what}{'s' * (len(pairs) > 1)}:"
+        hints = [f"{begin if part is parts[0] else 'and'} --{option} {_quoted(part)}" for part in parts]
     lines = [
         f"{json.dumps(old, ensure_ascii=False)} = {json.dumps(new, ensure_ascii=False)}" for old, new in pairs.items()
     ]
     table = ", ".join(lines)
     under = "or in gopt.toml, under" if hints else "write in gopt.toml, under"
     if len(table) <= _WIDE:
-        return [*hints, f"{under} [roles]: states = {{{table}}}"]
+        return [*hints, f"{under} [roles]: {option} = {{{table}}}"]
     if hints:
-        return [*hints, f"{under} [roles.states], a line for each pair: {lines[0]}"]
-    return [f"{under} [roles.states]: {each}" for each in lines]
+        return [*hints, f"{under} [roles.{option}], a line for each {what}: {lines[0]}"]
+    return [f"{under} [roles.{option}]: {each}" for each in lines]
 
 
 def leave_out(outputs: Sequence[str]) -> str:

@@ -72,6 +72,19 @@ def test_a_relative_step_by_a_kept_gradient_is_asked_for_once(rules, scrambled: 
     assert Step(made.model, RoleMap(states=told)).refusal(tmp_path) is None
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["clipped_row", "one_row_of_all"])
+def test_the_gradients_of_a_row_are_asked_for_once(name: str, seed: int, tmp_path: Path) -> None:
+    """Each refusal asked for one gradient, by no name."""
+    w = written(name, seed)
+    step = Step(w.model(), RoleMap(batch=list(w.batch)), mesh="shard=2")
+    error = step.refusal(tmp_path)
+    assert error is not None and "made of several gradients" in error.message and faults(step, tmp_path) == []
+    (way,) = ways(step, error)
+    assert way.roles.params == {each: value.name for each, value in w.gradients.items()}
+    assert way.refusal(tmp_path) is None
+
+
 @pytest.mark.parametrize("seed", [*range(4), 1000, 1119, 2311, 2685])
 def test_drawn_steps(seed: int, tmp_path: Path) -> None:
     hold_drawn(seed, tmp_path)

@@ -26,7 +26,7 @@ TELLS = {
     "row_of_two": "is made of several gradients",
     **dict.fromkeys(
         ["product_of_gradients", "two_products", "matrix_of_gradients", "signs_agree", "surgery", "clipped_each",
-         "normed_each", "one_row_of_all"], "is made of several gradients",
+         "normed_each", "one_row_of_all", "clipped_row"], "is made of several gradients",
     ),
 }  # fmt: skip
 """Steps that gopt refuses as they are, and words of the refusal."""

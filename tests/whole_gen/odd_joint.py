@@ -67,6 +67,28 @@ def one_row_of_all(w: Writer) -> None:
 
 
 @odd
+def clipped_row(w: Writer) -> None:
+    """All gradients in one row: clipped by its norm, and cut up again, by one Split or by Slices; a momentum each."""
+    p, g = net(w)
+    row = w.op("Concat", *(each.reshape(-1) for each in g.values()), axis=0)
+    norm = w.op("ReduceL2", row, keepdims=0) if w.pick(True, False) else (row * row).sum().sqrt()
+    row = row * w.op("Min", 0.3 / (norm + 1e-6), w.const(np.array(1.0, w.dtype)))
+    ends = np.cumsum([each.held.size for each in g.values()])
+    if w.pick(True, False):
+        parts = w.op("Split", row, w.const(np.diff(ends, prepend=0)), out=len(p), axis=0)
+    else:
+        parts = [
+            w.op("Slice", row, w.const(np.array([end - each.held.size])), w.const(np.array([end])))
+            for each, end in zip(g.values(), ends)
+        ]
+    for part, name in zip(parts, p):
+        m = small(w, f"{name}.m", p[name].shape)
+        moved = m * 0.9 + part.reshape(*p[name].shape)
+        w.becomes(m, moved)
+        w.becomes(p[name], p[name] - moved * 0.1)
+
+
+@odd
 def adam_over_row(w: Writer) -> None:
     """Moments of all parameters in one state each, a row."""
     p, g = net(w)

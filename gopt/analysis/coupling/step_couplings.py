@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gopt.analysis.coupling.context import CouplingContext
@@ -20,8 +20,10 @@ from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, divis
 from gopt.analysis.coupling.open_statistics import StatisticRules, statistic_couplings
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
 from gopt.analysis.coupling.statistics import statistic_rules
+from gopt.analysis.layout_aliases import find_aliases
 from gopt.analysis.linearity import Linearity
 from gopt.analysis.loss_reduction import AUTO, LossReduction, LossRule
+from gopt.analysis.role_hints import states_hints
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
@@ -144,18 +146,29 @@ def refuse_unlike(training: TrainingGraph, roles: RoleMap, reduction: LossReduct
     for name, how in unlike.levels.items():
         value = training.gradients[name]
         if how is Linearity.NONLINEAR and not roles.params.get(name):
+            named = states_hints(_pieces(training, unlike.levels), "gradient", "params")
             raise UnsupportedError(
                 f"no gradient of {name!r} was found: its update depends on the batch through {value!r}, which is made "
                 "of several gradients, and not linear in them",
-                f"name its gradient: --params {name}=VALUE; an update of several losses' gradients, each clipped or "
-                "projected by itself, is not supported",
-            )
+                *named or [f"name its gradient: --params {name}=VALUE; an update of several losses' gradients, each "
+                           "clipped or projected by itself, is not supported"],
+            )  # fmt: skip
         if how is Linearity.AFFINE and reduction.rule_of(name) is LossRule.SUM:
             raise UnsupportedError(
                 f"{value!r}, the gradient of {name!r}, holds a term that no sample enters, such as the derivative of a "
                 "penalty: --loss-reduction sum would count it once for every rank",
                 f"add the term behind the gradient, and name the gradient without it: --params {name}=VALUE",
             )
+
+
+def _pieces(training: TrainingGraph, levels: Mapping[str, Linearity]) -> dict[str, str]:
+    """Parameter -> its gradient, where the values taken for gradients and not linear in several are pieces of a row
+    that these were joined in, scaled as a whole; nothing where one is no such piece."""
+    aliases, types = find_aliases(training.graph, scaled=True), training.graph.type_of
+    bent = {name: training.gradients[name] for name, how in levels.items() if how is Linearity.NONLINEAR}
+    found = {name: aliases.get(value, value) for name, value in bent.items()}
+    whole = all(value != bent[name] and types(value).shape == types(name).shape for name, value in found.items())
+    return found if whole else {}
 
 
 def refuse_other_sums(training: TrainingGraph, asked: LossReduction) -> None:

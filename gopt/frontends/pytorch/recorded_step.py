@@ -83,6 +83,7 @@ class RecordedStep:
         exportable."""
         scheduled, why = in_graph(recipe, options.schedules)
         notes = [f"the schedule is not in the graph ({why})"] if why else []
+        notes += [f"the schedule is in the graph: {LR} is its base"] if scheduled else []
         recorded = RecordedDraws(options.seed)
 
         def run(tried: Recipe, recorded: RecordedDraws) -> None:

@@ -31,6 +31,8 @@ SPREAD = 1e4
 """Largest over smallest change of the loss by a move of a thousandth, of parameters that are moved together."""
 FAR = 0.05
 """Of a parameter: the longest move."""
+FAINT = 1e-36
+"""Length below which a gradient is not moved along: a direction divides by it, in float32."""
 _GUESSES = 6
 """Steps by which an unknown factor is looked for."""
 Loss = Callable[[Values], float]
@@ -93,7 +95,7 @@ class SlopeCheck:
         reach = {}
         for name in names:
             length = math.sqrt(dot(gradients[name], gradients[name]))
-            if length and math.isfinite(length):
+            if length > FAINT and math.isfinite(length):
                 reach[name] = length * _usual(point[name]) / (1 + NOISE * math.sqrt(gradients[name].size))
         groups: list[_Group] = []
         largest = 0.0
@@ -185,7 +187,7 @@ class SlopeCheck:
                 pieces(buffer, gradient, *([] if mask is None else [mask])), drawn
             ):
                 noise = numbers * share
-                noise += theirs * (sign / length / usual) if length else 0
+                noise += np.asarray(theirs, np.float64) * (sign / length / usual) if length else 0
                 noise *= inside[0] if inside else 1
                 part += float(np.dot(np.asarray(theirs, np.float64), noise))
                 mine[:] = noise

@@ -90,6 +90,12 @@ def test_a_frozen_parameter_keeps_its_name_and_is_no_input(tmp_path):
     assert "0.bias" not in {each.name for each in model.graph.input}
 
 
+def test_a_schedule_in_the_graph_is_told(tmp_path):
+    """Beside the constant that is fed as lr, it seemed to be lost."""
+    factory = recipes.with_scheduler(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2))
+    assert "the schedule is in the graph: lr is its base" in exported(factory, tmp_path).notes
+
+
 def test_a_schedule_without_a_closed_form_is_fed(tmp_path):
     def factory():
         return recipes.with_scheduler(

@@ -76,6 +76,29 @@ def test_one_unknown_factor_is_the_same_for_all():
     assert not found(0, scale, 1.0)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("faint", [1e-18, 1e-30, 1e-39, 1e-42])
+def test_a_direction_along_a_faint_gradient_is_finite(faint):
+    """One over its length, or over the square of it, is more than float32 holds."""
+
+    def change(gradients: Values) -> None:
+        gradients["w5"] = np.full((WIDTH, WIDTH), faint, np.float32)
+
+    assert found(0, change) == ALL - {"w5"}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_gradient_that_fades_is_moved_along_as_it_was():
+    """What is faint at one point alone has the length that it had."""
+    calls = iter(range(4))
+
+    def change(gradients: Values) -> None:
+        if next(calls):
+            gradients["w5"] = np.full((WIDTH, WIDTH), 1e-42, np.float32)
+
+    assert "w5" not in found(0, change)
+
+
 ERRORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "twice": lambda g: 2 * g,
     "a tenth more": lambda g: 1.1 * g,
