@@ -47,17 +47,16 @@ class AnalysisContext:
         nodes = self.index.graph.nodes
         self.later = {name for node in nodes if id(node) not in self.forward for name in node.outputs}
 
-    def starts_in_forward(self, held: list[str]) -> bool:
-        """Return whether a node reads a batch-dependent value of the forward, so that it computes a local gradient.
+    def starts_in_forward(self, values: list[str]) -> bool:
+        """Return whether a node reads a batch-dependent value of the forward and so computes a local gradient.
 
-        ``held``: what it reads of the batch. A factor computed from the loss does not count next to a value of the
-        backward: no backward of a mean reads it there.
-        """
+        ``values``: the operands that depend on the batch. A factor computed from the loss does not count next to a
+        value of the backward: no backward of a mean reads it there."""
         later = self.later
-        if later.issuperset(held):
+        if later.issuperset(values):
             return False
-        local = [name for name in held if name not in later]
-        if len(local) == len(held):
+        local = [name for name in values if name not in later]
+        if len(local) == len(values):
             return True
         return any(not (name in self.of_loss and self.index.one_element(name)) for name in local)
 
@@ -66,11 +65,11 @@ class AnalysisContext:
         if not node.is_a("Where") or not any(self.index.constants.zero(name) for name in node.inputs[1:]):
             return False
         producer = self.index.producers.get(node.inputs[0])
-        held = [name for name in producer.reads if name in self.tainted] if producer is not None else []
-        return bool(held) and self.later.isdisjoint(held)
+        masks = [name for name in producer.reads if name in self.tainted] if producer is not None else []
+        return bool(masks) and self.later.isdisjoint(masks)
 
     def adjoints(self, operands: list[str]) -> list[str]:
-        """Return those one-element operands that may be gradients: they depend on the model and not on the loss.
+        """Return the one-element operands that may be gradients: operands that depend on the model and not on the loss.
 
         If no operand qualifies, all are returned. A rate that follows the loss, or a count of the batch, is a factor of
         a gradient.
@@ -80,16 +79,16 @@ class AnalysisContext:
 
 
 def build_context(step: StepSkeleton) -> AnalysisContext:
-    """The facts of a step; one sweep over its nodes for each."""
+    """The facts of a step; one sweep over the nodes for each fact."""
     index = step.index
     context = AnalysisContext(index, step.tainted, step.forward, of_loss=descendants(index, _same_as_loss(step)))
     read = [name for name in step.updated if name in step.forward_values]
     of_parameters = descendants(index, read)
     context.model = step.forward_values | of_parameters
-    made = {name for node in index.graph.nodes if id(node) in step.forward for name in node.outputs}
-    context.computed = made & of_parameters - step.tainted
-    known = {*step.forward_values, *step.batch, *step.roles.statistics}  # a backward may read a scale of its own
-    foreign = [name for name in index.graph.inputs if name not in known]
+    outputs = {name for node in index.graph.nodes if id(node) in step.forward for name in node.outputs}
+    context.computed = outputs & of_parameters - step.tainted
+    available = {*step.forward_values, *step.batch, *step.roles.statistics}  # a backward may read a scale of its own
+    foreign = [name for name in index.graph.inputs if name not in available]
     # One-element states and settings are left out: a loss scale is in every gradient.
     context.update_only = descendants(index, [name for name in foreign if not index.one_element(name)])
     context.settings = {name for name in foreign if name not in step.updated}
@@ -100,22 +99,22 @@ def build_context(step: StepSkeleton) -> AnalysisContext:
 
 
 def _same_as_loss(step: StepSkeleton) -> list[str]:
-    """The losses, and the one-element values that each is cast, reshaped or scaled from: as good as it, and no backward
-    of these operators reads them."""
-    found, roots = [], LossRoots(step)
+    """The losses, and the one-element values from which a loss is cast, reshaped or scaled: equally good, because no
+    backward of these operators reads a value."""
+    equals, roots = [], LossRoots(step)
     for name in roots.ends:
-        found.append(name)
+        equals.append(name)
         while (producer := step.index.producers.get(name)) is not None and producer.is_in(_OF_LOSS):
-            moving = [each for each in producer.reads if each in step.tainted]
+            moving = [name for name in producer.reads if name in step.tainted]
             if len(moving) != 1 or not step.index.one_element(moving[0]) or not roots.alone(moving[0]):
                 break
             name = moving[0]
-            found.append(name)
-    return found
+            equals.append(name)
+    return equals
 
 
 def _scalar_chain(index: GraphIndex, name: str) -> list[str]:
-    """A one-element value and what it is a cast, a bound or a shift of: a count, clipped to one at least."""
+    """A one-element value and the source of its cast, bound or shift: a count, clipped to at least 1."""
 
     def counts(node: Node) -> bool:
         return node.is_a("Cast", "Max", "Clip", "Add", "Identity", "Reshape", "Squeeze")

@@ -9,7 +9,7 @@ from gopt.text.sanitize import show
 
 
 class ReplacedBatchError(OptionError):
-    """An input that is called a batch, and the output that replaces it."""
+    """An input called a batch, and the output that replaces the input."""
 
     def __init__(self, name: str, output: str) -> None:
         what = f"{show(name)} is given as a batch, but it is a state"
@@ -18,11 +18,11 @@ class ReplacedBatchError(OptionError):
 
 
 def refuse_state_batches(step: StepSkeleton) -> None:
-    """Raise OptionError where the role map calls an input a batch that the update replaces.
+    """Raise OptionError where the role map calls an input a batch and the update replaces that input.
 
-    The map goes before the data flow, and may rightly take an input out of it that merely looks like a state. It is no
-    batch for all that where an output that the forward has no part in adds to it, or starts from its stored value.
-    """
+    The map goes before the data flow, and may rightly exclude an input that merely looks like a state. The input is no
+    batch, however, where an output without any part of the forward adds to the input, or starts from the stored
+    value."""
     index, batch = step.index, set(step.roles.batch)
     if not batch:
         return
@@ -33,21 +33,21 @@ def refuse_state_batches(step: StepSkeleton) -> None:
         node = index.producers.get(output)
         if output in step.replaces or node is None or id(node) in step.forward:
             continue
-        held = index.graph.initializers
+        initializers = index.graph.initializers
         for name in reachable_states(index, output, free):
-            if name in held or _adds(step, output, name):
+            if name in initializers or _adds(step, output, name):
                 raise ReplacedBatchError(name, output)
 
 
 def _adds(step: StepSkeleton, output: str, name: str) -> bool:
-    """Return whether the output is the input with something added to it."""
-    left, seen = [(output, False)], set()
-    while left:
-        value, added = left.pop()
+    """Return whether the output is the input plus an addend."""
+    pending, visited = [(output, False)], set()
+    while pending:
+        value, added = pending.pop()
         if value == name and added:
             return True
         node = step.index.producers.get(value)
-        if (value, added) not in seen and node is not None and node.is_a("Add", "Sub", "Sum", "Identity", "Cast"):
-            left += [(each, added or len(node.inputs) > 1) for each in node.inputs]
-        seen.add((value, added))
+        if (value, added) not in visited and node is not None and node.is_a("Add", "Sub", "Sum", "Identity", "Cast"):
+            pending += [(name, added or len(node.inputs) > 1) for name in node.inputs]
+        visited.add((value, added))
     return False

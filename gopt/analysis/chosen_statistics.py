@@ -1,7 +1,7 @@
-"""Statistics that a step which overflows leaves as they were: Where(finite, new, old), by a condition on gradients.
+"""Statistics left unchanged by a step that overflows: Where(finite, new, old), by a condition on gradients.
 
-The new value is the forward's, which ranks combine; the condition is that of the update, equal on all ranks.
-"""
+The new value comes from the forward and ranks combine it; the condition comes from the update and is equal on all
+ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gopt.ir.graph_index import GraphIndex, descendants
 
 
 def branch_of(index: GraphIndex, name: str, updated: str, check: LocalTaint) -> str:
-    """The value that a condition on gradients chooses beside the old value ``name``; '' where it is otherwise."""
+    """The value chosen beside the old value ``name`` by a condition on gradients; '' without such a choice."""
     node = index.producers.get(updated)
     while node is not None and node.is_a("Identity"):
         node = index.producers.get(node.inputs[0])
@@ -27,8 +27,8 @@ def branch_of(index: GraphIndex, name: str, updated: str, check: LocalTaint) -> 
 
 
 def without_choices(step: StepSkeleton, mixed: Sequence[Node], check: LocalTaint) -> list[Node]:
-    """The nodes where an update reads a value of one rank alone, without those that choose a statistic, which no other
-    state reads."""
+    """The nodes where an update reads a value of one rank alone, without choices of a statistic that no other state
+    reads."""
     chosen: set[int] = set()
     for name, updated in step.updated.items() if mixed else ():
         if name in step.forward_values or not branch_of(step.index, name, updated, check):

@@ -1,4 +1,4 @@
-"""Counters of steps: scalar states to which each step adds one. One without a stored value starts at zero."""
+"""Counters of steps: scalar states to which each step adds one. A counter without a stored value starts at zero."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST = 16
 
 
 def counts_steps(index: GraphIndex, name: str, output: str) -> bool:
-    """Return whether ``output`` is the one-element input ``name`` plus one, and the name says that it counts."""
+    """Return whether ``output`` is the one-element input ``name`` plus 1, and the name denotes a counter."""
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
     named = index.one_element(name) and any(word.lower() in _WORDS for word in words)
     return named and _plus_one(index, name, output)
@@ -33,23 +33,22 @@ def counts_steps(index: GraphIndex, name: str, output: str) -> bool:
 
 def start_counters(training: TrainingGraph) -> None:
     """Give counters without a stored value zero, with a note, where other states have stored values."""
-    graph = training.graph
-    held = graph.initializers
-    open_ = [each for each in training.states if each.tensor not in held and graph.types[each.tensor].elements == 1]
-    if not open_ or all(each.tensor not in held for each in training.states):
+    graph, stored = training.graph, training.graph.initializers
+    unset = (state for state in training.states if state.tensor not in stored)
+    open_ = [state for state in unset if graph.types[state.tensor].elements == 1]
+    if not open_ or all(state.tensor not in stored for state in training.states):
         return
     index = GraphIndex(graph)
-    for each in open_:
-        name = each.tensor
-        if counts_steps(index, name, each.updated):
+    for counter in open_:
+        name = counter.tensor
+        if counts_steps(index, name, counter.updated):
             type = graph.types[name]
-            held[name] = Tensor(type, array=np.zeros(type.dims, numpy_dtype(type.dtype)))
+            stored[name] = Tensor(type, array=np.zeros(type.dims, numpy_dtype(type.dtype)))
             training.notes.append(f"{name} counts steps and has no stored value: it starts at zero")
 
 
 def added_constant(index: GraphIndex, old: str, new: str) -> str:
-    """The constant that a new value adds to the old one, which may be cast and decayed; '' where it is made
-    otherwise."""
+    """The constant that a new value adds to the old value, which may be cast and decayed; '' for any other form."""
     added, value = "", new
     for _ in range(_MOST):
         if value == old:

@@ -1,11 +1,10 @@
-"""Values through which all of an update's dependence on the batch runs: its dominators.
+"""Values through which an update's whole dependence on the batch runs: the update's dominators.
 
-A walk goes back from a new parameter value over what depends on the batch, latest value first. Whenever a single value
-is left to visit, every path runs through it.
+A walk goes back from a new parameter value over batch-dependent values, latest value first. Whenever a single value is
+left to visit, every path runs through it.
 
-One-element operands (a clip coefficient, a finite flag) are not followed; whether they are the same on every rank is
-checked afterwards by ``local_taint``.
-"""
+One-element operands (a clip coefficient, a finite flag) are not followed; ``local_taint`` checks afterwards whether
+each is the same on every rank."""
 
 from __future__ import annotations
 
@@ -25,20 +24,19 @@ from gopt.operators.kinds import LAYOUT
 @dataclass(slots=True)
 class UpdateWalk:
     """Values that all paths from the batch to an update run through, latest first; and the visited nodes, with their
-    places."""
+    positions."""
 
     dominators: list[str]
     nodes: list[Node]
-    places: list[int]
+    positions: list[int]
 
 
 def walk_update(context: AnalysisContext, updated: str, ends: str = "") -> UpdateWalk:
     """Walk back from the new value ``updated`` to the batch; raises UnsupportedError beyond UPDATE_VALUES.
 
-    ``ends``: what the backward makes last, where that is known.
-    """
+    ``ends``: the last values of the backward, where known."""
     index, types, tainted_values = context.index, context.index.graph.types, context.tainted
-    producers, places, scalars = index.producers, index.definitions, index.scalars
+    producers, definitions, scalars = index.producers, index.definitions, index.scalars
     forward, later, barrier = context.forward, context.later, context.barrier
     elements = types[updated].elements
     single = elements == 1
@@ -50,7 +48,7 @@ def walk_update(context: AnalysisContext, updated: str, ends: str = "") -> Updat
     for _ in range(limits.UPDATE_VALUES):
         if not heap:
             break
-        place, name = heapq.heappop(heap)
+        position, name = heapq.heappop(heap)
         node = producers.get(name)
         if node is None or id(node) in forward:
             break
@@ -61,7 +59,7 @@ def walk_update(context: AnalysisContext, updated: str, ends: str = "") -> Updat
             if type is not None and type.elements == elements and type.dtype in FLOATS:
                 walk.dominators.append(name)
         walk.nodes.append(node)
-        walk.places.append(-place)
+        walk.positions.append(-position)
         if local:
             break
         if single:  # a flag over all gradients is not a gradient
@@ -78,7 +76,7 @@ def walk_update(context: AnalysisContext, updated: str, ends: str = "") -> Updat
         for operand in tainted:
             if operand not in queued:
                 queued.add(operand)
-                heapq.heappush(heap, (-places.get(operand, -1), operand))
+                heapq.heappush(heap, (-definitions.get(operand, -1), operand))
     else:
         raise UnsupportedError(
             f"the update that makes {updated!r} has more than {limits.UPDATE_VALUES} values (UPDATE_VALUES): its "
@@ -90,7 +88,7 @@ def walk_update(context: AnalysisContext, updated: str, ends: str = "") -> Updat
 
 
 def _moves(node: Node) -> bool:
-    """Return whether a node passes its operand on: a value of the forward in another layout is one operand of a
+    """Return whether a node passes an operand on: a value of the forward in another layout is one operand of a
     contraction whose other operand has one element."""
     return node.is_in(LAYOUT) or node.is_a("Cast")
 

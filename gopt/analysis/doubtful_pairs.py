@@ -1,9 +1,8 @@
 """Pairs of an optimizer state that another reading of the step would contradict, once gradients and batch are known.
 
 A state that keeps a gradient is made anew in each step. Where weight decay or a fed anchor enters that gradient, the
-walk reaches the parameter and the anchor, and pairs the output with one of them. Pairing knows no batch yet, and no
-gradient: what depends on the batch is told here from what is fed, as a mask is.
-"""
+walk reaches the parameter and the anchor, and pairs the output with either. Pairing knows neither batch nor gradient:
+here batch-dependent values are told from fed values such as a mask."""
 
 from __future__ import annotations
 
@@ -21,9 +20,9 @@ from gopt.ir.types import FLOATS, TensorType
 
 
 def refuse_doubtful(step: StepSkeleton, training: TrainingGraph) -> None:
-    """Raise UnsupportedError for a state, not named by the user, that may be no state, or that of another output."""
-    left, states = _left(step), set(step.updated)
-    shown, held = _shown(step, training), _held(step, training)
+    """Raise UnsupportedError for a state, not named by the user, that may be no state, or another output's state."""
+    free_inputs, states = _left(step), set(step.updated)
+    shown, stored = _shown(step, training), _held(step, training)
     paired_alike = not step.roles.states and states <= step.index.graph.inputs.keys()
     for state in training.states:
         name, type = state.tensor, step.index.graph.types[state.tensor]
@@ -33,8 +32,8 @@ def refuse_doubtful(step: StepSkeleton, training: TrainingGraph) -> None:
             if not (
                 paired_alike and type.elements and step.reach.get(state.updated, {}).keys() == {name}
             ):  # pairing has seen no other state
-                _refuse_nearer(step, state, states, left.get(type))
-            _refuse_fed(step, state, held)
+                _refuse_nearer(step, state, states, free_inputs.get(type))
+            _refuse_fed(step, state, stored)
         if state.updated not in step.tainted or (name not in training.gradients and _only_shown(step, state)):
             _refuse_shown(step, state, shown.get(type, []))
 
@@ -59,49 +58,50 @@ def _held(step: StepSkeleton, training: TrainingGraph) -> _StoredValues:
 
 def _left(step: StepSkeleton) -> dict[TensorType, str]:
     """An input of each type that is neither a state nor part of the batch."""
-    taken = {*step.updated, *step.batch, *step.roles.batch}
-    return {type: name for name, type in step.index.graph.inputs.items() if name not in taken}
+    paired = {*step.updated, *step.batch, *step.roles.batch}
+    return {type: name for name, type in step.index.graph.inputs.items() if name not in paired}
 
 
 def _shown(step: StepSkeleton, training: TrainingGraph) -> dict[TensorType, list[str]]:
     """Metrics of each type that depend on the batch."""
-    found: dict[TensorType, list[str]] = {}
+    shown: dict[TensorType, list[str]] = {}
     for output in training.metrics:
         if output in step.tainted and not step.index.one_element(output):
-            found.setdefault(step.index.graph.types[output], []).append(output)
-    return found
+            shown.setdefault(step.index.graph.types[output], []).append(output)
+    return shown
 
 
-def _refuse_nearer(step: StepSkeleton, state: State, states: set[str], left: str | None) -> None:
+def _refuse_nearer(step: StepSkeleton, state: State, states: set[str], free_input: str | None) -> None:
     """Refuse a state whose new value is nearer to another state, or as near where an input could be the state."""
-    found = reachable_states(step.index, state.updated, states, step.tainted)
-    read = {name: depth // JOIN_COST for name, depth in found.items()}
-    own = read.pop(state.tensor, None)
-    if own is None:
+    depths = reachable_states(step.index, state.updated, states, step.tainted)
+    read = {name: depth // JOIN_COST for name, depth in depths.items()}
+    joins_own = read.pop(state.tensor, None)
+    if joins_own is None:
         return
     for name, joins in read.items():
-        if joins < own or (joins == own and left is not None and left not in read):
-            others = [name] if left is None else [left, name]
-            raise _open(step, state, state.tensor, *others)
+        if joins < joins_own or (joins == joins_own and free_input is not None and free_input not in read):
+            rivals = [name] if free_input is None else [free_input, name]
+            raise _open(step, state, state.tensor, *rivals)
 
 
 def _refuse_shown(step: StepSkeleton, state: State, shown: list[str]) -> None:
-    """Refuse a state that nothing reads anew where a metric of its type follows the batch, and may be its new value."""
+    """Refuse a state without a reader of the new value where a metric of the same type follows the batch, and may be
+    the new value."""
     for output in shown if state.kind is not StateKind.STATISTIC else ():
         raise one_of_two(step.index.graph, state.tensor, state.updated, output)
 
 
-def _refuse_fed(step: StepSkeleton, state: State, held: _StoredValues) -> None:
-    """Refuse a constant, a fed input beside stored states, or a mask by itself, where the output may show it."""
+def _refuse_fed(step: StepSkeleton, state: State, stored: _StoredValues) -> None:
+    """Refuse a constant, a fed input beside stored states, or a lone mask, where the output may show the input."""
     graph, name = step.index.graph, state.tensor
     if state.kind not in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):
         return
     if name not in graph.inputs:
-        if held.inputs:
+        if stored.inputs:
             stays = f"if it stays as it is, make {name} the output of a Constant node"
             raise _no_state(state, "is a constant", stays)
     elif name not in graph.initializers:
-        doubted = held.moments or (held.any and (state.updated not in step.tainted or _only_shown(step, state)))
+        doubted = stored.moments or (stored.any and (state.updated not in step.tainted or _only_shown(step, state)))
         if doubted and (state.of is None or state.of in graph.initializers):  # a table without values has none for both
             raise _no_state(state, "has no stored value, as other states have")
     elif state.updated not in step.tainted and uncopied(step.index, state.updated) != name and _only_shown(step, state):
@@ -109,7 +109,7 @@ def _refuse_fed(step: StepSkeleton, state: State, held: _StoredValues) -> None:
 
 
 def _only_shown(step: StepSkeleton, state: State) -> bool:
-    """Return whether nothing reads the new value, and other values than it are made of the old one."""
+    """Return whether no node reads the new value, and other values are made of the old value."""
     index = step.index
     if index.users.get(state.updated) or _averages(step, state):
         return False
@@ -121,13 +121,13 @@ def _only_shown(step: StepSkeleton, state: State) -> bool:
 
 
 def _averages(step: StepSkeleton, state: State) -> bool:
-    """Return whether the new value adds to the old one times a scalar, as a moment of Lion does."""
+    """Return whether the new value adds a term to the scaled old value, as a moment of Lion does."""
     producers = step.index.producers
     node = producers.get(state.updated)
     for name in node.inputs if node is not None and node.is_a("Add") else ():
         factor = producers.get(name)
         if factor is not None and factor.is_a("Mul") and state.tensor in factor.inputs:
-            return any(step.index.one_element(each) for each in factor.inputs)
+            return any(step.index.one_element(name) for name in factor.inputs)
     return False
 
 

@@ -1,9 +1,8 @@
-"""Outputs without a pair that may be new values of inputs without one: no state may pass as a metric.
+"""Outputs without a pair that may be new values of inputs without a pair: no state may pass as a metric.
 
-A state need not be made of its old value element by element: moments in eight bits are unpacked, scaled and packed
-again, a queue is shifted, the last gradient norm is made anew. Where the data flow leaves one such pair of an input and
-an output, or none, their names settle it.
-"""
+A state need not be made of the old value element by element: 8-bit moments are unpacked, scaled and packed again, a
+queue is shifted, the last gradient norm is made anew. Where the data flow leaves at most one such pair of an input and
+an output, the names settle the pair."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ _WALKED = 64
 
 @dataclass(frozen=True, slots=True)
 class _Dropped:
-    """An output that may be the new value of one of ``names``; ``fed``: of an input that is not known as a constant."""
+    """An output that may be the new value of an input in ``names``."""
 
     output: str
     names: tuple[str, ...]
@@ -34,18 +33,18 @@ class _Dropped:
     """Whether it is not made of any of them, which the file stores: they may be constants."""
 
 
-def refuse_dropped(step: StepSkeleton, training: TrainingGraph, found: GradientMap) -> None:
-    """Raise OpenPairsError for metrics that may be states whose old value their update does not read by elements."""
+def refuse_dropped(step: StepSkeleton, training: TrainingGraph, mapping: GradientMap) -> None:
+    """Raise OpenPairsError for metrics that may be states whose update does not read the old value by elements."""
     for output in training.metrics:
         if step.index.graph.types.get(output) is None or step.index.one_element(output):
             _refuse_doubted(step, output)
-    dropped = list(_dropped(step, training, found))
+    dropped = list(_dropped(step, training, mapping))
     if not dropped:
         return
     narrow = _narrowed(step, dropped)
-    named = _by_name(step, {each.output: narrow[each.output] for each in dropped})
-    open_ = [each for each in dropped if each.output not in named.values()]
-    surely = [each for each in open_ if not each.stored]
+    named = _by_name(step, {drop.output: narrow[drop.output] for drop in dropped})
+    open_ = [drop for drop in dropped if drop.output not in named.values()]
+    surely = [drop for drop in open_ if not drop.stored]
     if named:
         raise _error(step, narrow, dropped, named)
     raise _error(step, narrow, surely or open_, {})
@@ -54,49 +53,49 @@ def refuse_dropped(step: StepSkeleton, training: TrainingGraph, found: GradientM
 def _error(
     step: StepSkeleton, narrow: Mapping[str, Sequence[str]], dropped: Sequence[_Dropped], named: Mapping[str, str]
 ) -> OpenPairsError:
-    first = dropped[0]
-    pairs = named or propose(step.index.graph, {each.output: narrow[each.output] for each in dropped})
+    drop = dropped[0]
+    pairs = named or propose(step.index.graph, {entry.output: narrow[entry.output] for entry in dropped})
     more = others(len(dropped) - 1, "output")
-    if first.stored:
-        names = first.names
+    if drop.stored:
+        names = drop.names
         message = (
-            f"output {first.output!r}{more} may be the new value of {', '.join(map(repr, names[:MOST]))}"
+            f"output {drop.output!r}{more} may be the new value of {', '.join(map(repr, names[:MOST]))}"
             f"{others(max(0, len(names) - MOST), 'input')}, which the file stores: the data flow does not say"
         )
         fixed = (
             f"if {names[0]} is a constant, make it an initializer that is no input; if it is fed, leave its value out"
         )
         return OpenPairsError(message, pairs, fixed, by_name=bool(named))
-    given = next(iter(pairs), first.names[0])
-    held = step.index.graph.initializers
-    fed = dict.fromkeys(name for each in dropped for name in each.names)
+    candidate = next(iter(pairs), drop.names[0])
+    initializers = step.index.graph.initializers
+    fed = dict.fromkeys(name for drop in dropped for name in drop.names)
     return OpenPairsError(
-        f"output {first.output!r}{more} may be the new value of input {given!r}: the data flow does not say",
+        f"output {drop.output!r}{more} may be the new value of input {candidate!r}: the data flow does not say",
         pairs,
-        shown=[each.output for each in dropped],
-        fed=fed if held.keys().isdisjoint(fed) else (),
+        shown=[drop.output for drop in dropped],
+        fed=fed if initializers.keys().isdisjoint(fed) else (),
         by_name=bool(named),
     )
 
 
-def _dropped(step: StepSkeleton, training: TrainingGraph, found: GradientMap) -> Iterator[_Dropped]:
-    types, batch, reduced = step.index.graph.types, set(training.batch), found.check.reduced
+def _dropped(step: StepSkeleton, training: TrainingGraph, mapping: GradientMap) -> Iterator[_Dropped]:
+    types, batch, reduced = step.index.graph.types, set(training.batch), mapping.check.reduced
     free: dict[tuple[TensorType, bool], list[str]] = {}
     for name in step.index.graph.inputs:
         if name not in step.updated and name not in step.roles.batch and not step.index.one_element(name):
             free.setdefault((types[name], name in batch), []).append(name)
-    gradients = frozenset(found.gradients.values())
+    gradients = frozenset(mapping.gradients.values())
     scalars = _StoredScalars(step)
     for output in training.metrics:
         type = types.get(output)
         if type is None or step.index.one_element(output):
-            if output not in found.check.rank_local and (output in reduced or output not in step.tainted):
+            if output not in mapping.check.rank_local and (output in reduced or output not in step.tainted):
                 yield from scalars.dropped(output)
             elif name := scalars.named(output):
                 yield _Dropped(output, (name,), stored=True)
             continue
         producer = step.index.producers.get(output)
-        inside = producer is not None and (id(producer) in step.forward or id(producer) in found.backward)
+        inside = producer is not None and (id(producer) in step.forward or id(producer) in mapping.backward)
         updates = output in reduced or output not in step.tainted or not inside
         names = free.get((type, False), []) if updates or output in gradients else []
         names = names + free.get((type, True), []) if updates else names
@@ -105,31 +104,30 @@ def _dropped(step: StepSkeleton, training: TrainingGraph, found: GradientMap) ->
 
 
 class _StoredScalars:
-    """Inputs of one element with a stored value that no output was paired with: a counter that goes through a loop, a
-    value that each step makes anew."""
+    """Inputs of one element with a stored value and without a paired output: a counter in a loop, a value made anew in
+    each step."""
 
     def __init__(self, step: StepSkeleton) -> None:
         self.index, graph = step.index, step.index.graph
-        taken = {*step.updated, *step.roles.batch}
+        named = {*step.updated, *step.roles.batch}
         self.names: dict[TensorType, list[str]] = {}
         for name in graph.inputs:
-            if name in graph.initializers and name not in taken and step.index.one_element(name):
+            if name in graph.initializers and name not in named and step.index.one_element(name):
                 self.names.setdefault(graph.types[name], []).append(name)
         self.behind: dict[TensorType, set[str]] = {}
 
     def named(self, output: str) -> str:
-        """The only one that has the type of an output, and whose new value that is by its name; '' for none: a scale
-        that each step makes anew of the batch alone."""
+        """The only input with the type of an output and a name that pairs both; '' for no such input: a scale that each
+        step makes anew of the batch alone."""
         names = [name for name in self.names.get(self.index.graph.type_of(output), []) if says_new(name, output)]
         return names[0] if len(names) == 1 and names[0] in self.index.users else ""
 
     def dropped(self, output: str) -> Iterator[_Dropped]:
-        """The output, where it has the type of one of them.
+        """The output, where a stored scalar has the same type.
 
-        Its new value need not read the old one at its size: the rate of an averaged SGD follows the step counter, the
-        scale of moments in eight bits the moments, and a bound for norms may be the last norm. A norm that is shown
-        beside a stored rate looks the same.
-        """
+        The new value need not read the old value at its size: the rate of an averaged SGD follows the step counter, the
+        scale of 8-bit moments the moments, and a bound for norms may be the last norm. A norm shown beside a stored
+        rate looks the same."""
         type = self.index.graph.type_of(output)
         names, scalars = self.names.get(type, []), type.dtype in FLOATS
         if not names:
@@ -137,8 +135,8 @@ class _StoredScalars:
         if type not in self.behind:
             self.behind[type] = _made_of(self.index, names, scalars=scalars)
         if output in self.behind[type]:
-            made = [name for name in names if output in _made_of(self.index, [name], scalars=scalars)]
-            yield _Dropped(output, tuple(made))
+            sources = [name for name in names if output in _made_of(self.index, [name], scalars=scalars)]
+            yield _Dropped(output, tuple(sources))
             return
         read = tuple(name for name in names if name in self.index.users)
         if read:
@@ -146,14 +144,14 @@ class _StoredScalars:
 
 
 def _made_of(index: GraphIndex, names: list[str], *, scalars: bool) -> set[str]:
-    """Return all that depends on values; ``scalars``: through values of one element alone."""
+    """Return all values that depend on given values; ``scalars``: through one-element values alone."""
     if not scalars:
         return descendants(index, names)
     return set(walk(names, lambda name: filter(index.one_element, index.results(name))))
 
 
 def _refuse_doubted(step: StepSkeleton, output: str) -> None:
-    """An output of one element whose comparisons choose values of the batch may be a state that they read."""
+    """An output of one element may be a state where comparisons with the output choose values of the batch."""
     free = {name for name in step.index.graph.inputs if name not in step.updated and name not in step.batch}
     for name, depth in walk_to_states(step.index, output, free, step.tainted):
         if depth >= DOUBT_COST:
@@ -161,20 +159,21 @@ def _refuse_doubted(step: StepSkeleton, output: str) -> None:
 
 
 def _narrowed(step: StepSkeleton, dropped: Iterable[_Dropped]) -> dict[str, list[str]]:
-    """For each output the inputs that it may replace: stored ones first, and of several those that it is made of."""
-    held, batch = step.index.graph.initializers, set(step.batch)
-    found = {each.output: [name for name in each.names if name in held] or list(each.names) for each in dropped}
-    told = dict.fromkeys(name for names in found.values() if len(names) > 1 for name in names if name not in batch)
-    behind = {name: descendants(step.index, [name]) for name in list(told)[:_WALKED]}
-    for output, names in found.items():
-        made = [name for name in names if output in behind.get(name, ())]
-        if made and len(names) > 1:
-            found[output] = made
-    return found
+    """For each output the inputs that the output may replace: stored inputs first, and of several the inputs behind the
+    output."""
+    stored, batch = step.index.graph.initializers, set(step.batch)
+    options = {drop.output: [name for name in drop.names if name in stored] or list(drop.names) for drop in dropped}
+    several = dict.fromkeys(name for names in options.values() if len(names) > 1 for name in names if name not in batch)
+    behind = {name: descendants(step.index, [name]) for name in list(several)[:_WALKED]}
+    for output, names in options.items():
+        sources = [name for name in names if output in behind.get(name, ())]
+        if sources and len(names) > 1:
+            options[output] = sources
+    return options
 
 
 def _by_name(step: StepSkeleton, narrow: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Input -> output where each is all that the data flow leaves the other, and the names say that they are a pair.
+    """Input -> output where the data flow leaves each as the other's only candidate, and the names form a pair.
 
     An input without a stored value, as other states have one, may be fed.
     """
@@ -183,11 +182,11 @@ def _by_name(step: StepSkeleton, narrow: Mapping[str, Sequence[str]]) -> dict[st
     for output, names in narrow.items():
         for name in names:
             outputs.setdefault(name, []).append(output)
-    held = any(name in graph.initializers for name in step.updated)
+    stores_state = any(name in graph.initializers for name in step.updated)
     return {
         names[0]: output
         for output, names in narrow.items()
         if len(names) == 1 == len(outputs[names[0]])
         and says_new(names[0], output)
-        and (names[0] in graph.initializers or (not held and names[0] not in step.batch))
+        and (names[0] in graph.initializers or (not stores_state and names[0] not in step.batch))
     }

@@ -1,10 +1,9 @@
-"""Embedding tables: parameters of which a step reads single rows, and whose gradients are sums of rows.
+"""Embedding tables: parameters with reads of single rows, and with gradients that are sums of rows.
 
 Embeddings are such tables, and so are the weights and biases of output layers that look at sampled classes (sampled
 softmax, noise-contrastive estimation) or at the nodes of a path (tree softmax). All is read from the data flow: the
-forward gathers rows by ids, the backward adds rows into zeros at the same ids. What else reads a table, or else makes
-a part of its gradient, keeps it dense, and the record says why.
-"""
+forward gathers rows by ids, the backward adds rows into zeros at the same ids. Any other read of a table, or any other
+part of the gradient, keeps the table dense, and the record says why."""
 
 from __future__ import annotations
 
@@ -25,11 +24,10 @@ __all__ = ["EmbeddingTable", "Lookup", "RowUpdate", "SparseGradient", "find_embe
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTable:
-    """A parameter of which rows are looked up. ``why_not``: why it stays dense; '' where its gradient is sparse.
+    """A parameter with looked-up rows. ``why_not``: why the table stays dense; '' where the gradient is sparse.
 
-    ``width``: elements of a row; 1 for a table of rank 1. ``lookups``: its reads in their order. ``terms``: its
-    gradient is their sum, added in this order. ``update``: what happens to rows; None where it is dense.
-    """
+    ``width``: elements of a row; 1 for a table of rank 1. ``lookups``: the reads in order. ``terms``: addends of the
+    gradient, added in this order. ``update``: the treatment of rows; None for a dense table."""
 
     parameter: str
     gradient: str
@@ -52,15 +50,14 @@ class EmbeddingTable:
 
     @property
     def prefetchable(self) -> bool:
-        """Whether all its rows are known before any parameter is read."""
+        """Whether all looked-up rows are known before any parameter is read."""
         return all(lookup.prefetchable for lookup in self.lookups)
 
 
 def find_embeddings(training: TrainingGraph) -> tuple[EmbeddingTable, ...]:
     """Return each parameter from which forward or backward gathers rows, in the order of the parameters.
 
-    The result is cached on the training graph. Parameters that are only read as a whole are left out.
-    """
+    The result is cached on the training graph. Parameters read only as a whole are left out."""
     return training.once("embeddings", lambda: tuple(_find(training)))
 
 
@@ -68,16 +65,16 @@ def _find(training: TrainingGraph) -> list[EmbeddingTable]:
     values = RowValues(training.graph)
     after_parameters = descendants(values.index, (state.tensor for state in training.parameters))
     drawn = [name for node in training.random for name in node.outputs]
-    held = [state.tensor for state in training.states]
-    fed = descendants(values.index, [*training.batch, *training.hyper, *held, *drawn])
+    tensors = [state.tensor for state in training.states]
+    fed = descendants(values.index, [*training.batch, *training.hyper, *tensors, *drawn])
     reads = {state.tensor: row_reads(values, state.tensor, after_parameters) for state in training.parameters}
-    return [_table(training, values, name, found, fed) for name, found in reads.items() if found.lookups]
+    return [_table(training, values, name, uses, fed) for name, uses in reads.items() if uses.lookups]
 
 
 def _table(
     training: TrainingGraph, values: RowValues, name: str, reads: RowReads, fed: Collection[str]
 ) -> EmbeddingTable:  # fmt: skip
-    """``fed``: what may differ from step to step."""
+    """``fed``: values that may differ from step to step."""
     type, gradient = training.graph.types[name], training.gradients.get(name, "")
     rows, *rest = type.dims
     width, lookups = math.prod(rest), tuple(reads.lookups)
@@ -95,8 +92,8 @@ def _table(
         return dense("it has one row" if rows == 1 else "it is empty")
     if len(training.weights_of(gradient)) > 1:
         return dense(f"it shares its gradient {gradient}")
-    known = frozenset[int]().union(*(values.sources(lookup.ids) for lookup in lookups))
-    sums = RowSums(values, rows, known)
+    union = frozenset[int]().union(*(values.sources(lookup.ids) for lookup in lookups))
+    sums = RowSums(values, rows, union)
     try:
         sums.read(gradient)
     except NoRowSum as error:

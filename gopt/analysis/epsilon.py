@@ -1,4 +1,4 @@
-"""Divisions that can be 0/0: by the square root of a state that is never negative, with nothing added.
+"""Divisions that can be 0/0: by the square root of a non-negative state, with nothing added.
 
 Adam without its epsilon, above all: exporters that simplify delete a + 1e-8. Rows that no sample touches then divide
 zero by zero.
@@ -21,7 +21,7 @@ def unguarded_roots(training: TrainingGraph, index: GraphIndex | None = None) ->
     """A note on such divisions of the update, if any. One walk a division, as long as its chain of scalings."""
     index = index or GraphIndex(training.graph)
     states = {name: state.tensor for state in training.states for name in (state.tensor, state.updated)}
-    found: list[tuple[str, str]] = []
+    unguarded: list[tuple[str, str]] = []
     for node in training.graph.nodes:
         if node.op_type not in QUOTIENTS or node.phase is not Phase.UPDATE:
             continue
@@ -29,22 +29,22 @@ def unguarded_roots(training: TrainingGraph, index: GraphIndex | None = None) ->
         if divisor and not index.one_element(divisor):
             state = _rooted(index, divisor, states)
             if state:
-                found.append((node.label, state))
-    if not found:
+                unguarded.append((node.label, state))
+    if not unguarded:
         return []
-    more = f" (as do {len(found) - 1} more)" if len(found) > 1 else ""
-    return [NOTE.format(label=found[0][0], state=found[0][1], more=more)]
+    more = f" (as do {len(unguarded) - 1} more)" if len(unguarded) > 1 else ""
+    return [NOTE.format(label=unguarded[0][0], state=unguarded[0][1], more=more)]
 
 
 def _divisor(node: Node) -> str:
-    """Return the name of the divisor of a node, or '' if it does not divide."""
+    """Return the divisor of a node, or '' for a node without division."""
     if node.is_a("Div"):
         return node.inputs[1]
     return node.inputs[0] if node.is_a("Reciprocal") else ""
 
 
 def _rooted(index: GraphIndex, name: str, states: dict[str, str]) -> str:
-    """The state whose square root a value is, but for scalar factors; '' where anything is added on the way."""
+    """The state under the square root of a value, up to scalar factors; '' where an addend stands on the way."""
     rooted = False
     while True:
         if rooted and name in states:
@@ -57,7 +57,7 @@ def _rooted(index: GraphIndex, name: str, states: dict[str, str]) -> str:
         elif node.is_a("Cast", *LAYOUT):
             name = node.inputs[0]
         elif node.is_in(SCALES):
-            tensors = [each for each in node.inputs if not index.one_element(each)]
+            tensors = [name for name in node.inputs if not index.one_element(name)]
             if len(tensors) != 1 or (node.is_a("Div") and tensors[0] != node.inputs[0]):
                 return ""
             name = tensors[0]

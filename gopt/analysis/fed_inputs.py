@@ -1,4 +1,4 @@
-"""Inputs without a stored value that an update adds beside stored states: noise, anchors, what is fed in each step."""
+"""Inputs without a stored value that an update adds beside stored states: noise, anchors, values fed in each step."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ Reach = Mapping[str, Mapping[str, int]]
 
 
 def without_fed(graph: Graph, reach: Reach) -> dict[str, dict[str, int]]:
-    """The inputs that each output reads element by element, without those that are fed and no state.
+    """The inputs that each output reads element by element, without fed inputs.
 
-    Such an input has no stored value, one output alone reads it, and that output has an old value among the stored ones
-    beside it. Everything stays where an output would be left without a state.
-    """
-    kept = {output: dict(found) for output, found in reach.items()}
-    readers = Counter(name for found in reach.values() for name in found)
+    A fed input has no stored value and a single reader among the outputs, and that output has an old value among the
+    stored inputs beside. Everything stays where an output would be left without a state."""
+    reachable = {output: dict(depths) for output, depths in reach.items()}
+    readers = Counter(name for depths in reach.values() for name in depths)
     rest: dict[str, dict[str, int]] = {}
-    for output, found in kept.items():
-        old = {name: depth for name, depth in found.items() if name in graph.initializers or readers[name] > 1}
+    for output, operands in reachable.items():
+        old = {name: depth for name, depth in operands.items() if name in graph.initializers or readers[name] > 1}
         stored = any(name in graph.initializers and depth < FACTOR_COST for name, depth in old.items())
-        rest[output] = old if stored else found
-    if rest == kept:
-        return kept
+        rest[output] = old if stored else operands
+    if rest == reachable:
+        return reachable
     pairs, unsettled = match_states(rest)
-    return kept if unsettled or any(found and output not in pairs for output, found in kept.items()) else rest
+    return reachable if unsettled or any(depths and key not in pairs for key, depths in reachable.items()) else rest

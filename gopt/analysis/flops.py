@@ -1,5 +1,5 @@
-"""Floating-point operations of a graph: those of its products and convolutions, a multiplication and an addition each.
-What is elementwise is not counted, as is usual."""
+"""Floating-point operations of a graph: products and convolutions, a multiplication and an addition each. Elementwise
+operators do not count, as is usual."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gopt.operators.table import operator
 
 
 def flops(graph: Graph) -> int:
-    """Operations of one run; a node whose sizes are not known counts nothing."""
+    """Operations of one run; a node without known sizes counts 0."""
     return sum(flops_of(graph, node) for node in graph.nodes)
 
 

@@ -29,7 +29,7 @@ MAX_ITERATIONS = 8
 
 @dataclass(slots=True)
 class GradientMap:
-    """Parameter -> gradient, the nodes of the backward (by id), and what was learnt on the way."""
+    """Parameter -> gradient, the nodes of the backward (by id), and the findings on the way."""
 
     context: AnalysisContext
     gradients: dict[str, str]
@@ -39,7 +39,8 @@ class GradientMap:
 
 
 def find_gradients(step: StepSkeleton) -> GradientMap:
-    """The gradient of every parameter that has one; raises UnsupportedError where an update reads more of the batch."""
+    """The gradient of every parameter with a gradient; raises UnsupportedError where an update reads more of the
+    batch."""
     context = build_context(step)
     wanted = _parameter_candidates(step)
     _refuse_drawn_late(step, wanted)
@@ -73,31 +74,30 @@ def find_gradients(step: StepSkeleton) -> GradientMap:
 
 
 def reads_new_statistic(step: StepSkeleton, name: str) -> UnsupportedError | None:
-    """The refusal of an update that reads the new value of a statistic, which no rank has before the ranks meet."""
-    made = ancestors(step.index, [step.updated[name]])[1]
-    for other, new in step.updated.items():
-        if other != name and new in made and new not in step.forward_values and step.is_statistic(other):
-            return _reads_new(name, other, new)
+    """The refusal of an update that reads the new value of a statistic before the ranks have met."""
+    behind = ancestors(step.index, [step.updated[name]])[1]
+    for statistic, new in step.updated.items():
+        if statistic != name and new in behind and new not in step.forward_values and step.is_statistic(statistic):
+            return _reads_new(name, statistic, new)
     return None
 
 
-def _reads_new(name: str, other: str, new: str) -> UnsupportedError:
+def _reads_new(name: str, read: str, new: str) -> UnsupportedError:
     return UnsupportedError(
-        f"the update of {name!r} reads {new!r}, the new value of the statistic {other!r}: each rank has made it of its "
+        f"the update of {name!r} reads {new!r}, the new value of the statistic {read!r}: each rank has made it of its "
         "own batch",
-        f"let the update read the old value {other!r}, as the next step reads the new one",
+        f"let the update read the old value {read!r}, as the next step reads the new one",
     )
 
 
 def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Mapping[str, str]) -> LayoutError:
-    """The refusal of a value that a node reads; ``gradients``: the parameters that have one.
+    """The refusal of a value that a node reads; ``gradients``: parameter -> gradient.
 
-    What a node without a parameter behind it makes may be no new value at all, but shown, and taken for a constant's.
-    """
-    made = descendants(step.index, node.outputs)
-    name, new = next(((name, new) for name, new in step.updated.items() if new in made), ("", ""))
+    A node without a parameter behind may make a shown value instead of a new value of a constant."""
+    made_values = descendants(step.index, node.outputs)
+    name, new = next(((name, new) for name, new in step.updated.items() if new in made_values), ("", ""))
     shown = [f"if {new} does not replace {name}, leave it out of the step"] if name and name not in gradients else []
-    shown += _pair_hints(step, made)
+    shown += _pair_hints(step, made_values)
     behind = {value, *ancestors(step.index, [value])[1]}
     makers = {name: step.index.producers[name] for name in gradients.values()}
     return LayoutError(
@@ -109,25 +109,24 @@ def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Mapping[st
     )
 
 
-def _pair_hints(step: StepSkeleton, made: Collection[str]) -> list[str]:
-    """The hint to pair inputs that the data flow gives no new value with outputs among ``made`` of their type that
-    depend on them."""
+def _pair_hints(step: StepSkeleton, outputs: Collection[str]) -> list[str]:
+    """The hint to pair inputs without a new value with outputs of the same type that depend on the input."""
     inputs = {name: type for name, type in step.index.graph.inputs.items() if name not in step.updated}
     candidates: dict[str, list[str]] = {}
     for new, type in step.index.graph.outputs.items():
-        if new in made and new not in step.replaces:
+        if new in outputs and new not in step.replaces:
             behind = ancestors(step.index, [new])[1]
-            candidates[new] = [name for name, held in inputs.items() if held == type and name in behind]
-    found = propose(step.index.graph, candidates)
-    if not found:
+            candidates[new] = [name for name, kind in inputs.items() if kind == type and name in behind]
+    pairs = propose(step.index.graph, candidates)
+    if not pairs:
         return []
-    name, new = next(iter(found.items()))
-    return [f"if {new} is the new value of {name}{others(len(found) - 1, 'pair')}, say {states_option(found)}"]
+    name, new = next(iter(pairs.items()))
+    return [f"if {new} is the new value of {name}{others(len(pairs) - 1, 'pair')}, say {states_option(pairs)}"]
 
 
 def _shared_hint(step: StepSkeleton, value: str) -> list[str]:
-    """The hint that lets an update read a number of the batch: the means behind it, as those of all ranks."""
-    stack, found = [value], dict[str, None]()
+    """The hint to let an update read the mean over all ranks of the batch's scalars behind the value."""
+    stack, leaves = [value], dict[str, None]()
     for name in stack:
         node = step.index.producers.get(name)
         if node is None or name not in step.tainted:
@@ -135,11 +134,11 @@ def _shared_hint(step: StepSkeleton, value: str) -> list[str]:
         if not step.index.one_element(name) or len(stack) > _FAR:
             return []
         if node.is_a("ReduceMean") and not all(map(step.index.one_element, node.inputs[:1])):
-            found[name] = None
+            leaves[name] = None
         else:
             stack += node.reads
-    scalars = all(step.index.graph.type_of(name).shape == () for name in found)
-    return [f"let all ranks read the mean over all of them: --shared {','.join(found)}"] if found and scalars else []
+    scalars = all(step.index.graph.type_of(name).shape == () for name in leaves)
+    return [f"let all ranks read the mean over all of them: --shared {','.join(leaves)}"] if leaves and scalars else []
 
 
 def _refuse_factor(
@@ -147,9 +146,8 @@ def _refuse_factor(
 ) -> None:
     """Refuse a one-element value of one rank that no backward would multiply by.
 
-    A backward behind a contraction scales by what the forward divides by: a token count. Everything else, such as a
-    count that the loss does not know, would be a rate of this rank's own.
-    """
+    A backward behind a contraction scales by the forward's divisor: a token count. Any other factor, such as a count
+    unknown to the loss, would be a rate of a single rank."""
     for node in mixed:
         for name in node.reads:
             if not step.index.one_element(name) or name in reduced or name not in step.tainted:
@@ -172,7 +170,7 @@ def _of_divisors(step: StepSkeleton, context: AnalysisContext, name: str) -> boo
 
 
 def _refuse_loss(step: StepSkeleton, context: AnalysisContext, mixed: list[Node]) -> None:
-    """Refuse an update that reads the loss, or a value computed from it: the loss differs between ranks."""
+    """Refuse an update that reads the loss, or a value computed from the loss: the loss differs between ranks."""
     for node in mixed:
         if any(name in context.of_loss for name in node.reads):
             read = [name for name in node.reads if name in context.of_loss]
@@ -186,7 +184,7 @@ def _refuse_loss(step: StepSkeleton, context: AnalysisContext, mixed: list[Node]
 
 
 def _refuse_found(step: StepSkeleton, context: AnalysisContext, gradients: Mapping[str, str]) -> None:
-    """Hold what was found against the conditions that a named gradient must meet."""
+    """Hold the findings against the conditions of a named gradient."""
     for name, gradient in gradients.items():
         why = _disqualified(step, context, name, gradient)
         if why:
@@ -202,10 +200,9 @@ def _refuse_found(step: StepSkeleton, context: AnalysisContext, gradients: Mappi
 
 
 def _late(step: StepSkeleton, gradient: str) -> str:
-    """A state that follows the batch, or a fed tensor, that a gradient reads and the forward does not; '' for none.
+    """A state that follows the batch, or a fed tensor, that a gradient reads and the forward does not; '' without any.
 
-    A state whose new value the gradient is made of is one of the optimizer's.
-    """
+    A state whose new value is behind the gradient belongs to the optimizer."""
     cone = ancestors(step.index, [gradient])[1] - set(step.batch) | {gradient}
     late = (
         name for name in step.index.graph.inputs
@@ -229,13 +226,13 @@ def _late_hint(step: StepSkeleton, late: str) -> str:
 
 
 def _reads_reduced(step: StepSkeleton, name: str, check: LocalTaint) -> bool:
-    """Return whether a parameter's new value holds its gradient as reduced, and nothing of one rank alone."""
+    """Return whether a parameter's new value holds the gradient as reduced, and nothing of one rank alone."""
     updated = step.updated[name]
     return updated in check.reduced and updated not in check.rank_local
 
 
 def _refuse_drawn(step: StepSkeleton, backward: set[int]) -> None:
-    """Refuse gradients that are mixed with random numbers which the forward does not know."""
+    """Refuse gradients mixed with random numbers unknown to the forward."""
     for node in step.random:
         if id(node) in backward:
             raise UnsupportedError(
@@ -246,7 +243,7 @@ def _refuse_drawn(step: StepSkeleton, backward: set[int]) -> None:
 
 
 def _refuse_drawn_late(step: StepSkeleton, parameters: Sequence[str]) -> None:
-    """Refuse random numbers that updates draw themselves, beside all that depends on the batch."""
+    """Refuse random numbers drawn by updates, beside all batch-dependent values."""
     late = [node for node in step.random if id(node) not in step.forward and _unmoved(step, node)]
     behind = descendants(step.index, (name for node in late for name in node.outputs)) if late else set[str]()
     for name in parameters:
@@ -261,18 +258,18 @@ def _refuse_drawn_late(step: StepSkeleton, parameters: Sequence[str]) -> None:
 
 
 def _unmoved(step: StepSkeleton, node: Node) -> bool:
-    """Return whether a node that draws reads nothing that depends on the batch, but for its shape."""
+    """Return whether a drawing node reads no batch-dependent value, except for a shape."""
     return not any(name in step.tainted and node.is_a("Bernoulli", "Dropout") for name in node.inputs)
 
 
 def _behind(step: StepSkeleton, gradients: Mapping[str, str], backward: set[int]) -> set[int]:
     """Nodes of the backward that depend on a value chosen as a gradient."""
-    behind, found = set(gradients.values()), set()
+    behind, reached = set(gradients.values()), set()
     for node in step.index.graph.nodes:
         if id(node) in backward and any(name in behind for name in node.reads):
             behind.update(node.outputs)
-            found.add(id(node))
-    return found
+            reached.add(id(node))
+    return reached
 
 
 def _culprit(step: StepSkeleton, inputs: Sequence[str], rank_local: set[str]) -> str:
@@ -282,7 +279,7 @@ def _culprit(step: StepSkeleton, inputs: Sequence[str], rank_local: set[str]) ->
 
 
 def _parameter_candidates(step: StepSkeleton) -> list[str]:
-    """Floating states that the loss depends on and whose new value depends on the batch; scalars last."""
+    """Floating states behind the loss whose new value depends on the batch; scalars last."""
     types = step.index.graph.types
     lost = [name for name in step.roles.params if name not in step.updated]
     if lost:
@@ -292,7 +289,7 @@ def _parameter_candidates(step: StepSkeleton) -> list[str]:
               or [f"name one: --states {lost[0]}=OUTPUT"]),
         )  # fmt: skip
     named = [name for name in step.updated if name in step.roles.params]
-    found = [
+    candidates = [
         name
         for name, output in step.updated.items()
         if name not in step.roles.params
@@ -301,7 +298,7 @@ def _parameter_candidates(step: StepSkeleton) -> list[str]:
         and types[name].dtype in FLOATS
         and not step.is_statistic(name)
     ]
-    return sorted(named + found, key=lambda name: types[name].elements == 1)
+    return sorted(named + candidates, key=lambda name: types[name].elements == 1)
 
 
 def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> dict[str, str]:
@@ -315,9 +312,9 @@ def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> di
         if types[name].elements == 1 and not context.of_other_gradients and gradients:
             context.of_other_gradients = descendants(step.index, chosen) - chosen
             derived = _of_gradients_alone(step, chosen)
-        given = step.roles.params.get(name, "")
-        gradient = given or find_gradient(context, name, step.updated[name])
-        single = types[name].elements == 1 and not given
+        named = step.roles.params.get(name, "")
+        gradient = named or find_gradient(context, name, step.updated[name])
+        single = types[name].elements == 1 and not named
         if gradient is None or (single and (gradient in derived or gradient in chosen)):
             continue
         gradients[name] = gradient
@@ -326,7 +323,8 @@ def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> di
 
 
 def _of_gradients_alone(step: StepSkeleton, gradients: set[str]) -> set[str]:
-    """The gradients, and what depends on the batch through them alone: a backward goes on with the forward."""
+    """The gradients, and values that depend on the batch through gradients alone: a backward goes on with the
+    forward."""
     values = set(gradients)
     for node in step.index.graph.nodes:
         moving = step.tainted.intersection(node.reads)
@@ -336,15 +334,15 @@ def _of_gradients_alone(step: StepSkeleton, gradients: set[str]) -> set[str]:
 
 
 def _check_named(step: StepSkeleton, context: AnalysisContext, wanted: Sequence[str]) -> None:
-    """Raise OptionError for a value that the user names and that cannot be the gradient of its parameter; first for one
-    that does not depend on the batch, whatever the losses are."""
+    """Raise OptionError for a value that the user names and that cannot be the gradient of the parameter; first for a
+    value without dependence on the batch, for any choice of losses."""
     named = {name: step.roles.params[name] for name in wanted if step.roles.params.get(name)}
-    for name, given in sorted(named.items(), key=lambda item: item[1] in step.tainted):
-        why = _disqualified(step, context, name, given)
+    for name, gradient in sorted(named.items(), key=lambda item: item[1] in step.tainted):
+        why = _disqualified(step, context, name, gradient)
         if why:
-            late = _late(step, given) if given in context.update_only else ""
+            late = _late(step, gradient) if gradient in context.update_only else ""
             raise OptionError(
-                f"{given!r} cannot be the gradient of {name!r}: {_reads_late(late) or why}",
+                f"{gradient!r} cannot be the gradient of {name!r}: {_reads_late(late) or why}",
                 _late_hint(step, late) if late
                 else f"leave {name!r} out of the map of parameters, and gopt looks for its gradient",
             )  # fmt: skip
@@ -366,13 +364,13 @@ def _disqualified(step: StepSkeleton, context: AnalysisContext, name: str, gradi
 
 
 def _made_of_its_old(step: StepSkeleton, value: str) -> bool:
-    """Return whether a value is the new value of a state and depends on its old one (states may keep gradients)."""
+    """Return whether a value is the new value of a state and depends on the old value (states may keep gradients)."""
     state = step.replaces.get(value)
     return state is not None and state in ancestors(step.index, [value])[1]
 
 
 def _reaching_states(step: StepSkeleton, nodes: list[Node]) -> list[Node]:
-    """Return the nodes on which the new value of some state depends."""
+    """Return the nodes behind the new value of some state."""
     if not nodes:
         return []
     needed = ancestors(step.index, step.updated.values())[0]

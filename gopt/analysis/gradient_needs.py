@@ -1,11 +1,10 @@
-"""The inputs that a gradient must depend on: a state whose update lacks one is a statistic, whatever it is made of.
+"""The inputs behind every gradient: a state whose update lacks such an input is a statistic, however it is made.
 
-A backward multiplies derivatives along a path from the loss to a parameter, and each operator on it adds what its own
-derivative reads: a product its other factors, a curved function its operand. Two sweeps tell which inputs of the step
-that is, at least: forwards, the inputs that each value depends on; backwards, those that every path from the loss
-reads. An update that lacks one of them holds no gradient. That is certain where a backward differentiates the loss;
-what stops gradients on some paths, or passes them straight through, only makes a backward read more than is asked for.
-"""
+A backward multiplies derivatives along a path from the loss to a parameter, and each operator on the path adds the
+operands of its own derivative: a product the other factors, a curved function the operand. Two sweeps give a lower
+bound of these inputs: forwards, the inputs behind each value; backwards, the inputs read on every path from the loss.
+An update that lacks such an input holds no gradient. The bound is certain where a backward differentiates the loss;
+stopping gradients on some paths, or passing gradients straight through, only makes a backward read more."""
 
 from __future__ import annotations
 
@@ -50,27 +49,26 @@ _MOST = 256
 def without_needs(
     index: GraphIndex, forward: set[int], losses: Iterable[str], batch: Iterable[str], updated: Mapping[str, str]
 ) -> dict[str, str]:
-    """Of the floating states, those whose new value cannot hold a gradient of the losses -> an input that it lacks.
+    """Floating states whose new value cannot hold a gradient of the losses -> a lacking input.
 
-    ``updated``: state -> its new value; ``forward``: nodes by id, those that the losses depend on.
-    """
+    ``updated``: state -> new value; ``forward``: nodes behind the losses, by id."""
     read = [name for node in index.graph.nodes if id(node) in forward for name in node.reads]
     leaves = _groups([name for name in dict.fromkeys([*batch, *read]) if name in updated or name in index.graph.inputs])
-    losses, held = list(losses), set(read)
+    losses, live = list(losses), set(read)
     sweep = _Dependence(index, forward, leaves, _only_added(index, forward, losses, updated))
     needs = _needs(sweep, losses, smooth=True)
-    if any(name in held and name not in needs for name in updated):  # a selection alone leads from it to the loss
+    if any(name in live and name not in needs for name in updated):  # a selection alone leads from it to the loss
         needs = _needs(sweep, losses, smooth=False) | needs
-    found: dict[str, str] = {}
+    leaf_of: dict[str, str] = {}
     for name, output in updated.items():
         lacking = needs.get(name, 0) & ~sweep.of.get(output, 0)
         if lacking:
-            found[name] = leaves[(lacking.bit_length() - 1) % len(leaves)][-1]
-    return found
+            leaf_of[name] = leaves[(lacking.bit_length() - 1) % len(leaves)][-1]
+    return leaf_of
 
 
 def multiplied(index: GraphIndex, value: str) -> str:
-    """The product that the readers of a value make, one behind the other: a derivative's last factors stand there."""
+    """The product made by the readers of a value, in sequence: a derivative's last factors stand there."""
     for _ in range(_CHAIN):
         users = index.users.get(value, [])
         if len(users) != 1 or not users[0].is_in(_FACTORS):
@@ -80,75 +78,73 @@ def multiplied(index: GraphIndex, value: str) -> str:
 
 
 def _groups(leaves: Sequence[str]) -> Sequence[Sequence[str]]:
-    """The leaves in their order, each alone, or as many groups as a mask may have bits.
+    """The leaves in order, in single groups, or in as many groups as a mask may have bits.
 
-    An update that lacks a whole group, of which a gradient depends on some leaf, lacks what a gradient depends on: with
-    groups a statistic may be taken for a gradient, and no gradient for a statistic.
-    """
-    alone, several = (leaves, ()) if len(leaves) <= _MOST else (leaves[: _MOST // 2], leaves[_MOST // 2 :])
+    An update that lacks a whole group lacks each leaf of the group: with groups a statistic may be taken for a
+    gradient, and no gradient for a statistic."""
+    singles, several = (leaves, ()) if len(leaves) <= _MOST else (leaves[: _MOST // 2], leaves[_MOST // 2 :])
     size = -(-len(several) // (_MOST // 2)) or 1
-    return [*([name] for name in alone), *(several[at : at + size] for at in range(0, len(several), size))]
+    return [*([name] for name in singles), *(several[at : at + size] for at in range(0, len(several), size))]
 
 
 def _only_added(index: GraphIndex, forward: set[int], losses: Iterable[str], updated: Mapping[str, str]) -> set[str]:
-    """The losses, and the numbers that reach them as terms of sums alone: no derivative of a loss reads their values,
-    so that what follows the batch through them is shown, or is a statistic."""
-    found: set[str] = set()
+    """The losses, and the numbers that reach a loss as terms of sums alone: no derivative of a loss reads such a
+    number, so that values that follow the batch through such a number are shown, or are statistics."""
+    terms_of: set[str] = set()
     inside: set[int] = set()
     stack = list(losses)
     while stack:
         name = stack.pop()
         users = (node for node in index.users.get(name, ()) if id(node) in forward)
-        if name in found or not index.one_element(name) or not all(id(node) in inside for node in users):
+        if name in terms_of or not index.one_element(name) or not all(id(node) in inside for node in users):
             continue
-        found.add(name)
+        terms_of.add(name)
         node = index.producers.get(name)
         if node is None or not (node.is_in(_TERMS) or node.is_in(SCALES)):
             continue
         terms = list(node.inputs)
         if node.is_in(SCALES):
-            terms = [each for each in terms if not _fixed(index, each, updated)]
+            terms = [term for term in terms if not _fixed(index, term, updated)]
             if len(terms) != 1 or (node.is_a("Div") and terms[0] != node.inputs[0]):
                 continue
         inside.add(id(node))
         stack += terms
-    return found
+    return terms_of
 
 
 def _fixed(index: GraphIndex, name: str, updated: Mapping[str, str]) -> bool:
-    """Return whether a factor is a constant, or a number that is fed."""
+    """Return whether a factor is a constant, or a fed number."""
     fed = name in index.graph.inputs and name not in updated and index.one_element(name)
     return fed or index.constants.number(name) is not None
 
 
 class _Dependence:
-    """Value -> the leaves that it depends on, as bits: any way, and above these through smooth functions alone.
+    """Value -> leaves behind the value, as bits: along any path, and above these bits through smooth functions alone.
 
     Behind the forward an update may take signs and comparisons of a gradient: there only a place is no smooth function.
-    ``leaves``: in groups, of one bit each, so that masks stay short in a large network.
-    ``added``: values of the forward that no backward reads; what is made of them behind it depends on nothing.
-    """
+    ``leaves``: in groups, of one bit each, so that masks stay short in a large network. ``added``: values of the
+    forward that no backward reads; values made of these behind the forward depend on nothing."""
 
     def __init__(self, index: GraphIndex, forward: set[int], leaves: Sequence[Sequence[str]], added: set[str]) -> None:
         self.index, self.forward, graph = index, forward, index.graph
         self.loose = (1 << len(leaves)) - 1
         self.of: dict[str, int] = {}
-        for place, group in enumerate(leaves):
+        for position, group in enumerate(leaves):
             for name in group:
-                self.of[name] = 1 << place | (1 << place + len(leaves)) * self.smooth(name)
-        known = {mask: mask for mask in self.of.values()}
+                self.of[name] = 1 << position | (1 << position + len(leaves)) * self.smooth(name)
+        masks = {mask: mask for mask in self.of.values()}
         """One object for each mask: a network has far fewer than values."""
-        held = self.of.get
+        mask_of = self.of.get
         for node in graph.nodes:
             mask, inside = 0, id(node) in forward
             for name in node.reads:
-                mask |= held(name, 0) if inside or name not in added else 0
+                mask |= mask_of(name, 0) if inside or name not in added else 0
             if not mask:
                 continue
             steps = node.is_in(ARG_EXTREMES) or (inside and node.is_in(STEPWISE))
             for name in node.outputs:
-                own = mask & self.loose if steps or (inside and not self.smooth(name)) else mask
-                self.of[name] = known.setdefault(own, own)
+                reduced = mask & self.loose if steps or (inside and not self.smooth(name)) else mask
+                self.of[name] = masks.setdefault(reduced, reduced)
 
     def smooth(self, name: str) -> bool:
         dtype = self.index.graph.type_of(name).dtype
@@ -156,16 +152,16 @@ class _Dependence:
 
 
 def _needs(sweep: _Dependence, losses: Iterable[str], *, smooth: bool) -> dict[str, int]:
-    """Value of the forward -> the leaves that derivatives along every path from a loss to it depend on; ``smooth``:
-    along paths of floating values."""
+    """Value of the forward -> leaves behind the derivatives on every path from a loss to the value; ``smooth``: along
+    paths of floating values."""
     needs = dict.fromkeys(losses, 0)
     for node in reversed(sweep.index.graph.nodes):
         behind = [needs[name] for name in node.outputs if name in needs]
         if not behind or id(node) not in sweep.forward:
             continue
         least = behind[0]
-        for each in behind[1:]:
-            least &= each
+        for mask in behind[1:]:
+            least &= mask
         for name, more in _derivatives(sweep, node):
             if not smooth or sweep.smooth(name):
                 needs[name] = needs.get(name, least | more) & (least | more)
@@ -173,33 +169,32 @@ def _needs(sweep: _Dependence, losses: Iterable[str], *, smooth: bool) -> dict[s
 
 
 def _derivatives(sweep: _Dependence, node: Node) -> Iterator[tuple[str, int]]:
-    """Each operand, with the leaves that the derivative by it depends on at least.
+    """Each operand, with a lower bound of the leaves behind the derivative by that operand.
 
-    What makes one number of another is left out: the loss that is shown may be a multiple or a function of the one that
-    the backward starts from.
-    """
+    Functions of one number are left out: the shown loss may be a multiple or a function of the loss at the start of the
+    backward."""
     shown = all(map(sweep.index.one_element, filter(None, node.outputs)))
     masks = [sweep.of.get(name, 0) for name in node.inputs]
     standard = node.domain in ("", "ai.onnx")
-    for place, name in enumerate(node.inputs):
+    for slot, name in enumerate(node.inputs):
         if not name:
             continue
         more = 0
         if not standard or (shown and sweep.index.one_element(name)):
             pass
         elif node.op_type in _PRODUCTS:
-            if not (node.op_type == "Gemm" and place == 2):
-                for other, mask in enumerate(masks[: 2 if node.op_type != "Einsum" else None]):
-                    more |= mask if other != place else 0
+            if not (node.op_type == "Gemm" and slot == 2):
+                for operand, mask in enumerate(masks[: 2 if node.op_type != "Einsum" else None]):
+                    more |= mask if operand != slot else 0
         elif node.op_type == "Div":
-            more = masks[1] | (masks[0] if place else 0)
-        elif node.op_type in GATHERS and place == 0:
+            more = masks[1] | (masks[0] if slot else 0)
+        elif node.op_type in GATHERS and slot == 0:
             more = masks[1]
-        elif node.op_type == "Where" and place:
+        elif node.op_type == "Where" and slot:
             more = masks[0]
-        elif node.op_type in _CURVED and place == 0:
+        elif node.op_type in _CURVED and slot == 0:
             more = masks[0] | (masks[1] if node.op_type == "SoftmaxCrossEntropyLoss" else 0)
-        elif node.op_type in _BENT and place == 0:
+        elif node.op_type in _BENT and slot == 0:
             more = masks[0] & sweep.loose
         yield name, more
     for name in node.captures:

@@ -1,10 +1,9 @@
-"""Find each parameter's gradient: the value nearest the data through which its whole update depends on the batch.
+"""Find each parameter's gradient: the value nearest the data through which the whole update depends on the batch.
 
-Of the dominators of an update, the one nearest the data is exact, whatever lies behind it: the backward is
-homogeneous-linear in the adjoint that flows through it, so all that is affine or nonlinear in that dominator belongs to
-the update, and a mean over ranks passes through the rest. Of the dominators that follow it in proportion, the last one
-that the backward makes is called the gradient.
-"""
+Of the dominators of an update, the dominator nearest the data is exact: the backward is homogeneous-linear in the
+adjoint, so each affine or nonlinear operator behind that dominator belongs to the update, and a mean over ranks passes
+through the rest. Of the dominators in proportion to the nearest, the last dominator in the backward is called the
+gradient."""
 
 from __future__ import annotations
 
@@ -27,10 +26,9 @@ from gopt.operators.kinds import LAYOUT, SCALES, SUMS
 
 
 def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str | None:
-    """The gradient behind the new value ``updated``, or None when the update does not depend on the batch.
+    """The gradient behind the new value ``updated``, or None for an update without dependence on the batch.
 
-    Raises UnsupportedError where the data flow leaves open which value is the gradient.
-    """
+    Raises UnsupportedError where the data flow leaves the choice of the gradient open."""
     walk = walk_update(context, updated)
     _refuse_written(context, parameter, updated)
     if not walk.dominators:
@@ -46,8 +44,8 @@ def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str
 
 
 class LayoutError(UnsupportedError):
-    """No gradient was found, or one that leaves a value of one rank in the update; ``turned``: values that may be
-    gradients where the update turns them back into the layout that they are made in."""
+    """No gradient was found, or a gradient that leaves a value of one rank in the update; ``turned``: values that may
+    be gradients where the update turns the layout back."""
 
     def __init__(self, message: str, *hints: str, turned: Iterable[str]) -> None:
         super().__init__(message, *hints)
@@ -55,8 +53,9 @@ class LayoutError(UnsupportedError):
 
 
 def _refuse_written(context: AnalysisContext, parameter: str, updated: str) -> None:
-    """Raise UnsupportedError for a new value that adds its gradient to what the forward made of the parameter and of
-    the batch: rows that it sets, or whose norm it bounds. Their mean over ranks is not that of the large batch."""
+    """Raise UnsupportedError for a new value that adds the gradient to a value that the forward makes of the parameter
+    and of the batch: rows that the forward sets, or rows with a bounded norm. The mean of such values over ranks is not
+    the value of the large batch."""
     index = context.index
 
     def adds(node: Node) -> bool:
@@ -70,33 +69,34 @@ def _refuse_written(context: AnalysisContext, parameter: str, updated: str) -> N
     written = [name for name in moving if id(index.producers.get(name)) in context.forward]
     if not written or len(written) == len(moving):
         return
-    found = next((name for name in written if parameter in ancestors(index, [name])[1]), None)
-    if found is not None:
+    output = next((name for name in written if parameter in ancestors(index, [name])[1]), None)
+    if output is not None:
         raise UnsupportedError(
-            f"the forward writes {parameter!r} anew by the batch: its new value adds {found!r} "
-            f"({index.producers[found].op_type}) to its gradient, and each rank has its own",
+            f"the forward writes {parameter!r} anew by the batch: its new value adds {output!r} "
+            f"({index.producers[output].op_type}) to its gradient, and each rank has its own",
             f"write {parameter!r} outside of the step, or in a way that follows no batch: gopt has no option that "
             "combines such writes",
         )
 
 
 class _DominatorChoice:
-    """Selects the dominator of a walk that is the gradient."""
+    """Selects the gradient among the dominators of a walk."""
 
     def __init__(self, context: AnalysisContext, parameter: str, walk: UpdateWalk) -> None:
         self.context, self.parameter = context, parameter
         self.index, self.types = context.index, context.index.graph.types
         self.nearest = walk.dominators[-1]
         start = self.index.defined_at(self.nearest)
-        rising = [(node, place) for node, place in zip(walk.nodes, walk.places) if place > start][::-1]
+        rising = [(node, position) for node, position in zip(walk.nodes, walk.positions) if position > start][::-1]
         self.nodes = [node for node, _ in rising]
-        self.place = {id(node): place for node, place in rising}
+        self.place = {id(node): position for node, position in rising}
         self.rising = walk.dominators[::-1]
         self.held_back = [node for node in self.nodes if id(node) in context.barrier] if context.barrier else []
 
     @cached_property
     def linearity(self) -> dict[str, Linearity]:
-        """Of all values of the walk in the nearest one; most choices look at the dominators alone."""
+        """The linearity of all values of the walk in the nearest dominator; most choices look at the dominators
+        alone."""
         return propagate_linearity(self.index, self.nodes, self.nearest, self.context.tainted)
 
     def gradient(self) -> str | None:
@@ -104,15 +104,15 @@ class _DominatorChoice:
         bounds = [self.index.defined_at(name) for name in stretch]
         if any(self.place[id(node)] > bounds[-1] for node in self.held_back):
             return None  # the backward would go on behind something that no backward does
-        first = last_held = 0
+        start_index = last_held = 0
         seen_elsewhere = False
         for number, (low, high) in enumerate(itertools.pairwise(bounds), 1):
             part = [node for node in self.nodes if low < self.place[id(node)] <= high]
-            held = any(id(node) in self.context.barrier for node in part)
+            blocked = any(id(node) in self.context.barrier for node in part)
             seen_elsewhere = seen_elsewhere or self._read_elsewhere(stretch[number - 1])
-            if held or (not seen_elsewhere and self._backward(part)):
-                first, last_held = number, number if held else last_held
-        chosen = next(filter(self.fits, [*stretch[first:], *stretch[last_held:first][::-1]]), None)
+            if blocked or (not seen_elsewhere and self._backward(part)):
+                start_index, last_held = number, number if blocked else last_held
+        chosen = next(filter(self.fits, [*stretch[start_index:], *stretch[last_held:start_index][::-1]]), None)
         if chosen is None:
             layouts = self.index.results(self.nearest, lambda node: node.is_in(KEEP_ORDER))
             raise LayoutError(
@@ -129,10 +129,9 @@ class _DominatorChoice:
         return self.index.graph.type_of(name).shape == self.types[self.parameter].shape
 
     def _stretch(self) -> list[str]:
-        """Return the nearest dominator and those that follow it in proportion.
+        """Return the nearest dominator and the dominators in proportion to it.
 
-        The first value that does not ends the stretch: the next dominator is made of it.
-        """
+        The first dominator out of proportion ends the stretch: the next dominator is made of that value."""
         allowed = Linearity.SCALED if self.held_back else Linearity.HOMOGENEOUS
         linearity = propagate_linearity(self.index, self.nodes, self.nearest, self.context.tainted, allowed)
         ends = (linearity.get(name, Linearity.NONLINEAR) > allowed for name in self.rising)
@@ -152,26 +151,25 @@ class _DominatorChoice:
         return False
 
     def _linear_in(self, node: Node, name: str) -> bool:
-        found = propagate_linearity(self.index, [node], name, self.context.tainted)
+        linearity = propagate_linearity(self.index, [node], name, self.context.tainted)
         return all(
-            found.get(output, Linearity.NONLINEAR) < Linearity.NONLINEAR and not self.index.one_element(output)
+            linearity.get(output, Linearity.NONLINEAR) < Linearity.NONLINEAR and not self.index.one_element(output)
             for output in node.outputs
             if output
         )
 
     def _backward(self, nodes: list[Node]) -> bool:
-        """Return whether some node mixes elements or reads the model, as a backward does, and none reads a state.
+        """Return whether some node mixes elements or reads the model, as a backward does, and no node reads a state.
 
-        Where a way is linear, the mean passes through it whichever side it belongs to. What cannot be cut is left to
-        the backward, so that the update can.
-        """
+        Where a way is linear, the mean passes through on either side. Nodes that cannot be cut are left to the
+        backward, so that the update can be cut."""
         context = self.context
         if any(name in context.update_only for node in nodes for name in node.reads):
             return False
         return any(self._mixes(node) or any(map(self._of_model, node.reads)) for node in nodes)
 
     def _mixes(self, node: Node) -> bool:
-        """Return whether the node is not elementwise, so that it cannot run on a piece of the parameter."""
+        """Return whether the node is not elementwise, and so cannot run on a piece of the parameter."""
         if node.is_in(LAYOUT) and not node.is_a("Slice", "Expand"):
             return False
         return not elementwise(node) or not all(map(self._fits, node.inputs))
@@ -194,12 +192,12 @@ class _DominatorChoice:
         return self.index.graph.type_of(name).dtype in (*FLOATS, "bool")
 
     def _refuse_open(self, last: str) -> None:
-        """Raise if the part after ``last`` may still be the backward: it is nonlinear and reads values of the forward
+        """Raise if the part after ``last`` may still be the backward: a nonlinear part that reads values of the forward
         only.
 
-        1/y² is the gradient of -1/y as well as an update by the inverse of the gradient y². Nothing in the graph says
-        which, unless a state or a setting takes part, or the gradient comes from a contraction over an adjoint.
-        """
+        1/y² is the gradient of -1/y as well as an update by the inverse of the gradient y². The graph leaves both
+        readings open, unless a state or a setting takes part, or the gradient comes from a contraction over an
+        adjoint."""
         behind = self.rising[self.rising.index(last) + 1 :]
         end = self.index.defined_at(behind[0]) if behind else len(self.index.graph.nodes)
         start = self.index.defined_at(last)
@@ -227,7 +225,7 @@ class _DominatorChoice:
 
         def following(name: str) -> Iterable[str]:
             operands = self.index.operands(name, lambda node: id(node) not in self.context.forward)
-            return (each for each in operands if each in self.context.tainted)
+            return (operand for operand in operands if operand in self.context.tainted)
 
         for count, name in enumerate(walk({self.nearest} & self.context.tainted, following)):
             node = self.index.producers.get(name)

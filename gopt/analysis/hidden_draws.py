@@ -1,4 +1,4 @@
-"""Random numbers that functions of the model draw. Analyses read the nodes of a graph, and never see them."""
+"""Random numbers drawn by functions of the model. Analyses read the nodes of a graph, and never see such draws."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from gopt.text.sanitize import show
 
 
 def refuse_hidden_draws(graph: Graph) -> None:
-    """Raise UnsupportedError where a function that the graph calls draws random numbers.
+    """Raise UnsupportedError where a function called by the graph draws random numbers.
 
-    Ranks that must compute the same would draw different ones, and ``gopt verify`` could not feed them.
-    """
-    names = {each.name for each in graph.header.functions}
+    Ranks with equal results would draw different numbers, and ``gopt verify`` could not feed the numbers."""
+    names = {function.name for function in graph.header.functions}
     for node in graph.nodes if names else ():
         if node.op_type not in names and not control_flow(node):
             continue
@@ -33,8 +32,8 @@ def refuse_hidden_draws(graph: Graph) -> None:
 
 
 def called_nodes(graph: Graph, nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """The nodes of the functions that ``nodes`` call, of those that these call, and of all bodies in them."""
-    functions = {(each.domain, each.name, each.overload): each for each in graph.header.functions}
+    """The nodes of the functions called by ``nodes``, of functions called there, and of all bodies."""
+    functions = {(function.domain, function.name, function.overload): function for function in graph.header.functions}
     waiting = list(nested(nodes))
     while waiting:
         node = waiting.pop()
@@ -46,7 +45,7 @@ def called_nodes(graph: Graph, nodes: Iterable[NodeProto]) -> Iterator[NodeProto
 
 
 def _draws(node: NodeProto) -> bool:
-    """Return whether a node draws; a Dropout without a mode passes its operand on."""
+    """Return whether a node draws; a Dropout without a mode passes the operand on."""
     if node.op_type not in RANDOM or node.domain not in ("", "ai.onnx"):
         return False
     return node.op_type != "Dropout" or (len(node.input) > 2 and node.input[2] != "")

@@ -1,4 +1,4 @@
-"""Groups updates that are equal in structure and dtypes and read the same scalar operands, and orders their states."""
+"""Groups updates of equal structure, dtypes and scalar operands, and orders their states."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gopt.ir.node_kinds import control_flow
 
 
 def assign_classes(training: TrainingGraph, updates: Updates, unowned: Sequence[Node] = ()) -> None:
-    """Bring the states of every subgraph in order, and give every split one its equivalence class. ``unowned``: nodes
-    of the update that are in no subgraph, as far as they are known."""
+    """Bring the states of every subgraph in order, and give every split subgraph an equivalence class. ``unowned``:
+    known nodes of the update outside of every subgraph."""
     numbers, order = _ValueNumbering(training, updates, unowned), StateOrder(training.graph)
-    known: dict[Hashable, tuple[list[int], int]] = {}
+    classes: dict[Hashable, tuple[list[int], int]] = {}
     """Structure of an update with its states as listed -> their order, by their places, and its class."""
     for subgraph in updates.subgraphs.values():
         if subgraph.mode is not UpdateMode.SPLIT:
@@ -24,12 +24,12 @@ def assign_classes(training: TrainingGraph, updates: Updates, unowned: Sequence[
             continue
         keys, outside = numbers.structure(subgraph)
         structure, listed = (keys, *map(order.leaf, outside)), subgraph.states
-        if structure not in known:
+        if structure not in classes:
             order.sort(subgraph)
-            places = [next(place for place, each in enumerate(listed) if each is state) for state in subgraph.states]
-            known[structure] = places, numbers.number(numbers.structure(subgraph)[0])
-        places, subgraph.equivalence_class = known[structure]
-        subgraph.states = [listed[place] for place in places]
+            permutation = [next(at for at, old in enumerate(listed) if old is state) for state in subgraph.states]
+            classes[structure] = permutation, numbers.number(numbers.structure(subgraph)[0])
+        permutation, subgraph.equivalence_class = classes[structure]
+        subgraph.states = [listed[position] for position in permutation]
 
 
 class _ValueNumbering:
@@ -48,17 +48,17 @@ class _ValueNumbering:
 
     @cached_property
     def _inside(self) -> dict[str, Node]:
-        """The producers of values of the update: scalars seldom depend on one."""
+        """The producers of values of the update: scalars seldom depend on such a value."""
         nodes = self.graph.nodes
         return {name: node for node in nodes if node.phase is Phase.UPDATE for name in node.outputs}
 
     def _producer(self, name: str) -> Node | None:
-        """The node of the update that makes a value."""
+        """The node of the update behind a value."""
         node = self._outside.get(name)
         return node if node is not None or name in self._given else self._inside.get(name)
 
     def number(self, key: Hashable) -> int:
-        """A number for all that is equal to ``key``."""
+        """A number for all values with an equal ``key``."""
         return self._numbers.setdefault(key, len(self._numbers))
 
     def scalar(self, name: str) -> int:
@@ -88,12 +88,12 @@ class _ValueNumbering:
         return ("value", name)
 
     def structure(self, subgraph: UpdateSubgraph) -> tuple[Hashable, list[str]]:
-        """A key of a split subgraph: its nodes, dtypes and scalar operands, and what its reductions feed; and its
-        operands from outside of more than one element."""
+        """A key of a split subgraph: nodes, dtypes, scalar operands, and targets of reductions; and the outside
+        operands of more than one element."""
         types, reduction_of = self.graph.types, self.updates.reduction_of
         local: dict[str, Hashable] = {"": "", subgraph.gradient: "gradient"}
         """Value of the subgraph -> its number in it."""
-        local.update((state.tensor, place) for place, state in enumerate(subgraph.states))
+        local.update((state.tensor, position) for position, state in enumerate(subgraph.states))
         keys: list[Hashable] = [str(types[subgraph.gradient].dtype)]
         keys += [(state.kind, types[state.tensor].dtype) for state in subgraph.states]
         count, outside = len(subgraph.states), list[str]()
@@ -114,7 +114,7 @@ class _ValueNumbering:
         return tuple(keys), outside
 
     def _operand(self, name: str, outside: list[str]) -> Hashable:
-        """A number for a value from outside of a subgraph; one of more than one element is added to ``outside``."""
+        """A number for a value from outside of a subgraph; a value of more than one element is added to ``outside``."""
         type = self.graph.type_of(name)
         if type.static and type.elements == 1:
             return ("scalar", self.scalar(name))

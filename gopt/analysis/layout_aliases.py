@@ -1,8 +1,7 @@
-"""Finds values that are equal to others in the same layout: results of layout operators that change nothing.
+"""Finds values equal to others in the same layout: results of layout operators without effect.
 
 An exporter leaves an Identity before an output, a Reshape to the same shape, a pair of Transposes around a clip. An
-optimizer joins all gradients into one row and splits it again.
-"""
+optimizer joins all gradients into one row and splits the row again."""
 
 from __future__ import annotations
 
@@ -26,12 +25,11 @@ LAYOUT_OPERATORS = frozenset((*COPIES, *VARIADIC, *SHAPE_CHANGES, *PARTS, "Trans
 
 
 def find_aliases(graph: Graph, named: Collection[str] = (), *, scaled: bool = False) -> dict[str, str]:
-    """Values that equal another one in type, elements and order -> that value, their root; one sweep in order.
+    """Values equal to another value in type, elements and order -> that value, the root; one sweep in order.
 
-    Bodies of opaque operators are left alone: they become the operator again as they are. Nothing is looked through
-    behind ``named``, gradients that the user named: what turns one back reads it. ``scaled``: a join counts as
-    equal to what is made of it element by element with values of one element: a row that is clipped.
-    """
+    Bodies of opaque operators stay untouched: each becomes the operator again unchanged. No operator behind ``named``,
+    the user's gradients, is looked through: the operator that turns such a gradient back reads the named value.
+    ``scaled``: a join counts as equal to an elementwise result of the join and one-element values: a clipped row."""
     finder = _Finder(graph, frozenset(named))
     for node in graph.nodes:
         if scaled and elementwise(node):
@@ -58,7 +56,7 @@ class _Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Join:
-    """A Concat: where each operand starts along ``axis``, and how long it is there -> the operand."""
+    """A Concat: the start and the length of each operand along ``axis`` -> the operand."""
 
     axis: int
     operands: dict[tuple[int, int], str]
@@ -76,7 +74,7 @@ class _Finder:
 
     @cached_property
     def constants(self) -> Constants:
-        """The constants of the graph: few graphs cut a row where it was joined, and need them."""
+        """The constants of the graph: few graphs cut a row at the joints, and need constants."""
         return Constants(self.graph)
 
     def visit(self, node: Node) -> None:
@@ -110,16 +108,16 @@ class _Finder:
             return
         self.layouts[output] = layout
         if layout.perm is None:
-            first = self.reshaped.setdefault((layout.base, self.graph.type_of(output).shape), output)
-            if first != output:
-                self.aliases[output] = first
+            canonical = self.reshaped.setdefault((layout.base, self.graph.type_of(output).shape), output)
+            if canonical != output:
+                self.aliases[output] = canonical
 
     def _copies(self, node: Node, source: str, output: str) -> bool:
         if node.is_a("Identity"):
             return True
         if node.is_in(COPIES):
-            known = self.graph.type_of(source).dtype
-            return known != "undefined" and known == self.graph.type_of(output).dtype
+            dtype = self.graph.type_of(source).dtype
+            return dtype != "undefined" and dtype == self.graph.type_of(output).dtype
         return node.is_in(VARIADIC) and len(node.inputs) == 1
 
     def _changes_nothing(self, layout: _Layout, output: str) -> bool:
@@ -140,7 +138,7 @@ class _Finder:
         self.joins[node.outputs[0]] = _Join(axis, operands)
 
     def _cut(self, node: Node) -> None:
-        """The pieces of a join that are its very operands."""
+        """The pieces of a join equal to whole operands."""
         join = self.joins.get(self.aliases.get(node.inputs[0], node.inputs[0]))
         if join is None:
             return
@@ -149,7 +147,7 @@ class _Finder:
                 self.aliases[output] = join.operands[start, size]
 
     def _pieces(self, node: Node) -> list[tuple[int, int, int]]:
-        """(axis, start, size) of each output of a cut; none where they are not known, or more than one axis is cut."""
+        """(axis, start, size) of each output of a cut; empty for unknown bounds, or for a cut of more than one axis."""
         whole, cut = self.graph.type_of(node.inputs[0]), [self.graph.type_of(name) for name in node.outputs]
         if not whole.static or not all(type.static for type in cut):
             return []
@@ -157,26 +155,26 @@ class _Finder:
             axis = node.attributes.get("axis", 0) % len(whole.dims)
             starts = np.cumsum([0, *(type.dims[axis] for type in cut)]).tolist()
             return [(axis, start, type.dims[axis]) for start, type in zip(starts, cut)]
-        given = [self._integers(name) for name in node.inputs[1:]]
-        if len(given) < 2 or any(values is None or len(values) != 1 for values in given):
+        bounds = [self._integers(name) for name in node.inputs[1:]]
+        if len(bounds) < 2 or any(values is None or len(values) != 1 for values in bounds):
             return []
-        start, axis, step = (given[place][0] if len(given) > place and given[place] else other  # type: ignore[index]
-                             for place, other in ((0, 0), (2, 0), (3, 1)))  # fmt: skip
+        start, axis, step = (bounds[slot][0] if len(bounds) > slot and bounds[slot] else default  # type: ignore[index]
+                             for slot, default in ((0, 0), (2, 0), (3, 1)))  # fmt: skip
         axis %= len(whole.dims)
         length = whole.dims[axis]
         start = min(max(start + length if start < 0 else start, 0), length)
         return [(axis, start, cut[0].dims[axis])] if step == 1 else []
 
     def _integers(self, name: str) -> list[int] | None:
-        """The elements of a constant of whole numbers; None of anything else."""
+        """The elements of a constant of whole numbers; None of any other value."""
         if self.graph.type_of(name).dtype not in ("int64", "int32"):
             return None
         value = self.constants.value(name)
-        return None if value is None else [int(each) for each in value.reshape(-1)]
+        return None if value is None else [int(number) for number in value.reshape(-1)]
 
 
 def _layout(graph: Graph, node: Node, source: str, output: str) -> _Layout | None:
-    """The node as a layout operator that keeps all elements; None when it is something else, or shapes are open."""
+    """The node as a layout operator that keeps all elements; None for any other node, or for open shapes."""
     old, new = graph.type_of(source), graph.type_of(output)
     if not (old.static and new.static) or old.elements != new.elements:
         return None
@@ -188,7 +186,7 @@ def _layout(graph: Graph, node: Node, source: str, output: str) -> _Layout | Non
 
 
 def keeps_order(graph: Graph, node: Node) -> bool:
-    """Return whether a node keeps all elements of its operand, in their order, in whatever shape."""
+    """Return whether a node keeps all elements of the operand, in order, in any shape."""
     if not node.is_in(KEEP_ORDER) or len(node.outputs) != 1 or not node.inputs[0]:
         return False
     layout = _layout(graph, node, node.inputs[0], node.outputs[0])
@@ -196,14 +194,14 @@ def keeps_order(graph: Graph, node: Node) -> bool:
 
 
 def identity(node: Node, of: str | None = None) -> Node:
-    """An Identity in the place of a node, of its first operand or another value."""
-    made = Node("Identity", [of or node.inputs[0]], node.outputs, name=node.name)
-    made.proto = made.to_proto()
-    return made
+    """An Identity in the place of a node, of the node's first operand or another value."""
+    alias = Node("Identity", [of or node.inputs[0]], node.outputs, name=node.name)
+    alias.proto = alias.to_proto()
+    return alias
 
 
 def _composed(outer: _Layout, inner: _Layout | None) -> _Layout:
-    """Two layout operators in a row as one, where they are of one kind."""
+    """Two layout operators in a row as one operator, for two of the same kind."""
     if inner is None or (inner.perm is None) != (outer.perm is None):
         return outer
     if outer.perm is None or inner.perm is None:

@@ -1,8 +1,7 @@
 """Classifies how one value depends on another: in proportion, affinely, or nonlinearly, all else being constant.
 
-A mean over ranks passes through what is linear. Backward operators are homogeneous-linear in the adjoint that flows
-through them, so the first operator that is affine or nonlinear in a gradient belongs to the update.
-"""
+A mean over ranks passes through linear operators. Backward operators are homogeneous-linear in the adjoint, so the
+first operator that is affine or nonlinear in a gradient belongs to the update."""
 
 from __future__ import annotations
 
@@ -41,32 +40,32 @@ _SUMS = TERMS | SCATTERS | {"Pad"}
 def propagate_linearity(
     index: GraphIndex, nodes: Iterable[Node], start: str, tainted: set[str], enough: Linearity = Linearity.NONLINEAR
 ) -> dict[str, Linearity]:
-    """Return value -> linearity in ``start``, for each value that ``nodes`` (in topological order) compute from it.
+    """Return value -> linearity in ``start``, for each value that ``nodes`` (in topological order) compute from
+    ``start``.
 
-    ``enough``: values behind the first that is less simple are left out; none that is made of it is simpler.
-    """
-    found = {start: Linearity.HOMOGENEOUS}
-    moving = found.keys()
+    ``enough``: values behind the first less simple value are left out; no value made of that value is simpler."""
+    levels_of = {start: Linearity.HOMOGENEOUS}
+    moving = levels_of.keys()
     for node in nodes:
         if moving.isdisjoint(node.inputs) or start in node.outputs or not node.inputs[0]:
             continue
-        levels = [found.get(name, OUTSIDE if name in tainted else CONSTANT) for name in node.inputs if name]
+        levels = [levels_of.get(name, OUTSIDE if name in tainted else CONSTANT) for name in node.inputs if name]
         reached = level(index, node, levels)
         for name in node.outputs:
             if name:
-                found[name] = reached
+                levels_of[name] = reached
         if reached > enough:
             break
-    return found
+    return levels_of
 
 
 def level(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
-    """Return how results depend on the operands that move; ``levels``: of each operand, or CONSTANT or OUTSIDE."""
+    """Return the dependence of results on the moving operands; ``levels``: of each operand, or CONSTANT or OUTSIDE."""
     highest = _LEVELS[max(levels)]
     record = operator(node.op_type) if node.domain in ("", "ai.onnx") and not node.captures else UNKNOWN
-    places = [place for place, name in enumerate(node.inputs) if name]
-    levels = [CONSTANT if place in record.by_type else level for place, level in zip(places, levels)]
-    slopes = [record.slope(place) for place in places]
+    slots = [slot for slot, name in enumerate(node.inputs) if name]
+    levels = [CONSTANT if slot in record.by_type else level for slot, level in zip(slots, levels)]
+    slopes = [record.slope(slot) for slot in slots]
     moving = {slope for slope, level in zip(slopes, levels) if level >= 0}
     if node.is_in(SCATTERS) and node.attributes.get("reduction", "none") in ("none", "add"):
         slopes, moving = [Slope.AFFINE, Slope.NONE, Slope.AFFINE], moving - {Slope.BENT, Slope.CURVED}
@@ -93,7 +92,7 @@ def _product(levels: list[int]) -> Linearity:
 
 
 def _sum(index: GraphIndex, terms: Sequence[tuple[str, int]], chosen: bool) -> Linearity:
-    """A sum of terms; ``chosen``: a condition, or places, that follow the batch past the candidate."""
+    """A sum of terms; ``chosen``: a condition, or indices, that follow the batch past the candidate."""
     if any(level == OUTSIDE for _, level in terms):
         return Linearity.NONLINEAR
     highest = max(level for _, level in terms)
@@ -105,7 +104,7 @@ def _sum(index: GraphIndex, terms: Sequence[tuple[str, int]], chosen: bool) -> L
 
 
 def _with_bias(index: GraphIndex, node: Node, levels: list[int]) -> Linearity:
-    """A product of two operands, with a term behind them."""
+    """A product of two operands, plus a term."""
     if OUTSIDE in levels[2:] or not any(level >= 0 for level in levels[:2]):
         return Linearity.NONLINEAR
     product = _product(levels[:2])

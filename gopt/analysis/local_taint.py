@@ -1,4 +1,4 @@
-"""Values that depend on one rank's own batch past the gradients: an update that read one would part the ranks."""
+"""Values that depend on one rank's own batch past the gradients: an update with such a read would part the ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gopt.operators.kinds import MAY_DRAW
 
 @dataclass(slots=True)
 class LocalTaint:
-    """The values after the gradients that are still rank-local, and those that depend on (reduced) gradients."""
+    """The values after the gradients that are still rank-local, and the values that depend on (reduced) gradients."""
 
     rank_local: set[str]
     reduced: set[str]
@@ -23,7 +23,7 @@ class LocalTaint:
 def local_taint(context: AnalysisContext, gradients: set[str], backward: set[int]) -> LocalTaint:
     """One sweep over the nodes behind the gradients. A gradient read by the update counts as reduced."""
     rank_local: set[str] = set()
-    held = set(gradients)
+    reduced = set(gradients)
     """The gradients, and what is made of them: no node behind them makes one."""
     mixed: list[Node] = []
     producers, tainted = context.index.producers, context.tainted
@@ -32,7 +32,7 @@ def local_taint(context: AnalysisContext, gradients: set[str], backward: set[int
             continue
         holds_rank_local, holds_reduced, met = node.op_type in MAY_DRAW and random(node), False, False
         for name in node.reads:
-            is_reduced, is_rank_local = name in held, name in rank_local
+            is_reduced, is_rank_local = name in reduced, name in rank_local
             if not is_rank_local and not is_reduced and name in tainted:
                 producer = producers.get(name)
                 is_rank_local = producer is None or id(producer) in context.forward or id(producer) in backward
@@ -43,5 +43,5 @@ def local_taint(context: AnalysisContext, gradients: set[str], backward: set[int
         if holds_rank_local:
             rank_local.update(node.outputs)
         if holds_reduced:
-            held.update(node.outputs)
-    return LocalTaint(rank_local, held - gradients, mixed)
+            reduced.update(node.outputs)
+    return LocalTaint(rank_local, reduced - gradients, mixed)

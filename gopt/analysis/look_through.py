@@ -1,8 +1,7 @@
-"""A graph as the recovery of roles sees it: collectives look like operators of which it knows how they behave.
+"""A graph as role recovery sees the source: collectives look like operators of known behaviour.
 
-A call over axes that see different data hands a gradient on (element by element); one over other axes belongs to the
-model: it moves data, so that what it makes is the gradient and not what it reads.
-"""
+A call over axes that see different data hands a gradient on (element by element); a call over other axes belongs to the
+model and moves data, so that the result is the gradient and not the operand."""
 
 from __future__ import annotations
 
@@ -28,10 +27,10 @@ def declared_axes(graph: Graph) -> dict[str, AxisKind]:
 
 
 def declare_axes(graph: Graph, axes: Mapping[str, AxisKind]) -> None:
-    """Declare axes in the graph's metadata, overriding existing entries; call it before roles are recovered."""
-    said = {**declared_axes(graph), **axes}
-    if said:
-        graph.metadata[DECLARED] = ",".join(f"{name}={kind.value}" for name, kind in sorted(said.items()))
+    """Declare axes in the graph's metadata, overriding existing entries; call this function before role recovery."""
+    declared = {**declared_axes(graph), **axes}
+    if declared:
+        graph.metadata[DECLARED] = ",".join(f"{name}={kind.value}" for name, kind in sorted(declared.items()))
 
 
 def data_axes(graph: Graph) -> frozenset[str]:
@@ -40,44 +39,44 @@ def data_axes(graph: Graph) -> frozenset[str]:
 
 
 def spans_data_axes(node: Node, data: Collection[str]) -> bool:
-    """Return whether a call's group has one of the axes that see different data."""
+    """Return whether a call's group has an axis that sees different data."""
     return any(axis in data for axis in str(node.attributes.get("group", "")).split("+"))
 
 
 @dataclass(frozen=True, slots=True)
 class LookThroughView:
-    """``graph`` without collectives; ``origin`` gives, for each of its nodes, the index of the original node."""
+    """``graph`` without collectives; ``origin``: index of the original node, for each node."""
 
     graph: Graph
     origin: tuple[int, ...]
 
     def restore(self, training: TrainingGraph, graph: Graph) -> TrainingGraph:
-        """The same roles over the graph with its collectives."""
-        found: dict[int, set[Phase]] = {}
-        for place, stand_in in zip(self.origin, training.graph.nodes):
+        """The same roles over the graph with collectives."""
+        phases: dict[int, set[Phase]] = {}
+        for position, stand_in in zip(self.origin, training.graph.nodes):
             assert stand_in.phase is not None
-            found.setdefault(place, set()).add(stand_in.phase)
-        for place, node in enumerate(graph.nodes):
-            if Phase.UPDATE in found[place] and len(found[place]) > 1:
+            phases.setdefault(position, set()).add(stand_in.phase)
+        for position, node in enumerate(graph.nodes):
+            if Phase.UPDATE in phases[position] and len(phases[position]) > 1:
                 raise UnsupportedError(
                     f"{node.op_type} {node.label!r} carries values of the update together with others",
                     "split it into two calls",
                 )
-            node.phase = min(found[place], key=list(Phase).index)
+            node.phase = min(phases[position], key=list(Phase).index)
         return replace(training, graph=graph)
 
 
 def look_through(graph: Graph) -> LookThroughView | None:
-    """The graph with its collectives replaced; None when it has none."""
+    """The graph with all collectives replaced; None without collectives."""
     if not any(node.domain == COMM for node in graph.nodes):
         return None
     data = data_axes(graph)
     nodes: list[Node] = []
     origin: list[int] = []
-    for place, node in enumerate(graph.nodes):
+    for position, node in enumerate(graph.nodes):
         stand_ins = _stand_ins(node, data) if node.domain == COMM else [node]
         nodes += stand_ins
-        origin += [place] * len(stand_ins)
+        origin += [position] * len(stand_ins)
     return LookThroughView(replace(graph, nodes=nodes), tuple(origin))
 
 

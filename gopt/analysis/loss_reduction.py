@@ -1,4 +1,5 @@
-"""Combines the gradients of the ranks into that of the step: by mean, by sum, or by a mean with per-rank weights."""
+"""Combines the gradients of the ranks into the gradient of the step: by mean, by sum, or by a mean with per-rank
+weights."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ INTEGERS = frozenset({"int32", "int64", "uint8", "int8", "int16", "uint16", "uin
 
 
 class LossRule(str, Enum):
-    """Rule by which the gradients of the ranks are combined."""
+    """Rule for the combination of the ranks' gradients."""
 
     MEAN = "mean"
     SUM = "sum"
@@ -28,11 +29,10 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class LossReduction:
-    """``mean``, ``sum`` or ``weighted:VALUE``: sum of w g over sum of w, where w is a rank's ``value`` of one element.
+    """``mean``, ``sum`` or ``weighted:VALUE``: sum of w g over sum of w, with w a rank's ``value`` of one element.
 
-    ``summed``: parameters whose gradients are summed where all others are averaged (``sum:NAME,NAME``). Ranks are those
-    that see different data; micro-steps of an update count like ranks.
-    """
+    ``summed``: parameters with summed gradients where all others are averaged (``sum:NAME,NAME``). Ranks are the ranks
+    that see different data; micro-steps of an update count like ranks."""
 
     rule: LossRule = LossRule.MEAN
     value: str = ""
@@ -48,18 +48,18 @@ class LossReduction:
         return LossRule.SUM if parameter in self.summed else self.rule
 
     def summed_gradients(self, training: TrainingGraph) -> frozenset[str]:
-        """The gradients that are summed where all others are averaged."""
+        """The gradients summed where all others are averaged."""
         return frozenset(training.gradients[name] for name in self.summed if name in training.gradients)
 
     @classmethod
     def parse(cls, text: str) -> LossReduction:
-        """Parse the value of ``--loss-reduction``; raises OptionError if it is malformed."""
+        """Parse the value of ``--loss-reduction``; raises OptionError for a malformed value."""
         word, _, value = text.partition(":")
         if word in (LossRule.MEAN.value, LossRule.SUM.value) and ":" not in text:
             return cls(LossRule(word))
         if word == LossRule.WEIGHTED.value and value:
             return cls(LossRule.WEIGHTED, value)
-        if word == LossRule.SUM.value and all(names := [each.strip() for each in value.split(",")]):
+        if word == LossRule.SUM.value and all(names := [part.strip() for part in value.split(",")]):
             return cls(summed=tuple(dict.fromkeys(names)))
         if text == AUTO:
             raise OptionError(
@@ -90,21 +90,21 @@ def _unfit(training: TrainingGraph, name: str) -> tuple[str, ...] | None:
     """Return the reason why a value cannot be a rank's weight, and a hint; None if it can."""
     graph = training.graph
     index = GraphIndex(graph)
-    made = name in index.producers
-    if not made and name not in graph.inputs:
+    computed = name in index.producers
+    if not computed and name not in graph.inputs:
         return (f"the step has no value {name!r}", "gopt inspect --text lists all values")
     type = graph.type_of(name)
     if type.elements != 1 or type.dtype not in FLOATS | INTEGERS:
         return (f"it is {type}, a weight is one number", "name a count of the forward, such as a sum over a mask")
     behind = ancestors(index, [name])[1]
-    gradient = next((each for each in training.gradients.values() if each in behind), None)
+    gradient = next((gradient for gradient in training.gradients.values() if gradient in behind), None)
     if gradient is not None:
         return (f"it depends on the gradient {gradient!r}", "a weight follows from the batch alone")
     state = next((state for state in training.states if state.tensor in behind), None)
     if state is not None:
         return (f"it depends on {state.tensor!r} ({state.kind.value})", "a weight follows from the batch alone")
     if not behind.intersection(training.batch):
-        hint = f"if the input differs from rank to rank, say --batch {name}" if not made else "mean does the same"
+        hint = f"if the input differs from rank to rank, say --batch {name}" if not computed else "mean does the same"
         return ("it does not depend on the batch", hint)
     random = next((node for node in training.random if not behind.isdisjoint(node.outputs)), None)
     if random is not None:

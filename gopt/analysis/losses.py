@@ -1,9 +1,8 @@
-"""The losses of a step: scalars from which a backward starts, found by what gradients are made of.
+"""The losses of a step: scalars at the start of a backward, found by the values behind gradients.
 
-The forward is all that scalars outside of backward and update are computed from: losses, and what is only shown. A loss
-is one of them that a gradient comes from: the backward reads values that no other one of them is computed from. Where
-a loss ends in sums and means alone its backward reads no such value; it counts as one if some gradient has no other.
-"""
+The forward contains everything behind scalars outside of backward and update: losses, and shown scalars. A loss is the
+source of a gradient: the backward reads values behind no other scalar. A loss that ends in sums and means alone has no
+such value in the backward; such a scalar counts as a loss if some gradient has no other."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ _SMOOTH = FLOATS | {"undefined"}
 
 
 def loss_candidates(index: GraphIndex, pairs: Mapping[str, str]) -> list[str]:
-    """One-element floating outputs with a differentiable path from a state; those that tensors of a batch reach first,
-    then the shallowest first."""
+    """One-element floating outputs with a differentiable path from a state; outputs that tensors of a batch reach
+    first, then the shallowest first."""
     graph = index.graph
     single = [
         name
@@ -50,58 +49,56 @@ def loss_candidates(index: GraphIndex, pairs: Mapping[str, str]) -> list[str]:
 
 
 def _fed(index: GraphIndex, paired: Iterable[str]) -> set[str]:
-    """Return what depends on tensors that are fed: neither states nor stored values."""
+    """Return the values that depend on fed tensors: neither states nor stored values."""
     graph = index.graph
     inputs = graph.inputs.keys() - graph.initializers.keys() - set(paired)
     return descendants(index, [name for name in inputs if graph.inputs[name].shape != ()])
 
 
 def further_roots(step: StepSkeleton, gradients: Iterable[str], candidates: Sequence[str]) -> tuple[str, ...]:
-    """Other scalars of the forward: they depend on the batch, and on no gradient.
+    """Other scalars of the forward: dependent on the batch, and on no gradient.
 
-    Behind the first that reads a state which the forward did not read there may be gradients of that state, and behind
-    any of a state that holds no gradient of the losses so far: those that come after it are for the next look.
-    """
+    Behind the first scalar with a new read of a state there may be gradients of that state, and behind any scalar with
+    a state without a gradient of the losses so far: later scalars wait for the next look."""
     index = step.index
     rest = [name for name in candidates if name not in step.roots and name not in step.replaces]
     if not rest:
         return ()
     behind, fed = descendants(index, gradients), _fed(index, step.updated)
-    found: list[str] = []
-    seen, open_ = set(step.forward_values), not step.forward_values.isdisjoint(step.lacking)
+    roots: list[str] = []
+    visited, open_ = set(step.forward_values), not step.forward_values.isdisjoint(step.lacking)
     for name in rest:
         if name in behind or name not in fed:
             continue
-        found.append(name)
-        new = _read_beyond(index, name, seen)
+        roots.append(name)
+        new = _read_beyond(index, name, visited)
         if open_ or not new.isdisjoint(step.updated):
             break
-    return tuple(found)
+    return tuple(roots)
 
 
 def before_updates(index: GraphIndex, pairs: Mapping[str, str], candidates: Sequence[str]) -> list[str]:
-    """The candidates behind the first that may be a loss, that one included.
+    """The candidates up to and including the first that may be a loss.
 
-    Where each tensor among the states that a scalar reads is made anew, element by element, of something that the
-    scalar is made of, its gradient is among that: a norm of gradients, shown where no loss is. A loss without products
-    of the batch with the batch may be such a norm as well.
-    """
+    Where each tensor among a scalar's states is made anew, element by element, of a value behind the scalar, the
+    gradient is behind the scalar too: a norm of gradients, shown without a loss. A loss without products of the batch
+    with the batch may be such a norm as well."""
     fed = _fed(index, pairs.values())
     products = {
         name for node in index.graph.nodes if node.is_a(*CONTRACTIONS) and fed.issuperset(node.inputs[:2])
         for name in node.outputs
     }  # fmt: skip
-    of = parts_of(index.graph.nodes, {name: 1 << place for place, name in enumerate(candidates)})
+    of = parts_of(index.graph.nodes, {name: 1 << position for position, name in enumerate(candidates)})
     with_products = 0
     for name in products:
         with_products |= of.get(name, 0)
     moving = [(output, of.get(state, 0)) for output, state in pairs.items()
               if output in fed and not index.one_element(state)]  # fmt: skip
-    for place in range(len(candidates)):
-        one = 1 << place
+    for number in range(len(candidates)):
+        one = 1 << number
         tensors = [output for output, bits in moving if bits & one]
-        if not tensors or not with_products & one or not all(_meets(index, each, of, one, fed) for each in tensors):
-            return list(candidates[place:])
+        if not tensors or not with_products & one or not all(_meets(index, tensor, of, one, fed) for tensor in tensors):
+            return list(candidates[number:])
     return []
 
 
@@ -110,8 +107,8 @@ def _by_element(node: Node) -> bool:
 
 
 def _meets(index: GraphIndex, output: str, of: Mapping[str, int], one: int, fed: set[str]) -> bool:
-    """Return whether a new value is made element by element of a computed value that the batch moves, and that the
-    candidate ``one`` is made of."""
+    """Return whether a new value is made element by element of a computed value moved by the batch and behind the
+    candidate ``one``."""
     elements = index.graph.type_of(output).elements
 
     def moved(name: str) -> bool:
@@ -124,8 +121,8 @@ def _meets(index: GraphIndex, output: str, of: Mapping[str, int], one: int, fed:
 
 
 def apart_from_updates(step: StepSkeleton, candidates: Sequence[str]) -> tuple[str, ...]:
-    """Other scalars that depend on the batch, and on nothing from which a new value is made element by element: no
-    gradient is among what they are made of."""
+    """Other scalars that depend on the batch, and not on any value from which a new value is made element by element:
+    no gradient is behind such a scalar."""
     index = step.index
     rest = [name for name in candidates if name not in step.roots and name not in step.replaces]
     if not rest:
@@ -144,38 +141,38 @@ def _made_into_updates(step: StepSkeleton, fed: set[str]) -> set[str]:
 
     def following(name: str) -> Iterable[str]:
         operands = index.operands(name, _by_element)
-        return (each for each in operands if moved(each) and (not index.one_element(each) or index.one_element(name)))
+        return (read for read in operands if moved(read) and (not index.one_element(read) or index.one_element(name)))
 
     return set(walk(filter(moved, step.replaces), following))
 
 
-def _read_beyond(index: GraphIndex, value: str, seen: set[str]) -> set[str]:
-    """Return all that a value depends on and is not ``seen``, and add it there."""
+def _read_beyond(index: GraphIndex, value: str, visited: set[str]) -> set[str]:
+    """Return all values behind a value and outside of ``visited``, and add each to ``visited``."""
 
     def following(name: str) -> Iterable[str]:
-        return (each for each in index.operands(name) if each not in seen)
+        return (operand for operand in index.operands(name) if operand not in visited)
 
-    found = set(walk([value] if value not in seen else [], following))
-    seen |= found
-    return found
+    reached = set(walk([value] if value not in visited else [], following))
+    visited |= reached
+    return reached
 
 
 class LossRoots:
-    """The scalars that a forward ends in. ``ends``: those of them that no other one is made of, but for a function of
-    it alone (a perplexity): losses, or only shown."""
+    """The scalars at the ends of a forward. ``ends``: scalars behind no other scalar, except for a function of the
+    scalar alone (a perplexity): losses, or only shown."""
 
     def __init__(self, step: StepSkeleton) -> None:
         self.step, self.index = step, step.index
-        self._bit = {name: 1 << place for place, name in enumerate(step.roots)}
+        self._bit = {name: 1 << position for position, name in enumerate(step.roots)}
         self.ends = self._ends()
 
     @cached_property
     def of(self) -> dict[str, int]:
-        """Value of the forward -> the roots that are made of it, a bit for each; one backward sweep."""
+        """Value of the forward -> roots behind which the value stands, a bit for each; one backward sweep."""
         return parts_of([node for node in self.index.graph.nodes if id(node) in self.step.forward], self._bit)
 
     def leads(self, value: str, root: str) -> bool:
-        """Return whether a root is made of a value, or is that value."""
+        """Return whether a root is made of a value, or is the value."""
         return bool(self.of.get(value, 0) & self._bit[root])
 
     def _ends(self) -> tuple[str, ...]:
@@ -188,42 +185,42 @@ class LossRoots:
         return tuple(name for name in self.index.graph.outputs if name in ends)
 
     def _moving(self) -> set[str]:
-        """Return what depends on the batch or on tensors among the states."""
+        """Return the values that depend on the batch or on tensors among the states."""
         tensors = [name for name in self.step.updated if not self.index.one_element(name)]
         return descendants(self.index, [*self.step.batch, *tensors])
 
     def _same_before(self, name: str, moving: set[str]) -> str:
-        """The first root that ``name`` is a function of, and of nothing else that moves."""
-        first = name
+        """The first root of which ``name`` is a function, with no other moving operand."""
+        root = name
         while (node := self.index.producers.get(name)) is not None:
-            read = [each for each in dict.fromkeys(node.reads) if each in moving]
+            read = [name for name in dict.fromkeys(node.reads) if name in moving]
             if len(read) != 1 or not self.index.one_element(read[0]):
                 break
             name = read[0]
-            first = name if name in self._bit else first
-        return first
+            root = name if name in self._bit else root
+        return root
 
     def alone(self, value: str) -> str:
-        """The end that a value of the forward leads to, if it is one; else ''."""
+        """The single end to which a value of the forward leads; else ''."""
         bits = self.of.get(value, 0)
-        found = [name for name in self.ends if self._of_end[name] & bits]
-        return found[0] if len(found) == 1 else ""
+        ends = [name for name in self.ends if self._of_end[name] & bits]
+        return ends[0] if len(ends) == 1 else ""
 
     @cached_property
     def _of_end(self) -> dict[str, int]:
-        """End -> its bit, and those of roots that are functions of it alone."""
+        """End -> bit of the end, joined with bits of roots that are functions of the end alone."""
         moving = self._moving()
-        found = {name: self._bit[name] for name in self.ends}
+        masks = {name: self._bit[name] for name in self.ends}
         for name in self.step.roots:
             end = self._same_before(name, moving)
-            if end in found:
-                found[end] |= self._bit[name]
-        return found
+            if end in masks:
+                masks[end] |= self._bit[name]
+        return masks
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """``names``: the losses. ``of``: gradient -> the ends of the forward whose own values its backward reads."""
+    """``names``: the losses. ``of``: gradient -> ends of the forward whose own values the backward reads."""
 
     names: tuple[str, ...]
     of: Mapping[str, frozenset[str]]
@@ -232,10 +229,9 @@ class Losses:
 def settle_losses(
     step: StepSkeleton, gradients: Mapping[str, str], backward: set[int], named: Sequence[str], carried: Collection[str]
 ) -> Losses:
-    """The losses of a step whose gradients are known; raises where ``named``, the user's, are not all of them.
+    """The losses of a step with known gradients; raises where ``named``, the user's losses, are incomplete.
 
-    ``carried``: scalars that may be new values of states: losses only where a gradient has no other.
-    """
+    ``carried``: scalars that may be new values of states: losses only where a gradient has no other."""
     behind = next((name for name in named if name not in step.roots), None)
     if behind is not None:
         raise OptionError(
@@ -259,23 +255,23 @@ def settle_losses(
 def _sources(
     step: StepSkeleton, roots: LossRoots, gradients: Mapping[str, str], backward: set[int]
 ) -> dict[str, frozenset[str]]:
-    """Gradient -> the ends whose own values its backward reads; one sweep."""
-    bit = {name: 1 << place for place, name in enumerate(roots.ends)}
-    own: dict[str, int] = {}
-    made: dict[str, int] = {}
+    """Gradient -> ends whose own values the backward reads; one sweep."""
+    bit = {name: 1 << position for position, name in enumerate(roots.ends)}
+    seeds: dict[str, int] = {}
+    masks: dict[str, int] = {}
     for node in step.index.graph.nodes:
         if id(node) in step.forward:
             for name in node.outputs:
                 end = roots.alone(name) if name in step.tainted else ""
                 if end:
-                    own[name] = bit[end]
+                    seeds[name] = bit[end]
         elif id(node) in backward:
             bits = 0
             for name in value_reads(node):
-                bits |= own.get(name, 0) | made.get(name, 0)
-            made.update((name, bits) for name in node.outputs)
+                bits |= seeds.get(name, 0) | masks.get(name, 0)
+            masks.update((name, bits) for name in node.outputs)
     return {
-        gradient: frozenset(name for name, one in bit.items() if made.get(gradient, 0) & one)
+        gradient: frozenset(name for name, one in bit.items() if masks.get(gradient, 0) & one)
         for gradient in gradients.values()
     }
 
@@ -283,15 +279,15 @@ def _sources(
 def _refuse_unnamed(
     roots: LossRoots, gradients: Mapping[str, str], of: Mapping[str, frozenset[str]], named: Sequence[str]
 ) -> None:
-    """Raise UnsupportedError for a gradient that comes from none of the losses that the user names."""
+    """Raise UnsupportedError for a gradient from no loss named by the user."""
     covered = {end for end in roots.ends if any(roots.leads(end, name) or roots.leads(name, end) for name in named)}
     for parameter, gradient in gradients.items():
         sources = of[gradient] or {end for end in roots.ends if roots.leads(parameter, end)}
         if not sources or not sources.isdisjoint(covered):
             continue
-        others = [name for name in roots.ends if name in sources]
+        unnamed = [name for name in roots.ends if name in sources]
         raise UnsupportedError(
             f"{gradient!r}, the gradient of {parameter!r}, does not come from {' or '.join(map(repr, named))}, but "
-            f"from {' or '.join(map(repr, others))}",
-            f"name all losses: --loss {','.join([*named, *others])}, or leave --loss out",
+            f"from {' or '.join(map(repr, unnamed))}",
+            f"name all losses: --loss {','.join([*named, *unnamed])}, or leave --loss out",
         )

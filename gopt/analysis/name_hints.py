@@ -1,10 +1,8 @@
-"""Pairs of inputs and outputs by their names: a hint, never a proof.
+"""Pairs of inputs and outputs by name: a hint, never a proof.
 
-Two sequences of one shape may take each other's place in the data flow: the average of a parameter and the second
-sequence of Nesterov's method are alike, with one made of the other's new value. Where the names of all states and of
-their new values follow one rule, such as ``NAME_out``, and the data flow pairs them otherwise, nothing is taken for
-granted.
-"""
+Two sequences of one shape may change roles in the data flow: the average of a parameter and the second sequence of
+Nesterov's method are alike, with one made of the other's new value. Where the names of all states and of their new
+values follow one rule, such as ``NAME_out``, and the data flow gives other pairs, neither is taken for granted."""
 
 from __future__ import annotations
 
@@ -28,44 +26,43 @@ _BETWEEN = "._-/:"
 
 
 def pairs_by_name(graph: Graph) -> dict[str, str]:
-    """Input -> the output of its type with its name and one affix, by the affix with the most such pairs."""
+    """Input -> output of the same type and with the same name plus one affix, by the affix with the most such pairs."""
     best: dict[str, str] = {}
     for before, behind in _rules(graph):
-        found = {
+        pairs = {
             name: output for name, type in graph.inputs.items()
             if (output := f"{before}{name}{behind}") in graph.outputs and graph.types.get(output) == type
         }  # fmt: skip
-        if len(found) > len(best):
-            best = found
+        if len(pairs) > len(best):
+            best = pairs
     return best
 
 
 def refuse_contradicted(index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap) -> None:
     """Raise UnsupportedError where the names of all states pair them with other outputs than the data flow does.
 
-    ``pairs``: output -> input. Pairs that the user named are not asked for.
-    """
-    told = set(roles.states)
-    found = {name: output for output, name in pairs.items() if name not in told}
+    ``pairs``: output -> input. Pairs named by the user are not asked for."""
+    named_states = set(roles.states)
+    flows = {name: output for output, name in pairs.items() if name not in named_states}
     named = pairs_by_name(index.graph)
-    if not found.keys() <= named.keys():
+    if not flows.keys() <= named.keys():
         return
-    open_ = {name: named[name] for name, output in found.items() if named[name] != output}
+    open_ = {name: named[name] for name, output in flows.items() if named[name] != output}
     rules = _rules(index.graph) if open_ else []
-    if not open_ or any(all(f"{a}{name}{b}" == output for name, output in found.items()) for a, b in rules):
+    if not open_ or any(all(f"{a}{name}{b}" == output for name, output in flows.items()) for a, b in rules):
         return  # another rule of the names agrees: what is shown beside states may have one, too
     name = next(iter(open_))
     raise OpenPairsError(
-        f"the data flow pairs {name!r}{others(len(open_) - 1, 'state')} with output {found[name]!r}, and the names of "
+        f"the data flow pairs {name!r}{others(len(open_) - 1, 'state')} with output {flows[name]!r}, and the names of "
         f"all states pair it with {open_[name]!r}: neither is a proof",
         open_,
-        instead={each: found[each] for each in open_},
+        instead={state: flows[state] for state in open_},
     )
 
 
 @contextmanager
 def names_first(index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap) -> Iterator[None]:
-    """Where a pair is asked for inside whose output is another state's by name, what names say of all comes first."""
+    """Where a pair is asked for inside whose output is another state's by name, the names of all pairs come first."""
     try:
         yield
     except OpenPairsError as error:
@@ -76,25 +73,25 @@ def names_first(index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap) -> 
 
 
 def says_new(name: str, output: str) -> bool:
-    """Return whether the name of an output says that it is the new value of an input: ``w_out``, ``new_w``."""
-    before, found, behind = output.partition(name)
+    """Return whether the name of an output marks the new value of an input: ``w_out``, ``new_w``."""
+    before, separator, behind = output.partition(name)
     affix = (before + behind).strip(_BETWEEN).lower()
-    return bool(found) and not (before and behind) and affix in _NEW
+    return bool(separator) and not (before and behind) and affix in _NEW
 
 
-def one_of_two(graph: Graph, name: str, output: str, other: str) -> OpenPairsError:
-    """The refusal of a step in which two outputs may each be the new value of an input; the names say which is meant,
-    or else the first is."""
-    meant = other if pairs_by_name(graph).get(name) == other else output
+def one_of_two(graph: Graph, name: str, output: str, rival: str) -> OpenPairsError:
+    """The refusal of a step in which two outputs may each be the new value of an input; the names choose between both,
+    or else the first stands."""
+    meant = rival if pairs_by_name(graph).get(name) == rival else output
     return OpenPairsError(
-        f"outputs {output!r} and {other!r} may each be the new value of {name!r}: the data flow does not say which",
+        f"outputs {output!r} and {rival!r} may each be the new value of {name!r}: the data flow does not say which",
         {name: meant},
-        shown=[output if meant == other else other],
+        shown=[output if meant == rival else rival],
     )
 
 
 def propose(graph: Graph, candidates: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """A pair for each output of ``candidates``, output -> inputs: the one that names say, or the first that is left."""
+    """A pair for each output of ``candidates``, output -> inputs: the pair by name, or the first free input."""
     named = pairs_by_name(graph)
     pairs = {
         name: output
@@ -104,7 +101,7 @@ def propose(graph: Graph, candidates: Mapping[str, Sequence[str]]) -> dict[str, 
     }
     paired = set(pairs.values())
     for output, names in candidates.items():
-        name = next((each for each in names if each not in pairs), "") if output not in paired else ""
+        name = next((name for name in names if name not in pairs), "") if output not in paired else ""
         if name:
             pairs[name] = output
     return pairs
@@ -115,9 +112,9 @@ def _rules(graph: Graph) -> list[tuple[str, str]]:
     counts: Counter[tuple[str, str]] = Counter()
     names = list(graph.outputs)
     for output in dict.fromkeys((*names[:_LOOKED_AT], *names[-_LOOKED_AT:])):
-        for place in range(1, len(output)):
-            if output[:place] in graph.inputs:
-                counts["", output[place:]] += 1
-            if output[place:] in graph.inputs:
-                counts[output[:place], ""] += 1
-    return [rule for rule, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0]))][:_TRIED]
+        for cut in range(1, len(output)):
+            if output[:cut] in graph.inputs:
+                counts["", output[cut:]] += 1
+            if output[cut:] in graph.inputs:
+                counts[output[:cut], ""] += 1
+    return [rule for rule, _ in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))][:_TRIED]

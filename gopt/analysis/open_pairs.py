@@ -1,8 +1,7 @@
-"""Pairs of states and outputs that the data flow leaves open: all that a step needs stand in one refusal.
+"""Pairs of states and outputs left open by the data flow: one refusal lists all pairs that a step needs.
 
-A refusal proposes pairs, and is tried with them: what is open behind it is asked for in the same message. Pairs that
-the data flow leaves open and names settle (``name_hints``) are taken, with a note.
-"""
+A refusal proposes pairs, and is tried with the proposal: the same message asks for any open pair behind. Pairs left
+open by the data flow and settled by names (``name_hints``) are taken, with a note."""
 
 from __future__ import annotations
 
@@ -20,19 +19,18 @@ _TRIED = 24
 
 
 class OpenPairsError(UnsupportedError):
-    """The data flow does not say which outputs replace which inputs.
+    """The data flow leaves open the outputs that replace inputs.
 
-    ``pairs``: the pairs that may be meant, input -> output. Where they are not, the outputs ``shown`` may be left out
-    of the step, the inputs ``fed`` may be fed, or ``other`` hints hold; ``rather_fed``: that is more likely.
-    ``instead``: the pairs that the data flow has for the same inputs. ``by_name``: the data flow leaves these pairs or
-    none, and the names of both say that they are pairs.
-    """
+    ``pairs``: possible pairs, input -> output. Otherwise the outputs ``shown`` may be left out of the step, the inputs
+    ``fed`` may be fed, or ``other`` hints hold; ``rather_fed``: feeding is more likely. ``instead``: the pairs of the
+    data flow for the same inputs. ``by_name``: the data flow leaves these pairs or no pair, and the names of both form
+    pairs."""
 
     def __init__(
         self,
         message: str,
         pairs: Mapping[str, str],
-        *other: str,
+        *hints: str,
         shown: Iterable[str] = (),
         fed: Iterable[str] = (),
         rather_fed: bool = False,
@@ -40,7 +38,7 @@ class OpenPairsError(UnsupportedError):
         instead: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.pairs, self.shown, self.fed, self.instead = dict(pairs), tuple(shown), tuple(fed), instead
-        self.other, self.rather_fed, self.by_name = other, rather_fed, by_name
+        self.other, self.rather_fed, self.by_name = hints, rather_fed, by_name
         super().__init__(message, *self.hints_with(self.pairs, self.shown, self.fed, instead, {}))
 
     def hints_with(
@@ -51,28 +49,27 @@ class OpenPairsError(UnsupportedError):
         instead: Mapping[str, str],
         beside: Mapping[str, str],
     ) -> list[str]:
-        """The hints of this refusal for all pairs, outputs and inputs that are open; ``beside``: the pairs that there
-        are where the inputs are fed, which this refusal needs to be told with them."""
+        """The hints of this refusal for all open pairs, outputs and inputs; ``beside``: the pairs that feeding the
+        inputs needs as well."""
         states = states_hints(pairs)
-        told = [batch_hint(fed)] * bool(fed) + [states_option(beside)] * bool(beside)
-        other = [" ".join(told)] * bool(told) + [leave_out(list(shown))] * bool(shown) + [*self.other]
-        other += [f"or as the data flow has it: {states_option(instead)}"] if instead else []
-        return [*other, *states] if self.rather_fed else [*states, *other]
+        hint = [batch_hint(fed)] * bool(fed) + [states_option(beside)] * bool(beside)
+        hints = [" ".join(hint)] * bool(hint) + [leave_out(list(shown))] * bool(shown) + [*self.other]
+        hints += [f"or as the data flow has it: {states_option(instead)}"] if instead else []
+        return [*hints, *states] if self.rather_fed else [*states, *hints]
 
 
 def settle_pairs(roles: RoleMap, recovered: Callable[[RoleMap], TrainingGraph]) -> TrainingGraph:
-    """The step that ``recovered`` finds, by a map of roles with all pairs that names settle.
+    """The step that ``recovered`` finds, by a map of roles with all pairs settled by names.
 
-    Raises its error; an OpenPairsError with the pairs of those that would follow it.
-    """
+    Raises the error of ``recovered``; an OpenPairsError gathers the pairs of later errors."""
     named: dict[str, str] = {}
     while True:
-        told = _with(roles, named)
+        extended = _with(roles, named)
         try:
-            training = recovered(told)
+            training = recovered(extended)
         except OpenPairsError as error:
-            if not error.by_name or error.pairs.keys() <= told.states.keys():
-                raise _whole(error, told, recovered) from error
+            if not error.by_name or error.pairs.keys() <= extended.states.keys():
+                raise _whole(error, extended, recovered) from error
             named |= error.pairs
         else:
             training.notes += _notes(named)
@@ -92,47 +89,45 @@ def _notes(named: Mapping[str, str]) -> Iterable[str]:
         )
 
 
-def _whole(first: OpenPairsError, roles: RoleMap, recovered: Callable[[RoleMap], TrainingGraph]) -> UnsupportedError:
-    """The refusal ``first`` with all pairs that the step needs, and with what is refused behind them."""
-    pairs, shown, fed, error = _followed(first, first.pairs, roles, recovered)
-    instead = _followed(first, first.instead, roles, recovered)[0] if first.instead else {}
-    more = len(pairs) - len(first.pairs)
-    message = first.message + (f"; nor of {more} more pair{'s' * (more > 1)}" if more > 0 else "")
+def _whole(refusal: OpenPairsError, roles: RoleMap, recovered: Callable[[RoleMap], TrainingGraph]) -> UnsupportedError:
+    """The refusal ``refusal`` with all pairs that the step needs, and with later refusals."""
+    pairs, shown, fed, error = _followed(refusal, refusal.pairs, roles, recovered)
+    instead = _followed(refusal, refusal.instead, roles, recovered)[0] if refusal.instead else {}
+    more = len(pairs) - len(refusal.pairs)
+    message = refusal.message + (f"; nor of {more} more pair{'s' * (more > 1)}" if more > 0 else "")
     beside: dict[str, str] = {}
-    if fed and not first.fed:
+    if fed and not refusal.fed:
         as_fed = replace(roles, batch=(*roles.batch, *fed))
-        beside = _followed(first, {old: new for old, new in first.pairs.items() if old not in fed}, as_fed, recovered)[
-            0
-        ]
-    hints = first.hints_with(pairs, shown, fed, instead, beside)
-    if error is not first and not isinstance(error, OpenPairsError):
+        unfed = {old: new for old, new in refusal.pairs.items() if old not in fed}
+        beside = _followed(refusal, unfed, as_fed, recovered)[0]
+    hints = refusal.hints_with(pairs, shown, fed, instead, beside)
+    if error is not refusal and not isinstance(error, OpenPairsError):
         hints += [f"behind that stands another refusal: {error.message}", *error.hints]
     return UnsupportedError(message, *hints)
 
 
 def _followed(
-    first: OpenPairsError, asked: Mapping[str, str], roles: RoleMap, recovered: Callable[[RoleMap], TrainingGraph]
+    refusal: OpenPairsError, requested: Mapping[str, str], roles: RoleMap, recovered: Callable[[RoleMap], TrainingGraph]
 ) -> tuple[dict[str, str], list[str], list[str], GoptError]:
-    """All pairs, outputs and inputs that are asked for where one follows the hint with the pairs ``asked``, and the
-    last refusal."""
+    """All pairs, outputs and inputs asked for along the hints with the pairs ``requested``, and the last refusal."""
     pairs: dict[str, str] = {}
     shown: dict[str, None] = {}
     fed: dict[str, None] = {}
-    error: GoptError = first
+    error: GoptError = refusal
     for _ in range(_TRIED):
-        if not isinstance(error, OpenPairsError) or asked.keys() <= pairs.keys():
+        if not isinstance(error, OpenPairsError) or requested.keys() <= pairs.keys():
             break
         shown |= dict.fromkeys(error.shown)
         fed |= dict.fromkeys(error.fed)
-        proposed = {**pairs, **asked}
+        proposed = {**pairs, **requested}
         try:
             recovered(_with(roles, proposed))
         except OptionError:  # what cannot be said is no hint
             break
         except (InputError, UnsupportedError) as refused:
             pairs, error = proposed, refused
-            asked = refused.pairs if isinstance(refused, OpenPairsError) else {}
+            requested = refused.pairs if isinstance(refused, OpenPairsError) else {}
         else:
-            pairs, error = proposed, first
+            pairs, error = proposed, refusal
             break
     return pairs, [*shown], [*fed], error

@@ -1,4 +1,4 @@
-"""States whose shapes are not known: their elements cannot be shared out, and they look like a batch."""
+"""States of unknown shapes: the elements cannot be shared out, and the states look like a batch."""
 
 from __future__ import annotations
 
@@ -24,28 +24,27 @@ def refuse_dynamic(index: GraphIndex, pairs: Mapping[str, str]) -> None:
 
 
 def refuse_open_shapes(step: StepSkeleton) -> None:
-    """Raise UnsupportedError for an input of an open shape, taken for a batch, that an output behind the forward is
-    made of element by element.
+    """Raise UnsupportedError for an input of an open shape, taken for a batch, behind an output made of the input
+    element by element outside the forward.
 
-    Shape inference may find another size for the new value, or a known one, so that the two types differ.
-    """
+    Shape inference may find another size for the new value, or a known size, so that the two types differ."""
     index, graph = step.index, step.index.graph
-    known = {*step.updated, *step.roles.batch}
-    open_ = {name for name, type in graph.inputs.items() if not type.static and name not in known}
-    found: dict[str, str] = {}
+    settled = {*step.updated, *step.roles.batch}
+    open_ = {name for name, type in graph.inputs.items() if not type.static and name not in settled}
+    dynamic: dict[str, str] = {}
     for output in graph.outputs if open_ else ():
         node = index.producers.get(output)
         if output not in step.replaces and node is not None and id(node) not in step.forward:
             name = _made_of(index, output, open_, step.forward)
             if name:
-                found.setdefault(name, output)
-    if found:
-        name, output = next(iter(found.items()))
+                dynamic.setdefault(name, output)
+    if dynamic:
+        name, output = next(iter(dynamic.items()))
         raise UnsupportedError(
-            f"input {name!r}{others(len(found) - 1, 'input')} has the dynamic shape {graph.types[name]}, and output "
+            f"input {name!r}{others(len(dynamic) - 1, 'input')} has the dynamic shape {graph.types[name]}, and output "
             f"{output!r} is made of it element by element: a state has a known shape, and a batch no new value",
             _known(graph, name),
-            f"if it is fed, say {batch_option(found)}",
+            f"if it is fed, say {batch_option(dynamic)}",
         )
 
 
@@ -56,7 +55,7 @@ def _known(graph: Graph, name: str) -> str:
 
 
 def _made_of(index: GraphIndex, output: str, inputs: set[str], forward: set[int]) -> str:
-    """The first of ``inputs`` that an output reads element by element, behind the forward; '' where there is none."""
+    """The first of ``inputs`` that an output reads element by element, behind the forward; '' without such an input."""
     types = index.graph.types
     want = types.get(output)
     if want is None or want.shape is None or not want.shape:
@@ -64,6 +63,6 @@ def _made_of(index: GraphIndex, output: str, inputs: set[str], forward: set[int]
 
     def following(name: str) -> Iterable[str]:
         operands = index.operands(name, lambda node: id(node) not in forward and node.is_in(ELEMENTWISE))
-        return (each for each in operands if each in types and types[each].may_have_shape_of(want))
+        return (operand for operand in operands if operand in types and types[operand].may_have_shape_of(want))
 
     return next((name for name in walk([output], following) if name in inputs and types[name].dtype == want.dtype), "")

@@ -1,12 +1,11 @@
-"""Refuses forwards beside the one that the losses end in, by name: a step is sharded with one forward in front of one
+"""Refuses forwards beside the forward of the losses, by name: a step is sharded with one forward in front of one
 update.
 
 A second forward reads new values of parameters, as a generator's behind a discriminator's update does. Ranks have that
-update's result only once they have averaged its gradients and gathered their shards.
+update's result only after averaging the gradients and gathering the shards.
 
-A hidden forward ends in no output: parameters that it alone reads would pass for statistics, and what is fed to it for
-settings.
-"""
+A hidden forward ends in no output: parameters read there alone would pass for statistics, and fed values for
+settings."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ from gopt.operators.kinds import CONTRACTIONS
 def refuse_second_forward(step: StepSkeleton, losses: Sequence[str]) -> None:
     """Raise UnsupportedError where a new value is read beside the batch to make another state's new value.
 
-    ``losses``: outputs that may be one: the message names the first that the second forward ends in.
-    """
+    ``losses``: outputs that may be losses: the message names the first at the end of the second forward."""
     new = _new_values(step)
     if not new:
         return
@@ -37,11 +35,11 @@ def refuse_second_forward(step: StepSkeleton, losses: Sequence[str]) -> None:
     node = next((node for node in meeting if id(node) in wanted), None)
     if node is None:
         return
-    made = descendants(index, node.outputs)
+    results = descendants(index, node.outputs)
     _, read = ancestors(index, node.reads)
     state = step.replaces[next(output for name, output in new.items() if name in read)]
-    loss = next((f"the forward of {name!r}" for name in losses if name in made), "a second forward")
-    trained = next(name for name, output in step.updated.items() if output in made)
+    loss = next((f"the forward of {name!r}" for name in losses if name in results), "a second forward")
+    trained = next(name for name, output in step.updated.items() if output in results)
     raise UnsupportedError(
         f"{loss} reads the new value of {state!r} at {node.label!r}, and {trained!r} is updated behind it: gopt shards "
         "a step with one forward before one update",
@@ -50,18 +48,18 @@ def refuse_second_forward(step: StepSkeleton, losses: Sequence[str]) -> None:
 
 
 def _new_values(step: StepSkeleton) -> dict[str, str]:
-    """New values, and what they are copies of, of states that the forward reads and batches move -> their outputs."""
-    found: dict[str, str] = {}
+    """New values, and sources of their copies, for states that the forward reads and batches move -> output."""
+    values: dict[str, str] = {}
     for name, output in step.updated.items():
         if name not in step.forward_values or output not in step.tainted or output in step.forward_values:
             continue
         value, node = output, step.index.producers.get(output)
-        found[value] = output
+        values[value] = output
         while node is not None and node.is_a("Identity", "Cast"):
             value = node.inputs[0]
             node = step.index.producers.get(value)
-            found[value] = output
-    return {name: output for name, output in found.items() if name not in step.forward_values}
+            values[value] = output
+    return {name: output for name, output in values.items() if name not in step.forward_values}
 
 
 def _meets(step: StepSkeleton, node: Node, behind: set[str]) -> bool:
@@ -70,12 +68,12 @@ def _meets(step: StepSkeleton, node: Node, behind: set[str]) -> bool:
 
 
 def refuse_hidden_forward(step: StepSkeleton) -> None:
-    """Raise UnsupportedError where a state that no loss reads is multiplied with values of the batch, or any state with
-    a tensor that is fed and that no loss reads, to make new values of states."""
+    """Raise UnsupportedError where a state read by no loss is multiplied with values of the batch, or any state with a
+    fed tensor read by no loss, to make new values of states."""
     index = step.index
     for node, state, fed in _hidden_products(step):
-        made = _smooth(index, node)
-        trained = next((name for name, output in step.updated.items() if output in made), None)
+        smooth = _smooth(index, node)
+        trained = next((name for name, output in step.updated.items() if output in smooth), None)
         if trained is None:
             continue
         raise UnsupportedError(
@@ -87,7 +85,7 @@ def refuse_hidden_forward(step: StepSkeleton) -> None:
 
 
 def _hidden_products(step: StepSkeleton) -> Iterator[tuple[Node, str, str]]:
-    """Yield each product outside of the forward of a value of the forward, or of a fed tensor, with something made of
+    """Yield each product outside of the forward of a value of the forward, or of a fed tensor, with a value made of
     states alone; the state, and that value."""
     index, settings = step.index, _settings(step)
     inside = {name for node in index.graph.nodes if id(node) in step.forward for name in node.outputs}
@@ -102,27 +100,27 @@ def _hidden_products(step: StepSkeleton) -> Iterator[tuple[Node, str, str]]:
         states = [of_state[name] for name in reads if name in of_state]
         if node.is_a(*CONTRACTIONS) and id(node) not in step.forward:
             for name in reads:
-                given = name in settings or (name in step.tainted and (name in inside or name in step.batch))
-                state = next((each for each in states if name in settings or each not in step.forward_values), None)
-                if given and state is not None:
+                feeds = name in settings or (name in step.tainted and (name in inside or name in step.batch))
+                state = next((state for state in states if name in settings or state not in step.forward_values), None)
+                if feeds and state is not None:
                     yield node, state, name
         if step.tainted.isdisjoint(reads) and settings.isdisjoint(reads):
-            hidden = next((each for each in states if each not in step.forward_values), states[0])
+            hidden = next((state for state in states if state not in step.forward_values), states[0])
             of_state.update((name, hidden) for name in node.outputs)
 
 
 def _settings(step: StepSkeleton) -> set[str]:
-    """Return the floating tensors that are fed, and that neither the batch nor the states have."""
+    """Return the fed floating tensors outside of batch and states."""
     graph = step.index.graph
     fed = graph.inputs.keys() - graph.initializers.keys() - step.updated.keys() - set(step.batch)
     return {name for name in fed if graph.inputs[name].dtype in FLOATS and not step.index.one_element(name)}
 
 
 def _smooth(index: GraphIndex, start: Node) -> set[str]:
-    """Return what depends on a node through floating values."""
-    found, begun = set[str](), False
+    """Return the values that depend on a node through floating values."""
+    smooth, begun = set[str](), False
     for node in index.graph.nodes:
         begun = begun or node is start
-        if begun and (node is start or not found.isdisjoint(node.reads)):
-            found.update(name for name in node.outputs if index.graph.type_of(name).dtype in FLOATS)
-    return found
+        if begun and (node is start or not smooth.isdisjoint(node.reads)):
+            smooth.update(name for name in node.outputs if index.graph.type_of(name).dtype in FLOATS)
+    return smooth

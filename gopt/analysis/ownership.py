@@ -1,4 +1,4 @@
-"""Assigns each value of an update to its parameter, in one sweep over the nodes."""
+"""Assigns each value of an update to a parameter, in one sweep over the nodes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from gopt.ir.graph import COMM, Graph, Node
 class Ownership:
     """The owner, a parameter, of each value.
 
-    ``full``: owners of full-shaped values; of several, the first. ``reduced``: owners of values that are reductions of
-    full-shaped ones; '' where several parameters take part, or where a call completes the reduction.
-    """
+    ``full``: owners of full-shaped values; of several, the first. ``reduced``: owners of reductions of full-shaped
+    values; '' where several parameters take part, or where a call completes the reduction."""
 
     def __init__(self, graph: Graph, full: Mapping[str, str]) -> None:
         self._types = graph.types
@@ -20,7 +19,7 @@ class Ownership:
         self.reduced: dict[str, str] = {}
 
     def of(self, node: Node) -> list[str]:
-        """The owners of the full-shaped values that a node reads, in the order of its operands."""
+        """The owners of a node's full-shaped operands, in order."""
         owners = list(filter(None, map(self.full.get, node.inputs)))
         owners += filter(None, map(self.full.get, node.captures))
         return list(dict.fromkeys(owners)) if len(owners) > 1 else owners
@@ -40,7 +39,7 @@ class Ownership:
         return owners
 
     def _note_small(self, node: Node) -> None:
-        """Assign the owner of the reductions that a node reads."""
+        """Assign the owner of a node's reduced operands."""
         behind = {self.reduced[name] for name in node.reads if name in self.reduced}
         if behind:
             only = behind.pop() if len(behind) == 1 and node.domain != COMM else ""  # a call is made by every rank

@@ -1,9 +1,7 @@
-"""Outputs that were paired with an input which they reach through gradients alone.
+"""Outputs paired with an input reached through gradients alone.
 
-A narrow parameter beside its master is a cast of the master's new value, and reads no old value of its own. Where
-forward and backward are element by element, the walk goes on through the gradient, to any narrow parameter of that
-shape.
-"""
+A narrow parameter beside a master is a cast of the master's new value, and reads no old value of its own. Where forward
+and backward are element by element, the walk goes on through the gradient, to any narrow parameter of that shape."""
 
 from __future__ import annotations
 
@@ -14,16 +12,15 @@ from gopt.analysis.step_skeleton import StepSkeleton
 
 
 def paired_anew(step: StepSkeleton, gradients: Collection[str]) -> dict[str, str]:
-    """Return what such outputs replace instead, input -> output: as copies of new values; empty where that is known.
+    """Return the true pairs of such outputs, input -> output: as copies of new values; empty where already known.
 
-    Pairs of the user stay. Raises UnsupportedError for an output that is no copy of a new value.
-    """
-    index, roles, known = step.index, step.roles, set(gradients)
+    Pairs of the user stay. Raises UnsupportedError for an output that is no copy of a new value."""
+    index, roles, gradients_known = step.index, step.roles, set(gradients)
     past: dict[str, None] = {}
     for name, output in step.updated.items():
         if name in roles.states or output not in step.tainted or name not in step.forward_values:
             continue
-        if _past_alone(step, name, output, known):
+        if _past_alone(step, name, output, gradients_known):
             past[output] = None
     if not past:
         return {}

@@ -1,4 +1,4 @@
-"""Finds which parameters forward and backward read, and in which dtype, from the source before any pass."""
+"""Finds the parameters read by forward and backward, and the dtype of each read, from the source before any pass."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from gopt.ir.types import LOW_PRECISION, nbytes
 
 
 def parameter_users(training: TrainingGraph) -> dict[str, list[Node]]:
-    """Parameter -> its readers in forward and backward, in order; found once for a training, and not to be changed."""
+    """Parameter -> readers in forward and backward, in order; found once for a training, and not to be changed."""
     return training.once("parameter users", lambda: _users(training))
 
 
 def _users(training: TrainingGraph) -> dict[str, list[Node]]:
     names = {state.tensor for state in training.parameters}
-    found: dict[str, list[Node]] = {}
+    users: dict[str, list[Node]] = {}
     for node in training.graph.nodes:
         if node.phase is Phase.UPDATE or (names.isdisjoint(node.inputs) and not node.captures):
             continue
         for name in dict.fromkeys(node.reads):
             if name in names:
-                found.setdefault(name, []).append(node)
-    return found
+                users.setdefault(name, []).append(node)
+    return users
 
 
 def low_precision_uses(training: TrainingGraph, nodes: Sequence[Node]) -> str:
-    """The low-precision type to which all readers cast a parameter inside the step; '' if one reads it otherwise."""
+    """The low-precision type to which all readers cast a parameter inside the step; '' with any other reader."""
     types, outputs = training.graph.types, training.graph.outputs
     if not nodes or not all(node.is_a("Cast") and node.outputs[0] not in outputs for node in nodes):
         return ""
@@ -37,8 +37,8 @@ def low_precision_uses(training: TrainingGraph, nodes: Sequence[Node]) -> str:
 
 
 def trained_bytes(training: TrainingGraph) -> tuple[int, int]:
-    """Bytes of all gradients as the backward makes them, and of the trained parameters as forward and backward read
-    them: in the type of the low-precision copy where all readers cast, and none where only the shape is read."""
+    """Bytes of all gradients as the backward makes them, and of the trained parameters as forward and backward read: in
+    the type of the low-precision copy where all readers cast, and 0 where only the shape is read."""
     types = training.graph.types
     gradients = sum(types[name].nbytes for name in set(training.gradients.values()))
     users, parameters = parameter_users(training), 0

@@ -1,8 +1,7 @@
-"""Weights of losses: what the loss multiplies by a parameter is its gradient, though no backward made it.
+"""Weights of losses: the factor beside a parameter in the loss is the gradient, though no backward made the value.
 
 The derivative of s * l + r by s is l. Where all ways from a parameter to the losses run through such products and are
-linear behind them, all that the gradient takes of the batch is the other factor.
-"""
+linear behind, the gradient takes only the other factor from the batch."""
 
 from __future__ import annotations
 
@@ -19,45 +18,45 @@ _SUMS = TERMS - {"Where"} | MEANS | {"Neg"}
 
 
 def is_weighed(context: AnalysisContext, parameter: str, value: str) -> bool:
-    """Return whether the losses take ``value`` times a function of the parameter that follows no batch, and nothing
-    else of the batch beside the parameter."""
+    """Return whether the losses take ``value`` times a batch-independent function of the parameter, and nothing else of
+    the batch beside the parameter."""
     factors = _factors(context, parameter)
     return factors is not None and bool(factors) and _is_made_of(context, value, factors)
 
 
 def _factors(context: AnalysisContext, parameter: str) -> set[str] | None:
-    """The values of the batch by which the losses multiply functions of a parameter; None where they do otherwise."""
+    """The values of the batch by which the losses multiply functions of a parameter; None for any other use."""
     index, tainted = context.index, context.tainted
     factors: set[str] = set()
-    stack, seen = [parameter], {parameter}
+    stack, visited = [parameter], {parameter}
     while stack:
         name = stack.pop()
         for node in index.users.get(name, ()):
             if id(node) not in context.forward:
                 continue
-            met = [each for each in node.reads if each in tainted]
+            met = [name for name in node.reads if name in tainted]
             if met and not _is_linear(context, node, name):
                 return None
             if name not in tainted and node.is_a(*SCALES):
                 factors.update(met)
-            fresh = [each for each in node.outputs if each not in seen]
-            seen.update(fresh)
+            fresh = [output for output in node.outputs if output not in visited]
+            visited.update(fresh)
             stack += fresh
-        if len(seen) > limits.UPDATE_VALUES:
+        if len(visited) > limits.UPDATE_VALUES:
             return None
-    return factors if factors.isdisjoint(seen) else None
+    return factors if factors.isdisjoint(visited) else None
 
 
 def _is_linear(context: AnalysisContext, node: Node, name: str) -> bool:
-    """Return whether a node that reads values of the batch is linear in one of its operands, with a factor that either
-    follows no batch or is all that it takes of it."""
+    """Return whether a node that reads values of the batch is linear in one operand, with a factor that either follows
+    no batch or is the only value of the batch."""
     if node.is_in(_SUMS) or _moves(context.index, node):
         return True
     if not node.is_a(*SCALES) or len(node.inputs) != 2 or node.inputs[0] == node.inputs[1]:
         return False
-    other = node.inputs[1] if node.inputs[0] == name else node.inputs[0]
+    factor = node.inputs[1] if node.inputs[0] == name else node.inputs[0]
     if name in context.tainted:
-        return other not in context.tainted and (node.is_a("Mul") or node.inputs[0] == name)
+        return factor not in context.tainted and (node.is_a("Mul") or node.inputs[0] == name)
     return node.is_a("Mul") or node.inputs[1] == name
 
 
@@ -67,14 +66,14 @@ def _moves(index: GraphIndex, node: Node) -> bool:
 
 def _is_made_of(context: AnalysisContext, value: str, factors: set[str]) -> bool:
     """Return whether a value follows the batch linearly through some factors alone."""
-    stack, seen = [value], set[str]()
+    stack, visited = [value], set[str]()
     while stack:
         name = stack.pop()
-        if name in seen or name in factors or name not in context.tainted:
+        if name in visited or name in factors or name not in context.tainted:
             continue
-        seen.add(name)
+        visited.add(name)
         node = context.index.producers.get(name)
-        if node is None or len(seen) > limits.UPDATE_VALUES:
+        if node is None or len(visited) > limits.UPDATE_VALUES:
             return False
         follows = list(_following(context, node))
         scales = node.is_a(*SCALES) and len(follows) == 1 and (node.is_a("Mul") or follows[0] == node.inputs[0])

@@ -1,4 +1,4 @@
-"""Buckets and cuts: which tensors share a call, and which rank owns which elements.
+"""Buckets and cuts: tensors that share a call, and the rank that owns each element.
 
 Pure functions; no graph is changed.
 """
@@ -27,7 +27,7 @@ class Partition(str, Enum):
 
 
 class Owners(str, Enum):
-    """Rule that assigns an owner to each tensor that is not cut."""
+    """Rule for the owner of each uncut tensor."""
 
     LARGEST_FIRST = "largest-first"
     ROUND_ROBIN = "round-robin"
@@ -36,11 +36,10 @@ class Owners(str, Enum):
 
 
 class PartitionRule(str, Enum):
-    """Rule that places cuts.
+    """Rule for the positions of cuts.
 
-    ``balanced``: near equal shares of the bucket. ``ceil``: each tensor by itself, in equal pieces of whole rows, as
-    parameter servers slice.
-    """
+    ``balanced``: near equal shares of the bucket. ``ceil``: each tensor separately, in equal pieces of whole rows, as
+    parameter servers slice."""
 
     BALANCED = "balanced"
     CEIL = "ceil"
@@ -50,9 +49,8 @@ class PartitionRule(str, Enum):
 class Item:
     """A tensor to place.
 
-    ``key``: only tensors with equal keys may share a bucket. ``ready``: when the tensor is complete. ``order``: its
-    turn in packing. ``alone``: it shares a bucket with no other tensor.
-    """
+    ``key``: only tensors with equal keys may share a bucket. ``ready``: when the tensor is complete. ``order``: the
+    turn in packing. ``unshared``: the tensor shares no bucket."""
 
     name: str
     elements: int
@@ -60,12 +58,12 @@ class Item:
     key: Hashable
     ready: int
     order: int
-    alone: bool = False
+    unshared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors that travel as one flat array, in order, and why the bucket ended where it did."""
+    """Tensors in one flat array, in order, and why the bucket ended there."""
 
     items: tuple[Item, ...]
     why: str
@@ -89,18 +87,17 @@ TRIES = 8
 
 
 def choose_cap(sizes: Sequence[int], base: int | None = None) -> int:
-    """Bytes of a bucket for tensors of these sizes, in the order they are ready.
+    """Bytes of a bucket for tensors of these sizes, in order of readiness.
 
-    The first of a few caps from ``base`` (the default cap) upwards under which the tensors fit into as few calls as
-    any packing could hope for; ``base`` when there is none, or it is 0. Linear in the number of tensors.
-    """
+    The first of a few caps from ``base`` (the default cap) upwards under which the tensors fit into as few calls as any
+    packing; ``base`` without such a cap, or for ``base`` 0. Linear in the number of tensors."""
     base = default_cap(sum(sizes)) if base is None else base
     caps = [base + base * step // TRIES for step in range(TRIES)] if base else []
     return next((cap for cap in caps if next_fit(sizes, cap) == packing_bound(sizes, cap)), base)
 
 
 def packing_bound(sizes: Sequence[int], cap: int) -> int:
-    """Calls that no packing of uncut tensors can do without: those of at least ``cap``, and ⌈rest / cap⌉."""
+    """Calls needed by any packing of uncut tensors: the tensors of at least ``cap``, and ⌈rest / cap⌉."""
     if cap == 0:
         return len(sizes)
     rest = [size for size in sizes if size < cap]
@@ -109,7 +106,7 @@ def packing_bound(sizes: Sequence[int], cap: int) -> int:
 
 
 def next_fit(sizes: Sequence[int], cap: int) -> int:
-    """Calls when buckets are filled in order, and a tensor of at least ``cap`` goes alone without closing one."""
+    """Calls when buckets are filled in order, and a tensor of at least ``cap`` goes alone without closing a bucket."""
     calls, filled = 0, -1
     for size in sizes:
         if size >= cap:
@@ -122,26 +119,25 @@ def next_fit(sizes: Sequence[int], cap: int) -> int:
 
 
 def plan_buckets(items: Sequence[Item], cap: int) -> list[Bucket]:
-    """Fill buckets in the tensors' ``order``; one of at least ``cap`` bytes goes alone.
+    """Fill buckets in the tensors' ``order``; a tensor of at least ``cap`` bytes goes alone.
 
-    ``cap`` 0 puts every tensor in a bucket of its own. Buckets come back in the order they are complete.
-    """
+    ``cap`` 0 puts every tensor in a bucket of its own. Buckets come back in order of completion."""
     done: list[Bucket] = []
     open_: dict[Hashable, list[Item]] = {}
     filled: dict[Hashable, int] = {}
     for item in sorted(items, key=lambda item: item.order):
-        if cap == 0 or item.nbytes >= cap or item.alone:
+        if cap == 0 or item.nbytes >= cap or item.unshared:
             why = "one tensor a call" if cap == 0 else f"at least the cap of {cap} bytes by itself"
-            why = "cut by itself" if item.alone else why
+            why = "cut by itself" if item.unshared else why
             done.append(Bucket((item,), why))
             continue
-        held = open_.setdefault(item.key, [])
-        if held and filled[item.key] + item.nbytes > cap:
-            done.append(Bucket(tuple(held), f"the next tensor would exceed the cap of {cap} bytes"))
-            held.clear()
-        filled[item.key] = item.nbytes + (filled[item.key] if held else 0)
-        held.append(item)
-    done += [Bucket(tuple(held), "last bucket of its kind") for held in open_.values() if held]
+        waiting = open_.setdefault(item.key, [])
+        if waiting and filled[item.key] + item.nbytes > cap:
+            done.append(Bucket(tuple(waiting), f"the next tensor would exceed the cap of {cap} bytes"))
+            waiting.clear()
+        filled[item.key] = item.nbytes + (filled[item.key] if waiting else 0)
+        waiting.append(item)
+    done += [Bucket(tuple(items), "last bucket of its kind") for items in open_.values() if items]
     return sorted(done, key=lambda bucket: max(item.ready for item in bucket.items))
 
 
@@ -156,17 +152,17 @@ def assign(names: Sequence[str], sizes: Sequence[int], load: Sequence[int], rule
 
 
 def _largest_first(names: Sequence[str], sizes: Sequence[int], load: Sequence[int]) -> list[int]:
-    heap = [(held, rank) for rank, held in enumerate(load)]
+    heap = [(total, rank) for rank, total in enumerate(load)]
     heapq.heapify(heap)
     owner = [0] * len(sizes)
-    for place in sorted(range(len(sizes)), key=lambda place: (-sizes[place], place)):
-        held, owner[place] = heapq.heappop(heap)
-        heapq.heappush(heap, (held + sizes[place], owner[place]))
+    for tensor in sorted(range(len(sizes)), key=lambda position: (-sizes[position], position)):
+        lightest, owner[tensor] = heapq.heappop(heap)
+        heapq.heappush(heap, (lightest + sizes[tensor], owner[tensor]))
     return owner
 
 
 def _round_robin(names: Sequence[str], sizes: Sequence[int], load: Sequence[int]) -> list[int]:
-    return [place % len(load) for place in range(len(names))]
+    return [position % len(load) for position in range(len(names))]
 
 
 def _in_order(names: Sequence[str], sizes: Sequence[int], load: Sequence[int]) -> list[int]:
@@ -192,7 +188,7 @@ _ASSIGN: dict[Owners, Callable[[Sequence[str], Sequence[int], Sequence[int]], li
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:
-    """Return the start of each tensor in the bucket, followed by the end of the last one."""
+    """Return the start of each tensor in the bucket, followed by the end of the last tensor."""
     result = [0]
     for size in sizes:
         result.append(result[-1] + size)
@@ -203,19 +199,18 @@ def row_cuts(sizes: Sequence[int], rows: Sequence[int], ranks: int, least: int =
     """Cuts on row boundaries, each as near as possible to an equal share.
 
     ``rows`` holds the elements of one row (a slice of the first axis) of each tensor. A shard is off an equal share by
-    at most one row at either end. No cut leaves fewer than ``least`` elements of a tensor on one side: it moves to
-    the nearer end of the tensor instead.
-    """
+    at most one row at either end. No cut leaves fewer than ``least`` elements of a tensor on one side: the cut moves to
+    the nearer end of the tensor instead."""
     starts = offsets(sizes)
     cuts = [0]
     for rank in range(1, ranks):
         wanted = starts[-1] * rank / ranks
-        place = max(bisect_right(starts, wanted) - 1, 0)
-        if place == len(sizes):
+        position = max(bisect_right(starts, wanted) - 1, 0)
+        if position == len(sizes):
             cuts.append(starts[-1])
             continue
-        start, stop = starts[place], starts[place + 1]
-        cut = start + round((wanted - start) / rows[place]) * rows[place]
+        start, stop = starts[position], starts[position + 1]
+        cut = start + round((wanted - start) / rows[position]) * rows[position]
         if cut not in (start, stop) and min(cut - max(start, cuts[-1]), stop - cut) < least:
             cut = start if wanted - start < stop - wanted else stop
         cuts.append(max(cut, cuts[-1]))
@@ -239,16 +234,16 @@ def ceil_pieces(shape: Sequence[int], pieces: int, least: int) -> list[int]:
     return [min(size, elements - start) for start in range(0, elements, size)]
 
 
-def window_cuts(pieces: Sequence[int], first: int, ranks: int) -> list[int]:
-    """Cuts that give the pieces to the ranks from ``first`` on, and nothing to the others."""
+def window_cuts(pieces: Sequence[int], start: int, ranks: int) -> list[int]:
+    """Cuts with the pieces on the ranks from ``start`` on, and nothing on the others."""
     ends = offsets(pieces)
-    return [0] * (first + 1) + ends[1:] + [ends[-1]] * (ranks - first - len(pieces))
+    return [0] * (start + 1) + ends[1:] + [ends[-1]] * (ranks - start - len(pieces))
 
 
 def lightest_window(load: Sequence[int], pieces: int) -> int:
-    """Return the first of ``pieces`` neighbouring ranks whose total load is least (ties: the lowest)."""
-    held = offsets(load)
-    return min(range(len(load) - pieces + 1), key=lambda first: (held[first + pieces] - held[first], first))
+    """Return the first of ``pieces`` neighbouring ranks with the least total load (ties: the lowest)."""
+    totals = offsets(load)
+    return min(range(len(load) - pieces + 1), key=lambda start: (totals[start + pieces] - totals[start], start))
 
 
 def owner_cuts(sizes: Sequence[int], owners: Sequence[int], ranks: int) -> list[int]:

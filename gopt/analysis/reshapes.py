@@ -1,9 +1,8 @@
-"""Updates that run in another layout than their parameter: flat gradients, a clip over rows.
+"""Updates in another layout than the parameter: flat gradients, a clip over rows.
 
-`Reshape(g·c)` is `Reshape(g)·c`: a Reshape moves through operators that act element by element. Moved to where the
-flat value comes from, it meets the Reshape that made it flat, and both change nothing. The update then has the
-parameter's shape, and can be cut.
-"""
+`Reshape(g·c)` is `Reshape(g)·c`: a Reshape moves through operators that act element by element. A Reshape moved to the
+source of the flat value meets the Reshape that flattened, and both have no effect. The update then has the parameter's
+shape, and can be cut."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ MOVED = "load"
 
 
 def in_parameter_shape(graph: Graph) -> Graph:
-    """The graph with such updates in the shape of their outputs; the same object where there are none."""
+    """The graph with such updates in the shape of the outputs; the same object without such an update."""
     ends = _ends(graph)
     if not ends:
         return graph
@@ -40,7 +39,7 @@ def in_parameter_shape(graph: Graph) -> Graph:
 
 @dataclass(slots=True)
 class _Run:
-    """Elementwise-related values of one flat shape, which can all be computed in ``shape`` instead."""
+    """Elementwise-related values of one flat shape, all computable in ``shape`` instead."""
 
     shape: Shape
     inner: list[Node] = field(default_factory=list)
@@ -53,14 +52,14 @@ class _Run:
 
 
 def _ends(graph: Graph) -> dict[str, Shape]:
-    """Values in another layout, made element by element, behind which Reshapes give an update the shape of its output
-    -> that shape."""
+    """Values in another layout, made element by element, behind which Reshapes give an update the output's shape ->
+    that shape."""
     types = graph.types
     states = {type for type in graph.inputs.values() if type.dtype in FLOATS and type.static and type.dims}
     if not _reshapes_update(graph, {type.shape for type in states}):
         return {}
     toward = {name for name, type in graph.outputs.items() if type in states}
-    found: dict[str, Shape] = {}
+    shapes: dict[str, Shape] = {}
     led: dict[str, set[Shape]] = {name: {types[name].dims} for name in toward}
     """Value -> shapes of the new states that it leads to, element by element."""
     for node in reversed(graph.nodes):
@@ -70,10 +69,10 @@ def _ends(graph: Graph) -> dict[str, Shape]:
         if output in led and (elementwise(node) or keeps_order(graph, node)):
             for name in node.inputs:
                 led.setdefault(name, set()).update(led[output])
-        if output in found and not elementwise(node):
-            shape = found.pop(output)
+        if output in shapes and not elementwise(node):
+            shape = shapes.pop(output)
             if keeps_order(graph, node) and node.inputs[0] not in toward:
-                found[node.inputs[0]] = shape
+                shapes[node.inputs[0]] = shape
         if output not in toward or output not in types:
             continue
         shape = types[output].dims
@@ -86,14 +85,14 @@ def _ends(graph: Graph) -> dict[str, Shape]:
             if types[node.inputs[0]].shape == shape:
                 toward.add(node.inputs[0])
             else:
-                found[node.inputs[0]] = shape
+                shapes[node.inputs[0]] = shape
     # What leads to a state of its own shape too stays: a flat moment stands between a gradient and its parameter.
-    return {name: shape for name, shape in found.items() if types[name].shape not in led[name]}
+    return {name: shape for name, shape in shapes.items() if types[name].shape not in led[name]}
 
 
 def _reshapes_update(graph: Graph, shapes: Container[object]) -> bool:
-    """Return whether a Reshape to one of the shapes reads what may be made element by element: most graphs have none,
-    and need no sweep."""
+    """Return whether a Reshape to a wanted shape reads a value that may be made element by element: most graphs have no
+    such Reshape, and need no sweep."""
     nodes = [node for node in graph.nodes if node.op_type in KEEP_ORDER]
     if not nodes:
         return False
@@ -122,7 +121,7 @@ class _Finder:
                 yield self._run(name, shape)
 
     def _run(self, start: str, shape: Shape) -> _Run:
-        """All that is joined with a value by operators that act element by element on its shape."""
+        """All values joined with a value by operators that act element by element on the shape."""
         run, flat = _Run(shape), self.types[start].shape
         stack = [start]
         while stack:
@@ -135,15 +134,14 @@ class _Finder:
                 run.leaves[name] = None
                 continue
             run.inner.append(producer)
-            stack += [each for each in producer.inputs if self._shape(each) == flat]
-            stack += [each.outputs[0] for each in self.users.get(name, ()) if self._goes_on(each, flat)]
+            stack += [name for name in producer.inputs if self._shape(name) == flat]
+            stack += [user.outputs[0] for user in self.users.get(name, ()) if self._goes_on(user, flat)]
         return run
 
     def _inner(self, name: str) -> Node | None:
-        """The node that makes a value of a run; None of a leaf.
+        """The node behind a value of a run; None of a leaf.
 
-        A gradient travels in the dtype in which it is first complete: the first cast of one stays with the backward.
-        """
+        A gradient travels in the dtype of the first complete value: a gradient's first cast stays with the backward."""
         node = self.producers.get(name)
         if node is None or not elementwise(node):
             return None
@@ -158,17 +156,16 @@ class _Finder:
         return None if type is None else type.shape
 
     def movable(self, run: _Run) -> bool:
-        """Return whether Reshapes and full reductions alone read the run, which take any shape; notes both.
+        """Return whether only Reshapes and full reductions, which take any shape, read the run; notes both.
 
-        A call of a function or an opaque operator takes its operands in the shape they have in the file.
-        """
+        A call of a function or an opaque operator takes operands in the file's shape."""
         inside = set(map(id, run.inner))
         flat = self._shape(run.inner[0].outputs[0])
         for node in run.inner:
             name = node.outputs[0]
             if len(node.outputs) != 1 or node.captures or node.origin is not None or name in self.graph.outputs:
                 return False
-            if not all(self._shape(each) == flat or self._broadcast(each, len(run.shape)) for each in node.inputs):
+            if not all(self._shape(name) == flat or self._broadcast(name, len(run.shape)) for name in node.inputs):
                 return False
             for reader in self.users.get(name, ()):
                 if id(reader) in inside:
@@ -184,32 +181,32 @@ class _Finder:
         if any(self.producers.get(name) is None for name in run.leaves):
             return False  # an input: the file holds it flat
         run.reductions += [
-            each
+            user
             for name in run.leaves
-            for each in self.users[name]
-            if each.origin is None and self._reduces(each, name)
+            for user in self.users[name]
+            if user.origin is None and self._reduces(user, name)
         ]
         return True
 
     def _broadcast(self, name: str, rank: int) -> bool:
-        """Return whether an operand has one element, and not more dimensions than the values beside it."""
+        """Return whether an operand has one element, and not more dimensions than the values beside."""
         type = self.types.get(name)
         return not name or (type is not None and type.elements == 1 and len(type.dims) <= rank)
 
     def _reduces(self, node: Node, name: str) -> bool:
         """Return whether a node reduces all of a value to a scalar, in whatever shape the value comes."""
-        given = len(node.inputs) > 1 and node.inputs[1]
+        axes = len(node.inputs) > 1 and node.inputs[1]
         return (
             node.is_in(REDUCTIONS)
             and node.inputs[0] == name
-            and not given
+            and not axes
             and "axes" not in node.attributes
             and self._shape(node.outputs[0]) == ()
         )
 
 
 class _Mover:
-    """Writes the graph with each run in its wanted shape, behind a Reshape of each of its leaves."""
+    """Writes the graph with each run in the wanted shape, behind a Reshape of each leaf."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -239,8 +236,8 @@ class _Mover:
             for name in node.outputs:
                 nodes += self.behind.get(name, ())
         written = self.graph.file_nodes or self.graph.nodes
-        own = self.graph.types
-        moved = {name: own[name] for name, type in self.types.items() if name in own and own[name] != type}
+        types = self.graph.types
+        moved = {name: types[name] for name, type in self.types.items() if name in types and types[name] != type}
         return replace(
             self.graph, nodes=nodes, types=self.types, initializers=self.constants, file_nodes=written,
             file_types=moved | self.graph.file_types,
@@ -248,8 +245,8 @@ class _Mover:
 
     def _written(self, node: Node) -> Node:
         if id(node) in self.ends:
-            same = self.types[node.inputs[0]].shape == self.types[node.outputs[0]].shape
-            return identity(node) if same else self._reshape(node.inputs[0], node.outputs[0], node.name)
+            unchanged = self.types[node.inputs[0]].shape == self.types[node.outputs[0]].shape
+            return identity(node) if unchanged else self._reshape(node.inputs[0], node.outputs[0], node.name)
         new = self.renamed.get(id(node), {})
         if new.keys().isdisjoint(node.inputs):
             return node

@@ -1,8 +1,7 @@
-"""Outputs that could be the new value of a state that another output was paired with: metrics, or the state's own.
+"""Outputs that could be the new value of a state already paired with another output: metrics, or the state's own.
 
-A step may show the momentum before it is clipped, or a rate beside the step counter that it is made of. Which of two
-outputs replaces the state is no matter of their order.
-"""
+A step may show the momentum before the clip, or a rate beside the step counter behind the rate. The order of two
+outputs does not decide."""
 
 from __future__ import annotations
 
@@ -26,53 +25,53 @@ def refuse_rivals(index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pai
     """Raise UnsupportedError where an output without a pair reads a paired input as the pair's own output does.
 
     ``reach``: output -> {input: distance}; ``pairs``: output -> input. Told apart are: a copy of the paired output; an
-    output with the input as a factor alone; of tensors, what joins the paired output with a gradient or another state,
-    as an update made of a momentum does; of single elements, a curve over the paired output.
-    """
-    taken = {name: output for output, name in pairs.items()}
+    output with the input as a factor alone; of tensors, a join of the paired output with a gradient or another state,
+    as an update made of a momentum; of single elements, a curve over the paired output."""
+    outputs = {name: output for output, name in pairs.items()}
     rivals: dict[str, str] = {}  # state -> the first output that could replace it as well
-    for output, found in reach.items():
+    for output, depths in reach.items():
         if output in pairs:
             continue
-        for name, depth in found.items():
-            other = taken.get(name)
-            if other is None or _factor(reach, name, other, depth) or _made_of(index, taken, name, other, output):
+        for name, depth in depths.items():
+            rival = outputs.get(name)
+            if rival is None or _factor(reach, name, rival, depth) or _made_of(index, outputs, name, rival, output):
                 continue
             rivals.setdefault(name, output)
     if rivals:
-        raise _open(rivals, taken, pairs_by_name(index.graph))
+        raise _open(rivals, outputs, pairs_by_name(index.graph))
 
 
-def _open(rivals: Mapping[str, str], taken: Mapping[str, str], named: Mapping[str, str]) -> OpenPairsError:
-    """The refusal of all ``rivals``, so that one answer settles them. All: state -> output; the hint follows names."""
+def _open(rivals: Mapping[str, str], outputs: Mapping[str, str], named: Mapping[str, str]) -> OpenPairsError:
+    """The refusal of all ``rivals``, so that one answer settles every pair. All: state -> output; the hint follows
+    names."""
     name, output = next(iter(rivals.items()))
-    told = {each: named.get(each, taken[each]) for each in rivals}
+    pairs = {rival: named.get(rival, outputs[rival]) for rival in rivals}
     return OpenPairsError(
-        f"outputs {taken[name]!r} and {output!r} may each be the new value of {name!r}"
+        f"outputs {outputs[name]!r} and {output!r} may each be the new value of {name!r}"
         f"{others(len(rivals) - 1, 'state')}: the data flow does not say which",
-        told,
-        shown=[rivals[each] if told[each] == taken[each] else taken[each] for each in rivals],
+        pairs,
+        shown=[rivals[rival] if pairs[rival] == outputs[rival] else outputs[rival] for rival in rivals],
     )
 
 
-def _factor(reach: Mapping[str, Mapping[str, int]], name: str, other: str, depth: int) -> bool:
-    """Return whether the input is a factor alone for one output, and more than that for the ``other``."""
-    return depth >= FACTOR_COST > reach.get(other, {}).get(name, 0)
+def _factor(reach: Mapping[str, Mapping[str, int]], name: str, rival: str, depth: int) -> bool:
+    """Return whether the input is a factor alone for one output, and more than a factor for the ``rival``."""
+    return depth >= FACTOR_COST > reach.get(rival, {}).get(name, 0)
 
 
-def _made_of(index: GraphIndex, taken: Collection[str], name: str, other: str, output: str) -> bool:
-    """Return whether ``output`` is a copy of ``other``, or made of it and of more."""
-    if uncopied(index, output) == uncopied(index, other):
+def _made_of(index: GraphIndex, outputs: Collection[str], name: str, rival: str, output: str) -> bool:
+    """Return whether ``output`` is a copy of ``rival``, or made of ``rival`` and of more."""
+    if uncopied(index, output) == uncopied(index, rival):
         return True
-    if reaches(index, output, name, {name, other}):
+    if reaches(index, output, name, {name, rival}):
         return False
-    nodes, leaves = _slice(index, output, other)
+    nodes, leaves = _slice(index, output, rival)
     if index.one_element(name):
-        held = index.graph.initializers
-        return any(node.is_in(_CURVES) or (node.is_a("Div") and node.inputs[1] not in held) for node in nodes)
+        initializers = index.graph.initializers
+        return any(node.is_in(_CURVES) or (node.is_a("Div") and node.inputs[1] not in initializers) for node in nodes)
     shape = index.graph.types[name].shape
-    whole = [leaf for leaf in leaves - {other} if index.graph.type_of(leaf).shape == shape]
-    return any(leaf in taken or not _constant(index, leaf) for leaf in whole)
+    whole = [leaf for leaf in leaves - {rival} if index.graph.type_of(leaf).shape == shape]
+    return any(leaf in outputs or not _constant(index, leaf) for leaf in whole)
 
 
 def _constant(index: GraphIndex, name: str) -> bool:
@@ -80,13 +79,13 @@ def _constant(index: GraphIndex, name: str) -> bool:
     return node is None or node.is_a("Constant", "ConstantOfShape")
 
 
-def _slice(index: GraphIndex, output: str, other: str) -> tuple[list[Node], set[str]]:
-    """The nodes that make ``output`` element by element of ``other`` and of leaves, and these leaves."""
+def _slice(index: GraphIndex, output: str, rival: str) -> tuple[list[Node], set[str]]:
+    """The nodes that make ``output`` element by element of ``rival`` and of leaves, and these leaves."""
     nodes: dict[str, Node] = {}
 
     def following(name: str) -> Sequence[str]:
         node = index.producers.get(name)
-        if name == other or node is None or not node.is_in(ELEMENTWISE):
+        if name == rival or node is None or not node.is_in(ELEMENTWISE):
             return ()
         nodes[name] = node
         return node.inputs

@@ -1,4 +1,4 @@
-"""Options that hints propose, with all the names that they are needed for, and the same for ``gopt.toml``."""
+"""Options proposed by hints, with all affected names, and the same for ``gopt.toml``."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ def batch_option(names: Collection[str]) -> str:
     return " ".join(f"--batch {_quoted(part)}" for part in _parts(list(names)))
 
 
-def states_hints(pairs: Mapping[str, str], what: str = "pair", option: str = "states") -> list[str]:
-    """Hints that name ``pairs``, input -> output, by ``--states`` (or another option) and in ``gopt.toml``.
+def states_hints(pairs: Mapping[str, str], noun: str = "pair", option: str = "states") -> list[str]:
+    """Hints with ``pairs``, input -> output, for ``--states`` (or another option) and for ``gopt.toml``.
 
-    Pairs that do not fit into one line are shared out among several.
-    """
+    Pairs too long for one line are shared out among several."""
     if not pairs:
         return []
     hints = []
     if not any(_DIVIDES & set(name) for name in (*pairs, *pairs.values())):
         parts = _parts([f"{old}={new}" for old, new in pairs.items()])
-        begin = f"name the {what}{'s' * (len(pairs) > 1)}:"
+        begin = f"name the {noun}{'s' * (len(pairs) > 1)}:"
         hints = [f"{begin if part is parts[0] else 'and'} --{option} {_quoted(part)}" for part in parts]
     lines = [
         f"{json.dumps(old, ensure_ascii=False)} = {json.dumps(new, ensure_ascii=False)}" for old, new in pairs.items()
@@ -44,18 +43,18 @@ def states_hints(pairs: Mapping[str, str], what: str = "pair", option: str = "st
     if len(table) <= _WIDE:
         return [*hints, f"{under} [roles]: {option} = {{{table}}}"]
     if hints:
-        return [*hints, f"{under} [roles.{option}], a line for each {what}: {lines[0]}"]
-    return [f"{under} [roles.{option}]: {each}" for each in lines]
+        return [*hints, f"{under} [roles.{option}], a line for each {noun}: {lines[0]}"]
+    return [f"{under} [roles.{option}]: {line}" for line in lines]
 
 
 def leave_out(outputs: Sequence[str]) -> str:
-    """The hint that takes outputs out of a step that only shows them."""
+    """The hint to leave shown outputs out of a step."""
     shown = ", ".join(outputs[:MOST]) + (f" and {len(outputs) - MOST} more" if len(outputs) > MOST else "")
     return f"if {'they are' if len(outputs) > 1 else 'it is'} only shown, leave {shown} out of the step"
 
 
 def batch_hint(names: Collection[str]) -> str:
-    """The hint that says of inputs that they are fed in each step."""
+    """The hint that inputs are fed in each step."""
     return f"if {'they are' if len(names) > 1 else 'it is'} fed, say {batch_option(names)}"
 
 
@@ -65,7 +64,7 @@ def others(count: int, what: str) -> str:
 
 
 def _parts(words: Sequence[str]) -> list[str]:
-    """Words with commas between them, as many in each part as fit."""
+    """Words with commas between, as many in each part as fit."""
     parts: list[str] = []
     for word in words:
         if parts and len(parts[-1]) + len(word) < _WIDE:

@@ -22,10 +22,9 @@ _LISTED = 8
 
 
 def parse_statistics(text: str) -> tuple[str | None, dict[str, str]]:
-    """Parse ``sync`` or ``ema=sum,amax=max``, or both: the word for all statistics, and those that are named.
+    """Parse ``sync`` or ``ema=sum,amax=max``, or both: the word for all statistics, and named statistics.
 
-    Raises OptionError for a second word, and for a statistic that is named twice.
-    """
+    Raises OptionError for a second word, and for a statistic named twice."""
     word: str | None = None
     named: dict[str, str] = {}
     for part in filter(None, map(str.strip, text.split(","))):
@@ -49,7 +48,7 @@ def parse_statistics(text: str) -> tuple[str | None, dict[str, str]]:
 
 @dataclass(frozen=True)
 class RoleMap:
-    """Roles declared by the user; they take precedence over all inferred roles.
+    """Roles declared by the user; declared roles take precedence over all inferred roles.
 
     ``params`` and ``gradients`` map input -> value ('' = infer it), ``states`` maps input -> output.
     """
@@ -72,23 +71,23 @@ class RoleMap:
         check_types(self)
 
     def losses(self, graph: Graph) -> tuple[str, ...]:
-        """The losses that are named, each once; a name with a comma in it is one where the graph has such an output."""
-        given = [self.loss] if isinstance(self.loss, str) else self.loss
-        parted = ((name,) if name in graph.outputs else map(str.strip, name.split(",")) for name in given)
+        """The named losses, each once; a name with a comma is a single loss where the graph has such an output."""
+        words = [self.loss] if isinstance(self.loss, str) else self.loss
+        parted = ((name,) if name in graph.outputs else map(str.strip, name.split(",")) for name in words)
         return tuple(dict.fromkeys(name for names in parted for name in names if name))
 
     def check(self, graph: Graph) -> None:
         """Raise OptionError when the map names something the graph has not."""
-        given = {*graph.inputs, *graph.initializers}
+        tensors = {*graph.inputs, *graph.initializers}
         tables = {
             "states": self.states, "params": self.params, "batch": self.batch, "statistics": self.statistics,
             "hyper": self.hyper,
         }  # fmt: skip
         for option, name in ((option, name) for option, names in tables.items() for name in names):
-            if name not in given:
+            if name not in tensors:
                 raise OptionError(
                     f"--{option} {name}: the model has no input {name!r}",
-                    did_you_mean(name, given) or "gopt inspect MODEL --text lists the graph's inputs",
+                    did_you_mean(name, tensors) or "gopt inspect MODEL --text lists the graph's inputs",
                 )
         for name, draw in self.draws.items():
             type = graph.inputs.get(name)
@@ -97,10 +96,10 @@ class RoleMap:
                 raise OptionError(
                     f"{name!r} cannot be drawn from {draw}: {fault}", "leave it out of draws, or name what it holds"
                 )
-        both = next((name for name in self.statistics if name in self.params), None)
-        if both is not None:
+        doubled = next((name for name in self.statistics if name in self.params), None)
+        if doubled is not None:
             raise OptionError(
-                f"{both!r} is given as a parameter and as a statistic",
+                f"{doubled!r} is given as a parameter and as a statistic",
                 "name it once: a statistic has no gradient",
             )
         for name, rule in self.statistics.items():
@@ -110,15 +109,15 @@ class RoleMap:
                     f"write one of {', '.join(STATISTIC_RULES)}",
                 )
         losses = self.losses(graph)
-        told = [(f"--states {name}={output}", output) for name, output in self.states.items()]
-        for option, name in (*told, *((f"--loss {name}", name) for name in losses)):
+        options = [(f"--states {name}={output}", output) for name, output in self.states.items()]
+        for option, name in (*options, *((f"--loss {name}", name) for name in losses)):
             if name not in graph.outputs:
-                scalars = [each for each, kind in graph.outputs.items() if _may_be_loss(kind)]
+                scalars = [output for output, kind in graph.outputs.items() if _may_be_loss(kind)]
                 few = option.startswith("--loss") and 0 < len(scalars) <= _LISTED
                 all_of_them = f"outputs of one number: {', '.join(map(repr, scalars))}" if few else ""
-                other = all_of_them or "gopt inspect MODEL --text lists the graph's outputs"
+                hint = all_of_them or "gopt inspect MODEL --text lists the graph's outputs"
                 raise OptionError(
-                    f"{option}: the model has no output {name!r}", did_you_mean(name, graph.outputs) or other
+                    f"{option}: the model has no output {name!r}", did_you_mean(name, graph.outputs) or hint
                 )
         for name in losses:
             if not _may_be_loss(graph.outputs[name]):
@@ -126,15 +125,15 @@ class RoleMap:
                     f"{name!r} cannot be the loss: it is {graph.outputs[name]}, and a loss is one floating number",
                     "name a scalar output, such as the mean of it",
                 )
-        first: dict[str, str] = {}
+        name_of: dict[str, str] = {}
         for name, output in self.states.items():
-            if first.setdefault(output, name) != name:
+            if name_of.setdefault(output, name) != name:
                 raise OptionError(
-                    f"output {output!r} is given as the new value of both {first[output]!r} and {name!r}",
+                    f"output {output!r} is given as the new value of both {name_of[output]!r} and {name!r}",
                     "name another output for one of them",
                 )
 
 
 def _may_be_loss(kind: TensorType) -> bool:
-    """Return whether what is known of a type is one floating number."""
+    """Return whether a type, as far as known, is one floating number."""
     return (not known(kind.dtype) or kind.dtype in FLOATS) and all(size == 1 for size in kind.shape or ())

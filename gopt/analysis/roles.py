@@ -1,7 +1,6 @@
 """Recover the roles of a functional step from its data flow: loss, states, gradients, phases (contract section 2).
 
-Names decide nothing here, and may only raise a doubt; a user's own map goes first and settles what is open.
-"""
+Names decide nothing here, and may only raise a doubt; a user's own map goes first and settles open roles."""
 
 from __future__ import annotations
 
@@ -51,9 +50,9 @@ from gopt.ir.types import FLOATS, TensorType
 
 
 def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
-    """The training step in ``graph``; collectives, and layout operators that change nothing, are looked through.
+    """The training step in ``graph``; collectives, and layout operators without effect, are looked through.
 
-    Updates in another layout than their parameter's are brought into it.
+    Updates in another layout than the parameter's are brought into the parameter's layout.
 
     Raises InputError when there is no loss or no state, UnsupportedError when the data flow leaves a role open.
     """
@@ -64,7 +63,7 @@ def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
         rest = replace(roles, shared=())
         training = recover_shared(graph, roles.shared, lambda apart: recover(apart, rest))
     else:
-        training = settle_pairs(roles, lambda told: _past_aliases(graph, told))
+        training = settle_pairs(roles, lambda extended: _past_aliases(graph, extended))
     settle_counters(training, settle_rings(training))
     training.draws = dict(roles.draws)
     training.defaults = {name: value for name, value in roles.hyper.items() if name in training.hyper}
@@ -140,32 +139,32 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
         refuse_unchanged(index, pairs, roles)
     _refuse_texts(graph)
     refuse_hidden_draws(graph)
-    first = _first(index, pairs, roles, candidates, shown, reach)
+    roots = _first(index, pairs, roles, candidates, shown, reach)
     try:
-        step, found = _gradients(index, pairs, roles, losses, first, reach)
+        step, mapping = _gradients(index, pairs, roles, losses, roots, reach)
     except (UnsupportedError, OptionError):
-        rest = [name for name in losses if name not in first]
-        carried = pair_shown(index, pairs, () if named else first, rest[:1], losses, roles, moving) if rest else {}
+        rest = [name for name in losses if name not in roots]
+        carried = pair_shown(index, pairs, () if named else roots, rest[:1], losses, roles, moving) if rest else {}
         if not carried:
             raise
         return _recover(graph, replace(roles, states={**roles.states, **carried}))
-    anew = paired_anew(step, found.gradients.values())
+    anew = paired_anew(step, mapping.gradients.values())
     if anew:
         return _recover(graph, replace(roles, states={**roles.states, **anew}))
     doubtful = may_be_carried(index, pairs, step.roots, roles, moving)
-    settled = settle_losses(step, found.gradients, found.backward, named, doubtful)
+    settled = settle_losses(step, mapping.gradients, mapping.backward, named, doubtful)
     carried = pair_shown(index, pairs, doubtful.difference(settled.names), settled.names, losses, roles, moving)
     if carried:
         return _recover(graph, replace(roles, states={**roles.states, **carried}))
     if len(settled.names) < len(step.roots):  # what is only shown asks nothing of a gradient
         step.lacking = step.lacking_of(settled.names)
-        if not step.lacking.keys().isdisjoint(found.gradients):
-            found = find_gradients(step)
-    if none := step.without_backward(settled.names, found.gradients):
+        if not step.lacking.keys().isdisjoint(mapping.gradients):
+            mapping = find_gradients(step)
+    if none := step.without_backward(settled.names, mapping.gradients):
         step.lacking = {**step.lacking, **none}
-        found = find_gradients(step)
+        mapping = find_gradients(step)
     try:
-        training = assemble(step, found, settled.names)
+        training = assemble(step, mapping, settled.names)
     except (InputError, UnsupportedError):
         refuse_displaced(index, reach, pairs)
         refuse_contradicted(index, pairs, roles)  # it may be the reason: of two outputs each has the other's state
@@ -183,7 +182,7 @@ def _first(
     index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap, candidates: list[str], shown: tuple[str, ...],
     reach: Mapping[str, Mapping[str, int]],
 ) -> tuple[str, ...]:  # fmt: skip
-    """The losses that the forward starts from: those of ``shown`` that no update is behind."""
+    """The losses at the start of the forward: scalars of ``shown`` without an update behind."""
     if not candidates or shown == (candidates[0],):
         return shown
     step = StepSkeleton(index, pairs, (candidates[0],), roles, reach)
@@ -193,15 +192,14 @@ def _first(
 
 
 def _gradients(
-    index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap, losses: list[str], first: tuple[str, ...],
+    index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap, losses: list[str], ends: tuple[str, ...],
     reach: Mapping[str, Mapping[str, int]],
 ) -> tuple[StepSkeleton, GradientMap]:  # fmt: skip
-    """The forward of all losses, and the gradients behind it; ``losses``: outputs that may be one, most likely first.
+    """The forward of all losses, and the gradients behind; ``losses``: outputs that may be losses, most likely first.
 
-    The forward grows from ``first``: what depends on gradients of the losses so far is none of it. Where that much of a
-    forward explains no gradients, scalars that no update is behind are taken in.
-    """
-    roots = first
+    The forward grows from ``ends``: values that depend on gradients of the losses so far stay outside. Where such a
+    forward explains no gradients, scalars without an update behind are taken in."""
+    roots = ends
     refusal: GoptError | None = None
     while True:
         step = StepSkeleton(index, pairs, roots, roles, reach)
@@ -210,11 +208,11 @@ def _gradients(
         refuse_second_forward(step, losses)
         step.roles = _of_forward(step, roles)
         try:
-            found = find_gradients(step)
-            more = further_roots(step, found.gradients.values(), losses)
+            mapping = find_gradients(step)
+            more = further_roots(step, mapping.gradients.values(), losses)
             if not more and step.roles is not roles:
                 step.roles = roles
-                found = find_gradients(step)
+                mapping = find_gradients(step)
         except (UnsupportedError, OptionError) as error:  # an option may name a gradient of another loss
             refusal = refusal or (error if roles.loss else _of_another_loss(error, losses, pairs))
             more = apart_from_updates(step, losses)[:1]
@@ -226,7 +224,7 @@ def _gradients(
             if not more:
                 refuse_open_shapes(step)
                 refuse_hidden_forward(step)
-                return step, found
+                return step, mapping
         roots += more
 
 
@@ -238,12 +236,12 @@ def _of_forward(step: StepSkeleton, roles: RoleMap) -> RoleMap:
 
 
 def _of_another_loss(error: GoptError, losses: list[str], pairs: Mapping[str, str]) -> GoptError:
-    """The refusal of a step whose gradients were not found, which may be those of another output."""
-    others = [name for name in losses[1:] if name not in pairs]
-    if not others or type(error) not in (UnsupportedError, LayoutError):
+    """The refusal of a step without found gradients, whose gradients may belong to another output."""
+    further = [name for name in losses[1:] if name not in pairs]
+    if not further or type(error) not in (UnsupportedError, LayoutError):
         return error
-    taken = f"gopt took {losses[0]} for the loss: if it is another output, name it: --loss {others[-1]}"
-    return LayoutError(error.message, *error.hints, taken, turned=getattr(error, "turned", ()))
+    choice = f"gopt took {losses[0]} for the loss: if it is another output, name it: --loss {further[-1]}"
+    return LayoutError(error.message, *error.hints, choice, turned=getattr(error, "turned", ()))
 
 
 def _refuse_texts(graph: Graph) -> None:
@@ -260,39 +258,38 @@ def _refuse_texts(graph: Graph) -> None:
 
 
 def carried_states(graph: Graph) -> dict[str, str]:
-    """Output -> the input or initializer that it replaces, by data flow; raises UnsupportedError where that is open."""
+    """Output -> replaced input or initializer, by data flow; raises UnsupportedError for an open pair."""
     index = GraphIndex(graph)
     return _pair_tensors(index, RoleMap(), _surely_moving(index, RoleMap()))[0]
 
 
 def trained_outputs(graph: Graph, pairs: Mapping[str, str] | None) -> list[str]:
-    """Outputs that look like the new parameters of a step: floats beside a loss that is not made of them.
+    """Outputs that look like the new parameters of a step: floats beside a loss that does not depend on the outputs.
 
-    ``pairs``: what replaces what, None where the data flow leaves it open. A copy of an input is none, and neither is a
-    state that the loss does not read.
-    """
+    ``pairs``: output -> input, None where the data flow leaves pairs open. A copy of an input is no such output, and
+    neither is a state that the loss does not read."""
     index = GraphIndex(graph)
     losses = loss_candidates(index, pairs) if pairs else []
     if not pairs:
         losses = [name for name, type in graph.outputs.items() if index.one_element(name) and type.dtype in FLOATS]
     inputs = {type for type in graph.inputs.values() if type.dtype in FLOATS}
-    found = []
+    outputs = []
     for loss in losses:
         behind = ancestors(index, [loss])[1]
         for name, type in graph.outputs.items():
-            made = index.producers.get(name)
-            if name in behind or type.dtype not in FLOATS or type.shape == () or made is None or made.is_a("Identity"):
+            node = index.producers.get(name)
+            if name in behind or type.dtype not in FLOATS or type.shape == () or node is None or node.is_a("Identity"):
                 continue
             if pairs.get(name) in behind if pairs else type in inputs:
-                found.append(name)
-    return list(dict.fromkeys(found))
+                outputs.append(name)
+    return list(dict.fromkeys(outputs))
 
 
 def _pair_tensors(
     index: GraphIndex, roles: RoleMap, moving: set[str]
 ) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
     """Update pairs of more than rank 0, output -> input, the user's first; and the inputs that each other output reads
-    element by element, with their distances."""
+    element by element, with distances."""
     graph = index.graph
     pairs = {output: name for name, output in roles.states.items()}
     free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)
@@ -302,11 +299,11 @@ def _pair_tensors(
         if output not in pairs and type.shape != ()
     }
     reach = without_fed(graph, reach)
-    found, unsettled = match_states(reach)
+    matched, unsettled = match_states(reach)
     refuse_open(index, unsettled)
-    refuse_crossed(index, reach, found)
-    refuse_rivals(index, reach, found)
-    pairs |= found
+    refuse_crossed(index, reach, matched)
+    refuse_rivals(index, reach, matched)
+    pairs |= matched
     pairs |= match_copies(index, pairs, free - set(pairs.values()))
     # States held as initializers only, with a matching updated output, count too.
     constants = {name for name, tensor in graph.initializers.items() if name not in graph.inputs and tensor.type.shape}
@@ -315,19 +312,18 @@ def _pair_tensors(
         for output, type in graph.outputs.items()
         if output not in pairs and type.shape != () and type.dtype in FLOATS
     }
-    found, unsettled = match_states(rest)
+    matched, unsettled = match_states(rest)
     refuse_open(index, unsettled)
-    pairs |= found
+    pairs |= matched
     refuse_dynamic(index, pairs)
     return pairs, reach
 
 
 def _refuse_through_forward(step: StepSkeleton, roles: RoleMap) -> None:
-    """Raise when an output reaches the input that it was paired with through batch-dependent values of the forward.
+    """Raise when an output reaches the paired input through batch-dependent values of the forward.
 
-    A state that keeps the gradient of an elementwise step is made of the batch element by element: the batch is not
-    its old value.
-    """
+    A state that keeps the gradient of an elementwise step is made of the batch element by element: the batch is not the
+    old value."""
     index = step.index
     local = {
         name for node in index.graph.nodes if id(node) in step.forward for name in node.outputs if name in step.tainted
@@ -346,18 +342,18 @@ def _refuse_through_forward(step: StepSkeleton, roles: RoleMap) -> None:
 
 def _refuse_unpaired(index: GraphIndex, pairs: Mapping[str, str]) -> None:
     """Raise when outputs look like new states and replace no input: without states no output looks like a loss."""
-    graph, taken = index.graph, set(pairs.values())
+    graph, paired = index.graph, set(pairs.values())
     free: dict[TensorType, list[str]] = {}
     for name, type in graph.inputs.items():
-        if name not in taken and type.elements > 1 and type.dtype in FLOATS:
+        if name not in paired and type.elements > 1 and type.dtype in FLOATS:
             free.setdefault(type, []).append(name)
     lost = {name: free[type] for name, type in graph.outputs.items() if name not in pairs and type in free}
     if lost:
-        first = next(iter(lost))
-        producer = index.producers.get(first)
+        output = next(iter(lost))
+        producer = index.producers.get(output)
         raise OpenPairsError(
             f"{len(lost)} {'output replaces' if len(lost) == 1 else 'outputs replace'} no input by what the data flow "
-            f"shows, though inputs of that type are there: {first!r}"
+            f"shows, though inputs of that type are there: {output!r}"
             + (f" is made by {producer.op_type} {producer.label!r}" if producer is not None else ""),
             propose(graph, lost),
             shown=lost,
@@ -365,11 +361,11 @@ def _refuse_unpaired(index: GraphIndex, pairs: Mapping[str, str]) -> None:
 
 
 def _surely_moving(index: GraphIndex, roles: RoleMap) -> set[str]:
-    """Return the values that depend on inputs that no output can replace, because no output has their type.
+    """Return the values behind inputs that no output can replace for lack of an output of the type.
 
     Such inputs belong to the batch.
     """
     graph = index.graph
-    kept = set(graph.outputs.values())
-    batch = [name for name, type in graph.inputs.items() if type not in kept and type.shape != ()]
+    types = set(graph.outputs.values())
+    batch = [name for name, type in graph.inputs.items() if type not in types and type.shape != ()]
     return descendants(index, [name for name in (*batch, *roles.batch) if name not in graph.initializers])

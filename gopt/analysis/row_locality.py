@@ -1,4 +1,4 @@
-"""Whether an update that is not elementwise takes each row by itself, as Adagrad with one number for each row does."""
+"""Whether a non-elementwise update takes each row separately, as Adagrad with one number for each row does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gopt.operators.kinds import REDUCTIONS
 
 
 def mixes_rows(values: RowValues, subgraph: UpdateSubgraph) -> str:
-    """Return the label of an update node that combines rows of its parameter; '' if each row is updated by itself."""
+    """Return the label of an update node that combines rows of the parameter; '' if each row is updated separately."""
     rows = (values.shape(subgraph.parameter.tensor) or (0,))[0]
     for node in subgraph.nodes:
         if not _by_row(values, node, rows):
@@ -47,6 +47,6 @@ def _aligned(values: RowValues, name: str, out: tuple[int, ...]) -> bool:
 
 
 def _axes(values: RowValues, node: Node) -> set[int]:
-    """The dimensions that a reduction takes, from the front; none where they are not known."""
+    """The dimensions that a reduction takes, from the front; empty where unknown."""
     rank = len(values.shape(node.inputs[0]) or ())
     return {axis % rank for axis in values.index.constants.axes(node) or () if rank}

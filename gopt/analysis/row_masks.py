@@ -13,16 +13,15 @@ from gopt.ir.graph import Node
 from gopt.operators.kinds import COMPARISONS, VIEWS
 
 
-def masked_ids(values: RowValues, ids: str, rows: str, count: int, known: frozenset[int]) -> tuple[int, ...]:
-    """The ids, in ascending order, of which every row in ``rows`` is zero, whatever it was before it was masked.
+def masked_ids(values: RowValues, ids: str, rows: str, count: int, numbers: frozenset[int]) -> tuple[int, ...]:
+    """The ids, in ascending order, whose rows in ``rows`` are all zero for any content before the mask.
 
-    ``ids`` and ``rows`` are those of a term of the gradient of a table of ``count`` rows, ``known`` the numbers of the
-    ids that are looked up in it.
-    """
+    ``ids`` and ``rows`` belong to a term of the gradient of a table of ``count`` rows, ``numbers`` to the ids looked up
+    in the table."""
     shape = values.shape(ids)
     if shape is None:
         return ()
-    found: set[int] = set()
+    padding: set[int] = set()
     while True:
         node = values.producer(rows)
         if node is None:
@@ -34,34 +33,34 @@ def masked_ids(values: RowValues, ids: str, rows: str, count: int, known: frozen
             if mask is None:
                 break
             if _leads(values, mask.flag, node.outputs[0], math.prod(shape)):
-                found |= _Condition(values, ids, count, known).ids(mask.flag, mask.zero_where)
-            if values.shape(mask.kept) != values.shape(node.outputs[0]):
+                padding |= _Condition(values, ids, count, numbers).ids(mask.flag, mask.zero_where)
+            if values.shape(mask.value) != values.shape(node.outputs[0]):
                 break  # rows are repeated, and no longer one for each id
-            rows = mask.kept
+            rows = mask.value
         else:
             break
-    return tuple(sorted(found))
+    return tuple(sorted(padding))
 
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """``kept`` with zeros where ``flag`` is ``zero_where``."""
+    """``value`` with zeros where ``flag`` is ``zero_where``."""
 
     flag: str
-    kept: str
+    value: str
     zero_where: bool
 
 
 def _mask(values: RowValues, node: Node) -> _Mask | None:
     if node.is_a("Where"):
-        flag, first, second = node.inputs
-        if values.zero(first):
+        flag, chosen, second = node.inputs
+        if values.zero(chosen):
             return _Mask(flag, second, True)
-        return _Mask(flag, first, False) if values.zero(second) else None
-    for factor, kept in (node.inputs, node.inputs[::-1]):
+        return _Mask(flag, chosen, False) if values.zero(second) else None
+    for factor, value in (node.inputs, node.inputs[::-1]):
         cast = values.producer(factor)
         if cast is not None and cast.is_a("Cast") and values.graph.type_of(cast.inputs[0]).dtype == "bool":
-            return _Mask(cast.inputs[0], kept, False)
+            return _Mask(cast.inputs[0], value, False)
     return None
 
 
@@ -74,12 +73,12 @@ def _repeats_nothing(values: RowValues, node: Node) -> bool:
 
 
 def _leads(values: RowValues, flag: str, rows: str, ids: int) -> bool:
-    """Return whether a flag has one element for each id, and masks whole rows in their order."""
+    """Return whether a flag has one element for each id, and masks whole rows in order."""
     mask, shape = values.shape(flag), values.shape(rows)
     if mask is None or shape is None or len(mask) > len(shape):
         return False
     mask = (1,) * (len(shape) - len(mask)) + mask
-    lead = next((place for place in range(len(shape) + 1) if math.prod(shape[:place]) == ids), None)
+    lead = next((axes for axes in range(len(shape) + 1) if math.prod(shape[:axes]) == ids), None)
     while lead is not None and mask[:lead] != shape[:lead] and lead < len(shape) and shape[lead] == 1:
         lead += 1
     return lead is not None and mask[:lead] == shape[:lead] and all(size == 1 for size in mask[lead:])
@@ -92,14 +91,14 @@ class _Condition:
     values: RowValues
     source: str
     rows: int
-    known: frozenset[int]
+    numbers: frozenset[int]
 
     def ids(self, flag: str, wanted: bool) -> set[int]:
-        """The ids that the flag compares with and for which it is ``wanted``."""
-        return {each for each in self._compared(flag) if self._at(flag, each) is wanted}
+        """The ids of the flag's comparisons for which the flag is ``wanted``."""
+        return {id for id in self._compared(flag) if self._at(flag, id) is wanted}
 
     def _node(self, name: str) -> Node | None:
-        """Return the producer of a flag, looking through nodes that keep its elements and their order."""
+        """Return the producer of a flag, looking through nodes that keep elements and order."""
         while True:
             node = self.values.producer(name)
             if node is None or not (node.is_in(VIEWS) or _repeats_nothing(self.values, node)):
@@ -107,7 +106,7 @@ class _Condition:
             name = node.inputs[0]
 
     def _compared(self, flag: str) -> set[int]:
-        found: set[int] = set()
+        ids: set[int] = set()
         stack = [flag]
         while stack:
             node = self._node(stack.pop())
@@ -115,24 +114,23 @@ class _Condition:
                 continue
             if node.is_a("Equal"):
                 sides = [(sign, number) for sign in (-1, 0) for _, number in self._sides(node, sign)]
-                found |= {int(number) for sign, number in sides if (number < 0) == (sign < 0)}
+                ids |= {int(number) for sign, number in sides if (number < 0) == (sign < 0)}
             elif node.is_a("And", "Or", "Not"):
                 stack.extend(node.inputs)
-        return found
+        return ids
 
     def _sides(self, node: Node, id: int) -> list[tuple[bool, float]]:
-        """Return (ids are the left operand, compared number) for each operand that is the ids; [] if it is no such
+        """Return (ids are the left operand, compared number) for each operand equal to the ids; [] without such a
         comparison.
 
-        A negative id is compared as it is: one that was wrapped or bounded may have become another.
-        """
-        found = []
-        for left, (ids, other) in ((True, node.inputs), (False, node.inputs[::-1])):
-            number = self.values.number(other)
-            held = self.values.plain(ids) if id < 0 else self.values.in_order(ids, self.rows, self.known)
-            if number is not None and held == self.source:
-                found.append((left, number))
-        return found
+        A negative id is compared unchanged: a wrapped or bounded id may have become another."""
+        sides = []
+        for on_left, (ids, operand) in ((True, node.inputs), (False, node.inputs[::-1])):
+            number = self.values.number(operand)
+            source = self.values.plain(ids) if id < 0 else self.values.in_order(ids, self.rows, self.numbers)
+            if number is not None and source == self.source:
+                sides.append((on_left, number))
+        return sides
 
     def _at(self, flag: str, id: int) -> bool | None:
         node = self._node(flag)
@@ -148,6 +146,6 @@ class _Condition:
                 return decides
             return None if None in parts else not decides
         if node.is_in(COMPARISONS):
-            for left, number in self._sides(node, id):
-                return bool(as_folded(node, [np.array(id), np.array(number)][:: 1 if left else -1]))
+            for on_left, number in self._sides(node, id):
+                return bool(as_folded(node, [np.array(id), np.array(number)][:: 1 if on_left else -1]))
         return None

@@ -16,11 +16,10 @@ from gopt.operators.kinds import VIEWS
 class Lookup:
     """Rows of a table read by a node.
 
-    ``ids``: the value whose elements, flattened, are the row numbers; a negative one counts from the end. ``rows``:
-    what the node makes, (number of ids) x (elements of a row) when flattened. ``view``: the table as the node reads
-    it: the parameter, a cast of it, or the same rows in another shape. ``through``: the nodes between the two.
-    ``prefetchable``: the ids are known before any parameter is read.
-    """
+    ``ids``: the value whose elements, flattened, are the row numbers; a negative number counts from the end. ``rows``:
+    the node's result, (number of ids) x (elements of a row) when flattened. ``view``: the table as the node reads it:
+    the parameter, a cast, or the same rows in another shape. ``through``: the nodes between the two. ``prefetchable``:
+    the ids are known before any parameter is read."""
 
     node: Node
     ids: str
@@ -32,7 +31,8 @@ class Lookup:
 
 @dataclass(slots=True)
 class RowReads:
-    """All that forward and backward read of a parameter; ``whole``: why it is not a table, '' where rows alone are."""
+    """All reads of a parameter by forward and backward; ``whole``: why the parameter is no table, '' with row reads
+    alone."""
 
     lookups: list[Lookup] = field(default_factory=list)
     whole: str = ""
@@ -43,12 +43,12 @@ def row_reads(values: RowValues, parameter: str, after_parameters: set[str]) -> 
 
     ``after_parameters``: all values that depend on some parameter.
     """
-    found = RowReads()
+    uses = RowReads()
     shape = values.shape(parameter)
     views: list[tuple[str, tuple[Node, ...]]] = [(parameter, ())] if shape else []
     for view, through in views:  # grows
         if through and view in values.graph.outputs:
-            found.whole = found.whole or f"output {view} contains all of it"
+            uses.whole = uses.whole or f"output {view} contains all of it"
         for node in values.index.users.get(view, ()):
             if node.phase is Phase.UPDATE or not reads_value(node, view):
                 continue
@@ -58,19 +58,19 @@ def row_reads(values: RowValues, parameter: str, after_parameters: set[str]) -> 
                     continue
                 back = values.undone(node)
                 if back:
-                    views += [(other.outputs[0], (*through, node, other)) for other in back]
+                    views += [(user.outputs[0], (*through, node, user)) for user in back]
                     continue
                 ids = _looked_up(values, node)
                 if ids:
                     early = ids not in after_parameters
-                    found.lookups.append(Lookup(node, ids, node.outputs[0], view, through, early))
+                    uses.lookups.append(Lookup(node, ids, node.outputs[0], view, through, early))
                     continue
-            found.whole = found.whole or f"{node.op_type} {node.label} reads all of it"
-    return found
+            uses.whole = uses.whole or f"{node.op_type} {node.label} reads all of it"
+    return uses
 
 
 def keeps_rows(values: RowValues, node: Node) -> bool:
-    """Return whether a node keeps the rows of its first operand, in another shape or another floating type."""
+    """Return whether a node keeps the rows of the first operand, in another shape or another floating type."""
     before, after = values.shape(node.inputs[0]), values.shape(node.outputs[0])
     if values.root(node.outputs[0]) == values.root(node.inputs[0]):
         return True
@@ -82,7 +82,7 @@ def keeps_rows(values: RowValues, node: Node) -> bool:
 
 
 def _looked_up(values: RowValues, node: Node) -> str:
-    """The ids by which a node reads whole rows of its first operand; '' where it does something else."""
+    """The ids by which a node reads whole rows of the first operand; '' for any other node."""
     shape = values.shape(node.inputs[0])
     if shape is None or len(node.inputs) != 2:
         return ""
@@ -100,13 +100,12 @@ def _looked_up(values: RowValues, node: Node) -> str:
 def repeated_ids(values: RowValues, indices: str, shape: tuple[int, ...]) -> str:
     """Ids of rows of a table of that shape, from indices for single elements: one id for all elements of a row.
 
-    '' where the indices may differ inside a row, or name a part of it.
-    """
+    '' where the indices may differ inside a row, or name a part of a row."""
     if len(shape) == 1:
         return indices
-    node, found = values.producer(indices), values.shape(indices)
-    if node is None or not node.is_a("Expand") or found is None or found[1:] != shape[1:]:
+    node, dims = values.producer(indices), values.shape(indices)
+    if node is None or not node.is_a("Expand") or dims is None or dims[1:] != shape[1:]:
         return ""
     ids = values.shape(node.inputs[0])
-    one = ids is not None and len(ids) == len(shape) and all(size == 1 for size in ids[1:]) and ids[0] == found[0]
+    one = ids is not None and len(ids) == len(shape) and all(size == 1 for size in ids[1:]) and ids[0] == dims[0]
     return node.inputs[0] if one else ""

@@ -1,9 +1,8 @@
-"""The gradient of a table as sums of rows: rows with their ids, added into zeros.
+"""The gradient of a table as sums of rows: rows with ids, added into zeros.
 
 An exporter writes the backward of a lookup as a scatter with addition, or as a product with a one-hot matrix. Of
-several lookups the sums are added, or scattered one into the other. In front of that rows of a padding id may be
-masked; behind it stands what acts on single rows: a cast, a loss scale, a count of micro-steps.
-"""
+several lookups the sums are added, or scattered one into the other. In front, rows of a padding id may be masked;
+behind stand operators on single rows: a cast, a loss scale, a count of micro-steps."""
 
 from __future__ import annotations
 
@@ -24,13 +23,12 @@ class SparseGradient:
     """A term of a table's gradient: ``rows`` added into zeros at ``ids``, then ``scaling``.
 
     ``ids``: value whose elements, flattened, are row numbers, in the order of ``rows``, which flattens to (number of
-    ids) x (elements of a row); a negative id counts from the end, and an id may stand there any number of times.
-    ``dense``: the sum, as large as the table. ``onto``: it is added, row by row, onto the sum of the terms before it.
+    ids) x (elements of a row); a negative id counts from the end, and an id may occur any number of times. ``dense``:
+    the sum, as large as the table. ``onto``: the term is added, row by row, onto the sum of the terms before.
     ``scaling``: the nodes between the sum and the gradient, the nearest to the sum first. Each acts on single rows and
     keeps a row of zeros; an operand that is no row of the gradient has one element, or is a constant with one element
-    for each row of the table. ``nodes``: what makes the dense sum of ids and rows, scaling included. ``padding``: ids
-    of which all rows are zero.
-    """
+    for each row of the table. ``nodes``: the nodes from ids and rows to the dense sum, scaling included. ``padding``:
+    ids with all rows zero."""
 
     ids: str
     rows: str
@@ -47,9 +45,8 @@ class NoRowSum(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a gradient that is still to be decomposed; ``behind``: the nodes between it and the gradient, nearest
-    first.
-    """
+    """A part of a gradient still to be decomposed; ``behind``: the nodes from the part to the gradient, nearest
+    first."""
 
     value: str
     behind: tuple[Node, ...] = ()
@@ -61,14 +58,14 @@ class RowSums:
 
     values: RowValues
     rows: int
-    known: frozenset[int]
+    numbers: frozenset[int]
     """Numbers of the ids that the forward looks up."""
     terms: list[SparseGradient] = field(default_factory=list)
     joins: list[Node] = field(default_factory=list)
     """The additions that join the terms."""
 
     def read(self, gradient: str) -> None:
-        """Fill ``terms``, in the order in which they are added. Raises NoRowSum."""
+        """Fill ``terms``, in the order of addition. Raises NoRowSum."""
         parts: list[_Part | SparseGradient] = [_Part(gradient)]
         while parts:
             part = parts.pop()
@@ -92,12 +89,12 @@ class RowSums:
         readers = self.values.index.users.get(value, ())
         if value != gradient and len(readers) > 1:
             raise NoRowSum(f"{value}, a part of its gradient, has {len(readers)} readers")
-        other = next((node for node in readers if node.phase is not Phase.UPDATE), None)
-        if value == gradient and other is not None:
-            raise NoRowSum(f"{other.op_type} {other.label} of the backward reads its gradient")
+        foreign = next((node for node in readers if node.phase is not Phase.UPDATE), None)
+        if value == gradient and foreign is not None:
+            raise NoRowSum(f"{foreign.op_type} {foreign.label} of the backward reads its gradient")
 
     def _taken_apart(self, part: _Part, node: Node) -> list[_Part | SparseGradient]:
-        """Decompose the result of ``node`` into terms, and parts that are still to be decomposed."""
+        """Decompose the result of ``node`` into terms, and parts still to be decomposed."""
         if node.is_a("Add", "Sum"):
             summands = [name for name in node.inputs if not self.values.zero(name)]
             if any(self.values.shape(name) != self.values.shape(part.value) for name in summands):
@@ -111,7 +108,7 @@ class RowSums:
         return [_Part(self._passed(node), (*part.behind, node))]
 
     def _passed(self, node: Node) -> str:
-        """The gradient as a node reads it that acts on single rows, and keeps a row of zeros."""
+        """The gradient as operand of a node that acts on single rows, and keeps a row of zeros."""
         if keeps_rows(self.values, node):
             return node.inputs[0]
         if not (node.is_in(_PASSED) or node.is_a("Where")):
@@ -119,16 +116,16 @@ class RowSums:
         out = self.values.shape(node.outputs[0])
         type_of = self.values.graph.type_of
         big = [name for name in node.inputs if type_of(name).elements != 1 and not self._by_row(name, out)]
-        alone = (
+        passes = (
             len(big) == 1 and self.values.shape(big[0]) == out and not (node.is_a("Div") and node.inputs[1] == big[0])
         )
         zeros = not node.is_a("Where") or all(name == big[0] or self.values.zero(name) for name in node.inputs[1:])
-        if not alone or not zeros or not out or out[0] != self.rows:
+        if not passes or not zeros or not out or out[0] != self.rows:
             raise NoRowSum(f"{node.op_type} {node.label} mixes it with something else")
         return big[0]
 
     def _by_row(self, name: str, out: tuple[int, ...] | None) -> bool:
-        """Return whether a value is a constant with one element for each row of one shaped ``out``."""
+        """Return whether a value is a constant with one element for each row of shape ``out``."""
         column = out is not None and self.values.shape(name) == (self.rows, *(1 for _ in out[1:]))
         return column and self.values.constant(name) is not None
 
@@ -138,14 +135,14 @@ class RowSums:
         into, indices, rows = node.inputs
         if node.attributes.get("reduction", "none") != "add":
             raise NoRowSum(f"{node.op_type} {node.label} writes rows over each other and does not add them")
-        shape, found, given = (self.values.shape(name) for name in (into, indices, rows))
-        if not shape or shape[0] != self.rows or not found or given is None:
+        shape, index_shape, row_shape = (self.values.shape(name) for name in (into, indices, rows))
+        if not shape or shape[0] != self.rows or not index_shape or row_shape is None:
             raise NoRowSum(f"{node.op_type} {node.label} adds to something that is not of its shape")
         if node.is_a("ScatterND"):
-            ids = indices if found[-1] == 1 and given == (*found[:-1], *shape[1:]) else ""
+            ids = indices if index_shape[-1] == 1 and row_shape == (*index_shape[:-1], *shape[1:]) else ""
         else:
             along = int(node.attributes.get("axis", 0)) in (0, -len(shape))
-            ids = repeated_ids(self.values, indices, shape) if along and given == found else ""
+            ids = repeated_ids(self.values, indices, shape) if along and row_shape == index_shape else ""
         if not ids:
             raise NoRowSum(f"{node.op_type} {node.label} adds elements and not whole rows")
         if self.values.zero(into):
@@ -155,17 +152,17 @@ class RowSums:
     def _product(self, part: _Part, node: Node) -> SparseGradient:
         """A product of a one-hot matrix, transposed, with rows."""
         attributes = node.attributes
-        left, right = node.inputs[:2]
+        one_hot, right = node.inputs[:2]
         plain = attributes.get("alpha", 1.0) == 1 and not attributes.get("transB", 0)
         offset = len(node.inputs) > 2 and node.inputs[2] and not self.values.zero(node.inputs[2])
-        ids = "" if offset or not plain else self._hot(left, not attributes.get("transA", 0))
-        given = self.values.shape(right)
-        if not ids or not given or len(given) > 2:
+        ids = "" if offset or not plain else self._hot(one_hot, not attributes.get("transA", 0))
+        shape = self.values.shape(right)
+        if not ids or not shape or len(shape) > 2:
             raise NoRowSum(f"{node.op_type} {node.label} makes a part of it that is not a sum of rows")
         return self._term(part, node, ids, right)
 
     def _hot(self, name: str, ids_last: bool) -> str:
-        """The ids of a matrix of ones and zeros, (rows, ids) where ``ids_last``, else (ids, rows); '' for any other."""
+        """The ids of a 0/1 matrix, (rows, ids) where ``ids_last``, else (ids, rows); '' for any other."""
         while True:
             node = self.values.producer(name)
             if node is None:
@@ -185,16 +182,16 @@ class RowSums:
 
     def _one_hot(self, node: Node, ids_last: bool) -> str:
         ids, depth, pair = node.inputs
-        shape, held = self.values.shape(ids), self.values.constant(pair)
-        if shape is None or held is None or held.tolist() != [0, 1] or self.values.number(depth) != self.rows:
+        shape, values = self.values.shape(ids), self.values.constant(pair)
+        if shape is None or values is None or values.tolist() != [0, 1] or self.values.number(depth) != self.rows:
             return ""
         axis = int(node.attributes.get("axis", -1)) % (len(shape) + 1)
         return ids if axis == (0 if ids_last else len(shape)) and (not ids_last or len(shape) == 1) else ""
 
     def _term(self, part: _Part, node: Node, indices: str, rows: str) -> SparseGradient:
-        if not self.values.within(indices, self.rows, self.known):
+        if not self.values.within(indices, self.rows, self.numbers):
             raise NoRowSum(f"{node.op_type} {node.label} adds to other rows than those that are looked up")
-        ids = self.values.in_order(indices, self.rows, self.known)
+        ids = self.values.in_order(indices, self.rows, self.numbers)
         scaling = part.behind[::-1]
-        padding = masked_ids(self.values, ids, rows, self.rows, self.known)
+        padding = masked_ids(self.values, ids, rows, self.rows, self.numbers)
         return SparseGradient(ids, rows, part.value, False, scaling, (node, *scaling), padding)

@@ -1,8 +1,8 @@
 """Determines how the update of a table changes a row whose gradient is zero.
 
-If it changes nothing, updating or skipping rows that no sample looked up gives the same result: SGD without decay,
-Adagrad. Momentum moves a row that has momentum, Adam's moments decay, weight decay shrinks: for these, updating all
-rows and updating looked-up rows alone are two algorithms.
+If the row stays unchanged, updating or skipping rows that no sample looked up gives the same result: SGD without decay,
+Adagrad. Momentum moves a row with momentum, Adam's moments decay, weight decay shrinks: here, updating all rows and
+updating looked-up rows alone are two algorithms.
 
 The result is derived symbolically: each value of the update is followed for a row of zeros. Numbers are assumed finite,
 and operands of roots non-negative; otherwise a step yields NaN in either way. Minus zero equals zero.
@@ -29,13 +29,12 @@ from gopt.operators.kinds import MEANS, NORM_REDUCTIONS
 class RowUpdate:
     """How the update of a table treats rows.
 
-    ``by_row``: every row is updated from what it alone holds, so that any rows can be updated without the others;
-    ``by_element``: so is every element. ``why`` says why it is not by element, or not even by row. ``states``: those
-    that have the table's rows, the table first. ``moved``: those of them that change where the gradient is zero: empty
-    where lazy and dense updates are the same. ``operands``: what else it reads that has a row for each row of the
-    table. ``reductions``: results of reductions over the whole table or gradient. ``all_rows``: why rows with a
-    gradient cannot be updated alone, '' where they can.
-    """
+    ``by_row``: every row is updated from its own content alone, so that any rows can be updated without the others;
+    ``by_element``: so is every element. ``why``: why the update is not by element, or not even by row. ``states``:
+    states with the table's rows, the table first. ``moved``: states that change under a zero gradient: empty where lazy
+    and dense updates are the same. ``operands``: further operands with a row for each row of the table. ``reductions``:
+    results of reductions over the whole table or gradient. ``all_rows``: why rows with a gradient cannot be updated
+    alone, '' where possible."""
 
     by_row: bool
     by_element: bool
@@ -48,7 +47,7 @@ class RowUpdate:
 
     @property
     def lazy_is_dense(self) -> bool:
-        """Whether it makes no difference if rows without a gradient are left alone."""
+        """Whether skipping rows without a gradient makes no difference."""
         return self.by_row and not self.moved
 
 
@@ -56,12 +55,12 @@ class RowUpdate:
 class _RowContent:
     """Known content of a value in a row without a gradient.
 
-    ``number``: this constant; ``same``: the value of this state; or only its sign (positive, non-negative). Nothing is
+    ``number``: this constant; ``state``: the value of this state; or only its sign (positive, non-negative). Nothing is
     known if no field is set.
     """
 
     number: float | None = None
-    same: str = ""
+    state: str = ""
     positive: bool = False
     non_negative: bool = False
 
@@ -81,31 +80,30 @@ def row_update(values: RowValues, subgraph: UpdateSubgraph) -> RowUpdate:
     shape = values.shape(subgraph.parameter.tensor)
     rows = shape[0] if shape else 0
     aligned = [state for state in subgraph.states if (values.shape(state.tensor) or (0,))[0] == rows]
-    own = {subgraph.gradient, *(state.tensor for state in aligned)}
-    own.update(name for node in subgraph.nodes for name in node.outputs)
+    internal = {subgraph.gradient, *(state.tensor for state in aligned)}
+    internal.update(name for node in subgraph.nodes for name in node.outputs)
     read = dict.fromkeys(name for node in subgraph.nodes for name in node.reads)
-    others = {name: values.shape(name) or () for name in read if name not in own}
-    operands = tuple(name for name, other in others.items() if other[:1] == (rows,) and len(other) == len(shape or ()))
+    shapes = {name: values.shape(name) or () for name in read if name not in internal}
+    operands = tuple(name for name, dims in shapes.items() if dims[:1] == (rows,) and len(dims) == len(shape or ()))
     by_element = subgraph.mode is UpdateMode.SPLIT
     mixed = mixes_rows(values, subgraph) if subgraph.mode is UpdateMode.WHOLE else subgraph.why
     by_row = by_element or not mixed
     why = "" if by_element else mixed or subgraph.why
-    held = {state.tensor: _RowContent(same=state.tensor) for state in aligned} | {subgraph.gradient: _RowContent(0.0)}
-    known = _RowContents(values, held)
-    moved = [state for state in aligned if not by_row or known.of(state.updated).same != state.tensor]
+    old = {state.tensor: _RowContent(state=state.tensor) for state in aligned}
+    results = _RowContents(values, old | {subgraph.gradient: _RowContent(0.0)})
+    moved = [state for state in aligned if not by_row or results.of(state.updated).state != state.tensor]
     reductions = tuple(node.outputs[0] for node in subgraph.reductions)
     return RowUpdate(
         by_row, by_element, why, tuple(state.tensor for state in aligned), tuple(state.tensor for state in moved),
-        operands, reductions, mixed if not by_row else _over_all(subgraph, known),
+        operands, reductions, mixed if not by_row else _over_all(subgraph, results),
     )  # fmt: skip
 
 
-def _over_all(subgraph: UpdateSubgraph, known: _RowContents) -> str:
-    """Return the reason why a reduction needs all rows ('' if none does): rows without a gradient do not add zero to
-    it.
-    """
+def _over_all(subgraph: UpdateSubgraph, contents: _RowContents) -> str:
+    """Return the reason why a reduction needs all rows ('' without a reason): rows without a gradient do not add
+    zero."""
     for node in subgraph.reductions:
-        if not node.is_in(_SUMS) or not known.of(node.inputs[0]).zero:
+        if not node.is_in(_SUMS) or not contents.of(node.inputs[0]).zero:
             return f"{node.op_type} {node.label} is taken over all rows"
     return ""
 
@@ -117,8 +115,8 @@ _SUMS = NORM_REDUCTIONS | MEANS
 class _RowContents:
     """Follows values of the update, each once."""
 
-    def __init__(self, values: RowValues, held: dict[str, _RowContent]) -> None:
-        self.values, self.held = values, held
+    def __init__(self, values: RowValues, contents: dict[str, _RowContent]) -> None:
+        self.values, self.held = values, contents
 
     def of(self, name: str) -> _RowContent:
         stack = [name]
@@ -131,93 +129,93 @@ class _RowContents:
             if number is not None or node is None or node.phase is not Phase.UPDATE or not node.is_in(_RULES):
                 self.held[top] = _UNKNOWN if number is None else _number(number)
                 continue
-            missing = [each for each in node.inputs if each and each not in self.held]
+            missing = [name for name in node.inputs if name and name not in self.held]
             stack.extend(missing)
             if not missing:
-                held = [self.held[each] if each else _UNKNOWN for each in node.inputs]
-                self.held[top] = self._cast(node, held[0]) if node.is_a("Cast") else _RULES[node.op_type](node, held)
+                read = [self.held[name] if name else _UNKNOWN for name in node.inputs]
+                self.held[top] = self._cast(node, read[0]) if node.is_a("Cast") else _RULES[node.op_type](node, read)
         return self.held[name]
 
-    def _cast(self, node: Node, held: _RowContent) -> _RowContent:
-        """A narrower type rounds what it cannot hold, and small numbers to zero."""
-        source = held.same or node.inputs[0]  # a state in a wider type still has its own numbers alone
+    def _cast(self, node: Node, content: _RowContent) -> _RowContent:
+        """A narrower type rounds unrepresentable numbers, and small numbers to zero."""
+        source = content.state or node.inputs[0]  # a state in a wider type still has its own numbers alone
         before, after = (self.values.graph.type_of(name).dtype for name in (source, node.outputs[0]))
         if before == after or after in _WIDER.get(before, ()):
-            return held
-        if held.number is None or after not in FLOATS:
-            return _RowContent(non_negative=held.non_negative and after in FLOATS)
-        return _number(float(np.asarray(held.number).astype(numpy_dtype(after))))
+            return content
+        if content.number is None or after not in FLOATS:
+            return _RowContent(non_negative=content.non_negative and after in FLOATS)
+        return _number(float(np.asarray(content.number).astype(numpy_dtype(after))))
 
 
 Rule = Callable[[Node, list[_RowContent]], _RowContent]
 
 
 def _number(value: float) -> _RowContent:
-    """A number, where every floating type tells it from zero and infinity."""
+    """A number, where every floating type tells the number from zero and infinity."""
     return _RowContent(value) if value == 0 or _TINY < abs(value) < math.inf else _UNKNOWN
 
 
-def _signs(held: list[_RowContent]) -> tuple[bool, bool]:
-    """Return whether all values are positive, and whether none is negative."""
-    positive = [each.positive or (each.number is not None and each.number > 0) for each in held]
-    lower = [each.non_negative or (each.number is not None and each.number >= 0) for each in held]
+def _signs(contents: list[_RowContent]) -> tuple[bool, bool]:
+    """Return whether all values are positive, and whether no value is negative."""
+    positive = [content.positive or (content.number is not None and content.number > 0) for content in contents]
+    lower = [content.non_negative or (content.number is not None and content.number >= 0) for content in contents]
     return all(positive), all(a or b for a, b in zip(positive, lower))
 
 
-def _kept(node: Node, held: list[_RowContent]) -> _RowContent:
-    return held[0]
+def _kept(node: Node, contents: list[_RowContent]) -> _RowContent:
+    return contents[0]
 
 
-def _sum(node: Node, held: list[_RowContent]) -> _RowContent:
-    rest = [each for each in held if not each.zero]
+def _sum(node: Node, contents: list[_RowContent]) -> _RowContent:
+    rest = [content for content in contents if not content.zero]
     if not rest:
         return _RowContent(0.0)
     if len(rest) == 1:
         return rest[0]
-    if all(each.number is not None for each in rest):
-        return _number(math.fsum(each.number or 0.0 for each in rest))
+    if all(content.number is not None for content in rest):
+        return _number(math.fsum(content.number or 0.0 for content in rest))
     lower = _signs(rest)[1]
-    return _RowContent(positive=lower and any(_signs([each])[0] for each in rest), non_negative=lower)
+    return _RowContent(positive=lower and any(_signs([content])[0] for content in rest), non_negative=lower)
 
 
-def _difference(node: Node, held: list[_RowContent]) -> _RowContent:
-    first, second = held
+def _difference(node: Node, contents: list[_RowContent]) -> _RowContent:
+    minuend, second = contents
     if second.zero:
-        return first
-    if first.number is not None and second.number is not None:
-        return _number(first.number - second.number)
+        return minuend
+    if minuend.number is not None and second.number is not None:
+        return _number(minuend.number - second.number)
     return _UNKNOWN
 
 
-def _product(node: Node, held: list[_RowContent]) -> _RowContent:
-    if any(each.zero for each in held):
+def _product(node: Node, contents: list[_RowContent]) -> _RowContent:
+    if any(content.zero for content in contents):
         return _RowContent(0.0)
-    if any(each.number == 1 for each in held):
-        return next((each for each in held if each.number != 1), held[0])
+    if any(content.number == 1 for content in contents):
+        return next((content for content in contents if content.number != 1), contents[0])
     if node.inputs[0] == node.inputs[1]:
         return _RowContent(non_negative=True)
-    numbers = [each.number for each in held if each.number is not None]
-    return _number(math.prod(numbers)) if len(numbers) == 2 else _RowContent(non_negative=_signs(held)[1])
+    numbers = [content.number for content in contents if content.number is not None]
+    return _number(math.prod(numbers)) if len(numbers) == 2 else _RowContent(non_negative=_signs(contents)[1])
 
 
-def _quotient(node: Node, held: list[_RowContent]) -> _RowContent:
-    first, second = held
+def _quotient(node: Node, contents: list[_RowContent]) -> _RowContent:
+    dividend, second = contents
     if second.number == 1:
-        return first
+        return dividend
     certain = _signs([second])[0] or (second.number is not None and second.number != 0)
-    if first.zero and certain:
+    if dividend.zero and certain:
         return _RowContent(0.0)
-    return _RowContent(non_negative=_signs([first, second])[1] and certain)
+    return _RowContent(non_negative=_signs([dividend, second])[1] and certain)
 
 
-def _root(node: Node, held: list[_RowContent]) -> _RowContent:
-    if held[0].number is not None and held[0].number >= 0:
-        return _number(math.sqrt(held[0].number))
-    return _RowContent(positive=_signs(held)[0], non_negative=True)
+def _root(node: Node, contents: list[_RowContent]) -> _RowContent:
+    if contents[0].number is not None and contents[0].number >= 0:
+        return _number(math.sqrt(contents[0].number))
+    return _RowContent(positive=_signs(contents)[0], non_negative=True)
 
 
-def _power(node: Node, held: list[_RowContent]) -> _RowContent:
-    base, exponent = held
+def _power(node: Node, contents: list[_RowContent]) -> _RowContent:
+    base, exponent = contents
     if exponent.number == 1:
         return base
     if base.zero:
@@ -226,42 +224,42 @@ def _power(node: Node, held: list[_RowContent]) -> _RowContent:
     return _RowContent(non_negative=_signs([base])[1] or even)
 
 
-def _absolute(node: Node, held: list[_RowContent]) -> _RowContent:
-    if held[0].number is not None:
-        return _number(abs(held[0].number))
-    return held[0] if _signs(held)[0] else _RowContent(non_negative=True)
+def _absolute(node: Node, contents: list[_RowContent]) -> _RowContent:
+    if contents[0].number is not None:
+        return _number(abs(contents[0].number))
+    return contents[0] if _signs(contents)[0] else _RowContent(non_negative=True)
 
 
-def _negative(node: Node, held: list[_RowContent]) -> _RowContent:
-    return _number(-held[0].number) if held[0].number is not None else _UNKNOWN
+def _negative(node: Node, contents: list[_RowContent]) -> _RowContent:
+    return _number(-contents[0].number) if contents[0].number is not None else _UNKNOWN
 
 
-def _odd(node: Node, held: list[_RowContent]) -> _RowContent:
+def _odd(node: Node, contents: list[_RowContent]) -> _RowContent:
     """Zero at zero."""
-    return held[0] if held[0].zero else _UNKNOWN
+    return contents[0] if contents[0].zero else _UNKNOWN
 
 
-def _extreme(node: Node, held: list[_RowContent]) -> _RowContent:
-    if all(each == held[0] for each in held):
-        return held[0]
-    if all(each.number is not None for each in held):
-        numbers = [each.number for each in held if each.number is not None]
+def _extreme(node: Node, contents: list[_RowContent]) -> _RowContent:
+    if all(content == contents[0] for content in contents):
+        return contents[0]
+    if all(content.number is not None for content in contents):
+        numbers = [content.number for content in contents if content.number is not None]
         return _number(max(numbers) if node.op_type == "Max" else min(numbers))
-    signs = [_signs([each]) for each in held]
+    signs = [_signs([content]) for content in contents]
     join = any if node.op_type == "Max" else all
     return _RowContent(positive=join(sign[0] for sign in signs), non_negative=join(sign[1] for sign in signs))
 
 
-def _clip(node: Node, held: list[_RowContent]) -> _RowContent:
-    value, low, high = ([*held, _UNKNOWN, _UNKNOWN][slot] for slot in range(3))
+def _clip(node: Node, contents: list[_RowContent]) -> _RowContent:
+    value, low, high = ([*contents, _UNKNOWN, _UNKNOWN][slot] for slot in range(3))
     names = [*node.inputs, "", ""]
     above = not names[1] or (low.number is not None and low.number <= 0)
     below = not names[2] or _signs([high])[1]
     return value if value.zero and above and below else _UNKNOWN
 
 
-def _chosen(node: Node, held: list[_RowContent]) -> _RowContent:
-    return held[1] if held[1] == held[2] else _UNKNOWN
+def _chosen(node: Node, contents: list[_RowContent]) -> _RowContent:
+    return contents[1] if contents[1] == contents[2] else _UNKNOWN
 
 
 _RULES: dict[str, Rule] = {

@@ -1,8 +1,7 @@
-"""Values that hold row numbers of a table: which are the same numbers, written in another way.
+"""Values with row numbers of a table: equal numbers, written in another way.
 
-The backward of a lookup names the rows that the forward has read. An exporter may write these ids anew: clipped to the
-table, wrapped where they are negative, cast, reshaped, joined, or cut out of the batch a second time.
-"""
+The backward of a lookup names the rows of the forward. An exporter may write these ids anew: clipped to the table,
+wrapped where negative, cast, reshaped, joined, or cut out of the batch a second time."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ _SMALL = 1 << 16
 
 
 class RowValues:
-    """Content of a graph's values as far as ids and masks of rows need it; each result is cached."""
+    """Content of a graph's values as far as ids and masks of rows need; each result is cached."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -38,27 +37,27 @@ class RowValues:
         return find_aliases(self.graph)
 
     def root(self, name: str) -> str:
-        """The value that ``name`` is in the same type, shape and order."""
+        """The value equal to ``name`` in type, shape and order."""
         return self._aliases.get(name, name)
 
     def undone(self, node: Node) -> list[Node]:
-        """The readers of a layout operator's result, where each gives back what the operator read: half of a pair."""
+        """The readers of a layout operator's result, where each gives back the operator's operand: half of a pair."""
         if len(node.outputs) != 1 or node.outputs[0] in self.graph.outputs or not node.is_in(LAYOUT_OPERATORS):
             return []
         readers = self.index.users.get(node.outputs[0], [])
         source = self.root(node.inputs[0])
-        same = all(self.root(name) == source for reader in readers for name in reader.outputs)
-        return readers if same and all(not reader.captures for reader in readers) else []
+        aligned = all(self.root(name) == source for reader in readers for name in reader.outputs)
+        return readers if aligned and all(not reader.captures for reader in readers) else []
 
     def way_to_root(self, name: str) -> list[str]:
-        """Return a value, the values from which layout operators compute it, and its root."""
+        """Return a value, the values from which layout operators compute the value, and the root."""
         way, root = [name], self.root(name)
         while way[-1] != root:
             way.append(self.index.producers[way[-1]].inputs[0])
         return way
 
     def producer(self, name: str) -> Node | None:
-        """The node that makes the root of a value; None for an input or an initializer."""
+        """The node behind the root of a value; None for an input or an initializer."""
         return self.index.producers.get(self.root(name))
 
     def shape(self, name: str) -> tuple[int, ...] | None:
@@ -75,43 +74,42 @@ class RowValues:
         return self.index.constants.number(self.root(name))
 
     def zero(self, name: str) -> bool:
-        """Return whether a value is a constant that is zero everywhere, of any size."""
+        """Return whether a value is a constant, of any size, with zeros everywhere."""
         return self.index.constants.zero(self.root(name))
 
     # --- the same numbers ---------------------------------------------------------------------------------------------
 
     def sources(self, name: str) -> frozenset[int]:
-        """Numbers of the values that the ids of a lookup are taken from."""
+        """Numbers of the source values of a lookup's ids."""
         reached = walk([self.plain(name)], lambda value: map(self.plain, self._parts(value)))
         return frozenset(self.value_number(value) for value in reached if not self._parts(value))
 
-    def within(self, name: str, rows: int, known: frozenset[int]) -> bool:
-        """Return whether all ids of ``name`` are ids of ``known`` sources, which index a table of ``rows`` rows.
+    def within(self, name: str, rows: int, numbers: frozenset[int]) -> bool:
+        """Return whether all ids of ``name`` are ids of the sources ``numbers``, for a table of ``rows`` rows.
 
-        An id outside the table is an error of the lookup, so that what bounds ids to the table changes none of those.
-        """
+        An id outside the table is an error of the lookup, so that bounds of ids to the table change no valid id."""
         stack = [name]
         while stack:
-            *_, last = self._towards(stack.pop(), rows, known)
-            if self.value_number(last) not in known:
+            *_, last = self._towards(stack.pop(), rows, numbers)
+            if self.value_number(last) not in numbers:
                 parts = self._parts(last)
                 if not parts:
                     return False
                 stack.extend(parts)
         return True
 
-    def in_order(self, name: str, rows: int, known: frozenset[int]) -> str:
-        """The value that has the ids of ``name``, one by one and in its order, nearest to a known source.
+    def in_order(self, name: str, rows: int, numbers: frozenset[int]) -> str:
+        """The value with the ids of ``name``, each in order, nearest to a known source.
 
         A negative id counts from the end.
         """
-        first, *rest = self._towards(name, rows, known)
-        return rest[-1] if rest and self.value_number(rest[-1]) in known else first
+        start, *rest = self._towards(name, rows, numbers)
+        return rest[-1] if rest and self.value_number(rest[-1]) in numbers else start
 
-    def _towards(self, name: str, rows: int, known: frozenset[int]) -> list[str]:
-        """Values that have the ids of one in their order, as far as a known source, or as far as there are any."""
+    def _towards(self, name: str, rows: int, numbers: frozenset[int]) -> list[str]:
+        """Values with the ids of one value in order, as far as a known source, or as far as possible."""
         way = [self.plain(name)]
-        while self.value_number(way[-1]) not in known:
+        while self.value_number(way[-1]) not in numbers:
             node = self.index.producers.get(way[-1])
             source = "" if node is None else self._bounded(node, rows)
             if not source:
@@ -120,7 +118,7 @@ class RowValues:
         return way
 
     def plain(self, name: str) -> str:
-        """The value that has the elements of ``name`` in their order, nearest the data."""
+        """The value with the elements of ``name`` in order, nearest the data."""
         while True:
             name = self.root(name)
             node = self.index.producers.get(name)
@@ -129,16 +127,15 @@ class RowValues:
             name = node.inputs[0]
 
     def _parts(self, name: str) -> list[str]:
-        """Return values that together contain all elements of ``name``, in any order and number; [] if it is no Concat
-        or repetition.
-        """
+        """Return values with all elements of ``name`` between them, in any order and number; [] for no Concat or
+        repetition."""
         node = self.index.producers.get(name)
         if node is None or not (node.is_a("Concat") or node.is_in(SPREADS)):
             return []
         return list(node.inputs) if node.is_a("Concat") else node.inputs[:1]
 
     def _bounded(self, node: Node, rows: int) -> str:
-        """The ids that a node takes where it changes none that the table has; '' where it may."""
+        """The ids that a node takes without changing any id of the table; '' where a change is possible."""
         if node.is_a("Cast"):
             types = {self.graph.type_of(name).dtype for name in (node.inputs[0], node.outputs[0])}
             return node.inputs[0] if types <= _WHOLE and rows < 1 << 31 else ""
@@ -163,18 +160,18 @@ class RowValues:
 
     def _wrapped(self, node: Node, rows: int) -> str:
         """``Where(ids < 0, ids + rows, ids)``, or the other way round."""
-        flag, moved, kept = (self.root(name) for name in node.inputs)
+        flag, moved, unmoved = (self.root(name) for name in node.inputs)
         test = self.index.producers.get(flag)
         if test is None or not test.is_a("Less", "GreaterOrEqual") or self.number(test.inputs[1]) != 0:
             return ""
         if test.is_a("GreaterOrEqual"):
-            moved, kept = kept, moved
+            moved, unmoved = unmoved, moved
         added = self.index.producers.get(moved)
-        same = self.value_number(kept)
-        if added is None or not added.is_a("Add") or self.value_number(test.inputs[0]) != same:
+        number = self.value_number(unmoved)
+        if added is None or not added.is_a("Add") or self.value_number(test.inputs[0]) != number:
             return ""
-        fits = any(self.value_number(a) == same and self.number(b) == rows for a, b in _both(added))
-        return kept if fits else ""
+        fits = any(self.value_number(a) == number and self.number(b) == rows for a, b in _both(added))
+        return unmoved if fits else ""
 
     def value_number(self, name: str) -> int:
         """Equal for values that are the same function of the same values; random numbers are equal to themselves."""

@@ -1,8 +1,7 @@
-"""States that count samples: each step adds the size of its batch, which ranks add up.
+"""States that count samples: each step adds the size of the batch, and ranks add up the sizes.
 
-Such a state follows no batch, and looks like a count of steps. A size that is read from a shape tells the two apart; a
-constant of the batch's size does not, and gopt asks.
-"""
+Such a state follows no batch, and looks like a count of steps. A size read from a shape tells the two apart; a constant
+of the batch's size does not, and gopt asks."""
 
 from __future__ import annotations
 
@@ -31,12 +30,12 @@ _TRIED = (16.0, 32.0, 80.0)
 
 
 def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> None:
-    """Make statistics of the states that count samples, and keep in ``counted`` what each step adds to them.
+    """Make statistics of the states that count samples, and keep in ``counted`` each step's addition.
 
-    ``settled``: states that are known to count none, or as much as they do.
+    ``settled``: states known to count none, or as much as a batch.
 
-    Raises UnsupportedError for a state that may count samples, where the user does not say whether ranks add it up.
-    """
+    Raises UnsupportedError for a state that may count samples, where the user does not say whether ranks add the counts
+    up."""
     index = GraphIndex(training.graph)
     sizes = _batch_sizes(training)
     open_ = [state for state in training.states if state.tensor not in {*training.gradients, *settled}]
@@ -48,7 +47,7 @@ def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> N
         return
     counts: SampleCounts | None = None
     for state in training.states:
-        term, said = added.get(state.tensor, ""), training.reductions.get(state.tensor, "")
+        term, reduction = added.get(state.tensor, ""), training.reductions.get(state.tensor, "")
         if not term:
             continue
         sized = _is_sized(index, term)
@@ -56,7 +55,7 @@ def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> N
             counts = SampleCounts(_marked(training))
         certain = sized and counts is not None and counts.counts_samples(term)
         number = _number(index, term)
-        if said == "sum" or (certain and not said):
+        if reduction == "sum" or (certain and not reduction):
             state.kind, state.of = StateKind.STATISTIC, None
             training.counted[state.tensor] = term
         elif certain:
@@ -64,18 +63,18 @@ def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> N
                 f"{state.tensor!r} counts samples, by the shape of an input, and ranks do not add it up, as "
                 "--statistics says"
             )
-        elif not said and sized and counts is not None and counts.of(term).lost:
+        elif not reduction and sized and counts is not None and counts.of(term).lost:
             raise UnsupportedError(
                 f"what each step adds to {state.tensor!r} is computed from the size of a batch: ranks together add "
                 "more if it counts samples", *_hints(state.tensor),
             )  # fmt: skip
-        elif not said and not sized and _is_size(sizes, number):
+        elif not reduction and not sized and _is_size(sizes, number):
             raise UnsupportedError(
                 f"each step adds {number:g} to {state.tensor!r}, which is the size of a batch"
                 f"{'' if _is_one_of(sizes, number) else ', less one'}: ranks together add more if it counts samples",
                 *_hints(state.tensor),
             )
-        elif not said and not sized and (of := _share_of(sizes, number)):
+        elif not reduction and not sized and (of := _share_of(sizes, number)):
             training.doubted[state.tensor] = (
                 f"each step adds {number:g} to {state.tensor!r}, and ranks together add no more: it counts no share "
                 f"of the {of} samples of a batch"
@@ -90,51 +89,51 @@ def _hints(name: str) -> tuple[str, ...]:
 
 
 def _added_in_all(index: GraphIndex, state: State) -> float | None:
-    """Each step's addition to a state, by its new value at several old ones; None where that is not always the same."""
+    """Each step's addition to a state, by the new value at several old values; None for a varying addition."""
     type = index.graph.types[state.tensor]
     if not type.static or type.elements > _FEW or numpy_dtype(type.dtype).kind not in "fiu":
         return None
-    found = []
+    sums = []
     for old in _TRIED:
-        given = {state.tensor: np.full(type.dims, old, numpy_dtype(type.dtype))}
-        new = Constants(index.graph, index.producers, given).value(state.updated)
+        stored = {state.tensor: np.full(type.dims, old, numpy_dtype(type.dtype))}
+        new = Constants(index.graph, index.producers, stored).value(state.updated)
         if new is None or new.shape != type.dims:
             return None
         more = new.astype(np.float64) - old
         if not more.size or not np.allclose(more, more.flat[0], rtol=1e-4, atol=1e-6 * old):
             return None
-        found.append(float(more.flat[0]))
-    return found[0] if all(isclose(each, found[0], rel_tol=1e-3, abs_tol=1e-3) for each in found) else None
+        sums.append(float(more.flat[0]))
+    return sums[0] if all(isclose(value, sums[0], rel_tol=1e-3, abs_tol=1e-3) for value in sums) else None
 
 
 def _refuse_other_form(index: GraphIndex, training: TrainingGraph, sizes: set[int], state: State) -> None:
-    """Raise UnsupportedError for a state that follows no batch, and to which something else than a sum adds the size of
-    one."""
+    """Raise UnsupportedError for a state without dependence on a batch, and with the size of a batch added other than
+    by a sum."""
     if training.reductions.get(state.tensor, "") not in ("", "sum"):
         return
     in_all = _added_in_all(index, state) if state.kind is not StateKind.STATISTIC else None
     if in_all is not None and _is_size(sizes, in_all):
         raise _other_form(state.tensor, in_all, "")
-    stack, seen = [state.updated], set[str]()
-    found, own = "", False
+    stack, visited = [state.updated], set[str]()
+    batch_size, reads_counter = "", False
     while stack:
         name = stack.pop()
-        own = own or name == state.tensor
+        reads_counter = reads_counter or name == state.tensor
         node = index.producers.get(name)
-        if name in seen or node is None:
+        if name in visited or node is None:
             if name in training.batch:
                 return
             continue
-        seen.add(name)
-        if len(seen) > _FAR or node.phase is not Phase.UPDATE:
+        visited.add(name)
+        if len(visited) > _FAR or node.phase is not Phase.UPDATE:
             return
-        for each in node.reads:
-            if index.constants.value(each) is None:
-                stack.append(each)
-            elif node.is_a("Add", "Sub", "Sum", "Where") and _is_batch(index, sizes, each):
-                found = found or each
-    if found and own:
-        raise _other_form(state.tensor, _number(index, found), f" ({found!r})")
+        for operand in node.reads:
+            if index.constants.value(operand) is None:
+                stack.append(operand)
+            elif node.is_a("Add", "Sub", "Sum", "Where") and _is_batch(index, sizes, operand):
+                batch_size = batch_size or operand
+    if batch_size and reads_counter:
+        raise _other_form(state.tensor, _number(index, batch_size), f" ({batch_size!r})")
 
 
 def _other_form(name: str, number: float, what: str) -> UnsupportedError:
@@ -154,8 +153,8 @@ def _marked(training: TrainingGraph) -> CouplingContext:
 
 def _is_sized(index: GraphIndex, value: str) -> bool:
     """Return whether a value is made of a shape."""
-    made = (index.producers.get(each) for each in ancestors(index, [value])[1])
-    return any(node is not None and node.is_in(SIZES) for node in made)
+    producers = (index.producers.get(ancestor) for ancestor in ancestors(index, [value])[1])
+    return any(node is not None and node.is_in(SIZES) for node in producers)
 
 
 def _number(index: GraphIndex, term: str) -> float:
@@ -167,18 +166,18 @@ def _number(index: GraphIndex, term: str) -> float:
 def _batch_sizes(training: TrainingGraph) -> set[int]:
     """The numbers of samples and of elements of the inputs of the batch; not of one sample."""
     shapes = [training.graph.inputs[name].shape or () for name in training.batch]
-    found = {prod(each for each in shape[:length] if isinstance(each, int))
+    sizes = {prod(size for size in shape[:length] if isinstance(size, int))
              for shape in shapes for length in range(1, len(shape) + 1)}  # fmt: skip
-    return {size for size in found if size > 1}
+    return {size for size in sizes if size > 1}
 
 
 def _is_batch(index: GraphIndex, sizes: set[int], term: str) -> bool:
-    """Return whether a constant that no shape says is the size of a batch."""
+    """Return whether a constant without a shape behind is the size of a batch."""
     return _is_one_of(sizes, _number(index, term)) and not _is_sized(index, term)
 
 
 def _is_size(sizes: set[int], number: float) -> bool:
-    """Return whether a number is the size of a batch, or that less one: their degrees of freedom."""
+    """Return whether a number is the size of a batch, or 1 less: the degrees of freedom."""
     less = {size - 1 for size in sizes if size > 2}
     return _is_one_of(sizes | less, number)
 
@@ -188,25 +187,25 @@ def _is_one_of(sizes: set[int], number: float) -> bool:
 
 
 def _share_of(sizes: set[int], number: float) -> int:
-    """The number of samples of which a number is a share by a whole number of samples, as epochs are; 0 where it is
-    none."""
+    """The number of samples of which a number is a share by a whole number of samples, as epochs are; 0 for no
+    share."""
     if not 0 < number < 1:
         return 0
     return next((size for size in sorted(sizes) if isclose(size / number, round(size / number), rel_tol=1e-6)), 0)
 
 
 def _refuse_read(index: GraphIndex, training: TrainingGraph) -> None:
-    """Raise UnsupportedError where another update reads the new value of a count, which each rank has of its own."""
+    """Raise UnsupportedError where another update reads the new value of a count, different on each rank."""
     if not training.counted:
         return
-    kept = training.state_of()
-    others = {state.updated for state in training.states if state.kind is not StateKind.STATISTIC}
-    if others.isdisjoint(descendants(index, [kept[name].updated for name in training.counted])):
+    state_of = training.state_of()
+    updates = {state.updated for state in training.states if state.kind is not StateKind.STATISTIC}
+    if updates.isdisjoint(descendants(index, [state_of[name].updated for name in training.counted])):
         return
     for name in training.counted:
-        behind = descendants(index, [kept[name].updated])
-        reader = next((each for each in training.states
-                       if each.kind is not StateKind.STATISTIC and each.updated in behind), None)  # fmt: skip
+        behind = descendants(index, [state_of[name].updated])
+        reader = next((state for state in training.states
+                       if state.kind is not StateKind.STATISTIC and state.updated in behind), None)  # fmt: skip
         if reader is not None:
             raise UnsupportedError(
                 f"the update of {reader.tensor!r} reads the new value of {name!r}, which counts samples: each rank "

@@ -21,27 +21,27 @@ def pair_scalars(
     index: GraphIndex, pairs: Mapping[str, str], losses: Collection[str], candidates: Sequence[str], roles: RoleMap,
     moving: set[str],
 ) -> dict[str, str]:  # fmt: skip
-    """Update pairs of rank 0, output -> input; losses take no part. ``candidates``: outputs that may be one."""
+    """Update pairs of rank 0, output -> input; losses take no part. ``candidates``: outputs that may be losses."""
     reach = _without_weights(index, scalar_reach(index, pairs, losses, roles, moving), pairs, candidates)
-    found, unsettled = match_states(reach)
+    matched, unsettled = match_states(reach)
     refuse_open(index, unsettled)
-    refuse_contested(index, reach, found)
-    refuse_crossed(index, reach, found)
-    refuse_rivals(index, reach, found)
-    return found
+    refuse_contested(index, reach, matched)
+    refuse_crossed(index, reach, matched)
+    refuse_rivals(index, reach, matched)
+    return matched
 
 
 def pair_shown(
     index: GraphIndex, pairs: Mapping[str, str], shown: Collection[str], losses: Collection[str],
     candidates: Sequence[str], roles: RoleMap, moving: set[str],
 ) -> dict[str, str]:  # fmt: skip
-    """Inputs that the scalars ``shown`` replace, input -> output: a running statistic looks like a loss until the
-    gradients are known. A factor is none of them."""
+    """Inputs replaced by the scalars ``shown``, input -> output: a running statistic looks like a loss until the
+    gradients are known. A factor is not replaced."""
     if not shown:
         return {}
-    found = pair_scalars(index, pairs, losses, candidates, roles, moving)
+    scalars = pair_scalars(index, pairs, losses, candidates, roles, moving)
     return {
-        name: output for output, name in found.items()
+        name: output for output, name in scalars.items()
         if output in shown and reachable_states(index, output, {name}, moving)[name] < FACTOR_COST
     }  # fmt: skip
 
@@ -49,7 +49,7 @@ def pair_shown(
 def may_be_carried(
     index: GraphIndex, pairs: Mapping[str, str], shown: Collection[str], roles: RoleMap, moving: set[str]
 ) -> set[str]:
-    """The scalars among ``shown`` that read an input without a pair as an old value."""
+    """The scalars among ``shown`` that read an unpaired input as an old value."""
     if len(shown) < 2:
         return set()
     reach = scalar_reach(index, pairs, (), roles, moving)
@@ -71,17 +71,16 @@ def scalar_reach(
 def _without_weights(
     index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pairs: Mapping[str, str], losses: Sequence[str]
 ) -> dict[str, dict[str, int]]:
-    """``reach`` without what may be the weight of a loss: a factor that is fed anew, where states have stored values.
+    """``reach`` without possible weights of a loss: a factor fed anew, where states have stored values.
 
-    ``losses``: outputs that may be one.
-    """
+    ``losses``: outputs that may be losses."""
     stored = index.graph.initializers
     if not any(name in stored for name in pairs.values()):
-        return {output: dict(found) for output, found in reach.items()}
+        return {output: dict(costs) for output, costs in reach.items()}
     return {
         output: {
-            name: cost for name, cost in found.items()
+            name: cost for name, cost in costs.items()
             if output not in losses or cost < FACTOR_COST or name in stored
         }
-        for output, found in reach.items()
+        for output, costs in reach.items()
     }  # fmt: skip

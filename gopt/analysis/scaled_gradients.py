@@ -1,8 +1,7 @@
-"""Outputs that are a factor times a gradient, or times a statistic of the batch: shown, or the factor's new value?
+"""Outputs equal to a factor times a gradient, or times a statistic of the batch: shown, or the factor's new value?
 
-The product of a pruning mask and a gradient has the mask's type, and is made of it element by element. Taken for the
-mask's new value, it would replace the mask in the next step.
-"""
+The product of a pruning mask and a gradient has the mask's type, and is made of the mask element by element. As the
+mask's new value, the product would replace the mask in the next step."""
 
 from __future__ import annotations
 
@@ -26,11 +25,10 @@ _VANISHING = names(lambda record: record.elementwise and record.zero) | LAYOUT
 
 
 def refuse_scaled(step: StepSkeleton, training: TrainingGraph) -> None:
-    """Raise UnsupportedError for a state, not named by the user, that may be a factor of what its output shows.
+    """Raise UnsupportedError for a state, not named by the user, that may be a factor of the shown output.
 
-    A new value that is zero wherever a gradient is zero keeps nothing of the old value. A running statistic adds to its
-    old value; one that is multiplied by values of the batch is none.
-    """
+    A new value that is zero wherever a gradient is zero keeps nothing of the old value. A running statistic adds to the
+    old value; a product of the old value with values of the batch is no statistic."""
     pairs: dict[str, str] = {}
     behind = _vanishing(step.index, frozenset(training.gradients.values()))
     for state in training.states:
@@ -47,11 +45,11 @@ def refuse_scaled(step: StepSkeleton, training: TrainingGraph) -> None:
         raise _open(step, pairs)
 
 
-def _open(step: StepSkeleton, found: Mapping[str, str]) -> OpenPairsError:
-    """The refusal of all that are of one kind with the first, fed or stored. ``found``: state -> output."""
-    name, output = next(iter(found.items()))
+def _open(step: StepSkeleton, products: Mapping[str, str]) -> OpenPairsError:
+    """The refusal of all pairs of one kind with the first, fed or stored. ``products``: state -> output."""
+    name, output = next(iter(products.items()))
     fed = _fed(step, name)
-    pairs = {each: shown for each, shown in found.items() if _fed(step, each) is fed}
+    pairs = {output: shown for output, shown in products.items() if _fed(step, output) is fed}
     if len(pairs) > 1:
         stay = "if the factors stay as they are, make them outputs of Constant nodes"
     else:
@@ -72,47 +70,47 @@ def _fed(step: StepSkeleton, name: str) -> bool:
 
 
 def _vanishing(index: GraphIndex, gradients: AbstractSet[str]) -> set[str]:
-    """Return the gradients and all values that are zero wherever they are. One sweep in order."""
-    found = set(gradients)
+    """Return the gradients and all values that are zero wherever the gradients are. One sweep in order."""
+    vanishing = set(gradients)
     for node in index.graph.nodes:
-        if found.isdisjoint(node.inputs) or node.captures or len(node.outputs) != 1:
+        if vanishing.isdisjoint(node.inputs) or node.captures or len(node.outputs) != 1:
             continue
-        if _vanishes(index, node, found):
-            found.add(node.outputs[0])
-    return found
+        if _vanishes(index, node, vanishing):
+            vanishing.add(node.outputs[0])
+    return vanishing
 
 
-def _vanishes(index: GraphIndex, node: Node, found: AbstractSet[str]) -> bool:
+def _vanishes(index: GraphIndex, node: Node, vanishing: AbstractSet[str]) -> bool:
     if node.is_a("Mul"):
         return True
     if node.is_a("Add", "Sub", "Sum", "Max", "Min", "Mean"):
-        return _all_vanish(index, node.inputs, found)
+        return _all_vanish(index, node.inputs, vanishing)
     if node.is_a("Where"):
-        return _all_vanish(index, node.inputs[1:], found)
-    return node.inputs[0] in found and (node.is_in(_VANISHING) or node.is_a("Clip", "Pow"))
+        return _all_vanish(index, node.inputs[1:], vanishing)
+    return node.inputs[0] in vanishing and (node.is_in(_VANISHING) or node.is_a("Clip", "Pow"))
 
 
-def _all_vanish(index: GraphIndex, names: Iterable[str], found: AbstractSet[str]) -> bool:
-    return all(name in found or index.constants.zero(name) for name in names)
+def _all_vanish(index: GraphIndex, names: Iterable[str], vanishing: AbstractSet[str]) -> bool:
+    return all(name in vanishing or index.constants.zero(name) for name in names)
 
 
 def _masks(step: StepSkeleton, output: str, state: str) -> bool:
-    """Return whether values of the batch are scaled or chosen by the state, or by something made of it alone."""
+    """Return whether values of the batch are scaled or chosen by the state, or by a value made of the state alone."""
     index = step.index
 
     def following(name: str) -> Iterable[str]:
         operands = index.operands(name, elementwise) if name == output or name in step.tainted else ()
-        return (each for each in operands if each not in step.tainted or index.graph.type_of(each).dtype in FLOATS)
+        return (value for value in operands if value not in step.tainted or index.graph.type_of(value).dtype in FLOATS)
 
     apart = (name for name in walk([output], following) if name != output and name not in step.tainted)
     return any(_made_of(step, name, state) for name in apart)
 
 
 def _made_of(step: StepSkeleton, value: str, state: str) -> bool:
-    """Return whether a value that follows no batch is made of a state element by element."""
+    """Return whether a batch-independent value is made of a state element by element."""
     return state in walk([value], lambda name: step.index.operands(name, elementwise))
 
 
 def _never_added(step: StepSkeleton, output: str, state: str) -> bool:
-    """Return whether the old value is in the new one as a factor alone."""
+    """Return whether the old value is in the new value as a factor alone."""
     return reachable_states(step.index, output, {state}, step.tainted).get(state, 0) >= FACTOR_COST

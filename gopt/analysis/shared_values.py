@@ -1,9 +1,8 @@
-"""Scalars of the forward that the update reads as their mean over the ranks, such as a loss that drives a learning
-rate.
+"""Scalars of the forward that the update reads as means over the ranks, such as a loss that drives a learning rate.
 
-The user names them (``--shared VALUE``). While roles are recovered, such a value is replaced by a batch-independent
-constant. Afterwards an Identity named ``VALUE.over_ranks`` produces it, which ``shard`` replaces by a call.
-"""
+The user names the scalars (``--shared VALUE``). While roles are recovered, such a value is replaced by a
+batch-independent constant. Afterwards an Identity named ``VALUE.over_ranks`` produces it, which ``shard`` replaces by a
+call."""
 
 from __future__ import annotations
 
@@ -28,21 +27,20 @@ def recover_shared(graph: Graph, values: Sequence[str], recover: Callable[[Graph
     """The roles of a step whose update reads ``values`` as means over the ranks; ``recover`` finds the roles.
 
     Raises OptionError for a value that is no floating scalar of the step, or that nothing reads; UnsupportedError where
-    forward or backward read it.
-    """
+    forward or backward read the value."""
     apart = _apart(graph, values)
     names = {f"{name}{SUFFIX}": name for name in values}
-    held = {
+    initializers = {
         new: Tensor(graph.types[old], array=np.full((), STAND_IN, numpy_dtype(graph.types[old].dtype)))
         for new, old in names.items()
     }
     view = replace(
         apart, nodes=[node for node in apart.nodes if names.keys().isdisjoint(node.outputs)],
-        initializers={**apart.initializers, **held},
+        initializers={**apart.initializers, **initializers},
     )  # fmt: skip
     training = recover(view)
     for node in training.graph.nodes:
-        name = next((names[each] for each in node.reads if each in names), None)
+        name = next((names[name] for name in node.reads if name in names), None)
         if name is not None and node.phase not in (None, Phase.UPDATE):
             raise UnsupportedError(
                 f"--shared {name}: the {node.phase.value} reads it too, at {node.label!r}",
@@ -53,7 +51,7 @@ def recover_shared(graph: Graph, values: Sequence[str], recover: Callable[[Graph
 
 
 def _apart(graph: Graph, values: Sequence[str]) -> Graph:
-    """The graph in which readers of each value read an Identity of it; as it is where they do already."""
+    """The graph in which readers of each value read an Identity of the value; unchanged where all do already."""
     producers = graph.producers()
     fresh = [name for name in values if f"{name}{SUFFIX}" not in producers]
     for name in values:
@@ -78,7 +76,7 @@ def _apart(graph: Graph, values: Sequence[str]) -> Graph:
             )
         nodes.append(node)
         nodes += [Node("Identity", [name], [new[name]]) for name in old.outputs if name in new]
-    types = graph.types | {made: graph.types[name] for name, made in new.items()}
+    types = graph.types | {value: graph.types[name] for name, value in new.items()}
     return replace(graph, nodes=nodes, types=types)
 
 
@@ -87,14 +85,14 @@ def _check_reach(training: TrainingGraph, names: dict[str, str]) -> None:
     index = GraphIndex(training.graph)
     for name in names.values():
         behind = ancestors(index, [name])[1]
-        gradient = next((each for each in training.gradients.values() if each in behind), None)
+        gradient = next((gradient for gradient in training.gradients.values() if gradient in behind), None)
         if gradient is not None:
             raise OptionError(
                 f"--shared {name}: it follows the gradient {gradient!r}, which is a mean already", "leave it out"
             )
-        kept = next((s.tensor for s in training.states if s.tensor in behind and s.kind is StateKind.STATISTIC), None)
-        if kept is not None:
-            raise OptionError(f"--shared {name}: it depends on the statistic {kept!r}", "name a value of the forward")
+        moved = next((s.tensor for s in training.states if s.tensor in behind and s.kind is StateKind.STATISTIC), None)
+        if moved is not None:
+            raise OptionError(f"--shared {name}: it depends on the statistic {moved!r}", "name a value of the forward")
 
 
 def _restored(training: TrainingGraph, names: dict[str, str]) -> TrainingGraph:
@@ -108,6 +106,6 @@ def _restored(training: TrainingGraph, names: dict[str, str]) -> TrainingGraph:
             if name in olds:
                 nodes.append(Node("Identity", [name], [olds[name]]))
                 nodes[-1].phase = Phase.UPDATE
-    kept = {name: tensor for name, tensor in graph.initializers.items() if name not in names}
-    graph = replace(graph, nodes=nodes, initializers=kept)
+    initializers = {name: tensor for name, tensor in graph.initializers.items() if name not in names}
+    graph = replace(graph, nodes=nodes, initializers=initializers)
     return replace(training, graph=graph, shared=names)

@@ -1,9 +1,8 @@
-"""Replaces the calls by which a source reduces its own gradients; gopt inserts its own reductions instead.
+"""Replaces the calls by which a source reduces gradients; gopt inserts other reductions instead.
 
-A source with calls over data axes is the step of one data-parallel rank. Its all-reduce of a gradient is replaced by an
+A source with calls over data axes is the step of one data-parallel rank. The all-reduce of a gradient is replaced by an
 expression of the mean gradient: the value itself for a mean, D times the value for a sum over D ranks. The factor is
-applied at the position of the call, so a half-precision value overflows exactly when the source's sum does.
-"""
+applied at the position of the call, so a half-precision value overflows exactly when the source's sum does."""
 
 from __future__ import annotations
 
@@ -28,18 +27,17 @@ HINT = "gopt reduces over axes that see different data itself: leave only the ca
 
 
 def adopt_source_collectives(training: TrainingGraph, roles: RoleMap, mesh: Mesh) -> TrainingGraph:
-    """The step without its calls over data axes, and without those over groups of one rank; roles found anew.
+    """The step without calls over data axes, and without calls over groups of one rank; roles found anew.
 
-    Returns ``training`` itself when there are none. Raises OptionError for a group that the mesh has not,
-    UnsupportedError for a call over data axes that is not a reduction of whole gradients over all of them.
-    """
+    Returns ``training`` itself without such calls. Raises OptionError for a group unknown to the mesh, UnsupportedError
+    for a call over data axes that is not a reduction of whole gradients over all data axes."""
     calls = training.calls
     if not calls:
         return training
     finder = _Finder(training, mesh)
-    alone = {id(node): 1 for node in calls if not finder.live(node)}
-    if alone:
-        return adopt_source_collectives(recover(_without(training.graph, alone), roles), roles, mesh)
+    unused = {id(node): 1 for node in calls if not finder.live(node)}
+    if unused:
+        return adopt_source_collectives(recover(_without(training.graph, unused), roles), roles, mesh)
     data = [node for node in calls if finder.live(node) & finder.data]
     if not data:
         return training
@@ -75,7 +73,7 @@ class _Finder:
         self.tainted = descendants(self.index, [*training.batch, *drawn])
 
     def live(self, node: Node) -> set[str]:
-        """The axes of a call's group along which the mesh has more than one rank."""
+        """The axes of a call's group with more than one rank in the mesh."""
         try:
             axes = set(self.mesh.live(str(node.attributes["group"])))
         except OptionError as error:
@@ -92,7 +90,7 @@ class _Finder:
         return axes
 
     def taken(self, calls: Sequence[Node]) -> dict[int, int]:
-        """Calls that reduce gradients -> the factor by which the mean must be multiplied; refuses all others."""
+        """Calls that reduce gradients -> factor on the mean; refuses all others."""
         reducers = [node for node in calls if node.op_type in ("AllReduce", "Reduce")]
         sent = {id(self._broadcast(node)): node for node in reducers if node.op_type == "Reduce"}
         for node in calls:
@@ -125,14 +123,14 @@ class _Finder:
             raise UnsupportedError(f"{what} is not a sum or mean of gradients", HINT)
 
     def _broadcast(self, reduce: Node) -> Node:
-        """The Broadcast that sends what a Reduce leaves on its root."""
-        users = [each for name in reduce.outputs for each in self.index.users.get(name, ())]
+        """The Broadcast of a Reduce's result from the root."""
+        users = [user for name in reduce.outputs for user in self.index.users.get(name, ())]
         below = users[0] if users else None
         if (
             below is None
             or below.domain != COMM
             or below.op_type != "Broadcast"
-            or any(each is not below for each in users)
+            or any(user is not below for user in users)
             or sorted(below.inputs) != sorted(reduce.outputs)
             or any(below.attributes[key] != reduce.attributes[key] for key in ("group", "root"))
             or any(name in self.training.graph.outputs for name in reduce.outputs)
@@ -143,9 +141,8 @@ class _Finder:
         return below
 
     def _follow(self, call: Node, name: str, followed: dict[str, set[int]]) -> None:
-        """Walk back from a call's operand to the gradient of which it is a multiple; record the permitted readers of
-        each value.
-        """
+        """Walk back from a call's operand to the gradient behind the multiple; record the permitted readers of each
+        value."""
         gradients, reader, value = set(self.training.gradients.values()), call, name
         while True:
             followed.setdefault(value, set()).add(id(reader))
@@ -162,7 +159,7 @@ class _Finder:
             reader, value = node, source
 
     def _scaled(self, node: Node) -> str | None:
-        """The operand of which a node's result is a multiple that is the same on all ranks; None when it is not."""
+        """The operand of which a node's result is a multiple, the same on all ranks; None for any other result."""
         types = self.index.graph
         if node.is_a("Cast"):
             dtypes = {types.type_of(name).dtype for name in (node.inputs[0], node.outputs[0])}
@@ -176,7 +173,7 @@ class _Finder:
         return None
 
     def _check_readers(self, followed: dict[str, set[int]]) -> None:
-        """The update may see a gradient through its call alone."""
+        """The update may see a gradient through the call alone."""
         for value, allowed in followed.items():
             for reader in self.index.users.get(value, ()):
                 if reader.phase is Phase.UPDATE and id(reader) not in allowed:
@@ -187,9 +184,9 @@ class _Finder:
 
 
 def _without(graph: Graph, factors: dict[int, int]) -> Graph:
-    """A copy of the graph in which some calls hand their operands on, multiplied by a factor."""
+    """A copy of the graph in which some calls hand operands on, multiplied by a factor."""
     result = graph.copy()
-    held = set(graph.outputs).union(*(node.captures for node in graph.nodes))
+    preserved = set(graph.outputs).union(*(node.captures for node in graph.nodes))
     alias: dict[str, str] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -201,15 +198,15 @@ def _without(graph: Graph, factors: dict[int, int]) -> Graph:
             continue
         factor, name = factors[id(node)], node.name
         for old, new in zip(inputs, node.outputs):
-            if factor == 1 and new not in held:
+            if factor == 1 and new not in preserved:
                 alias[new] = old
                 continue
             operands = [old] if factor == 1 else [old, _constant(result, factor, graph.types[old].dtype)]
-            made = Node("Identity" if factor == 1 else "Mul", operands, [new], name=name)
+            stand_in = Node("Identity" if factor == 1 else "Mul", operands, [new], name=name)
             name = ""  # the runtime wants names to be unique
-            made._attributes = {}
-            made.proto = made.to_proto()
-            nodes.append(made)
+            stand_in._attributes = {}
+            stand_in.proto = stand_in.to_proto()
+            nodes.append(stand_in)
     result.nodes = nodes
     if not any(node.origin is not None for node in nodes):
         result.file_nodes = None  # without its calls, the step is not as the file has it

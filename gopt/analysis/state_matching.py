@@ -1,10 +1,9 @@
-"""Update pairs: which graph output replaces which graph input, by data flow alone.
+"""Update pairs: the graph input replaced by each graph output, by data flow alone.
 
-A state's new value is computed element by element from its old one. Walking back from an output through
-elementwise operators of its own shape reaches the states its update reads: Adam's new first moment reaches that
-moment alone, the new parameter reaches all three. What is left open after settling the forced pairs goes to the
-assignment with the shortest paths, which must be the only one.
-"""
+A state's new value is computed element by element from the old value. Walking back from an output through elementwise
+operators of the output's shape reaches the states of the update: Adam's new first moment reaches that moment alone, the
+new parameter reaches all three. After the forced pairs, open pairs go to the assignment with the shortest paths, which
+must be unique."""
 
 from __future__ import annotations
 
@@ -40,38 +39,37 @@ MAX_GROUP = 6
 def reachable_states(
     index: GraphIndex, output: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
 ) -> dict[str, int]:
-    """Candidates of the output's type that its elementwise slice reads -> length of the shortest path."""
+    """Candidates of the output's type in the output's elementwise slice -> length of the shortest path."""
     return dict(walk_to_states(index, output, candidates, moving))
 
 
 def reaches(
     index: GraphIndex, output: str, name: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
 ) -> bool:
-    """Return whether the walk from an output meets ``name``, one of the candidates; it does not go on behind others."""
-    return any(found == name for found, _ in walk_to_states(index, output, candidates, moving))
+    """Return whether the walk from an output meets ``name``, a candidate; the walk stops at other candidates."""
+    return any(state == name for state, _ in walk_to_states(index, output, candidates, moving))
 
 
 def walk_to_states(
     index: GraphIndex, output: str, candidates: set[str], moving: AbstractSet[str] = frozenset()
 ) -> Iterator[tuple[str, int]]:
-    """Each candidate of the output's type that its elementwise slice reads, with the length of the shortest path.
+    """Each candidate of the output's type in the output's elementwise slice, with the length of the shortest path.
 
-    A path that enters a product beside one of ``moving``, the values that depend on the batch, counts as longer: a
-    factor of the update, such as a pruning mask or a learning rate, is no old value. Longest are paths through flags.
-    For one element a flag must choose something that depends on the batch: a count of skipped steps replaces no bound.
-    """
+    A path that enters a product beside a value of ``moving``, the batch-dependent values, counts as longer: a factor of
+    the update, such as a pruning mask or a learning rate, is no old value. Longest are paths through flags. For one
+    element a flag must choose a batch-dependent value: a count of skipped steps replaces no bound."""
     types = index.graph.types
     want = types.get(output)
     if want is None or want.shape is None:
         return
-    seen: set[str] = set()
-    producers, known, shape = index.producers, types.get, want.shape
+    visited: set[str] = set()
+    producers, type_of, shape = index.producers, types.get, want.shape
     queues: tuple[list[tuple[str, int]], ...] = [(output, 0)], [], []
-    for place, queue in enumerate(queues):
+    for kind, queue in enumerate(queues):
         for name, depth in queue:  # which grows meanwhile
-            if name in seen:
+            if name in visited:
                 continue
-            seen.add(name)
+            visited.add(name)
             if name in candidates:
                 if types[name] == want:
                     yield name, depth
@@ -80,12 +78,12 @@ def walk_to_states(
             if node is None or not node.is_in(ELEMENTWISE):
                 continue
             alike = [
-                (each, type)
-                for each in node.inputs
-                if (type := known(each)) is not None and (type is want or type.shape == shape)
+                (name, type)
+                for name in node.inputs
+                if (type := type_of(name)) is not None and (type is want or type.shape == shape)
             ]
             further = depth + 1 + JOIN_COST * (len(alike) > 1)
-            scaling = place == 0 and node.op_type in SCALES
+            scaling = kind == 0 and node.op_type in SCALES
             for operand, type in alike:
                 if type is not want and type.dtype == "bool" != want.dtype:
                     if want.elements > 1:
@@ -99,8 +97,7 @@ def walk_to_states(
 
 
 def _scales(node: Node, operand: str, moving: AbstractSet[str]) -> bool:
-    """Return whether an operand of a product or quotient is a factor of something that depends on the batch, or divides
-    anything."""
+    """Return whether an operand of a product or quotient is a factor of a batch-dependent value, or a divisor."""
     if node.op_type == "Div":
         return operand != node.inputs[0]
     return not moving.isdisjoint([name for name in node.inputs if name != operand])
@@ -109,26 +106,25 @@ def _scales(node: Node, operand: str, moving: AbstractSet[str]) -> bool:
 def match_states(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Pair outputs with inputs: ``reach`` is output -> {input: distance}.
 
-    Returns the pairs (output -> input) and what stays open (output -> its candidates). Every forced choice is taken
-    first; a remaining group is settled when exactly one assignment has the least total distance.
-    """
+    Returns the pairs (output -> input) and the open outputs (output -> candidates). Every forced choice is taken first;
+    a remaining group is settled when exactly one assignment has the least total distance."""
     pairs: dict[str, str] = {}
-    unmatched = {output: dict(found) for output, found in reach.items() if found}
+    unmatched = {output: dict(depths) for output, depths in reach.items() if depths}
     _match_forced(unmatched, pairs)
-    for output, found in unmatched.items():
+    for output, reachable in unmatched.items():
         # A factor is not an old value where there is another candidate.
-        added = {name: depth for name, depth in found.items() if depth < FACTOR_COST}
-        unmatched[output] = added or found
+        added = {name: depth for name, depth in reachable.items() if depth < FACTOR_COST}
+        unmatched[output] = added or reachable
     _match_forced(unmatched, pairs)
-    taken = {*pairs.values()}
-    for output, found in unmatched.items():
-        if not found:  # others took what is added to it: a factor it is
-            factors = ((name, depth) for name, depth in reach[output].items() if name not in taken)
+    paired = {*pairs.values()}
+    for output, reachable in unmatched.items():
+        if not reachable:  # others took what is added to it: a factor it is
+            factors = ((name, depth) for name, depth in reach[output].items() if name not in paired)
             unmatched[output] = {name: depth for name, depth in factors if depth < FLAG_COST}
     _match_forced(unmatched, pairs)
     unsettled: dict[str, list[str]] = {}
-    for output, found in list(unmatched.items()):
-        if max(found.values(), default=0) >= FLAG_COST:
+    for output, reachable in list(unmatched.items()):
+        if max(reachable.values(), default=0) >= FLAG_COST:
             unsettled[output] = sorted(unmatched.pop(output))  # a flag or a factor: neither is nearer to an old value
     for group in _groups(unmatched):
         best = _nearest(group, unmatched) if len(group) > MAX_GROUP else _shortest(group, unmatched)
@@ -140,65 +136,65 @@ def match_states(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict
 
 
 def _match_forced(unmatched: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
-    """Settle every output that has one candidate left, and what follows from that; ``open_`` loses what is settled."""
+    """Settle every output with one remaining candidate, and the consequences; ``open_`` loses settled outputs."""
     users: dict[str, set[str]] = {}
-    for output, found in unmatched.items():
-        for name in found:
+    for output, depths in unmatched.items():
+        for name in depths:
             users.setdefault(name, set()).add(output)
-    forced = deque(output for output, found in unmatched.items() if len(found) == 1)
+    forced = deque(output for output, depths in unmatched.items() if len(depths) == 1)
     while forced:
         output = forced.popleft()
         if output not in unmatched or len(unmatched[output]) != 1 or min(unmatched[output].values()) >= DOUBT_COST:
             continue
         (name,) = unmatched[output]
-        rivals = [each for each in users[name] if len(unmatched.get(each, ())) == 1]
+        rivals = [output for output in users[name] if len(unmatched.get(output, ())) == 1]
         if len(rivals) > 1:  # the nearest, in whatever order the file lists them
-            output = min(rivals, key=lambda each: (unmatched[each][name], each))
+            output = min(rivals, key=lambda rival: (unmatched[rival][name], rival))
         del unmatched[output]
         pairs[output] = name
-        for other in sorted(users[name] & unmatched.keys()):
-            unmatched[other].pop(name, None)
-            if len(unmatched[other]) == 1:
-                forced.append(other)
+        for competitor in sorted(users[name] & unmatched.keys()):
+            unmatched[competitor].pop(name, None)
+            if len(unmatched[competitor]) == 1:
+                forced.append(competitor)
 
 
 def _groups(unmatched: dict[str, dict[str, int]]) -> Iterable[list[str]]:
     """Outputs that compete for the same inputs, as connected components."""
     by_input: dict[str, list[str]] = {}
-    for output, found in unmatched.items():
-        for name in found:
+    for output, depths in unmatched.items():
+        for name in depths:
             by_input.setdefault(name, []).append(output)
-    seen: set[str] = set()
+    visited: set[str] = set()
     for start in unmatched:
-        if start in seen or not unmatched[start]:
+        if start in visited or not unmatched[start]:
             continue
         group, stack = [], [start]
-        seen.add(start)
+        visited.add(start)
         while stack:
             output = stack.pop()
             group.append(output)
             for name in unmatched[output]:
-                for other in by_input.pop(name, ()):
-                    if other not in seen:
-                        seen.add(other)
-                        stack.append(other)
+                for competitor in by_input.pop(name, ()):
+                    if competitor not in visited:
+                        visited.add(competitor)
+                        stack.append(competitor)
         yield group
 
 
 def _nearest(group: list[str], unmatched: dict[str, dict[str, int]]) -> dict[str, str] | None:
-    """The assignment of a large group in which each output and its input are each other's nearest, if there is one."""
+    """The assignment of a large group in which each output and input are mutually nearest, if any."""
     ways: dict[str, list[tuple[int, str]]] = {}
     for output in group:
         for name, depth in unmatched[output].items():
             ways.setdefault(name, []).append((depth, output))
-    first = {name: _alone(found) for name, found in ways.items()}
+    nearest = {name: _alone(entries) for name, entries in ways.items()}
     chosen = {output: _alone([(depth, name) for name, depth in unmatched[output].items()]) for output in group}
-    return chosen if all(first.get(name) == output for output, name in chosen.items()) else None
+    return chosen if all(nearest.get(name) == output for output, name in chosen.items()) else None
 
 
-def _alone(found: list[tuple[int, str]]) -> str:
+def _alone(entries: list[tuple[int, str]]) -> str:
     """The nearest; nothing where two are equally near."""
-    depths = sorted(found)
+    depths = sorted(entries)
     return "" if len(depths) > 1 and depths[0][0] == depths[1][0] else depths[0][1]
 
 
@@ -217,56 +213,53 @@ def _shortest(group: list[str], unmatched: dict[str, dict[str, int]]) -> dict[st
 
 
 def refuse_crossed(index: GraphIndex, reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
-    """Raise when an output was given a state that another output, paired with one further away, is nearer to.
+    """Raise when an output was given a state that is nearer to another output, paired with a state further away.
 
-    A state that is made anew in each step reads no old value of its own. The walk then finds the parameter that its
-    update reads, and leaves the state to the parameter.
-    """
+    A state made anew in each step reads no old value of its own. The walk then finds the parameter read by the update,
+    and leaves the state to the parameter."""
     nearest: dict[str, tuple[int, str]] = {}
-    for output, found in reach.items():
-        for name, depth in found.items() if output in pairs else ():
-            if depth // JOIN_COST < found[pairs[output]] // JOIN_COST:
+    for output, depths in reach.items():
+        for name, depth in depths.items() if output in pairs else ():
+            if depth // JOIN_COST < depths[pairs[output]] // JOIN_COST:
                 nearest[name] = min(nearest.get(name, (depth, output)), (depth, output))
     for output, name in pairs.items():
-        depth, other = nearest.get(name, (FACTOR_COST, ""))
-        if other not in ("", output) and depth // JOIN_COST <= reach[output][name] // JOIN_COST:
-            refuse_open(index, {other: sorted({name, pairs[other]})})
+        depth, nearer = nearest.get(name, (FACTOR_COST, ""))
+        if nearer not in ("", output) and depth // JOIN_COST <= reach[output][name] // JOIN_COST:
+            refuse_open(index, {nearer: sorted({name, pairs[nearer]})})
 
 
 def refuse_displaced(index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pairs: Mapping[str, str]) -> None:
-    """Raise when an output was given a state that it adds, while a factor of it stays without a new value, and an
-    output of their type that it is made of replaces nothing: a relative step by a gradient that a state keeps.
-    """
-    types, taken = index.graph.types, set(pairs.values())
+    """Raise when an output was given an added state, while a factor of the output stays without a new value, and an
+    output of the same type behind replaces nothing: a relative step by a gradient that a state keeps."""
+    types, paired = index.graph.types, set(pairs.values())
     unsettled: dict[str, list[str]] = {}
     for output, name in pairs.items():
-        factors = [each for each in reach.get(output, ()) if each not in taken]
+        factors = [factor for factor in reach.get(output, ()) if factor not in paired]
         behind = ancestors(index, [output])[1] if factors else set[str]()
-        kept = [each for each in index.graph.outputs if each in behind - pairs.keys() and types[each] == types[name]]
-        if kept:
+        rivals = [end for end in index.graph.outputs if end in behind - pairs.keys() and types[end] == types[name]]
+        if rivals:
             unsettled[output] = [*factors, name]
-            unsettled |= {each: [name] for each in kept}
+            unsettled |= {rival: [name] for rival in rivals}
     refuse_open(index, unsettled)
 
 
 def refuse_contested(index: GraphIndex, reach: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
-    """Raise when outputs compete for one input to which they are equally near: a rate of which each is made anew."""
-    taken = {name: (output, reach[output][name]) for output, name in pairs.items()}
-    for other, found in reach.items():
-        if other in pairs or not found:
+    """Raise when outputs compete for one equally near input: a rate from which each is made anew."""
+    claims = {name: (output, reach[output][name]) for output, name in pairs.items()}
+    for contender, depths in reach.items():
+        if contender in pairs or not depths:
             continue
-        name = min(found, key=lambda each: found[each])
-        if taken.get(name, ("", -1))[1] == found[name]:
-            raise one_of_two(index.graph, name, taken[name][0], other)
+        name = min(depths, key=lambda state: depths[state])
+        if claims.get(name, ("", -1))[1] == depths[name]:
+            raise one_of_two(index.graph, name, claims[name][0], contender)
 
 
 def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> dict[str, str]:
-    """Outputs that are casts of a paired new value -> the input of their type that each replaces.
+    """Outputs that are casts of a paired new value -> the replaced input of the same type.
 
-    A low-precision parameter beside its master copy: its update reads no old value of its own. The input is the only
-    one of its type, or the only one whose stored value is the cast of the stored master. Raises UnsupportedError when
-    several are left.
-    """
+    A low-precision parameter beside a master copy: the update reads no old value of the parameter. The input is the
+    only input of the type, or the only input whose stored value is the cast of the stored master. Raises
+    UnsupportedError when several are left."""
     graph = index.graph
     casts: dict[str, Node] = {}
     for output in graph.outputs:
@@ -279,7 +272,7 @@ def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> di
         master = root.get(uncopied(index, node.inputs[0]))
         if master is not None and graph.types[output].shape == graph.types[master].shape:
             master_of[output] = master
-    found: dict[str, str] = {}
+    copies: dict[str, str] = {}
     by_type: dict[object, tuple[list[str], list[str]]] = {}
     for output in master_of:
         by_type.setdefault(graph.types[output], ([], []))[0].append(output)
@@ -288,14 +281,14 @@ def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> di
             by_type[graph.types[name]][1].append(name)
     for outputs, inputs in by_type.values():
         if len(outputs) == len(inputs) == 1:
-            found[outputs[0]] = inputs[0]
+            copies[outputs[0]] = inputs[0]
         elif inputs:
-            found |= _by_value(index, {output: master_of[output] for output in outputs}, inputs)
-    return found
+            copies |= _by_value(index, {output: master_of[output] for output in outputs}, inputs)
+    return copies
 
 
 def uncopied(index: GraphIndex, name: str) -> str:
-    """The value that a value is a copy of, or itself."""
+    """The value behind the copies of a value, or the value itself."""
     node = index.producers.get(name)
     return node.inputs[0] if node is not None and node.is_a("Identity") else name
 
@@ -306,26 +299,26 @@ def _by_value(index: GraphIndex, master_of: dict[str, str], inputs: list[str]) -
     for name in inputs:
         if name in graph.initializers:
             stored.setdefault(_bytes(graph.initializers[name], graph.types[name].dtype), []).append(name)
-    found: dict[str, str] = {}
-    taken: set[str] = set()
+    pairs: dict[str, str] = {}
+    paired: set[str] = set()
     for output, master in master_of.items():
-        held = graph.initializers.get(master)
-        names = stored.get(_bytes(held, graph.types[output].dtype), []) if held is not None else []
-        if len(names) != 1 or names[0] in taken:
+        tensor = graph.initializers.get(master)
+        names = stored.get(_bytes(tensor, graph.types[output].dtype), []) if tensor is not None else []
+        if len(names) != 1 or names[0] in paired:
             refuse_open(index, {output: names or inputs})
-        found[output] = names[0]
-        taken.add(names[0])
-    return found
+        pairs[output] = names[0]
+        paired.add(names[0])
+    return pairs
 
 
 def _bytes(tensor: Tensor, dtype: str) -> bytes:
-    """A stored value as the dtype holds it."""
+    """A stored value in the bytes of the dtype."""
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(tensor.numpy()).astype(numpy_dtype(dtype)).tobytes()
 
 
 def refuse_open(index: GraphIndex, unsettled: Mapping[str, Sequence[str]]) -> None:
-    """Raise when outputs could replace several inputs, or one or none; ``unsettled``: output -> inputs."""
+    """Raise when outputs could replace several inputs, or at most one; ``unsettled``: output -> inputs."""
     if not unsettled:
         return
     output, names = next(iter(unsettled.items()))

@@ -1,4 +1,4 @@
-"""The order of an update's states: by structure, so that equal updates have their states in one order."""
+"""The order of an update's states: by structure, so that equal updates have equal orders."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ SMALL = 64
 
 
 class StateOrder:
-    """Orders the states of an update behind its parameter by how each is updated, not as the file lists them.
+    """Orders the states of an update behind the parameter by the way each is updated, not by the file's order.
 
-    Equal updates thus have their states in one order, and form one class. States whose updates look alike are ordered
-    by where the update first reads them. Each distinct look is computed once for all updates.
-    """
+    Equal updates thus have equal orders of states, and form one class. States with similar updates are ordered by the
+    update's first read of each. Each distinct look is computed once for all updates."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -35,7 +34,7 @@ class StateOrder:
         looks: dict[str, tuple[int, int]] = {}
         """Value -> depth of what makes it from gradient and states, and a checksum of its structure."""
         read: dict[str, int] = {}
-        for place, node in enumerate(subgraph.nodes):
+        for position, node in enumerate(subgraph.nodes):
             depth = 0
             operands: list[int] = []
             for name in node.reads:
@@ -46,7 +45,7 @@ class StateOrder:
                         depth = look[0]
                 elif name in kinds:
                     operands.append(kinds[name])
-                    read.setdefault(name, place)
+                    read.setdefault(name, position)
                 else:
                     operands.append(self.leaf(name))
             checksum = self._checksum(node.op_type, operands)
@@ -60,26 +59,26 @@ class StateOrder:
 
     def _checksum(self, op_type: str, operands: list[int]) -> int:
         key = op_type, tuple(operands)
-        found = self._checksums.get(key)
-        if found is None:
-            found = self._checksums[key] = zlib.crc32(f"{op_type} {operands}".encode())
-        return found
+        checksum = self._checksums.get(key)
+        if checksum is None:
+            checksum = self._checksums[key] = zlib.crc32(f"{op_type} {operands}".encode())
+        return checksum
 
     def _kind(self, state: State) -> int:
         key = state.kind.value, self.graph.types[state.tensor].dtype
-        found = self._kinds.get(key)
-        if found is None:
-            found = self._kinds[key] = zlib.crc32(" ".join(key).encode())
-        return found
+        checksum = self._kinds.get(key)
+        if checksum is None:
+            checksum = self._kinds[key] = zlib.crc32(" ".join(key).encode())
+        return checksum
 
     def leaf(self, name: str) -> int:
-        """A checksum of a value from outside of the update: of what is stored, if that is small, else 0."""
-        found = self._leaves.get(name)
-        if found is None:
+        """A checksum of a value from outside of the update: of a small stored value, else 0."""
+        checksum = self._leaves.get(name)
+        if checksum is None:
             tensor = self.graph.initializers.get(name)
             if tensor is None or tensor.nbytes > SMALL or tensor.external:
-                found = 0
+                checksum = 0
             else:
-                found = zlib.crc32(tensor.numpy().tobytes())
-            self._leaves[name] = found
-        return found
+                checksum = zlib.crc32(tensor.numpy().tobytes())
+            self._leaves[name] = checksum
+        return checksum

@@ -21,31 +21,31 @@ from gopt.operators.kinds import CASTS, LAYOUT, SCALES
 from gopt.text.sanitize import listed
 
 
-def assemble(step: StepSkeleton, found: GradientMap, losses: tuple[str, ...]) -> TrainingGraph:
+def assemble(step: StepSkeleton, mapping: GradientMap, losses: tuple[str, ...]) -> TrainingGraph:
     """The training step; raises InputError without a parameter, UnsupportedError for a state of no kind we know."""
     graph = step.index.graph
-    gradients = frozenset(found.gradients.values())
-    states = [_state(step, name, found, gradients, found.check) for name in step.updated]
-    _refuse_loose(step, states, found)
-    _own(step, states, found)
+    gradients = frozenset(mapping.gradients.values())
+    states = [_state(step, name, mapping, gradients, mapping.check) for name in step.updated]
+    _refuse_loose(step, states, mapping)
+    _own(step, states, mapping)
     hyper = [name for name in graph.inputs if name not in step.updated and name not in step.batch]
     hyper = [name for name in hyper if name not in graph.initializers]
     for node in graph.nodes:
-        backward = Phase.BACKWARD if id(node) in found.backward else Phase.UPDATE
+        backward = Phase.BACKWARD if id(node) in mapping.backward else Phase.UPDATE
         node.phase = Phase.FORWARD if id(node) in step.forward else backward
     paired = set(step.updated.values())
     metrics = [name for name in graph.outputs if name not in paired and name not in losses]
-    training = TrainingGraph(graph, losses, states, found.gradients, step.batch, hyper, metrics, step.random)
+    training = TrainingGraph(graph, losses, states, mapping.gradients, step.batch, hyper, metrics, step.random)
     for state in states:
         if state.kind is StateKind.STATISTIC and (
-            branch := branch_of(step.index, state.tensor, state.updated, found.check)
+            branch := branch_of(step.index, state.tensor, state.updated, mapping.check)
         ):
             training.chosen[state.tensor] = branch
     training.reductions = {name: rule for name, rule in step.roles.statistics.items() if rule}
-    refuse_dropped(step, training, found)
+    refuse_dropped(step, training, mapping)
     _refuse_no_state(step, training)
     training.notes = _notes(step, training) + unguarded_roots(training, step.index)
-    if not found.gradients:
+    if not mapping.gradients:
         raise InputError(
             "no parameter found: no state that the loss depends on is updated through a gradient",
             "name parameters with --params INPUT",
@@ -54,7 +54,7 @@ def assemble(step: StepSkeleton, found: GradientMap, losses: tuple[str, ...]) ->
 
 
 def _refuse_no_state(step: StepSkeleton, training: TrainingGraph) -> None:
-    """Raise OptionError where the user says how ranks combine something that no output replaces."""
+    """Raise OptionError where the user gives a combination rule for a value that no output replaces."""
     for name, rule in training.reductions.items():
         if name not in step.updated:
             raise OptionError(
@@ -63,17 +63,17 @@ def _refuse_no_state(step: StepSkeleton, training: TrainingGraph) -> None:
             )
 
 
-def _state(step: StepSkeleton, name: str, found: GradientMap, gradients: frozenset[str], check: LocalTaint) -> State:
+def _state(step: StepSkeleton, name: str, mapping: GradientMap, gradients: frozenset[str], check: LocalTaint) -> State:
     graph = step.index.graph
     output = step.updated[name]
     producers = step.index.producers.get(output)
     is_rank_local = output in check.rank_local or (
         output in step.tainted
         and output not in check.reduced
-        and (producers is None or id(producers) in step.forward or id(producers) in found.backward)
+        and (producers is None or id(producers) in step.forward or id(producers) in mapping.backward)
     )
     type = graph.types[name]
-    if name in found.gradients:
+    if name in mapping.gradients:
         kind = StateKind.PARAMETER
     elif output in gradients:
         kind = StateKind.OPTIMIZER_STATE  # it keeps the gradient, as every other reader behind the backward sees it
@@ -88,14 +88,14 @@ def _state(step: StepSkeleton, name: str, found: GradientMap, gradients: frozens
 
 
 def _is_counter(step: StepSkeleton, name: str, output: str) -> bool:
-    """Return whether a state follows no batch, and may count it: what the user says of it is whether it does."""
+    """Return whether a state follows no batch, and may count batches: the user's word decides."""
     if output in step.tainted:
         return False
     return step.roles.statistics[name] == "mean" or bool(added_constant(step.index, name, output))
 
 
 def _check_statistic(step: StepSkeleton, name: str) -> None:
-    """Raise for a state of unknown kind: it depends on the batch without a gradient, and the loss depends on it."""
+    """Raise for a state of unknown kind: dependent on the batch without a gradient, and behind the loss."""
     type = step.index.graph.types[name]
     if step.updated[name] not in step.tainted:
         raise UnsupportedError(
@@ -111,19 +111,18 @@ def _check_statistic(step: StepSkeleton, name: str) -> None:
         )
 
 
-def _refuse_loose(step: StepSkeleton, states: list[State], found: GradientMap) -> None:
+def _refuse_loose(step: StepSkeleton, states: list[State], mapping: GradientMap) -> None:
     """Raise for a running statistic that depends on the backward; statistics must belong to the forward.
 
-    Such a value is usually a moment of a parameter whose new value is no output: its mean over ranks would differ from
-    the moment of the large batch.
-    """
+    Such a value is usually a moment of a parameter whose new value is no output: the mean over ranks would differ from
+    the moment of the large batch."""
     statistics = [state for state in states if state.kind is StateKind.STATISTIC]
     if not statistics:
         return
-    behind = descendants(step.index, _made_by_backward(step, found))
+    behind = descendants(step.index, _made_by_backward(step, mapping))
     for state in statistics:
-        made = branch_of(step.index, state.tensor, state.updated, found.check) or state.updated
-        if made in behind and state.tensor not in step.roles.statistics:
+        branch = branch_of(step.index, state.tensor, state.updated, mapping.check) or state.updated
+        if branch in behind and state.tensor not in step.roles.statistics:
             raise UnsupportedError(
                 f"state {state.tensor!r} follows the backward, but belongs to no parameter that is updated",
                 "make the new value of its parameter an output, or take the state out of the step",
@@ -131,13 +130,13 @@ def _refuse_loose(step: StepSkeleton, states: list[State], found: GradientMap) -
             )
 
 
-def _made_by_backward(step: StepSkeleton, found: GradientMap) -> list[str]:
-    """Values of the batch that the backward computes; a copy of a value of the forward, in another type or layout, is
-    none: a normalisation's backward reads copies of the means that its running statistics read."""
-    made: list[str] = []
+def _made_by_backward(step: StepSkeleton, mapping: GradientMap) -> list[str]:
+    """Values of the batch computed by the backward; a copy of a value of the forward, in another type or layout, is
+    left out: a normalisation's backward reads copies of the means behind the running statistics."""
+    outputs: list[str] = []
     copies: set[str] = set()
     for node in step.index.graph.nodes:
-        tainted = [name for name in node.outputs if name in step.tainted] if id(node) in found.backward else ()
+        tainted = [name for name in node.outputs if name in step.tainted] if id(node) in mapping.backward else ()
         if not tainted:
             continue
         source = node.inputs[0] if node.is_in(LAYOUT) or node.is_in(CASTS) else ""
@@ -145,26 +144,26 @@ def _made_by_backward(step: StepSkeleton, found: GradientMap) -> list[str]:
         if source in copies or (source in step.tainted and (producer is None or id(producer) in step.forward)):
             copies.update(tainted)
         else:
-            made += tainted
-    return made
+            outputs += tainted
+    return outputs
 
 
-def _own(step: StepSkeleton, states: list[State], found: GradientMap) -> None:
-    """Give each optimizer state its parameter: the one whose gradient its new value holds element by element."""
+def _own(step: StepSkeleton, states: list[State], mapping: GradientMap) -> None:
+    """Give each optimizer state a parameter: the parameter whose gradient the new value holds element by element."""
     owner: dict[str, str] = {}
-    shared = {gradient for gradient, count in Counter(found.gradients.values()).items() if count > 1}
-    for parameter, gradient in found.gradients.items():
+    shared = {gradient for gradient, count in Counter(mapping.gradients.values()).items() if count > 1}
+    for parameter, gradient in mapping.gradients.items():
         if gradient not in shared:
             owner.setdefault(gradient, parameter)
         owner.setdefault(parameter, parameter)
-    skip = step.forward | found.backward
+    skip = step.forward | mapping.backward
     nodes = [node for node in step.index.graph.nodes if id(node) not in skip]
     open_ = [state for state in states if state.kind is StateKind.OPTIMIZER_STATE]
-    made = {state.updated: state.tensor for state in open_}
-    for parameter, gradient in found.gradients.items():
+    state_of = {state.updated: state.tensor for state in open_}
+    for parameter, gradient in mapping.gradients.items():
         if gradient in shared:
-            _claim(step, parameter, gradient, made, owner)
-    for parameter, gradient in found.gradients.items():
+            _claim(step, parameter, gradient, state_of, owner)
+    for parameter, gradient in mapping.gradients.items():
         owner.setdefault(gradient, parameter)
     while open_:
         _spread(step, nodes, owner)
@@ -178,29 +177,29 @@ def _own(step: StepSkeleton, states: list[State], found: GradientMap) -> None:
     for state in states:
         if state.kind is not StateKind.OPTIMIZER_STATE:
             continue
-        if state.of is not None and _accumulates(step.index, state, found.gradients[state.of]):
+        if state.of is not None and _accumulates(step.index, state, mapping.gradients[state.of]):
             state.kind = StateKind.ACCUMULATOR
         elif state.of is None and step.index.one_element(state.tensor):
             state.kind = StateKind.SCALAR
 
 
-def _claim(step: StepSkeleton, parameter: str, gradient: str, made: Mapping[str, str], owner: dict[str, str]) -> None:
-    """Give a parameter that shares its gradient the states that its own update reads, old or new; ``made``: new value
+def _claim(step: StepSkeleton, parameter: str, gradient: str, olds: Mapping[str, str], owner: dict[str, str]) -> None:
+    """Give a parameter with a shared gradient the states of the parameter's own update, old or new; ``olds``: new value
     -> state."""
     index, types = step.index, step.index.graph.types
     shape = types[parameter].shape
 
     def following(name: str) -> Iterable[str]:
         operands = index.operands(name)
-        return (each for each in operands if each != gradient and each in types and types[each].shape == shape)
+        return (value for value in operands if value != gradient and value in types and types[value].shape == shape)
 
     for name in walk([step.updated[parameter]], following):
-        if name in made and name not in owner:
-            owner[name] = owner[made[name]] = parameter
+        if name in olds and name not in owner:
+            owner[name] = owner[olds[name]] = parameter
 
 
 def _spread(step: StepSkeleton, nodes: list[Node], owner: dict[str, str]) -> None:
-    """Let the results of update nodes have the owner of what they read; one sweep in order."""
+    """Let the results of update nodes have the owner of the operands; one sweep in order."""
     types, scalars = step.index.graph.types, step.index.scalars
     for node in nodes:
         of = None
@@ -243,13 +242,13 @@ def _notes(step: StepSkeleton, training: TrainingGraph) -> list[str]:
 
 def _accumulates(index: GraphIndex, state: State, gradient: str) -> bool:
     """Return whether the state's new value is old + gradient, up to a gate (``Where``), casts and factors of one."""
-    stack, seen = [(state.updated, 1.0)], set()
+    stack, visited = [(state.updated, 1.0)], set()
     while stack:
         name, factor = stack.pop()
         node = index.producers.get(name)
-        if node is None or (name, factor) in seen:
+        if node is None or (name, factor) in visited:
             continue
-        seen.add((name, factor))
+        visited.add((name, factor))
         if node.is_a("Where"):
             stack += [(branch, factor) for branch in node.inputs[1:]]
         elif node.is_a("Add") and state.tensor in node.inputs and factor == 1:
@@ -260,19 +259,19 @@ def _accumulates(index: GraphIndex, state: State, gradient: str) -> bool:
 
 
 def _factor(index: GraphIndex, node: Node) -> list[tuple[str, float]]:
-    """The operand of which a node's result is a multiple known from the file, and by how much; none otherwise."""
+    """The operand of which a node's result is a multiple known from the file, and the multiple; empty otherwise."""
     if node.is_a("Identity", "Cast"):
         return [(node.inputs[0], 1.0)]
     if node.is_a("Neg"):
         return [(node.inputs[0], -1.0)]
     if not node.is_in(SCALES) or len(node.inputs) != 2:
         return []
-    for operand, other in (node.inputs, node.inputs[::-1]):
-        value = index.constants.number(other)
+    for operand, factor in (node.inputs, node.inputs[::-1]):
+        value = index.constants.number(factor)
         if value is not None:
             if node.is_a("Mul"):
                 return [(operand, value)]
-            return [(operand, 1 / value)] if other == node.inputs[1] and value else []
+            return [(operand, 1 / value)] if factor == node.inputs[1] and value else []
     return []
 
 

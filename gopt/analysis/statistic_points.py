@@ -13,10 +13,9 @@ from gopt.ir.graph_index import walk
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Places of rows, equal on all ranks: those of each rank are ``step`` behind those of the rank before it.
+    """Row indices, equal on all ranks: each rank's rows are ``step`` behind the rows of the rank before.
 
-    ``pointer``: the state from which they are counted; ``wraps``: they are taken modulo ``rows``.
-    """
+    ``pointer``: the state from which rows are counted; ``wraps``: indices are taken modulo ``rows``."""
 
     pointer: str
     """The places are counted from this state."""
@@ -30,7 +29,7 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class StatisticPoint:
-    """A value of each rank's own batch that is reduced over the ranks before a statistic reads it."""
+    """A value of each rank's own batch, reduced over the ranks before a statistic reads the value."""
 
     value: str
     """The value of the source has this name."""
@@ -44,8 +43,8 @@ class StatisticPoint:
 
 @dataclass(frozen=True, slots=True)
 class RowQueue:
-    """A queue: ``value`` joins the gathered rows, in ``front`` or not, and as many of the rows ``old`` as there is room
-    for, the newest of them; all along ``axis``."""
+    """A queue: ``value`` joins the gathered rows, in ``front`` or not, and the newest of the rows ``old`` as far as
+    there is room; all along ``axis``."""
 
     value: str
     """This value of the source joins the rows with the old ones."""
@@ -61,9 +60,8 @@ class RowQueue:
 class StatisticReduction:
     """``rule``: ``mean``, ``sum``, ``max``, ``min``, ``root`` or ``local``, or several of these joined by ``+``.
 
-    ``points``: the values that ranks reduce; behind them every rank computes the new value alike. Without points the
-    new values themselves are combined.
-    """
+    ``points``: the values reduced by ranks; behind the points every rank computes the new value alike. Without points
+    the new values themselves are combined."""
 
     tensor: str
     """The statistic is the state of the source of this name."""
@@ -85,7 +83,7 @@ class StatisticReduction:
 def path_nodes(
     nodes: Iterable[Node], producers: Mapping[str, Node], points: Collection[str], updated: str
 ) -> list[Node]:
-    """The nodes between some values and a new value that depends on them, in order."""
+    """The nodes from some values to a new value that depends on them, in order."""
     behind = set(points)
 
     def following(name: str) -> Sequence[str]:

@@ -16,15 +16,14 @@ _NEAR = 16
 
 
 class StepSkeleton:
-    """A candidate interpretation of a step in which the state pairs and the ends of the forward are fixed.
+    """A candidate interpretation of a step with fixed state pairs and ends of the forward.
 
-    ``roots``: the scalars that the forward computes, losses and what is only shown.
+    ``roots``: the scalars computed by the forward, losses and shown scalars.
 
-    ``updated``: state -> its new value, in the order of the inputs; ``replaces``: the inverse; ``forward``: nodes by
-    id, and ``forward_values`` all that they read; ``batch``: inputs, and ``tainted`` what depends on them, or on a
-    random node. ``reach``: output -> the inputs of its type that it reads element by element, with their distances,
-    where outputs were paired with inputs by them.
-    """
+    ``updated``: state -> new value, in the order of the inputs; ``replaces``: the inverse; ``forward``: nodes by id,
+    and ``forward_values`` all values that the forward reads; ``batch``: inputs, and ``tainted`` values that
+    depend on the batch or a random node. ``reach``: output -> inputs of the same type read element by element, with
+    distances, where outputs were paired with inputs by distance."""
 
     def __init__(
         self,
@@ -36,7 +35,7 @@ class StepSkeleton:
     ) -> None:
         self.index, self.roots, self.roles, self.reach = index, roots, roles, reach
         graph = index.graph
-        order = {name: place for place, name in enumerate([*graph.inputs, *graph.initializers])}
+        order = {name: position for position, name in enumerate([*graph.inputs, *graph.initializers])}
         self.updated = dict(sorted(((name, output) for output, name in pairs.items()), key=lambda p: order[p[0]]))
         self.replaces = {output: name for name, output in self.updated.items()}
         self.forward, self.forward_values = ancestors(index, roots)
@@ -49,73 +48,72 @@ class StepSkeleton:
 
     @cached_property
     def lacking(self) -> dict[str, str]:
-        """States that follow the batch and hold no gradient of a loss -> an input that a gradient would depend on."""
+        """States that follow the batch and hold no gradient of a loss -> an input behind every gradient."""
         return self.lacking_of(self.roots)
 
     def lacking_of(self, losses: Iterable[str]) -> dict[str, str]:
-        """``lacking`` where these are the losses, and other roots are only shown."""
-        found = without_needs(self.index, self.forward, losses, self.batch, self.updated)
-        return {name: lost for name, lost in found.items() if name not in self.roles.params}
+        """``lacking`` for these losses, with other roots only shown."""
+        needs = without_needs(self.index, self.forward, losses, self.batch, self.updated)
+        return {name: lost for name, lost in needs.items() if name not in self.roles.params}
 
     def without_backward(self, losses: Iterable[str], gradients: Mapping[str, str]) -> dict[str, str]:
-        """Of the values taken for gradients, few nodes behind the forward, those that lack an input which a gradient
-        depends on: a running mean of activations is made of all that the loss reads, and no derivative is in it.
+        """Of the values taken for gradients, few nodes behind the forward, the values that lack an input behind every
+        gradient: a running mean of activations is made of all operands of the loss, and contains no derivative.
 
-        State -> the input that its value lacks.
-        """
+        State -> input that the value lacks."""
         near = {
             name: multiplied(self.index, value) for name, value in gradients.items()
             if name not in self.roles.params and self._near_forward(value) and self._averaged(name, value)
         }  # fmt: skip
         if not near:
             return {}
-        found = without_needs(self.index, self.forward, losses, self.batch, {**self.updated, **near})
-        return {name: lost for name, lost in found.items() if name in near}
+        needs = without_needs(self.index, self.forward, losses, self.batch, {**self.updated, **near})
+        return {name: lost for name, lost in needs.items() if name in near}
 
     def _averaged(self, name: str, value: str) -> bool:
-        """Return whether the new value of a state is a sum of the old one and of a value, each times numbers that the
-        state is not in: a derivative's own factors, such as those of a softmax, may stand behind what was cut."""
-        behind, own = {value}, {name}
+        """Return whether the new value of a state is a sum of the old value and of another value, each times numbers
+        without the state: a derivative's own factors, such as a softmax's, may stand behind the cut."""
+        behind, averaged = {value}, {name}
         update = self._update_behind(name, value)
         for node in sorted(update or (), key=lambda node: self.index.position[id(node)]):
-            others = [each for each in node.reads if each not in behind]
-            if not own.isdisjoint(node.reads):
-                own.update(node.outputs)
-            if len(others) == len(node.reads):
+            operands = [name for name in node.reads if name not in behind]
+            if not averaged.isdisjoint(node.reads):
+                averaged.update(node.outputs)
+            if len(operands) == len(node.reads):
                 continue
-            scaled = node.is_in(SCALES) and len(others) == 1 and others[0] not in own
+            scaled = node.is_in(SCALES) and len(operands) == 1 and operands[0] not in averaged
             if not (scaled or node.is_in(LAYOUT) or node.is_a("Add", "Sub", "Sum", "Neg", "Cast")):
                 return False
             behind.update(node.outputs)
         return update is not None
 
     def _update_behind(self, name: str, value: str) -> list[Node] | None:
-        """The nodes behind a value, and those that they read, of which a state's new value is made; None where they are
-        more than an average has."""
-        stack, found = [self.updated[name]], dict[int, Node]()
+        """The nodes behind a value of which a state's new value is made, with their operands; None for more nodes than
+        an average has."""
+        stack, nodes = [self.updated[name]], dict[int, Node]()
         while stack:
-            each = stack.pop()
-            node = None if each == value else self.index.producers.get(each)
-            if node is None or id(node) in found:
+            value_name = stack.pop()
+            node = None if value_name == value else self.index.producers.get(value_name)
+            if node is None or id(node) in nodes:
                 continue
-            if len(found) == _NEAR * _NEAR:
+            if len(nodes) == _NEAR * _NEAR:
                 return None
-            found[id(node)] = node
+            nodes[id(node)] = node
             stack.extend(node.reads)
-        return [*found.values()]
+        return [*nodes.values()]
 
     def _near_forward(self, value: str) -> bool:
         """Return whether at most ``_NEAR`` nodes outside the forward make a value."""
-        stack, seen = [value], set[int]()
-        while stack and len(seen) <= _NEAR:
+        stack, visited = [value], set[int]()
+        while stack and len(visited) <= _NEAR:
             node = self.index.producers.get(stack.pop())
-            if node is not None and id(node) not in self.forward and id(node) not in seen:
-                seen.add(id(node))
+            if node is not None and id(node) not in self.forward and id(node) not in visited:
+                visited.add(id(node))
                 stack.extend(node.reads)
-        return len(seen) <= _NEAR
+        return len(visited) <= _NEAR
 
     def is_statistic(self, name: str) -> bool:
-        """Return whether a state follows the batch without a gradient, by what the user says or by what it lacks."""
+        """Return whether a state follows the batch without a gradient, by the user's word or by a lacking input."""
         return name in self.roles.statistics or name in self.lacking
 
     def _is_batch(self, name: str) -> bool:
@@ -129,64 +127,63 @@ class StepSkeleton:
         return not self._is_mask(name)
 
     def _beside_samples(self) -> set[str]:
-        """Inputs that the forward does not read, and that have a value for each sample: they meet values of the forward
-        along its samples, as weights of a running mean do."""
+        """Inputs outside of the forward with a value for each sample: such inputs meet values of the forward along the
+        samples, as weights of a running mean do."""
         graph = self.index.graph
         rest = [name for name in graph.inputs if name not in {*self.forward_values, *self.updated, *graph.initializers}]
         samples = {(graph.inputs[name].shape or (None,))[0] for name in self.batch}
         rest = [name for name in rest if (graph.inputs[name].shape or (None,))[0] in samples - {1, None}]
         tainted = descendants(self.index, self.batch) if rest else set[str]()
-        found = set()
+        values = set()
         for name in rest:
             size = (graph.inputs[name].shape or (None,))[0]
             named = isinstance(size, str) and name in self.index.users
             if named or any(self._meets_samples(value, size, tainted) for value in self._layouts(name)):
-                found.add(name)
-        return found
+                values.add(name)
+        return values
 
     def _layouts(self, name: str) -> list[str]:
-        """A value, and what layout operators and casts make of it."""
-        found = [name]
-        for value in found:
+        """A value, and the results of layout operators and casts on the value."""
+        values = [name]
+        for value in values:
             for node in self.index.users.get(value, ()):
-                if len(found) < _NEAR and (node.is_in(LAYOUT) or node.is_a("Cast")):
-                    found += node.outputs
-        return found
+                if len(values) < _NEAR and (node.is_in(LAYOUT) or node.is_a("Cast")):
+                    values += node.outputs
+        return values
 
     def _meets_samples(self, name: str, size: object, tainted: set[str]) -> bool:
-        """Return whether a node joins a value element by element with one of the forward that follows the batch, of
-        its rank and as many rows."""
+        """Return whether a node joins a value element by element with a value of the forward that follows the batch, of
+        the same rank and number of rows."""
         types = self.index.graph.types
         for node in self.index.users.get(name, ()):
-            others = [each for each in node.inputs if each in tainted and each in self.forward_values]
-            shapes = [types[each].shape for each in (name, *others) if each in types]
+            operands = [name for name in node.inputs if name in tainted and name in self.forward_values]
+            shapes = [types[operand].shape for operand in (name, *operands) if operand in types]
             alike = {(*(shape or ())[:1], len(shape or ())) for shape in shapes}
-            if elementwise(node) and others and alike == {(size, len(shapes[0] or ()))}:
+            if elementwise(node) and operands and alike == {(size, len(shapes[0] or ()))}:
                 return True
         return False
 
     def _is_mask(self, name: str) -> bool:
-        """Return whether an input masks a parameter in the forward and in its update: all ranks have the same mask.
+        """Return whether an input masks a parameter in the forward and in the update: all ranks have the same mask.
 
-        The forward reads it beside a parameter of its shape alone. One more reader would be the backward's; a second
-        one is the update, which may read nothing that differs from rank to rank.
-        """
+        The forward reads the mask beside a parameter of the same shape alone. One more reader would be the backward's;
+        a second reader is the update, which may read nothing that differs from rank to rank."""
         users = self._past_casts(name)
         if not all(node.is_a("Mul", "Where") for node, _ in users):
             return False
         types = self.index.graph.types
         forward = [(node, read) for node, read in users if id(node) in self.forward]
-        masked = [self._cast_from(other) for node, read in forward for other in node.inputs if other != read]
-        tensors = [other for other in masked if other in self.updated or not self.index.one_element(other)]
-        alike = all(other in self.updated and types[other].shape == types[name].shape for other in tensors)
+        masked = [self._cast_from(name) for node, read in forward for name in node.inputs if name != read]
+        tensors = [tensor for tensor in masked if tensor in self.updated or not self.index.one_element(tensor)]
+        alike = all(tensor in self.updated and types[tensor].shape == types[name].shape for tensor in tensors)
         return bool(tensors) and alike and len(users) - len(forward) > 1
 
     def _past_casts(self, name: str) -> list[tuple[Node, str]]:
-        """Return the readers of a value or of a cast of it, each with the name that it reads."""
-        found: list[tuple[Node, str]] = []
+        """Return the readers of a value or of a cast of the value, each with the name read."""
+        readers: list[tuple[Node, str]] = []
         for node in self.index.users.get(name, []):
-            found += self._past_casts(node.outputs[0]) if node.is_a("Cast") else [(node, name)]
-        return found
+            readers += self._past_casts(node.outputs[0]) if node.is_a("Cast") else [(node, name)]
+        return readers
 
     def _cast_from(self, name: str) -> str:
         node = self.index.producers.get(name)

@@ -1,4 +1,4 @@
-"""Values that ranks average in forward and backward: a record of the program and of its manifest."""
+"""Values averaged by ranks in forward and backward: a record of the program and of its manifest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gopt.documents.records import key
 
 @dataclass(frozen=True, slots=True)
 class CorrectedConstant:
-    """A constant of the batch's size: node ``output`` reads ``constant``, which the large batch has as ``value``."""
+    """A constant of the batch's size: node ``output`` reads ``constant``, equal to ``value`` for the large batch."""
 
     output: str
     """The node that makes the value of this name reads the constant."""
@@ -21,9 +21,8 @@ class CorrectedConstant:
 
 @dataclass(frozen=True, slots=True)
 class SynchronisedValues:
-    """Values that are averaged over the ranks where they are computed, and constants that depend on the number of
-    samples.
-    """
+    """Values averaged over the ranks at the point of computation, and constants that depend on the number of
+    samples."""
 
     points: tuple[str, ...] = field(default=(), metadata=key("values"))
     """The values of the source in this list are averaged over all ranks that see different data as soon as they are

@@ -30,7 +30,7 @@ class StateKind(str, Enum):
 
 @dataclass(slots=True)
 class State:
-    """A graph input and the output that replaces it after the step; ``of`` is the parameter it belongs to."""
+    """A graph input and the output that replaces the input after the step; ``of``: the parameter of the state."""
 
     tensor: str
     updated: str
@@ -40,12 +40,11 @@ class State:
 
 @dataclass(slots=True)
 class TrainingGraph:
-    """A source graph with its roles.
+    """A source graph with roles.
 
-    ``gradients`` maps a parameter's input name to the value that is its gradient; nodes carry their phase.
-    ``losses`` are the scalar outputs from which a backward starts. ``batch`` and ``hyper`` are the inputs that are not
-    states; ``metrics`` the other outputs.
-    """
+    ``gradients`` maps a parameter's input name to the gradient's value name; nodes carry their phase. ``losses`` are
+    the scalar outputs at the start of a backward. ``batch`` and ``hyper`` are the inputs outside of the states;
+    ``metrics`` the other outputs."""
 
     graph: Graph
     losses: tuple[str, ...]
@@ -74,7 +73,7 @@ class TrainingGraph:
     """Batch input of random numbers -> what it is drawn from."""
     defaults: Mapping[str, DefaultValue] = field(default_factory=dict)
     """Hyper-parameter -> its value where a run sets none."""
-    _found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _answers: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _begun: dict[Hashable, Task[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -84,33 +83,33 @@ class TrainingGraph:
     def once(self, question: Hashable, find: Callable[[], T]) -> T:
         """Return the cached result of ``find`` for ``question``, which must concern the source graph only.
 
-        Results stay valid because passes rewrite a copy. The returned object is shared: callers must not change it.
-        """
-        if question not in self._found:
+        Results stay valid because passes rewrite a copy. The returned object is shared: callers must not change the
+        object."""
+        if question not in self._answers:
             begun = self._begun.pop(question, None)
-            self._found[question] = find() if begun is None else begun.result()
-        found: T = self._found[question]
-        return found
+            self._answers[question] = find() if begun is None else begun.result()
+        answer: T = self._answers[question]
+        return answer
 
     def begin(self, questions: Mapping[Hashable, Callable[[], Any]]) -> None:
-        """Begin to answer questions of ``once``, in this order in a process of its own; without one, ``once`` answers
-        them."""
+        """Begin to answer questions of ``once``, in this order in a separate process; without a process, ``once``
+        answers."""
         self._begun.update(zip(questions, background.begin_all(questions.values(), len(self.graph.nodes))))
 
     def weights_of(self, gradient: str) -> list[str]:
-        """The parameters that have a value as their gradient."""
+        """The parameters with a value as gradient."""
 
         def find() -> dict[str, list[str]]:
-            found: dict[str, list[str]] = {}
+            names: dict[str, list[str]] = {}
             for name, value in self.gradients.items():
-                found.setdefault(value, []).append(name)
-            return found
+                names.setdefault(value, []).append(name)
+            return names
 
         return self.once("weights of gradients", find).get(gradient, [])
 
     @property
     def loss(self) -> str:
-        """The first loss, which stands for all where one number is shown; '' of a server's part of a step."""
+        """The first loss, which stands for all losses where one number is shown; '' of a server's part of a step."""
         return self.losses[0] if self.losses else ""
 
     @property

@@ -1,9 +1,8 @@
-"""Update subgraphs: the nodes between a parameter's gradient and states and their new values, and how they may be cut.
+"""Update subgraphs: the nodes from a parameter's gradient and states to the new values, and the possible cuts.
 
-A subgraph whose nodes act element by element, or reduce a whole tensor to one element, can run on any piece of its
-parameter (split). Any other runs where its parameter is whole. Subgraphs of equal structure with the very same scalar
-operands form a class: one run of it serves the neighbouring pieces of all of them.
-"""
+A subgraph whose nodes act element by element, or reduce a whole tensor to one element, can run on any piece of the
+parameter (split). Any other subgraph runs where the parameter is whole. Subgraphs of equal structure with the very same
+scalar operands form a class: one run serves the neighbouring pieces of the whole class."""
 
 from __future__ import annotations
 
@@ -27,10 +26,9 @@ FLATTENING = RESHAPES | {"Transpose"}
 def find_updates(training: TrainingGraph, *, whole_accumulators: bool, uncut: bool | frozenset[str] = False) -> Updates:
     """The update of every parameter with a gradient; found once for a training, and not to be changed.
 
-    ``whole_accumulators``: gradient accumulators stay whole on every rank (stage 1), what they hold included.
-    ``uncut``: no tensor is to be cut, or none of these, also where its update would allow it.
-    Raises UnsupportedError for an operator that gopt does not know inside an update.
-    """
+    ``whole_accumulators``: gradient accumulators stay whole on every rank (stage 1), content included. ``uncut``: no
+    tensor is to be cut, or none of these, even where the update would allow a cut. Raises UnsupportedError for an
+    unknown operator inside an update."""
     whole_accumulators = whole_accumulators and any(state.kind is StateKind.ACCUMULATOR for state in training.states)
     question = ("updates", whole_accumulators, uncut)
     return training.once(question, lambda: _find(training, whole_accumulators, uncut))
@@ -99,16 +97,16 @@ class _Finder:
         if self.graph.types[name].elements == 1:
             subgraph.weaken(UpdateMode.REPLICATED, "it has one element")
         if self.first.setdefault(gradient, name) != name:
-            first = self.subgraphs[self.first[gradient]]
-            for each in (subgraph, first):
-                each.weaken(UpdateMode.REPLICATED, f"it shares its gradient {gradient}")
+            owner = self.subgraphs[self.first[gradient]]
+            for member in (subgraph, owner):
+                member.weaken(UpdateMode.REPLICATED, f"it shares its gradient {gradient}")
         elif not subgraph.whole_gradient:
             full[gradient] = name
 
     def collect(self) -> None:
-        """Give every node of the update to the parameter whose full-shaped values it handles."""
+        """Give every node of the update to the parameter whose full-shaped values the node handles."""
         for node in self.nodes:
-            owners, own = self.owners.note(node), bool(self.own) and self._reads_own(node)
+            owners, reads_own = self.owners.note(node), bool(self.own) and self._reads_own(node)
             if node.domain or node.op_type in CONTROL_FLOW:
                 self._judge_kind(node, owners)
             if not owners:
@@ -117,7 +115,7 @@ class _Finder:
             if len(owners) > 1:
                 for of in owners:
                     self.subgraphs[of].weaken(UpdateMode.REPLICATED, f"{node.label} mixes it with another parameter")
-            if own and id(node) not in self._needed:  # a metric, which every rank has its own of
+            if reads_own and id(node) not in self._needed:  # a metric, which every rank has its own of
                 for of in owners:
                     self.subgraphs[of].weaken(UpdateMode.REPLICATED, f"{node.label} reads it beside a rank's own batch")
             subgraph = self.subgraphs[owners[0]]
@@ -136,7 +134,7 @@ class _Finder:
             self._refuse_unknown(node)
 
     def _reads_own(self, node: Node) -> bool:
-        """Return whether a node of the update, in order, reads what each rank has of its own batch."""
+        """Return whether a node of the update, in order, reads a value of the rank's own batch."""
         reads = node.reads
         if self.own.isdisjoint(reads):
             return False
@@ -144,7 +142,7 @@ class _Finder:
         return True
 
     def _own_values(self) -> set[str]:
-        """The batch, and what forward and backward compute from it for themselves."""
+        """The batch, and the values that forward and backward compute from the batch."""
         training, gradients = self.training, set(self.training.gradients.values())
         if not training.metrics:  # nothing but metrics may read them
             return set()
@@ -155,7 +153,7 @@ class _Finder:
 
     @cached_property
     def _needed(self) -> set[int]:
-        """Nodes on which new values of states depend, by id."""
+        """Nodes behind new values of states, by id."""
         return ancestors(self.index, (state.updated for state in self.training.states))[0]
 
     def _refuse_unknown(self, node: Node) -> None:
@@ -177,7 +175,7 @@ class _Finder:
             )
 
     def _judge_results(self, subgraph: UpdateSubgraph, node: Node) -> None:
-        """Judge a node that makes what others read."""
+        """Judge a node with results read elsewhere."""
         for name in node.outputs:
             if name in self.held_by_all:
                 subgraph.weaken(UpdateMode.REPLICATED, f"{name}, a state of all ranks, is made of it")
@@ -216,7 +214,7 @@ class _Finder:
         return True
 
     def _only_reduced(self, node: Node) -> bool:
-        """Return whether all that reads a node's result reduces it to one element."""
+        """Return whether all readers of a node's result reduce the result to one element."""
         name = node.outputs[0]
         users = self.index.users.get(name, [])
         return (
@@ -231,15 +229,15 @@ class _Finder:
         )
 
     def settle(self) -> None:
-        """A state whose new value is not computed in the subgraph cannot be cut with it."""
+        """A state whose new value is computed outside of the subgraph cannot be cut with the subgraph."""
         for subgraph in self.subgraphs.values():
-            made = {name for node in subgraph.nodes for name in node.outputs}
+            outputs = {name for node in subgraph.nodes for name in node.outputs}
             for state in subgraph.states:
-                if state.updated not in made:
+                if state.updated not in outputs:
                     subgraph.weaken(UpdateMode.REPLICATED, f"{state.updated} is no part of its update")
 
     def localise(self) -> None:
-        """Scalars that a whole subgraph computes for itself alone belong to it and need no call."""
+        """Scalars that a whole subgraph computes for itself alone belong to the subgraph and need no call."""
         whole = [subgraph for subgraph in self.subgraphs.values() if subgraph.mode is UpdateMode.WHOLE]
         if not whole:
             return
@@ -253,9 +251,9 @@ class _Finder:
             if not shown and all(member.get(id(reader)) == of for reader in users):
                 member[id(node)] = of
                 self.subgraphs[of].nodes.append(node)
-        place = self.index.position
+        position = self.index.position
         for subgraph in whole:
-            subgraph.nodes.sort(key=lambda node: place[id(node)])
+            subgraph.nodes.sort(key=lambda node: position[id(node)])
             subgraph.reductions = [n for n in subgraph.nodes if self._crosses(n, member, subgraph.parameter.tensor)]
 
     def _crosses(self, node: Node, member: dict[int, str], of: str) -> bool:
@@ -267,7 +265,7 @@ class _Finder:
         )
 
     def scalar_reductions(self) -> tuple[dict[str, ScalarReduction], dict[str, str]]:
-        """Group the reductions' outputs by the sums, maxima … they flow into."""
+        """Group the reductions' outputs by the sums, maxima … behind."""
         kind: dict[str, str] = {}
         for subgraph in self.subgraphs.values():
             if subgraph.mode is not UpdateMode.REPLICATED:

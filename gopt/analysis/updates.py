@@ -1,7 +1,6 @@
-"""Records of the updates: the subgraph of every parameter, and the scalars that subgraphs share.
+"""Records of the updates: the subgraph of every parameter, and the scalars shared by subgraphs.
 
-``update_subgraphs`` finds them, ``isomorphism`` groups equal ones.
-"""
+``update_subgraphs`` finds the updates, ``isomorphism`` groups equal updates."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ class UpdateMode(str, Enum):
 
 @dataclass(slots=True)
 class UpdateSubgraph:
-    """One parameter's update. ``states`` starts with the parameter; ``outside`` lists full-shaped operands that
-    every rank has; ``reductions`` the nodes that reduce a full-shaped value to one element."""
+    """One parameter's update. ``states`` starts with the parameter; ``outside`` lists full-shaped operands present on
+    every rank; ``reductions`` the nodes that reduce a full-shaped value to one element."""
 
     parameter: State
     gradient: str
@@ -56,7 +55,7 @@ class ScalarReduction:
 
 @dataclass(slots=True)
 class Updates:
-    """All subgraphs of a step in parameter order, and the scalar reductions that they feed."""
+    """All subgraphs of a step in parameter order, and the scalar reductions fed by subgraphs."""
 
     subgraphs: dict[str, UpdateSubgraph]
     scalar_reductions: dict[str, ScalarReduction]
@@ -64,7 +63,7 @@ class Updates:
     """Reduction output -> root of its scalar reduction."""
 
     def replicated(self, why: str, names: Collection[str] | None = None) -> Updates:
-        """The same updates, all of them or those of ``names`` run by every rank."""
+        """The same updates, with every update or those of ``names`` run by every rank."""
         subgraphs = {
             name: replace(subgraph, mode=UpdateMode.REPLICATED, why=why) if names is None or name in names else subgraph
             for name, subgraph in self.subgraphs.items()

@@ -176,7 +176,7 @@ def _fitting(items: Sequence[Item], base: int) -> int:
     """The default cap, or a cap a little above at which the tensors of the commonest kind pack as well as they can."""
     kinds: dict[Hashable, list[int]] = {}
     for item in sorted(items, key=lambda item: item.order):
-        if not item.alone:
+        if not item.unshared:
             kinds.setdefault(item.key, []).append(item.nbytes)
     return choose_cap(max(kinds.values(), key=sum), base) if kinds else base
 
