@@ -25,8 +25,8 @@ def as_reshape(node: Node, values: Values) -> Node:
     if after is None or before is None or 0 in after:
         return node
     source = node.inputs[0]
-    if node.is_a(*RESHAPES) or _moves_ones(node, before):
-        while (maker := values.producers.get(source)) is not None and maker.is_a(*RESHAPES):
+    if node.is_in(RESHAPES) or _moves_ones(node, before):
+        while (maker := values.producers.get(source)) is not None and maker.is_in(RESHAPES):
             source = maker.inputs[0]
         target = values.constant(np.array(after, np.int64))
         return Node("Reshape", [source, target], node.outputs, name=node.name)
@@ -65,7 +65,7 @@ def _reshape(node: Node, values: Values) -> str | None:
         if values.shape(source) == after:
             return source
         maker = values.producers.get(source)
-        if maker is None or not maker.is_a(*RESHAPES):
+        if maker is None or not maker.is_in(RESHAPES):
             break
         source = maker.inputs[0]
     return None

@@ -11,6 +11,8 @@ VIEWS = RESHAPES | {"Identity"}
 """The elements in the same order."""
 MOVES = VIEWS | {"Transpose"}
 """Each element once, in another order."""
+CARRIES = MOVES | {"Cast"}
+"""Each element once, in another order or type."""
 SPREADS = MOVES | {"Expand", "Tile"}
 """Each element once or several times."""
 LAYOUT = SPREADS | {"Slice"}
@@ -30,7 +32,8 @@ LOGIC = frozenset({"And", "Or", "Xor", "Not"})
 FLOAT_TESTS = frozenset({"IsNaN", "IsInf"})
 STEPWISE = names(lambda record: record.slope(0) is Slope.STEP)
 """Constant between steps: their derivative is zero."""
-PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum"})
+MATRIX_PRODUCTS = frozenset({"MatMul", "Gemm"})
+PRODUCTS = MATRIX_PRODUCTS | {"Einsum"}
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 CONTRACTIONS = PRODUCTS | CONVOLUTIONS
 RECURRENT = frozenset({"RNN", "GRU", "LSTM"})
@@ -73,9 +76,11 @@ TERMS = names(lambda record: set(record.slopes) - {Slope.NONE} == {Slope.AFFINE}
 """Each operand is a term: added, joined or chosen. A Pad is linear in its data, mostly."""
 LINEAR_IN_FIRST = names(lambda record: record.linear_in_first) - CASTS
 """Linear in the first operand; the others are places, axes and sizes. A cast is where its result is a float."""
+UNIFORM = frozenset({"RandomUniform", "RandomUniformLike"})
+NORMAL = frozenset({"RandomNormal", "RandomNormalLike"})
 DRAWN_LIKE = frozenset({"RandomNormalLike", "RandomUniformLike", "Bernoulli", "Dropout"})
 """Draw in the shape of the first operand."""
-RANDOM = DRAWN_LIKE | {"RandomNormal", "RandomUniform", "Multinomial"}
+RANDOM = DRAWN_LIKE | UNIFORM | NORMAL | {"Multinomial"}
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 MAY_DRAW = RANDOM | CONTROL_FLOW
 """The only operators that may be random."""

@@ -62,7 +62,7 @@ class _HalfEmulation:
         self._wide: dict[str, str] = {}
 
     def add(self, node: Node) -> None:
-        if node.domain == COMM or node.is_a(*_MOVES) or not self._meets_half(node):
+        if node.domain == COMM or node.is_in(_MOVES) or not self._meets_half(node):
             self.nodes.append(node)
         elif node.is_a("CastLike"):
             self._cast(node.inputs[0], node.outputs[0], self._dtype(node.inputs[1], node))

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
+from gopt.operators.kinds import MATRIX_PRODUCTS
 
 FUSED = "com.microsoft"
 """Domain of the runtime's own MatMul with transposed operands; float32 alone has a kernel."""
@@ -44,7 +45,7 @@ def _swaps(node: Node, types: Mapping[str, TensorType]) -> bool:
 
 
 def _folded(node: Node, swapped: Mapping[str, str], types: Mapping[str, TensorType]) -> Node:
-    if not node.is_a("MatMul", "Gemm") or swapped.keys().isdisjoint(node.inputs[:2]):
+    if not node.is_in(MATRIX_PRODUCTS) or swapped.keys().isdisjoint(node.inputs[:2]):
         return node
     # A vector operand is a row or a column as the product needs it: nothing to transpose.
     if any((type := types.get(name)) is None or type.shape is None or len(type.shape) < 2 for name in node.inputs[:2]):

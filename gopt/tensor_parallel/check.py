@@ -17,7 +17,7 @@ from gopt.errors import InvariantError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.graph_index import GraphIndex
-from gopt.operators.kinds import SIZES
+from gopt.operators.kinds import SIZES, SPREADS
 from gopt.records.placements import PARTS, REPLICATED, Part, Partial, Placement, Replicated, Shard, Window
 from gopt.spmd.halo import Halo
 from gopt.spmd.links import Slot, strategies
@@ -190,7 +190,7 @@ class Checker:
         return (strips.inputs[0], _record(strips)) if strips is not None and strips.op_type == "HaloStrips" else None
 
     def _terms(self, node: Node, operands: Sequence[Operand]) -> Placement:
-        data = operands[:1] if node.is_a("Reshape", "Squeeze", "Unsqueeze", "Expand") else operands
+        data = operands[:1] if node.is_in(SPREADS) else operands
         dtype = self.graph.type_of(node.outputs[0]).dtype
         return partial(Use(node.op_type, tuple(data), dtype=dtype, standard=node.domain in ("", "ai.onnx")))
 

@@ -63,7 +63,7 @@ class _Chooser:
         for node in self.forward.nodes:
             self._pair(node)
         for node in self.forward.nodes:
-            if node.is_a(*LOSSES):
+            if node.is_in(LOSSES):
                 self._classes(node)
         for node in self.forward.nodes:
             if node.is_a("Gather"):
@@ -225,7 +225,7 @@ class _Trace:
                 return []
             self._note_unit(node, shard)
             return None
-        if node.is_a(*COLUMN_PRODUCTS) and self._column(node, options[0]):
+        if node.is_in(COLUMN_PRODUCTS) and self._column(node, options[0]):
             self.columns += 1
         return [
             (operand, placement) for operand, placement in zip(node.inputs, options[0].operands)

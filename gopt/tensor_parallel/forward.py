@@ -73,7 +73,7 @@ class Forward:
     def weighed(self, node: Node) -> list[tuple[int, int]]:
         """Return pairs (index of a weight, index of the other operand) of a product; empty if both or neither are
         weights."""
-        pairs = ((0, 1), (1, 0)) if node.is_a(*COLUMN_PRODUCTS) and len(node.inputs) > 1 else ()
+        pairs = ((0, 1), (1, 0)) if node.is_in(COLUMN_PRODUCTS) and len(node.inputs) > 1 else ()
         return [
             (weight, operand) for weight, operand in pairs
             if node.inputs[weight] in self.of_weights and node.inputs[operand] not in self.of_weights
@@ -119,7 +119,7 @@ class Forward:
             if any(map(sums, options)) and self.weighed(node):
                 continue
             option = next((option for option in options if not sums(option)), None)
-            if option is None and node.is_a(*LOSSES):
+            if option is None and node.is_in(LOSSES):
                 continue  # it is written for classes in parts
             if option is None:
                 return None

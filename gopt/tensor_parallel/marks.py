@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
-from gopt.operators.kinds import MOVES
+from gopt.operators.kinds import CARRIES
 from gopt.records.mesh import AxisKind, Mesh
 from gopt.records.placements import REPLICATED, Placement, Shard
 from gopt.tensor_parallel.builder import PASS
 from gopt.tensor_parallel.patterns import Pattern, matches
 
 NONE = "none"
-_THROUGH = MOVES | {"Cast"}
-"""Operators through which a gradient is followed back to the call that completed it."""
 
 
 def parse_marks(text: str) -> tuple[Pattern, ...]:
@@ -133,7 +131,7 @@ def _summed(value: str, axis: str, producers: Mapping[str, Node]) -> bool:
                 return True
             if group == axis or node.op_type != "AllReduce":
                 return False
-        elif not node.is_a(*_THROUGH):
+        elif not node.is_in(CARRIES):
             return False
         value = node.inputs[0]
     return False

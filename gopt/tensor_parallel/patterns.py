@@ -168,7 +168,7 @@ class _Products:
             moved: dict[int, Shard] = {}
             for dim, shard in views[node.inputs[at]].items():
                 result = next((strategy.results[0] for strategy in bare_strategies(described, Slot(at), shard)), None)
-                if result is not None and node.is_a(*COLUMN_PRODUCTS):
+                if result is not None and node.is_in(COLUMN_PRODUCTS):
                     if isinstance(result, Partial) == (pattern.word == "row"):
                         return dim
                 elif isinstance(result, Shard):

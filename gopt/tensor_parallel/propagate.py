@@ -211,7 +211,7 @@ class _Sweep:
         if is_mapping(node, self.others.axes):
             sole = isinstance(before[0], Partial) and self.readers[node.inputs[0]] == 1
             return sole and self.others.adds(node, before[0])
-        if not node.is_a(*_PASSED):
+        if not node.is_in(_PASSED):
             return False
         data = list(zip(node.inputs, before))[: 1 if node.is_in(RESHAPES) else None]
         if not all(isinstance(placement, Partial) and self.readers[name] == 1 for name, placement in data):
@@ -238,7 +238,7 @@ class _Sweep:
 
     def _append(self, node: Node, results: Sequence[Placement]) -> None:
         self.build.nodes.append(node)
-        if node.is_a(*MOVES):
+        if node.is_in(MOVES):
             self.values.moves[node.outputs[0]] = node
         if node.inputs and all(name in self.weights or self._constant(name) for name in node.reads):
             self.weights.update(node.outputs)

@@ -18,7 +18,7 @@ from gopt.ir.device_specs import OWN, Configuration, TensorSpec, read_configurat
 from gopt.ir.external_data import show
 from gopt.ir.graph import Node
 from gopt.ir.operator_use import use_of
-from gopt.operators.kinds import MOVES
+from gopt.operators.kinds import CARRIES
 from gopt.records.mesh import Mesh
 from gopt.records.placements import REPLICATED, Placement, Shard
 from gopt.spmd.links import Slot, strategies
@@ -29,7 +29,6 @@ from gopt.tensor_parallel.sizes import Sizes, part_sizes
 WHY = "sharding spec of the file"
 NONE = "none"
 """The name that stands for no device configuration."""
-_VIEWS = MOVES | {"Cast"}
 _HINT = f"leave the specs out with -O tensor-parallel.configuration={NONE}"
 
 
@@ -142,7 +141,7 @@ class _Reader:
         nodes: list[Node] = []
         while name not in self.roots:
             node = self.producers.get(name)
-            if node is None or not node.is_a(*_VIEWS):
+            if node is None or not node.is_in(CARRIES):
                 return None
             nodes.append(node)
             name = node.inputs[0]

@@ -59,7 +59,7 @@ class StrategyChooser:
                 for shard in self.tokens.shards(self.graph.type_of(name), placement, self.others.of(name))
             ]  # fmt: skip
             best, least = self._least(node, placements, [*options, *self._options(node, may)])
-        if best is not None and (node.is_a(*COLUMN_PRODUCTS) or least <= self._weigh(node, placements, whole)):
+        if best is not None and (node.is_in(COLUMN_PRODUCTS) or least <= self._weigh(node, placements, whole)):
             return best
         return whole
 
@@ -89,7 +89,7 @@ class StrategyChooser:
 
     def fit(self, node: Node, strategy: Strategy) -> bool:
         """Return whether all parts nest with those of other axes, and a reshape can tell dimensions apart."""
-        reshapes = node.is_a(*RESHAPES)
+        reshapes = node.is_in(RESHAPES)
         for operand in (*strategy.operands, *strategy.results):
             if isinstance(operand, Shard) and operand.alone and (reshapes or operand.runs > 1):
                 return False

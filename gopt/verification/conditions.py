@@ -73,9 +73,9 @@ def find_conditions(training: TrainingGraph) -> list[Condition]:
 def _condition_output(index: GraphIndex, node: Node, inputs: Collection[str]) -> tuple[str, str] | None:
     """Return the value with the outcome of a condition, and the clipped value; None for other nodes."""
     types = index.graph.types
-    if node.is_a(*COMPARISONS):
+    if node.is_in(COMPARISONS):
         return node.outputs[0], ""
-    if node.is_a(*BOUND):
+    if node.is_in(BOUND):
         wide = [name for name in node.reads if not index.one_element(name)]
         moved = wide or [name for name in node.reads if name in index.producers or name in inputs]
         bounded = len(wide) < 2 and len(node.reads) > 1

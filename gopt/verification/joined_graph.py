@@ -22,7 +22,7 @@ from gopt.ir.inference import infer_types
 from gopt.ir.node_kinds import elementwise
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
-from gopt.operators.kinds import COMPARISONS, EXTREMES, SIZES, SUMS
+from gopt.operators.kinds import COMPARISONS, EXTREMES, MATRIX_PRODUCTS, SIZES, SUMS
 from gopt.operators.table import operator
 from gopt.verification.compare import Values
 from gopt.verification.reference_graphs import subgraph
@@ -154,7 +154,7 @@ class JoinedGraph:
     def _contracted(self, node: Node) -> Iterator[tuple[int, int, Mark]]:
         """Places of operands contracted with the samples of the other operand, with the contracted dimension, counted
         from the end."""
-        if not node.is_a("MatMul", "Gemm"):
+        if not node.is_in(MATRIX_PRODUCTS):
             return
         turned = [bool(node.attributes.get(key, 0)) for key in ("transA", "transB")]
         axes = (-2 if turned[0] else -1, -1 if turned[1] else -2)

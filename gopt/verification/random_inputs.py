@@ -20,7 +20,7 @@ from gopt.ir.opset import opset_of
 from gopt.ir.scopes import bodies
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_code
-from gopt.operators.kinds import RANDOM
+from gopt.operators.kinds import NORMAL, RANDOM, UNIFORM
 from gopt.runtime.proto import as_node
 from gopt.runtime.training.draws import drawn
 from gopt.verification.compare import Values
@@ -62,7 +62,7 @@ def find_random(graph: Graph) -> RandomInputs:
         hidden = next(_inside(node), None)
         if hidden is not None:
             raise _refusal(node, f"holds the random node {hidden!r} in its body")
-        if node.is_a(*RANDOM):
+        if node.is_in(RANDOM):
             fed[_name(node)] = _fed(node, graph)
     return RandomInputs(fed)
 
@@ -72,7 +72,7 @@ def _inside(node: Node) -> Iterator[str]:
     for body in bodies(node.proto) if node.proto is not None else ():
         for proto in body.node:
             inner = as_node(proto)
-            if inner.is_a(*RANDOM):
+            if inner.is_in(RANDOM):
                 yield inner.label
             yield from _inside(inner)
 
@@ -95,10 +95,10 @@ def _fed(node: Node, graph: Graph) -> RandomInput:
         raise _refusal(node, "has a result of unknown shape")
     shared = "seed" in attributes
     wide = TensorType("float32", declared.dims)
-    if node.is_a("RandomUniform", "RandomUniformLike"):
+    if node.is_in(UNIFORM):
         low, high = float(attributes.get("low", 0.0)), float(attributes.get("high", 1.0))
         return RandomInput(declared, Draw(Distribution.UNIFORM, low=low, high=high), shared)
-    if node.is_a("RandomNormal", "RandomNormalLike"):
+    if node.is_in(NORMAL):
         mean, deviation = float(attributes.get("mean", 0.0)), float(attributes.get("scale", 1.0))
         return RandomInput(declared, Draw(Distribution.NORMAL, mean=mean, std=deviation), shared)
     if opset_of(graph.header) < LEAST_OPSET:
@@ -123,7 +123,7 @@ def feed_training(training: TrainingGraph, random_inputs: RandomInputs) -> Train
 def feed_graph(graph: Graph, random_inputs: RandomInputs, types: Mapping[str, TensorType]) -> Graph:
     """A rank's graph with its random numbers as inputs; ``types``: of the source."""
     writer = _Writer({**types, **graph.types})
-    if not any(node.is_a(*RANDOM) and _name(node) in random_inputs.fed for node in graph.nodes):
+    if not any(node.is_in(RANDOM) and _name(node) in random_inputs.fed for node in graph.nodes):
         return graph
     return _with_inputs(graph, [new for node in graph.nodes for new in writer.nodes(node)], writer, random_inputs)
 
@@ -148,7 +148,7 @@ class _Writer:
         self._base = ""
 
     def nodes(self, node: Node) -> list[Node]:
-        if not node.is_a(*RANDOM):
+        if not node.is_in(RANDOM):
             return [node]
         self._nodes, self._base = [], _name(node)
         if node.is_a("Dropout"):

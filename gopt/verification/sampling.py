@@ -105,7 +105,7 @@ def _range(index: GraphIndex, start: str) -> Range:
     while queue:
         name, replaced, line = queue.popleft()
         for node in index.users.get(name, ()):
-            looked_up = node.is_a(*_BY_SECOND) and node.inputs[1] == name
+            looked_up = node.is_in(_BY_SECOND) and node.inputs[1] == name
             bare |= looked_up and not replaced
             length = _indexed(index, node, name)
             if length is not None:
@@ -138,7 +138,7 @@ def _indexed(index: GraphIndex, node: Node, name: str) -> int | None:
     """The length of the axis that a node indexes by a value; None for other nodes, or an open length."""
     data = index.graph.types.get(node.inputs[0]) if node.inputs else None
     fixed = data is not None and data.static
-    if node.is_a(*_BY_SECOND) and node.inputs[1] == name and data is not None and fixed:
+    if node.is_in(_BY_SECOND) and node.inputs[1] == name and data is not None and fixed:
         return int(data.dims[0 if node.is_a("GatherND", "ScatterND") else int(node.attributes.get("axis", 0))])
     if node.is_a("OneHot") and node.inputs[0] == name:
         depth = index.constants.number(node.inputs[1])

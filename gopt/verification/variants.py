@@ -13,7 +13,7 @@ from gopt.analysis.training import Phase, TrainingGraph
 from gopt.collectives.messages import PUSH_ROWS
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import FLOAT_TESTS
+from gopt.operators.kinds import COMPARISONS, FLOAT_TESTS
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.executor import Executor
 from gopt.verification.compare import Values
@@ -95,7 +95,6 @@ class VariantProgram:
 
 def has_finite_check(training: TrainingGraph) -> bool:
     """Return whether an update looks for infinities: a test on gradients with a result that conditions a state."""
-    tests = FLOAT_TESTS
     gradient_values = set(training.gradients.values())
     behind = set(gradient_values)
     tested = False
@@ -104,7 +103,7 @@ def has_finite_check(training: TrainingGraph) -> bool:
             continue
         behind.update(node.outputs)
         infinite = any(_is_infinity(training.graph, name) for name in node.inputs)
-        tested = tested or node.op_type in tests or (node.is_a("Equal", "Less", "Greater", "LessOrEqual") and infinite)
+        tested = tested or node.op_type in FLOAT_TESTS or (node.is_in(COMPARISONS) and infinite)
     return tested
 
 

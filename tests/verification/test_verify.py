@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,9 +18,14 @@ from products import spread
 
 import gopt
 from gopt.errors import RunError
+from gopt.ir.graph import Node
+from gopt.ir.phase import Phase
+from gopt.ir.tensor import Tensor
+from gopt.ir.types import TensorType
+from gopt.operators.kinds import COMPARISONS
 from gopt.passes.pipeline import build_pipeline
 from gopt.verification.result import Outcome
-from gopt.verification.variants import INFINITE, PLAIN
+from gopt.verification.variants import INFINITE, PLAIN, has_finite_check
 from gopt.verification.verify import Verifier
 
 Edit = Callable[[ModelProto], object]
@@ -373,3 +380,15 @@ def test_a_rank_is_fed_something_else(tmp_path):
             feeds["x"] = feeds["x"] * 1.01
 
     assert Verifier(out).run(steps=1, confirm=False, tamper=tamper).outcome is Outcome.DIFFERENT
+
+
+@pytest.mark.parametrize("operator", sorted(COMPARISONS))
+def test_every_comparison_with_infinity_is_a_finite_check(operator):
+    """``inf >= |gradient|`` and its mirror are as good a test as ``==``."""
+    for limit, looks in ((np.inf, True), (1.0, False)):
+        node = Node(operator, ["gradient", "limit"], ["flag"])
+        node.phase = Phase.UPDATE
+        limits = {"limit": Tensor(TensorType("float32", ()), array=np.array(limit, np.float32))}
+        graph = SimpleNamespace(nodes=[node], initializers=limits)
+        training: Any = SimpleNamespace(graph=graph, gradients={"weight": "gradient"})
+        assert has_finite_check(training) is looks

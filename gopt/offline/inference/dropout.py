@@ -11,7 +11,7 @@ import numpy as np
 
 from gopt.ir.graph import Node
 from gopt.offline.inference.forward_subgraph import ForwardSubgraph, evaluate
-from gopt.operators.kinds import COMPARISONS, STEPWISE
+from gopt.operators.kinds import COMPARISONS, STEPWISE, UNIFORM
 
 _SAMPLES = 20_000
 _TOLERANCE = 1e-3
@@ -127,7 +127,6 @@ def uniform_draws(subgraph: ForwardSubgraph, batch: Iterable[str]) -> list[str]:
     nodes = [
         node.outputs[0]
         for node in subgraph.graph.nodes
-        if node.is_a("RandomUniform", "RandomUniformLike")
-        and (node.attributes.get("low", 0.0), node.attributes.get("high", 1.0)) == (0.0, 1.0)
+        if node.is_in(UNIFORM) and (node.attributes.get("low", 0.0), node.attributes.get("high", 1.0)) == (0.0, 1.0)
     ]
     return [*nodes, *(name for name in batch if subgraph.graph.type_of(name).dtype.startswith("float"))]

@@ -13,7 +13,7 @@ from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS
 from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction
-from gopt.operators.kinds import ALL_REDUCTIONS, MOVES
+from gopt.operators.kinds import ALL_REDUCTIONS, CARRIES
 
 _MOST = 16
 """Nodes that one step of the way may have: a ``Where`` around a clip has four."""
@@ -81,7 +81,7 @@ class GradientPaths:
     ) -> bool:
         """Return whether the next value ``name`` is the gradient: unchanged, negated, clipped, or times a factor
         outside the rule. ``beside``: operands of the nodes; ``reduced``: some were reduced from gradients."""
-        if len(nodes) == 1 and nodes[0].is_a("Cast", *MOVES):
+        if len(nodes) == 1 and nodes[0].is_in(CARRIES):
             return True
         summed = [x for x in beside if x in self._accumulators]
         values = self._values(path.end, name, nodes, beside, summed, reduced)

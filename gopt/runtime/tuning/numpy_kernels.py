@@ -85,9 +85,9 @@ def operation(node: Node, types: Mapping[str, TensorType]) -> Operation | None:
         if unsigned(condition, yes, no) and yes.dims[-1] == 1:
             return None  # ONNX Runtime's choice depends on the numbers of dimensions
         return _where_of_plus_no if unsigned(condition, yes, no) else _where_of_plus_yes
-    if node.is_a(*_ARITHMETIC) and not dtypes <= {"float32", "float64"}:
+    if node.is_in(_ARITHMETIC) and not dtypes <= {"float32", "float64"}:
         return None
-    return _OPERATIONS[node.op_type] if node.is_a(*_OPERATIONS) else None
+    return _OPERATIONS[node.op_type] if node.is_in(_OPERATIONS) else None
 
 
 def _needed(node: Node, types: Mapping[str, TensorType]) -> Operation:

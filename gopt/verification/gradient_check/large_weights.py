@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
+from gopt.operators.kinds import MATRIX_PRODUCTS
 from gopt.runtime.large_products import LARGE
 from gopt.verification.reference_graphs import subgraph
 
@@ -81,7 +82,7 @@ def _is_large(name: str, graph: Graph) -> bool:
 
 def _multiplies(node: Node, name: str, parameters: Collection[str], graph: Graph) -> bool:
     """Return whether a node is the product of a matrix that is no parameter and the weight, read once."""
-    if not node.is_a("MatMul", "Gemm") or node.captures or name in node.inputs[2:]:
+    if not node.is_in(MATRIX_PRODUCTS) or node.captures or name in node.inputs[2:]:
         return False
     if sum(name in parameters for name in node.inputs[:2]) != 1:
         return False

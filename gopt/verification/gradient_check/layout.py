@@ -10,10 +10,9 @@ import numpy as np
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Node
-from gopt.operators.kinds import MOVES
+from gopt.operators.kinds import CARRIES
 from gopt.verification.gradient_check.difference_quotients import Candidate
 
-LAYOUT = MOVES | {"Cast"}
 DEPTH = 8
 
 
@@ -43,7 +42,7 @@ class Layouts:
             longer = []
             for name, chain in chains:
                 for node in self._readers.get(name, ()):
-                    if not node.is_a(*LAYOUT) or node.inputs[0] != name:
+                    if not node.is_in(CARRIES) or node.inputs[0] != name:
                         continue
                     type = self._training.graph.type_of(node.outputs[0])
                     if not type.static:
