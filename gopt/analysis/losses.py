@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from gopt.analysis.layout_aliases import LAYOUT_OPERATORS
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, ancestors, depth, descendants, parts_of, walk
 from gopt.ir.node_kinds import elementwise, value_reads
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import CONTRACTIONS, LAYOUT, STEPWISE
+from gopt.operators.kinds import CONTRACTIONS, LAYOUT, SCALES, STEPWISE
 
 _STEPS = STEPWISE | {"ArgMax"}
 """Operators of floating values through which no gradient comes."""
@@ -64,7 +65,13 @@ def further_roots(step: StepSkeleton, gradients: Iterable[str], candidates: Sequ
     rest = [name for name in candidates if name not in step.roots and name not in step.replaces]
     if not rest:
         return ()
-    behind, fed = descendants(index, gradients), _fed(index, step.updated)
+
+    def unscaled(name: str) -> Iterable[str]:
+        """The row, view or multiple that a gradient is a part of, such as all gradients in one clipped row."""
+        operands = [operand for operand in index.operands(name, _by_row) if not index.one_element(operand)]
+        return operands if len(operands) == 1 or index.operands(name, _of_layout) else ()
+
+    behind, fed = descendants(index, walk(gradients, unscaled)), _fed(index, step.updated)
     roots: list[str] = []
     visited, open_ = set(step.forward_values), not step.forward_values.isdisjoint(step.lacking)
     for name in rest:
@@ -78,7 +85,7 @@ def further_roots(step: StepSkeleton, gradients: Iterable[str], candidates: Sequ
 
 
 def before_updates(index: GraphIndex, pairs: Mapping[str, str], candidates: Sequence[str]) -> list[str]:
-    """The candidates up to and including the first that may be a loss.
+    """The candidates from the first possible loss on.
 
     Where each tensor among a scalar's states is made anew, element by element, of a value behind the scalar, the
     gradient is behind the scalar too: a norm of gradients, shown without a loss. A loss without products of the batch
@@ -100,6 +107,14 @@ def before_updates(index: GraphIndex, pairs: Mapping[str, str], candidates: Sequ
         if not tensors or not with_products & one or not all(_meets(index, tensor, of, one, fed) for tensor in tensors):
             return list(candidates[number:])
     return []
+
+
+def _of_layout(node: Node) -> bool:
+    return node.is_in(LAYOUT_OPERATORS)
+
+
+def _by_row(node: Node) -> bool:
+    return _of_layout(node) or node.is_in(SCALES)
 
 
 def _by_element(node: Node) -> bool:

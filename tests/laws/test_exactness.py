@@ -47,6 +47,13 @@ def test_a_sum_that_is_taken_axis_by_axis_counts_all_of_them() -> None:
     assert of_kind("folded_start", 96544).kind == "right"  # whose samples and places stand in one dimension
 
 
+@pytest.mark.parametrize("seed", [98103, 98109, 98139, 98174, 99039, 99069, 99114])
+def test_a_two_of_a_square_is_told_from_a_batch_of_two(seed: int) -> None:
+    """What is shown is a mean, and the backward that of a sum, or one term of two is: each was called exact once."""
+    kinds = [name for name, step in load_all().items() if step.__module__.endswith("kinds_reduction")]
+    assert of_kind(kinds[seed % len(kinds)], seed).kind == "right"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3000, 3120))
 def test_what_is_told_of_fresh_steps_is_so(seed: int) -> None:

@@ -68,10 +68,12 @@ def one_row_of_all(w: Writer) -> None:
 
 @odd
 def clipped_row(w: Writer) -> None:
-    """All gradients in one row: clipped by its norm, and cut up again, by one Split or by Slices; a momentum each."""
+    """All gradients in one row: clipped by its norm, which is shown, and cut up again, by one Split or by Slices; a
+    momentum each."""
     p, g = net(w)
     row = w.op("Concat", *(each.reshape(-1) for each in g.values()), axis=0)
     norm = w.op("ReduceL2", row, keepdims=0) if w.pick(True, False) else (row * row).sum().sqrt()
+    w.out("norm", norm)
     row = row * w.op("Min", 0.3 / (norm + 1e-6), w.const(np.array(1.0, w.dtype)))
     ends = np.cumsum([each.held.size for each in g.values()])
     if w.pick(True, False):

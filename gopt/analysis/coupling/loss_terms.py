@@ -61,10 +61,12 @@ class LossTerms:
         factor = abs(factor)
         seen = self.common is None or lone is not None or all(term.factor != 1.0 for term in self.terms)
         readings = [self._as_a_term(factor / times) for times in ((2.0, 1.0) if lone else (1.0, 2.0))]
-        if self.common is not None and (self.common in readings or self._but_for_two(factor)):
-            return self.common, True
+        contrary = readings[0] not in (None, self.common)
+        fits = self.common in readings or (self.common is not None and self._but_for_two(factor))
+        if self.common is not None and fits and not (contrary and lone is not None):
+            return self.common, not contrary
         if matches := [reading for reading in readings if reading is not None]:
-            written = readings[0] is not None or lone is None  # a sum of two products holds no two
+            written = readings[0] is not None or lone is None  # a sum of two products has no two
             return matches[0], seen and written and not any(term.doubt for term in self.terms)
         for times in (2.0,) if lone else (1.0,):
             says = division(factor / times, self.batch, sizes)
@@ -80,6 +82,8 @@ class LossTerms:
     def _but_for_two(self, factor: float) -> bool:
         """Return whether a constant is a term's own but for a two of the model, and the number of samples explains no
         other difference."""
+        if any(term.degree != self.common for term in self.terms):
+            return False
         ratios = [factor / term.factor for term in self.terms if term.factor]
         known = [ratio / two for ratio in ratios for two in (0.5, 1.0, 2.0)]
         batch = float(self.batch)
