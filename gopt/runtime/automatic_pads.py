@@ -12,8 +12,8 @@ from gopt.runtime.windows import window
 
 
 def with_pads(model: bytes) -> bytes:
-    """The model with automatic pads of pools in numbers; raises RunError where lengths are open. Nearly all models are
-    without, and are not read."""
+    """The model with the automatic pads of dilated pools in numbers; raises RunError where lengths are open. Nearly all
+    models have none, and are not read."""
     if b"SAME_" not in model or b"dilations" not in model:
         return model
     proto = ModelProto.FromString(model)

@@ -46,7 +46,7 @@ def check_fits(graph: Graph, states: Iterable[str], copies: int) -> None:
 
 def check_batches_fit(types: Mapping[str, TensorType], inputs: Collection[str], batches: int) -> None:
     """Raise RunError where ``batches`` batches of the inputs, with the largest value in float64 and its gradient, are
-    larger than the free memory: a check by numbers needs at least as much."""
+    larger than the free memory: a check by numbers holds more."""
     sized = {name: kind for name, kind in types.items() if kind.static}
     if not sized:
         return

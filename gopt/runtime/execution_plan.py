@@ -31,7 +31,7 @@ class FinalPlan:
     """A plan with known shared buffers.
 
     ``aliases``: number of a step -> result -> the overwritten operand. ``waits``: for every step, the values that must
-    be available before."""
+    be available before the step runs."""
 
     assignment: BufferAssignment
     aliases: Mapping[int, Mapping[str, str]]
@@ -58,14 +58,14 @@ class ExecutionPlan:
     """Number of a gather -> when its buffer is read and written, where ranks may share it."""
 
     def send_requests(self) -> dict[int, SendRequest]:
-        """Number of a call -> the buffer for sharing."""
+        """Number of a call -> the buffer it could share."""
         return {
             number: SendRequest(send.call, send.count, send.dtype)
             for number, send in self.assignment.sends.items() if number in self.assignment.donatable
         }  # fmt: skip
 
     def gather_requests(self) -> dict[int, GatherRequest]:
-        """Number of a gather -> the buffer for sharing."""
+        """Number of a gather -> the buffer it could share."""
         return {number: gather.request for number, gather in self.ordered.items()}
 
     def calls(self) -> list[str]:

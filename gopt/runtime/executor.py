@@ -30,7 +30,7 @@ def no_timing(name: str, begin: float, end: float) -> None:
 
 
 def no_calls(*_: Any) -> Any:
-    """The collectives of a graph that should be without; raises RunError."""
+    """The collectives of a graph that should have none; raises RunError."""
     raise RunError("a collective is in a graph that one rank runs alone", "give the model of one whole computation")
 
 

@@ -1,4 +1,4 @@
-"""NumPy operators without a float64 kernel in ONNX Runtime. Results have the precision of the inputs.
+"""Operators without a float64 kernel in ONNX Runtime, computed by NumPy. Results have the precision of the inputs.
 
 Operators missing here run in onnx's reference evaluator. The evaluator has every operator but is slow, and rounds some
 intermediate results to float32."""

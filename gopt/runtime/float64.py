@@ -1,4 +1,4 @@
-"""Runs a graph in float64: by ONNX Runtime with a kernel, else by NumPy.
+"""Runs a graph in float64: by ONNX Runtime where it has the kernels, else by NumPy.
 
 A node without a kernel becomes a call and a split of the graph, as at a collective; the rest stays in sessions."""
 

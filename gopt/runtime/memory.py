@@ -46,7 +46,8 @@ class Pool:
         self._alone = _references([np.empty(1, np.uint8)], 0)
 
     def take(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-        """An uninitialised array. The search begins at the last success: memory taken first is usually free first."""
+        """An uninitialised array. The search begins behind the last array found: memory taken first is usually free
+        first."""
         size = math.prod(shape) * dtype.itemsize
         with self._lock:
             arrays, begin = self._held.setdefault(size, []), self._next.get(size, 0)
@@ -104,7 +105,7 @@ def _references(arrays: list[Array], index: int) -> int:
 
 
 def give_back() -> None:
-    """Give freed memory back to the system. The C library keeps such memory, in pieces between live blocks too small
+    """Give freed memory back to the system. The C library keeps such memory, in pieces between live blocks, too small
     for a larger value."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:

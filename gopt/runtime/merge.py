@@ -31,8 +31,9 @@ def merge(
 ) -> list[Array]:
     """Return one value per shape.
 
-    ``reduce``: "mean" over the present contributions, "sum", or "weighted": the sum of w g over the sum of w. A trainer
-    of weight zero adds nothing; with all weights zero the result is zero."""
+    ``reduce``: "mean" over the present contributions, "sum", or "weighted": the sum of w g over the sum of w. float16
+    and bfloat16 are summed in float32 and rounded once, to ``dtype``. A trainer of weight zero adds nothing, whatever
+    it sent; with all weights zero the result is zero."""
     wanted = numpy_dtype(dtype)
     wide = np.dtype(np.float32) if dtype in HALVES else wanted
     total: Array | None = None

@@ -73,8 +73,8 @@ def _lp_normalization(x: Array, *, axis: int | None = None, p: int | None = None
 
 
 def _rows(x: Array, axis: int | None, opset: int) -> tuple[Array, int]:
-    """Numbers to be normalised, in float32 at least, and the axis of the sums: before operator set 13 all dimensions
-    from ``axis`` on are one."""
+    """Numbers to be normalised, in float32 at least, and the axis of the normalisation: before operator set 13 all
+    dimensions from ``axis`` on are one."""
     wide = x.astype(np.result_type(x.dtype if x.dtype.kind == "f" else np.float32, np.float32), copy=False)
     if opset >= 13:
         return wide, -1 if axis is None else axis

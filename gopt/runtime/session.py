@@ -136,7 +136,7 @@ def make_session(
     model: bytes, providers: Sequence[Any], *, empty: bool = False, disabled: Set[str] = frozenset(),
     rewrites: bool = True, keep: bool = True, **more: Any,
 ) -> Any:  # fmt: skip
-    """Build a session: the one place where gopt does. Wrong rewrites of ONNX Runtime are off.
+    """Build a session: the one place where gopt does. ONNX Runtime's rewrites known to be wrong are off.
 
     ``empty``: some value has no elements; ``disabled``: further rewrites to switch off; without ``rewrites`` all are
     off. ``keep``: freed memory is kept for the next run. ``more``: further arguments of InferenceSession. Raises as

@@ -1,1 +1,1 @@
-"""A step from file to folder: ``source`` loads a step, ``sharded`` or ``split`` derives and writes folders."""
+"""A step from file to folder: ``source`` loads a step, ``sharded`` or ``split`` makes a folder of it."""

@@ -69,7 +69,7 @@ class ShardOptions:
 
     @property
     def named_statistics(self) -> dict[str, str]:
-        """The states named by ``statistics``, and the rule of each."""
+        """The states named by ``statistics``, and the rule by which ranks combine each."""
         return parse_statistics(self.statistics or "")[1]
 
     @property

@@ -44,7 +44,7 @@ def near_file(path: str | os.PathLike[str], *, folders: bool = False) -> tuple[s
     """The hint, if any, for a path that does not exist.
 
     The hint names the first missing folder of the path, else the file with the nearest name, else the nearest of the
-    files with the suffix. ``folders``: only folders are named."""
+    files with the path's suffix. ``folders``: only folders are named."""
     folder, name = os.path.split(os.fsdecode(path).rstrip(os.sep))
     try:
         names = _names(folder)

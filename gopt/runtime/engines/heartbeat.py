@@ -58,8 +58,8 @@ RUNNING, ENDED, REPORTED, WAITING = 0, 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """A launcher's process; ``start``: the start time in ticks of the system, as in process numbers; ``job``: the name
-    of the processes, '' in the folder of an older gopt."""
+    """A launcher's process; ``start``: the start time in ticks of the system, because process numbers are reused;
+    ``job``: the name of the processes, '' in the folder of an older gopt."""
 
     process: int
     start: int
@@ -128,8 +128,8 @@ def _stat(process: int) -> list[bytes]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the files of launcher and ranks from their folder, an otherwise empty folder, and the ranks' shared
-    memory."""
+    """Remove the files of launcher and ranks from their folder, the folder itself if nothing else is in it, and the
+    ranks' shared memory."""
     if (launcher := read_marker(folder)) is not None and launcher.job:
         remove_shared(launcher.job)
     with suppress(OSError):
@@ -185,7 +185,7 @@ class StatusPublisher:
         return beat
 
     def follow(self) -> None:
-        """End this rank after the launcher: a killed launcher cannot end its ranks."""
+        """End this rank when the launcher has ended: a killed launcher cannot end its ranks."""
         assert self.folder is not None
         launcher = read_marker(self.folder)
         if launcher is not None:
@@ -228,7 +228,7 @@ class StatusPublisher:
         """Publish this rank's failure, once the end of the job is explained: by ``explain``, or by the rank that failed
         first.
 
-        The caller ends the whole job next; before the first rank's report, the report would be lost."""
+        The caller ends the whole job next; an end before the first rank has reported would lose the report."""
         if not self.explain(code, explain):
             self._await_report()
         self.at(self.step, self.call, REPORTED)

@@ -284,8 +284,8 @@ class MpiEngine:
         return unpack_views(flat, shapes)
 
     def _in_place(self, node: Node, memory: Array, views: Callable[[], list[Array]]) -> list[Array]:
-        """The arrays of a call in shared memory. The objects are the same as long as the memory, so the executor keeps
-        its bindings."""
+        """The arrays of a call in shared memory. The objects stay the same as long as the memory does, so the executor
+        keeps its bindings."""
         results = self._results.get(id(node))
         if results is None or results.memory is not memory:
             results = self._results[id(node)] = _Results(node, memory, views())

@@ -33,12 +33,12 @@ _FIXED = {
 
 
 def new_name() -> str:
-    """A name of no other job."""
+    """A name unused by other jobs."""
     return f"gopt_{secrets.token_hex(8)}"
 
 
 def remove_shared(name: str) -> None:
-    """Remove the shared memory of a job's processes, where the processes have not."""
+    """Remove the shared memory of a job's processes, where the processes have not done so."""
     for path in Path("/dev/shm").glob(f"mpich_shm_{_fnv(name.encode()):x}_*"):
         with suppress(OSError):
             if path.lstat().st_uid == os.geteuid():
@@ -118,8 +118,8 @@ class RankProcesses:
         self.running.clear()
 
     def end(self) -> None:
-        """Kill all processes, close the pipes to them, and remove their shared memory: ranks remove it themselves once
-        all have it."""
+        """Kill all processes, close the sockets to them, and remove their shared memory: ranks remove it themselves
+        once all have it."""
         self.kill()
         remove_shared(self._name)
         for key in list((self._selector.get_map() or {}).values()):

@@ -107,7 +107,7 @@ class Endpoint:
         return Awaited(tuple(number for number in range(self.roster.size) if number not in without), "send a message")
 
     def gather(self, item: Any, deadline: float | None = None, what: str = "the roles' agreement") -> list[Any]:
-        """Return the values passed by every endpoint, in order; None for dropped endpoints.
+        """Return the values passed by every endpoint, in the order of their numbers; None for dropped endpoints.
 
         All endpoints call this method, in the same order. ``item``: a small JSON value."""
         return self._hub.gather(self.number, item, deadline, what)
@@ -117,7 +117,7 @@ class Endpoint:
         self.gather(None, deadline, "the barrier")
 
     def seconds_silent(self, number: int) -> float:
-        """Seconds since the last message or sign of life of an endpoint, or since the start."""
+        """Seconds since the last message or sign of life of an endpoint, or since the start if none came."""
         return self._hub.seconds_silent(self.number, number)
 
     def drop(self, number: int) -> None:

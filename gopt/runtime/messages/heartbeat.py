@@ -13,7 +13,7 @@ from gopt.runtime.messages.roster import Settings
 class Heartbeat:
     """The last sign of each process of a job, and the processes silent for too long.
 
-    ``processes``: their count; ``number``: of this process; ``tag``: of the signs."""
+    ``processes``: the count of processes; ``number``: the number of this process; ``tag``: the tag of the signs."""
 
     def __init__(self, mpi: Any, comm: Any, processes: int, number: int, tag: int, settings: Settings) -> None:
         self._mpi, self._comm, self._tag = mpi, comm, tag

@@ -58,7 +58,7 @@ class Hub(ABC):
 
     @abstractmethod
     def _dispatch(self, to: int) -> None:
-        """Lock held: send what the queue to an endpoint allows."""
+        """Lock held: send as much of the queue to an endpoint as may be sent."""
 
     @abstractmethod
     def _tell(self, to: int, item: dict[str, Any]) -> None:
@@ -232,7 +232,7 @@ class Hub(ABC):
         return time.monotonic() - self.mailboxes[number].last_heard.get(peer, self._begun)
 
     def lose(self, number: int, why: str) -> None:
-        """Record the loss of an endpoint: waits of others raise until the loss is dropped."""
+        """Record the loss of an endpoint: waits of others raise until they drop the endpoint."""
         with self.changed:
             self._lose(number, why)
 

@@ -48,8 +48,8 @@ class Mailbox:
     def place(self, header: Header, arrays: Sequence[Array] | None = None, owned: bool = True) -> Mail:
         """Take a message in.
 
-        ``arrays``: the arrays, if arrived already; they are copied unless ``owned`` and the endpoint asks for no other
-        memory. Raises InvariantError for memory of another size."""
+        ``arrays``: the arrays, if arrived already; they are copied unless they are ``owned`` and the endpoint names no
+        memory for them. Raises InvariantError for memory of another size."""
         memory = self._memory(header)
         if memory is None and arrays is not None and owned:
             memory = list(arrays)

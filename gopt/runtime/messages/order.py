@@ -44,7 +44,7 @@ class Order(Protocol):
     """Chooses the next message of an endpoint, among the oldest message of each source."""
 
     def ready(self, receiver: int, heads: Sequence[Header]) -> bool:
-        """Return whether a message may be received now."""
+        """Return whether one of these messages may be received now."""
 
     def choose(self, receiver: int, heads: Sequence[Header]) -> int:
         """The source of the next message."""

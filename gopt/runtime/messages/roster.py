@@ -55,9 +55,9 @@ class Roster:
 class Settings:
     """Limits of a job.
 
-    ``deadline``: the longest wait in seconds. ``messages``, ``bytes``: an endpoint accepts another message while the
-    held messages and bytes are below. ``heartbeat``: seconds between signs of life, 0 for none. ``heartbeat_timeout``:
-    seconds of silence after which an endpoint of another process counts as lost."""
+    ``deadline``: the longest wait in seconds. ``messages``, ``bytes``: an endpoint accepts another message while it
+    holds fewer messages and bytes than these. ``heartbeat``: seconds between signs of life, 0 for none.
+    ``heartbeat_timeout``: seconds of silence after which an endpoint of another process counts as lost."""
 
     deadline: float = 60.0
     messages: int = 64

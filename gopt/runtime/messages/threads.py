@@ -39,7 +39,8 @@ class ThreadHub(Hub):
         return Endpoint(self, number)
 
     def start(self, number: int) -> None:
-        """Called first by an endpoint's thread: a serial run begins after the calls of all threads."""
+        """Called by an endpoint's thread before all else: a serial run begins when all threads have called this
+        method."""
         if self._serial is not None:
             self.wait(number, lambda: True, None, lambda: Awaited((), "start"))
 

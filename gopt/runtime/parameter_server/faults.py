@@ -58,7 +58,7 @@ class FaultOptions:
 
     @property
     def decides_rounds(self) -> bool:
-        """Whether servers decide together, in every round, about the contributions."""
+        """Whether servers decide together, in every round, whose contributions it uses."""
         return self.continues or self.nan is OnNan.SKIP or self.stop is not None
 
     def check(self, plan: ServerPlanEntry) -> None:

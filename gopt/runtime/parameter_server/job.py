@@ -166,7 +166,8 @@ class EndpointEngine:
 
 
 def agree(endpoint: Endpoint, server_job: ServerJob) -> None:
-    """Compare the start options of all endpoints. All raise RunError with the differing field."""
+    """Compare the start options of all endpoints. Where options differ, all raise RunError with the name of the
+    first."""
     job = server_job.job
     mine: dict[str, Any] = {
         "the split": server_job.manifest.digest(), "--steps": job.steps, "--every": job.every,

@@ -28,8 +28,7 @@ CHIEF = 0
 
 @dataclass(slots=True)
 class Counting:
-    """When the counters of a key advance. ``advances``: the count of advances. ``due``: pushes since the last advance.
-    ``due``: pushes since the last time."""
+    """When the counters of a key advance. ``advances``: how often they have. ``due``: pushes since the last advance."""
 
     rule: str
     advances: int = 0

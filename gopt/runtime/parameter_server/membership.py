@@ -13,7 +13,7 @@ class Trainers:
     """Trainers of a run.
 
     ``ended``: trainer -> the rounds ended by the trainer. ``idle``: trainer -> the last round ended without data, and
-    so without a contribution. ``lost``: trainer -> the reason. ``signal``: the signal for the stop, or 0."""
+    so without a contribution. ``lost``: trainer -> the reason. ``signal``: the signal that stopped them, or 0."""
 
     live: set[int]
     ended: dict[int, int] = field(default_factory=dict)

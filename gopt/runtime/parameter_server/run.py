@@ -101,7 +101,7 @@ def run_in_threads(
 ) -> tuple[int, int]:  # fmt: skip
     """Run a split with a thread for each endpoint; returns the last step, and the signal that ended the run, or 0.
 
-    ``order``: of received messages; a recorded order lost no trainer, and goes on without none."""
+    ``order``: of received messages; a recorded run lost no trainer, so no trainer may be lost in its order."""
     hub = ThreadHub(server_job.roster(), Settings(deadline=deadline), order)
     spares = server_job.faults.continues or server_job.plan.mode is not Mode.SYNC
     spares = spares and not isinstance(order, Recorded)

@@ -185,8 +185,8 @@ class RunRecord:
         }
 
     def check_steps(self, name: str) -> None:
-        """Raise InputError where trainers did fewer steps than the job has. Data that ends a run leaves some steps out.
-        ``name``: of the record."""
+        """Raise InputError where the trainers' steps are not as many as the job's. Data that ends a run leaves some
+        steps out. ``name``: of the record."""
         ended = Counter(
             (holder, message.sender) for holder, messages in self.received.items() for message in messages
             if message.kind == Kind.BARRIER.name

@@ -14,8 +14,8 @@ from gopt.runtime.training.kept_order import kept_order
 
 
 class SplitCheckpoints:
-    """When an endpoint writes a checkpoint, and the checkpoint at the start. ``step``: the rounds before the start.
-    ``ahead``: of the data, as of ``MicroStep``."""
+    """When an endpoint writes a checkpoint, and the checkpoint from which it starts. ``step``: the rounds before the
+    start. ``ahead``: of the data, as of ``MicroStep``."""
 
     def __init__(self, server_job: ServerJob, endpoint: int) -> None:
         self._job, self._number = server_job.job, endpoint

@@ -25,7 +25,8 @@ from gopt.runtime.session import Array
 
 
 def coalesce(ids: Ids, rows: Array) -> tuple[Ids, Array]:
-    """Each id once, in ascending order, and the sum of the id's rows, added in the order of the list."""
+    """Each id once, in ascending order, and the sum of the id's rows, added in the order of the list. float16 and
+    bfloat16 are summed in float32 and rounded once."""
     order = np.argsort(ids, kind="stable")
     ids, listed = ids[order], rows[order]
     starts = np.flatnonzero(np.diff(ids, prepend=ids[:1] - 1))

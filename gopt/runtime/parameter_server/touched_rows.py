@@ -65,7 +65,7 @@ def take_out(graph: Graph, states: Mapping[str, str]) -> tuple[Graph, list[Touch
 def _way(
     name: str, output: str, users: Mapping[str, list[Node]], producers: Mapping[str, Node]
 ) -> tuple[Node, Node, Node, Node] | None:
-    """The nodes from a gather of a state's rows to the scatter; None for any other use."""
+    """The nodes Reshape, Gather, ScatterND and Reshape on a state's rows; None where the state is used otherwise."""
     last = producers.get(output)
     gathered = users.get(name, [])
     if last is None or not last.is_a("Reshape") or len(gathered) != 1 or not gathered[0].is_a("Reshape"):
@@ -153,7 +153,7 @@ _CHUNK = 1 << 22
 
 @dataclass(slots=True)
 class TouchedTable:
-    """A server's part of a table with row updates at each touch."""
+    """A server's part of a table with updates on touched rows."""
 
     states: tuple[TouchedState, ...]
     stores: dict[str, RowStore]

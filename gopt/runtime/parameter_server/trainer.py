@@ -230,7 +230,8 @@ class PushPullTrainer:
         return self._faults.stop is None or self.step >= self.server_job.job.steps or self.data.take_ahead(self.step)
 
     def _look_ahead(self, ready: Sequence[Any]) -> None:
-        """Before the first step: end the run where data lacks. ``ready``: the values passed by all endpoints."""
+        """Before the first step: end the run where there is too little data for it. ``ready``: the values passed by all
+        endpoints."""
         self.stopped = self._data_ends(dict(enumerate(map(bool, ready[: self.server_job.trainers]))))
 
     def _data_ends(self, more: Mapping[int, bool]) -> int:

@@ -1,8 +1,8 @@
 """Assigns memory to every result of a program once, so that no step allocates or binds memory again.
 
 Results sent by a call lie in the call's buffer, and the results of a gather are adjacent. A result that outlives a step
-has two alternating buffers: one is read while the other is written. All other results reuse memory: a buffer is free
-for results of the same size after the last use of its value. The operands of a call are not reused within a step,
+has two alternating buffers: one may be read while the other is written. All other results reuse memory: a buffer is
+free for results of the same size after the last use of its value. The operands of a call are not reused within a step,
 because the call may overlap the following steps."""
 
 from __future__ import annotations

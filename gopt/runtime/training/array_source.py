@@ -39,7 +39,7 @@ class MicroStep:
 
     @property
     def turn(self) -> int:
-        """The batches before this one in the same part, rounded up where other parts had more than now."""
+        """The number of batches before this one in the same part; its share of ``ahead`` is rounded up."""
         return self.number + -(-self.ahead // self.parts)
 
 
@@ -168,8 +168,8 @@ def taken(dims: Shape, shape: Shape) -> int:
 
 
 def check_rows(path: str, types: Mapping[str, TensorType], shapes: Mapping[str, Shape], order: SampleOrder) -> None:
-    """Raise InputError where inputs would no longer belong together: arrays for unequal numbers of batches, or rows in
-    an order that a shuffle would make different. No array is read."""
+    """Raise InputError where inputs would no longer belong together: arrays for unequal numbers of batches, or rows
+    that a shuffle would order differently. No array is read."""
     reference: tuple[str, int, int] | None = None
     for name, type in types.items():
         if shapes[name] != type.dims:  # else it is the same in every step

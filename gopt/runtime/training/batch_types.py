@@ -11,7 +11,7 @@ from gopt.runtime.training.sample_files import on_disk
 
 
 def batch_types(manifest: Manifest, job: Job) -> dict[str, TensorType]:
-    """The batch inputs, with the job's ``batch_size`` as an open number of samples.
+    """The batch inputs, with the job's ``batch_size`` for an open number of samples.
 
     Raises InputError where samples on disk leave the batch size open, OptionError for a size that the step or the data
     contradicts."""

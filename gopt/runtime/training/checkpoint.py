@@ -136,7 +136,7 @@ class Checkpoints:
         return self.root / step_dir(step)
 
     def best(self) -> CheckpointIndex | None:
-        """The index of the best step, if there is a best step. Raises RunError as ``load``."""
+        """The index of the best step, or None. Raises RunError as ``load``."""
         path = self.root / BEST_DIR
         return read_index(path, self.manifest, identity(self.root)) if (path / INDEX_FILE).is_file() else None
 
@@ -197,7 +197,7 @@ class Checkpoints:
     def start_from(self, step: int) -> int:
         """The batches by which the data is ahead of this run's trainers at a step, from which the run goes on.
 
-        Raises RunError where a trainer has no file, and the values of another trainer would differ."""
+        Raises RunError where a trainer has no file, and no other file has its own values."""
         folder = self.path(step)
         index = open_index(folder)
         of_run = index.of_run(self.manifest)

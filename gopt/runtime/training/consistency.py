@@ -81,7 +81,7 @@ def share_memory(engine: Engine, plans: Sequence[ExecutionPlan]) -> list[SharedM
 
 
 def _call_text(node: Node, graph: Graph) -> str:
-    """The text of a call, equal on all members of the group."""
+    """The text of a call, to be equal on all members of the group."""
     attributes = {key: value for key, value in sorted(node.attributes.items()) if key not in ("group", "peer")}
     types = [str(graph.types[name]) for name in node.outputs if name in graph.types and graph.types[name].static]
     shown = "" if "cuts" in attributes and node.op_type == "ReduceScatter" else " " + ", ".join(types)

@@ -89,8 +89,8 @@ class Evaluation:
 
 @dataclass(slots=True)
 class KeptChoice:
-    """The best evaluation so far. ``kept``: the best evaluation, behind ``step``; ``without``: evaluations since
-    then."""
+    """The best evaluation so far. ``kept``: the entry of the best evaluation, behind ``step``; ``without``: evaluations
+    since then."""
 
     rule: BestRule
     patience: int

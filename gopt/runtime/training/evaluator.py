@@ -122,7 +122,7 @@ class Evaluator:
         return show(self.plan.data) if isinstance(self.plan.data, str) else "of Python"
 
     def _batches(self, part: int, parts: int) -> Iterator[tuple[int, int, Batch]]:
-        """The batches of one part: the position among all batches, and the number of samples."""
+        """The batches of one part, each with the position among all batches and the number of samples."""
         source = self._source
         if isinstance(source, ArraySource):
             yield from self._stored(source, part, parts)

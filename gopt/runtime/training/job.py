@@ -214,7 +214,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def not_finite(losses: Mapping[str, float]) -> str:
-    """The loss that is no number, '' if all are numbers."""
+    """A message on the first loss that is no number, '' if all are numbers."""
     name = next((name for name, value in losses.items() if not math.isfinite(value)), None)
     if name is None:
         return ""

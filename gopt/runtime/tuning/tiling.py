@@ -1,8 +1,8 @@
 """Splits long elementwise runs into tiles that fit a cache: an update passes over memory once, not once per operator.
 
 A segment is split into runs of elementwise nodes on long rows of one length, and the rest. LLVM or NumPy computes a run
-with the bits of ONNX Runtime; else the run becomes one small session with an open length, bound by address to tile
-after tile of the rows. A result may overwrite an operand after the operand's last use."""
+where it gives the bits of ONNX Runtime; else the run becomes one small session with an open length, bound by address to
+tile after tile of the rows. A result may overwrite an operand after the operand's last use."""
 
 from __future__ import annotations
 
