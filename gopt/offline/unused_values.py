@@ -15,7 +15,7 @@ from gopt.text.sanitize import show
 
 
 def refuse_unused(training: TrainingGraph, values: Mapping[str, Tensor], file: str) -> None:
-    """Raise InputError for an optimizer state from a file that is not read while a scalar state is zero, and is zero.
+    """Raise InputError for a loaded optimizer state, unread while a scalar state is zero, if that scalar is zero.
 
     ``gopt export`` writes such updates: ``Where(started == 0, first step, later step)``, where the first step makes the
     optimizer's states anew. ``values``: the values of ``file``, by state.

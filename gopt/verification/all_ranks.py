@@ -58,7 +58,7 @@ class AllRanks:
         return joined(self.ranks, key, values, self.types)
 
     def apart(self, states: Sequence[Values]) -> list[Values]:
-        """For each batch, the ranks' states that differ from other ranks."""
+        """For each batch, the local states of its ranks: each data rank has a separate value."""
         separate = [Values() for _ in range(max(self.which) + 1)]
         for which, rank, values in zip(self.which, self.ranks, states):
             for state in rank.states:

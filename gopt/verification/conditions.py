@@ -87,7 +87,7 @@ def _condition_output(index: GraphIndex, node: Node, inputs: Collection[str]) ->
 
 
 def _constants(index: GraphIndex, read: Iterable[str]) -> tuple[float, ...]:
-    """Numbers behind a condition's value: thresholds are among them, or near."""
+    """Numbers on the way to a condition's value: thresholds are among them, or near."""
     numbers = {index.constants.number(name) for name in read}
     return tuple(sorted(number for number in numbers if number is not None and np.isfinite(number)))
 

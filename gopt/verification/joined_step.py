@@ -107,7 +107,7 @@ class _Joined:
         return state.tensor not in apart and state.tensor not in self.measured.noise
 
     def _told_of(self, couplings: Sequence[Coupling]) -> set[str]:
-        """The values behind a note's subject; a note on gradients covers all gradients."""
+        """The values that depend on a note's subject; a note on gradients covers all gradients."""
         training, values = self.reference.training, {coupling.value for coupling in couplings}
         gradients = {*training.gradients.values()}
         if not values.isdisjoint(gradients | {*training.losses}):

@@ -20,7 +20,7 @@ class LargeBatch(str, Enum):
 @dataclass(frozen=True, slots=True)
 class StateDistance:
     """A state, and the distance from the large batch's state over the size of the change; ``noted``: a note of
-    ``shard`` covers a value behind the state."""
+    ``shard`` covers a value on the way to the state."""
 
     name: str
     kind: str

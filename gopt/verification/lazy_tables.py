@@ -1,8 +1,8 @@
 """Tables with updates on pushed rows, for ``verify``: the effect of the source's own step on them.
 
 The source updates all rows. Where the update leaves a row without a gradient unchanged, both are the same. Elsewhere
-the reference takes the source's update for rows with numbers in some batch, and leaves all others, and their optimizer
-states, unchanged."""
+the reference takes the source's update for rows named in some batch, and leaves all others, and their optimizer states,
+unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LazyTable:
     states: tuple[str, ...]
 
     def touched(self, batches: Sequence[Values]) -> np.ndarray:
-        """The rows with numbers in some of the batches."""
+        """The rows named by number in some of the batches."""
         rows = np.zeros(self.rows, bool)
         for values in batches:
             for name in self.ids:

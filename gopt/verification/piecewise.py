@@ -23,7 +23,7 @@ def pieces(*arrays: np.ndarray) -> Iterator[list[np.ndarray]]:
 
 
 def normal(generator: np.random.Generator, count: int, dtype: type[np.floating[Any]]) -> Iterator[np.ndarray]:
-    """So many normal numbers, in pieces as above. For many numbers, each piece comes from another place of a pool:
+    """``count`` normal numbers, in pieces as above. For many numbers, each piece comes from another place of a pool:
     drawing takes ten times as long."""
     pool = generator.standard_normal(min(count, _POOL), dtype)
     for start in range(0, count, PIECE):

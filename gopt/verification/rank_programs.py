@@ -69,7 +69,7 @@ def read_rank(
 ) -> RankPrograms:  # fmt: skip
     """A rank from the manifest's ``record`` and its files; local gradients of ``probe`` can be reached.
 
-    ``randoms`` are fed, with ``types`` of results in the source. Raises InputError where files are missing or say
+    ``random_inputs`` are fed, with ``types`` of results in the source. Raises InputError where files are missing or say
     something else. ``arrays``: shared by ranks."""
     states = manifest.states_of(record)
     graphs, stored = {}, {}

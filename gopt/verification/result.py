@@ -53,7 +53,7 @@ class Difference:
 
 @dataclass(slots=True)
 class VerifyFailure:
-    """A value out of tolerance: the furthest distance, and the number of comparisons."""
+    """A value out of tolerance: the worst comparison, and the number of failed comparisons."""
 
     worst: Difference
     comparisons: int = 1

@@ -149,8 +149,8 @@ def _indexed(index: GraphIndex, node: Node, name: str) -> int | None:
 
 
 def _behind(index: GraphIndex, node: Node, name: str, line: _Line) -> _Line | None:
-    """The line behind a node, as far as ids are followed: arithmetic with constants, layout, casts, and of plain ids
-    partial replacements."""
+    """The line behind a node, as far as ids are followed: arithmetic with constants, layout, casts, and for plain ids
+    operators that replace some ids."""
     if node.is_a("Add", "Sub", "Mul"):
         constant = index.constants.value(node.inputs[1 if node.inputs[0] == name else 0])
         if constant is None or constant.dtype.kind not in "iu" or not constant.size:
@@ -228,6 +228,6 @@ def hyper(type: TensorType) -> np.ndarray:
 
 
 def filled(type: TensorType, value: float) -> np.ndarray:
-    """An array of one value; an open dimension, as in inputs without computation, has one element."""
+    """An array of one value; an open dimension, found only in unused inputs, has one element."""
     dims = [size if isinstance(size, int) else 1 for size in type.shape or ()]
     return np.full(dims, value, numpy_dtype(type.dtype))

@@ -2,7 +2,7 @@
 
 The engine is onnx's reference evaluator if quick, else ONNX Runtime without any rewrites. After a difference by more
 than rounding, each node, and each node with the nodes in front, runs alone on the same operands: the first node that
-differs in both views is named."""
+differs at every tried point is named."""
 
 from __future__ import annotations
 

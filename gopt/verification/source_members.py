@@ -47,7 +47,7 @@ def member_mesh(mesh: Mesh, nodes: Iterable[Node]) -> Mesh | None:
 
 
 def run_members(program: Program, feeds: Sequence[Feeds], members: Mesh) -> list[Values]:
-    """Run every member on separate values; ``members``: the axes of the source's calls."""
+    """Run every member on the member's own feeds; ``members``: the axes of the source's calls."""
     return run_ranks([program for _ in feeds], [read_by(program, values) for values in feeds], members)
 
 

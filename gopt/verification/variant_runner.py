@@ -89,7 +89,7 @@ class VariantRunner:
     def leaves(
         self, variant: Variant, steps: int, start: Values, settings: Values, batches: Callable[[int], Batches]
     ) -> bool:
-        """Return whether the reference alone leaves the numbers in a step."""
+        """Return whether the reference alone leaves the numbers in any of ``steps`` steps."""
         states = start
         for number in range(1, steps + 1):
             local = self.reference.kept(variant, states, settings, batches(number))
@@ -120,7 +120,7 @@ class VariantRunner:
         self.silent -= heard
 
     def _tell(self, variant: Variant, number: int, not_finite: Sequence[str]) -> None:
-        """Keep the states that left the numbers in the reference; a note, if caused by the variant."""
+        """Keep the states and losses that left the numbers in the reference; a note, if caused by the variant."""
         where = f"not finite in the source in step {number} of {variant.name!r}"
         why = f"{where}: nothing can be compared with it{OWN_DATA}"
         self.left = [Doubt(name, why) for name in not_finite]

@@ -135,7 +135,7 @@ class VerificationRun:
         return False
 
     def _other_starts(self) -> Iterator[tuple[Values, Values, int]]:
-        """Other states and settings, and the number of skipped starts of batches; each tried in turn."""
+        """Other states and settings, and how many starts' worth of batches to skip; each tried in turn."""
         on, slower = self._counters_on(), self._slower()
         drawn = isinstance(self.batches, SampledBatches)  # the user's own batches are not left out
         if on:

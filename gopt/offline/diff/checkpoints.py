@@ -1,4 +1,4 @@
-"""A step of each of two checkpoints: the value of every state, whatever ranks wrote."""
+"""A step of each of two checkpoints: the value of every state, whatever ranks wrote it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _MOST = 6
 
 
 def state_story(index: FolderIndex, name: str) -> Iterator[Fact]:
-    """A state of the source, by input or by updated output."""
+    """A state of the source, by input or by the output with the new value."""
     state = index.states.get(name) or index.updated.get(name)
     if state is None:
         return

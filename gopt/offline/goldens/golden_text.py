@@ -70,7 +70,7 @@ def golden_text(
 
 
 def wrapped(fact: str) -> list[str]:
-    """The line if short enough; else the parts after the first colon on separate lines, unbroken."""
+    """The fact on one line if short enough; else the parts after the first colon on further lines, unbroken."""
     if len(fact) + 2 <= WIDTH:
         return [f"  {fact}"]
     head, colon, rest = fact.partition(": ")

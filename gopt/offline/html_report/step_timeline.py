@@ -53,7 +53,7 @@ def step_timeline(folder: Path, manifest: Manifest, report: Report, rank: int) -
 
 
 def _file(folder: Path, entry: RankEntry, phase: str) -> Graph:
-    """The graph of a phase. For a trainer or server with another file, this file."""
+    """The graph of a phase; for a trainer or server without a file of the phase, the graph of another file."""
     name = entry.files.get(phase) or next(iter(entry.files.values()), None)
     if name is None or not (folder / Path(name).name).is_file():
         raise InputError(f"rank {entry.rank} has no file for the phase {phase}", "write the folder again")

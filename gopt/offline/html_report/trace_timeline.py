@@ -84,7 +84,7 @@ def _ms(microseconds: float) -> float:
 
 
 def _focus(spans: Sequence[Span]) -> tuple[float, float]:
-    """The last step: from the compute before its first call; everything without calls."""
+    """The last step: from the compute before its first call; all spans if no call tells of steps."""
     end = max(span.end for span in spans)
     firsts = [span for span in spans if span.lane == 1 and _FIRST_CALL.match(span.name)]
     if not firsts:

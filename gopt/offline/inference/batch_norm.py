@@ -27,8 +27,8 @@ _TOLERANCE = 1e-4
 def evaluated(subgraph: ForwardSubgraph, statistics: Iterable[tuple[str, str]]) -> list[Node]:
     """Nodes that make, under the old names, the values read by BatchNorm in evaluation.
 
-    ``statistics``: running statistics with new values. Raises UnsupportedError for a batch statistic in an unknown
-    position of the forward."""
+    ``statistics``: running statistics with new values. Raises UnsupportedError for a batch statistic with an unknown
+    use in the forward."""
     replacements = [
         _as_evaluated(node) for node in subgraph.graph.nodes if id(node) in subgraph.nodes and _trains(node)
     ]

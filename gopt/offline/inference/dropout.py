@@ -93,7 +93,7 @@ def _scaled(subgraph: ForwardSubgraph, draw: str, mask: str, reader: Node) -> No
 
 
 def _scale(subgraph: ForwardSubgraph, node: Node) -> tuple[str, float] | None:
-    """Return a node's factor beside a constant, and this constant."""
+    """Return the value that a node multiplies by a constant, and the constant."""
     if node.op_type == "Div" and (number := subgraph.constants.number(node.inputs[1])):
         return node.inputs[0], 1 / number
     if node.op_type == "Mul":

@@ -71,8 +71,8 @@ def forward_only(training: TrainingGraph, outputs: Sequence[str], *, called: boo
 
 
 def _given(graph: Graph, values: Mapping[str, str]) -> Graph:
-    """A twin of the graph with values fed in place of computed. ``values``: the input's name -> value; a name of
-    another value stays with that value."""
+    """A twin of the graph with some values fed, not computed. ``values``: the input's name -> value; a name of another
+    value stays with that value."""
     twin, cut = graph.twin(), set(values.values())
     twin.nodes = [node for node in twin.nodes if cut.isdisjoint(node.outputs)]
     twin.inputs = {name: type for name, type in twin.inputs.items() if name not in cut}

@@ -28,7 +28,7 @@ class FileCandidate:
 
     @cached_property
     def size(self) -> int:
-        """Size of the file in bytes; raises InputError for a missing file or no regular file."""
+        """Size of the file in bytes; raises InputError for a missing file, or a path that is no regular file."""
         with naming(os.fspath(self.path)):
             return regular_size(os.fspath(self.path))
 

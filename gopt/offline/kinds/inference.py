@@ -38,8 +38,8 @@ NO_STEP = "no output is a loss of values that other outputs replace"
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Stored values that are not inputs, with Constant nodes: ``elements`` and ``bytes`` of all, ``dtypes``: the number
-    of each."""
+    """Stored values that are not inputs, Constant nodes included: ``elements`` and ``bytes`` of all, ``dtypes``: the
+    number of each."""
 
     tensors: int
     elements: int

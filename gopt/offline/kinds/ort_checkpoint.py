@@ -30,7 +30,7 @@ class OrtGroup:
 class OrtCheckpointInspection(HtmlTable):
     """A checkpoint.
 
-    ``nominal``: names of tensors without values; ``external``: the values are in a file beside the checkpoint."""
+    ``nominal``: tensors are named without values; ``external``: the values are in a file beside the checkpoint."""
 
     file: str
     file_bytes: int

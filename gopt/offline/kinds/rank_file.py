@@ -20,8 +20,8 @@ RANK, MESH, FORMAT = "gopt.rank", "gopt.mesh", "gopt.format"
 
 @dataclass(frozen=True, slots=True)
 class RankFileInspection(HtmlTable):
-    """A rank's file. ``calls``: the number of each collective over each group; ``made_by``: pass -> its nodes;
-    ``stored``: inputs with an initial value, in bytes."""
+    """A rank's file. ``calls``: the number of each collective over each group; ``made_by``: pass -> the number of added
+    nodes; ``stored``: inputs with an initial value, in bytes."""
 
     file: str
     rank: str

@@ -32,7 +32,7 @@ class TrainingStepEntry:
 @dataclass(frozen=True, slots=True)
 class TrainingInfoInspection(HtmlTable):
     """An inference graph of ``nodes`` nodes with training steps beside it. ``refusal``: why gopt does not shard the
-    model, or ''; ``parameters``, ``loss``: of the step, if trainable."""
+    model, or ''; ``parameters``, ``loss``: of the step read by gopt, 0 and '' for a refused model."""
 
     file: str
     file_bytes: int

@@ -19,8 +19,8 @@ Gates = dict[str, list[tuple[State, bool]]]
 
 @dataclass(frozen=True, slots=True)
 class LearningRate:
-    """``input``: the feeding input, '' for a constant or no rate; ``effective``: the scalar of the update;
-    ``schedule``: the nodes in between; ``follows``: the states read by the schedule."""
+    """``input``: the input that feeds the rate, '' for a constant or an unknown rate; ``effective``: the scalar of the
+    update; ``schedule``: the nodes in between; ``follows``: the states read by the schedule."""
 
     input: str
     effective: str

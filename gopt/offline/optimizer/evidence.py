@@ -169,7 +169,7 @@ def _biases(evidence: Evidence) -> Iterator[Correction]:
 
 
 def _rectifications(evidence: Evidence) -> Iterator[Correction]:
-    """RAdam: Adam's step times a factor where the second moment has been gathered long enough, else without."""
+    """RAdam: Adam's step times a factor once the second moment is gathered long enough, else without that moment."""
     rooted = np.array([fit.kind == "Adam" for fit in evidence.fits])
     for t in evidence.counts():
         second = 1 - evidence.second**t

@@ -12,7 +12,7 @@ def remove_chunks(items: Sequence[T], attempt: Callable[[Sequence[T]], bool], al
     """Try to remove items, from the last to the first: all of them, then halves, quarters, down to single items.
 
     ``attempt`` removes a chunk and says whether the result was kept; ``alive`` whether an item is still there, since
-    one removal may take others along. At most two calls for each item, and for each length of chunks."""
+    one removal may take others along. ``alive`` is called at most twice for each item at each length of chunks."""
     remaining = list(items)
     size = len(remaining)
     while size and remaining:

@@ -58,7 +58,7 @@ class GraphView:
 
 
 def _types(model: ModelProto) -> dict[str, ValueInfoProto]:
-    """The type of every value, from the model or from inference."""
+    """The known types of values, from the model or from inference."""
     try:
         graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     except MemoryError:

@@ -79,7 +79,7 @@ def _embed(model: ModelProto, folder: DataFolder) -> None:
 def parameter_groups(path: Path) -> Groups:
     """For every parameter of a step the outputs with the new values of the parameter and its states.
 
-    None where gopt does not read the step: the very failure, perhaps."""
+    Empty where gopt cannot read the step: the very failure, perhaps."""
     from gopt import api
 
     try:

@@ -72,7 +72,7 @@ def _add(archive: zipfile.ZipFile, name: str, content: Content) -> None:
 
 
 def is_reproducer(path: Path) -> bool:
-    """Return whether a regular file is a reproducer, to be replaced by another."""
+    """Return whether a regular file is a reproducer: another reproducer may replace the file."""
     try:
         read(path)
     except (InputError, OSError):

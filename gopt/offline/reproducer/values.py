@@ -59,7 +59,7 @@ def tensor_bytes(tensor: TensorProto) -> int:
 
 
 def leave_out_values(model: ModelProto) -> None:
-    """Take every value above ``limits.CHECKED_BYTES`` out of the model file."""
+    """Take every embedded value above ``limits.CHECKED_BYTES`` out of the model file."""
     for tensor in model_tensors(model):
         _leave_out(tensor)
 

@@ -123,7 +123,7 @@ def _roles(training: TrainingGraph, parts: StepDivision, inference: Graph, updat
 
 
 def _keep_initialization(header: ModelProto, info: TrainingInfoProto, start: Graph, stored: Collection[str]) -> None:
-    """Keep the source's computation of first values, as far as they are stored values of the model."""
+    """Keep the source's computation of first values, for the values that the model stores."""
     bound = [name for name in start.outputs if name in stored]
     if not bound:
         return

@@ -29,7 +29,7 @@ class SlopeMeter:
     def measure(
         self, parts: Sequence[Candidate], points: Sequence[Values], rungs: int | None = None, fixed: Sequence[str] = ()
     ) -> QuotientFit:
-        """``fixed``: graph values in the points. Only the first ``rungs`` lengths of the step."""
+        """``fixed``: graph values taken from the points. Only the first ``rungs`` lengths of the step."""
 
         def losses(point: Values) -> np.ndarray:
             return self.forward.losses(point, fixed)

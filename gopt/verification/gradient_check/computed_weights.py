@@ -36,7 +36,7 @@ def computed_weights(
 
 
 def shifted(graph: Graph, gradients: Mapping[str, str], batch: set[str]) -> dict[str, str]:
-    """Parameter -> the sum or difference of the parameter and a value of the batch, with the gradient behind it.
+    """Parameter -> the sum or difference of parameter and a value of the batch, if the gradient depends on it.
 
     Sharpness-aware steps take their second gradient there."""
     with_batch = reached(graph, batch)
@@ -52,7 +52,7 @@ def shifted(graph: Graph, gradients: Mapping[str, str], batch: set[str]) -> dict
 
 
 def dependent_values(graph: Graph, name: str, batch: set[str], elements: int) -> list[str]:
-    """Values reached by the batch and by ``name``, with so many elements, nearest first."""
+    """Values that depend on the batch and lead to ``name``, with so many elements, nearest first."""
     live, with_batch = read_by(graph, [name]), reached(graph, batch)
     values = [output for node in reversed(graph.nodes) for output in node.outputs if output in live & with_batch]
     types = ((value, graph.type_of(value)) for value in values if value != name)

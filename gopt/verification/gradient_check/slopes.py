@@ -6,8 +6,8 @@ orthogonal to the gradient (a missing term). Every parameter adds about one to t
 drown in a large one. The loss changes by the same number of roundings in all, as little as can be measured: so short a
 step crosses few kinks (of a ReLU, of a pool).
 
-A slope agrees within the tolerance of one parameter's part. A rough slope, with two lengths of the step that differ by
-more, agrees within three times the difference, up to ``ROUGH`` of one parameter's part: a wrong gradient of one
+A slope agrees within the tolerance of one parameter's part. A rough slope, different by more at two lengths of the
+step, agrees within three times the difference, up to ``ROUGH`` of one parameter's part: a wrong gradient of one
 parameter is off by about all of its part."""
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class StopFinder:
     to see that others are right. What one finds, the next need not look for."""
 
     def known_forwards(self) -> Iterator[tuple[tuple[Stop, ...], HeldForward]]:
-        """The known sets, the latest first, each with the losses that hold it."""
+        """The known sets, the latest first, each with the losses under these held readings."""
         for stops in reversed(self.known):
             yield stops, HeldForward(self.forward, stops)
 
@@ -84,7 +84,7 @@ class StopFinder:
 
     def _chosen(self, part: Candidate, points: Sequence[Values], least: float) -> Iterator[list[Stop]]:
         """Readings with measurably near slopes; beside known readings, or straight through steps. ``least``: the
-        remaining distance at most."""
+        seconds to be left over."""
         tried = _readings(self.forward.graph, self.forward.training.losses, part.name)
         held_forward = HeldForward(self.forward, tried)
         cost = held_forward.seconds * 2 * DIRECTIONS * len(points)

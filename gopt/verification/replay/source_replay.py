@@ -181,7 +181,7 @@ class SourceReplay:
         return {name: np.array(value) for name, value in self._batches[trainer].batch(step).items()}
 
     def _piece(self, key: BlockKey) -> Piece:
-        """The elements of a key's parameter."""
+        """The piece of a parameter under a key."""
         server, kind, number = key
         if kind is Kind.PUSH_ROWS:
             table = self._plan.tables[number]
