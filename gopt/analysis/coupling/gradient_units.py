@@ -278,7 +278,9 @@ class GradientUnits:
             settled = [self.constants.settled(unit, name) for unit, name in zip(units, among)]
             degrees = {unit.degree for unit in settled} | ({self.constants.terms.common} - {None})
             contrary = not self.constants.terms.differ and len(degrees) > 1
-            if all(unit.start for unit in units) and (contrary or not self.constants.all_sure(settled)):
+            begun = any(self.constants.terms.begun(unit.factor, bool(unit.lone)) for unit in units)
+            sure = begun and not contrary and self.constants.all_sure(settled)
+            if all(unit.start for unit in units) and not sure:
                 # terms of a derivative of the model, such as that of an error function
                 return Unit(start=True, sure=not contrary)
             units = settled
