@@ -79,8 +79,8 @@ def _stored(tensor: TensorProto) -> TensorType:
 def between(
     model: ModelProto, sources: Iterable[str], scalar: str, types: Mapping[str, TensorType]
 ) -> tuple[set[str], set[str]]:
-    """Return the values depending on ``sources``, and the values behind ``scalar``, with ``scalar``. Whole numbers and
-    truth values end both, because no derivative passes."""
+    """Return the values depending on ``sources``, and the values ``scalar`` depends on, with ``scalar``. Whole numbers
+    and truth values end both, because no derivative passes."""
 
     def smooth(names: Iterable[str]) -> set[str]:
         return {name for name in names if name and (name not in types or types[name].dtype in FLOATS)}

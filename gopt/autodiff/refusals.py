@@ -110,7 +110,7 @@ def _one_flat_sample(operator: ForwardOperator) -> bool:
 
 def _divides(operator: ForwardOperator) -> bool:
     """Return whether onnx-ad divides by the elements of a product, perhaps zero. With known shapes,
-    ``gopt.autodiff.rewrites`` leaves such operators in bodies of control flow alone."""
+    ``gopt.autodiff.rewrites`` leaves such operators only in bodies of control flow."""
     kind = operator.types.get(operator.node.input[0])
     few = kind is not None and kind.shape is not None and (not kind.shape or 0 in kind.shape)
     axes = operator.types.get(operator.node.input[1]) if len(operator.node.input) > 1 else None

@@ -35,7 +35,7 @@ def repair_transposed_convolutions(graph: Graph, forward: set[str]) -> None:
 
 
 def _unsized(graph: Graph) -> UnsupportedError:
-    """Refuse a pool with an operand of unknown shape, as behind a loop."""
+    """Return the refusal of a pool with an operand of unknown shape, as behind a loop."""
     pools = (node for node in graph.nodes if node.is_a("AveragePool", "LpPool"))
     name = next((node.inputs[0] for node in pools if not graph.type_of(node.inputs[0]).static), "")
     what = f"the shape of {show(name)}, which a pool reads," if name else "the shape of what a pool reads"

@@ -136,7 +136,7 @@ def _cropped(operator: ForwardOperator, emit: ProtoTape, axes: Sequence[int], pa
 
 
 def _pool(operator: ForwardOperator, constants: Constants, emit: ProtoTape) -> str | None:
-    """Write automatic pads, and windows across the border, as pads in numbers."""
+    """Write automatic pads, and windows beyond the end, as pads in numbers."""
     attrs, padding = dict(operator.attributes), operator.attributes.get("auto_pad", "NOTSET")
     ceils = attrs.get("ceil_mode", 0) and operator.node.op_type != "MaxPool" and not attrs.get("count_include_pad", 0)
     if len(operator.node.output) > 1 or not (padding.startswith("SAME") or ceils):

@@ -16,7 +16,7 @@ def remove_seed_axis(graph: Graph, seeds: Collection[str], ends: Collection[str]
 
 
 def _elementwise(remover: Remover, node: Node) -> bool:
-    """Operands are aligned on the right: the axis must be at the same place of all."""
+    """Operands are aligned on the right: the axis must be at the same place of all operands with the axis."""
     out = remover.shape(node.outputs[0])
     assert out is not None
     from_end = set()

@@ -17,7 +17,7 @@ _ELSEWHERE = frozenset({"group", "reduce", "dtype", "shapes", "peer"})
 
 
 class CallSignature(NamedTuple):
-    """Properties of a call, equal on all members of a group.
+    """Properties of a call that must be equal on all members of a group.
 
     Hashable, and prints as one line.
     """

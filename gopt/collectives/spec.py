@@ -48,7 +48,7 @@ class Collective:
     def resolve(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Attributes read, lists as tuples, defaults filled in, in the record's order.
 
-        Raises InputError for an unknown, missing, mistyped or incomplete attribute."""
+        Raises InputError for an unknown, missing or mistyped attribute, or an incomplete form."""
         return resolve_attributes(self.name, self.attributes, self.forms, attributes)
 
     def infer(

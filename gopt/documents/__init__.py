@@ -170,7 +170,7 @@ def _raised(limit: int | str, needed: int) -> list[str]:
 
 
 def _check_schema(document: Any, kind: DocumentKind, name: str, floats: bool) -> None:
-    """Refuse a document unlike its schema; ``floats``: whether it contains floats."""
+    """Refuse a document that does not fit its schema; ``floats``: whether it contains floats."""
     wrong = first_error(kind.schema, document)
     if wrong is None and floats:
         wrong = first_error(kind.schema, _split(document))
@@ -199,7 +199,7 @@ def key_path(path: Sequence[str | int]) -> str:
 
 
 def as_run_error(error: InputError) -> RunError:
-    """The same refusal for a document of a checkpoint a run reads."""
+    """The same refusal for a document of a checkpoint, read by a run."""
     return RunError(error.message, *error.hints)
 
 

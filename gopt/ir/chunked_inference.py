@@ -1,4 +1,4 @@
-"""The check and the types of a long graph, some thousand nodes at a time, and no more than differ.
+"""The check and the types of a long graph, some hundred nodes at a time, and no more than differ.
 
 onnx parses the model into new messages, and returns a copy with all types: for a million nodes, that is more memory
 than everything else. The parts of a graph need not be in memory together while every type at a border is known: a chunk

@@ -39,7 +39,7 @@ _PLAIN = {"value_float": np.float32, "value_floats": np.float32, "value_int": np
 def fold_small(
     nodes: Sequence[Node], initializers: Mapping[str, Tensor], inputs: Mapping[str, object]
 ) -> dict[str, np.ndarray]:
-    """Values of at most 64 integers nodes make of constants alone, by name; Constant nodes themselves left out."""
+    """Values of at most 64 integers, made by nodes of constants alone, by name; Constant nodes themselves left out."""
     values: dict[str, np.ndarray | None] = {"": None}
     folded: dict[str, np.ndarray] = {}
     constants = {"", *(name for name, tensor in initializers.items() if name not in inputs and _may_be_shape(tensor))}

@@ -43,8 +43,8 @@ def naming(path: str) -> Iterator[None]:
 
 
 def regular_size(path: str) -> int:
-    """Return the bytes of a readable file. Raises InputError for a missing or unreadable file, a folder, a device or
-    pipe, and an empty file."""
+    """Return the number of bytes of a readable file. Raises InputError for a missing or unreadable file, a folder, a
+    device or pipe, and an empty file."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -60,7 +60,7 @@ class GraphIndex:
         return name in self.scalars
 
     def operands(self, name: str, through: Callable[[Node], bool] | None = None) -> Sequence[str]:
-        """Return the operands of a value's node, if ``through`` holds for the node."""
+        """Return the operands of a value's node, if ``through`` holds for the node; else none."""
         node = self.producers.get(name)
         return node.reads if node is not None and (through is None or through(node)) else ()
 
@@ -90,7 +90,7 @@ def copied_from(index: GraphIndex, name: str) -> str:
 
 
 def ancestors(index: GraphIndex, values: Iterable[str]) -> tuple[set[int], set[str]]:
-    """Return all nodes (by id) behind the values, and every value read on the way, with the values."""
+    """Return all nodes (by id) that values depend on, and every value read on the way, including the values."""
     nodes: set[int] = set()
 
     def following(name: str) -> Sequence[str]:
@@ -118,7 +118,7 @@ def descendants(index: GraphIndex, sources: Iterable[str]) -> set[str]:
 
 
 def parts_of(nodes: Sequence[Node], wholes: Mapping[str, int]) -> dict[str, int]:
-    """Return value -> bits of all wholes in front of the value; a sweep in reverse order. ``wholes``: value -> bits."""
+    """Return value -> bits of all wholes made from the value; a sweep in reverse order. ``wholes``: value -> bits."""
     bits_of = dict(wholes)
     for node in reversed(nodes):
         bits = 0

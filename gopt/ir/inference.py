@@ -39,7 +39,7 @@ def declared_types(body: GraphProto, names: Mapping[str, str]) -> dict[str, Tens
 def add_types(graph: Graph, file: ModelFile, header: ModelHeader | None) -> None:
     """Add stored and inferred types to the declared types in ``graph.types``; the more exact type is kept.
 
-    ``header``: kept of the model of a long graph, treated in chunks, after releasing the message. Raises InputError for
+    ``header``: of a long graph, the parts of the model kept for chunks; the message is released. Raises InputError for
     a model refused by onnx's checker: inference is most of the full check, and is done once.
     """
     constants, types = _large_constants(graph.nodes), graph.types

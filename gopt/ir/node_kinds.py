@@ -59,7 +59,7 @@ def draws(node: Node) -> bool:
 
 
 def value_reads(node: Node) -> Sequence[str]:
-    """Return the operands with elements behind a result: Shape and Size read a shape alone, CastLike the type of
+    """Return the operands whose elements influence a result: Shape and Size read a shape alone, CastLike the type of
     operand 1."""
     if node.domain not in ("", "ai.onnx") or not (unread := operator(node.op_type).by_type):
         return node.reads

@@ -96,7 +96,7 @@ def _refuse_spmd(proto: NodeProto) -> None:
 
 
 def captures(proto: NodeProto, symbols: SymbolTable) -> dict[str, None]:
-    """Return the outer values the bodies in a node's attributes read, in order; also checks the attributes."""
+    """Return the outer values read by bodies in a node's attributes, in order; also checks the attributes."""
     _check_operator(proto)
     captured: dict[str, None] = {}
     for attribute in proto.attribute:
@@ -125,7 +125,7 @@ def captures(proto: NodeProto, symbols: SymbolTable) -> dict[str, None]:
 
 
 def _refuse_sizes(proto: NodeProto, attribute: AttributeProto) -> None:
-    """Raise InputError for numbers of outputs or dimensions trusted by shape inference."""
+    """Raise InputError for too many outputs or dimensions: shape inference trusts such numbers."""
     owner = f"attribute {show(attribute.name)} of node {show(proto.name or ''.join(proto.output[:1]))}"
     if attribute.name == "num_outputs" and attribute.i > len(proto.output):
         raise InputError(f"{owner} is {attribute.i}, and the node has {len(proto.output)} outputs")

@@ -81,7 +81,7 @@ class GraphRewriter:
         after: Node | None = None,
         before: Node | None = None,
     ) -> Node:
-        """Add a node making ``outputs``, due after ``after`` and before ``before``."""
+        """Add a node making ``outputs``, due right after ``after``, or else before ``before``."""
         node = Node(op_type, inputs, list(outputs), domain=domain, attributes=dict(attributes or {}), sharding=sharding)
         self._add(node, outputs)
         if after is not None:

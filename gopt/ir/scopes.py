@@ -85,7 +85,7 @@ class _Names:
 
 
 def _given(model: ModelProto, function: FunctionProto) -> set[str]:
-    """The operands of a function some call gives."""
+    """The operands of a function, as far as given in some call."""
     formals: set[str] = set()
     stack = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     while stack:

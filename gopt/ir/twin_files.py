@@ -1,4 +1,4 @@
-"""Loads many files of a folder: a file unlike an earlier file in stored values alone is not checked whole.
+"""Loads many files of a folder: a file is not checked whole if only stored values differ from an earlier file.
 
 Files of ranks are alike but for the parts of states, so reading a folder takes time for the bytes, and not for checks
 and inference of each file.

@@ -72,7 +72,7 @@ def _check_statistics(program: SpmdProgram) -> None:
 
 
 def _sizes(program: SpmdProgram) -> set[str]:
-    """Return shapes of results of the batch in the source: for a split value, the shape is a constant by now."""
+    """Return the source's shapes of values made of the batch: for a split value, the shape is a constant by now."""
     source = GraphIndex(program.source.graph)
     fed = descendants(source, program.training.batch)
     shapes = (node for node in source.graph.nodes if node.is_a("Shape", "Size") and node.inputs[0] in fed)

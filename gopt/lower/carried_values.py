@@ -122,8 +122,8 @@ def _check_old_values(program: SpmdProgram, producers: Mapping[str, Node]) -> No
 
 
 def followed_states(training: TrainingGraph) -> dict[str, tuple[str, ...]]:
-    """Return new value of a state -> the non-scalar states with old values read by the update, sorted; cached for a
-    training."""
+    """Return new value of a state -> the non-scalar states with old values read for it by the update, sorted; cached
+    for a training."""
     return training.once(FOLLOWED, lambda: find_followed(training))
 
 
@@ -139,7 +139,7 @@ def _tensors(training: TrainingGraph) -> set[str]:
 
 @dataclass(slots=True)
 class _StateSources:
-    """Value -> the states behind it in the update, without gradients and scalars.
+    """Value -> the states read for it in the update, but not through gradients and scalars.
 
     New values of states stand for their own sources: every tensor of a bucket follows the whole bucket.
     """

@@ -65,7 +65,7 @@ class _HaloNodes:
         return self.add("Slice", [self.node.inputs[piece.strips], *cut, self.constant("axis", [self.axis])], name)
 
     def filled(self, count: int, role: str, value: np.ndarray) -> str:
-        """Return a constant block of ``count`` places no member has."""
+        """Return a constant block of ``count`` places held by no member."""
         dims = list(self.context.types[self.node.inputs[0]].dims)
         dims[self.axis] = count
         shape = self.constant(f"{role}.shape", dims)
@@ -89,7 +89,7 @@ class _HaloNodes:
 
 
 def strips(node: Node, context: LoweringContext) -> Lowered:
-    """Return the strips of a member other members need."""
+    """Return a member's strips for other members."""
     halo_nodes = _HaloNodes.of(node, context)
     pieces = halo_nodes.halo.strip_pieces(halo_nodes.member)
     if not pieces:

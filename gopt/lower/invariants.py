@@ -93,7 +93,7 @@ class _SharedValues:
 
 
 def _closed(program: SpmdProgram, rank: RankGraph, shared: _SharedValues) -> int:
-    """Count the reads of a rank; raise InvariantError for a value read too early."""
+    """Count the reads of a rank; raise InvariantError for a value read too early, or missing."""
     graph, values = rank.phase.graph, set(rank.constants)
     values.update(state.input for state in rank.own if state.input in graph.inputs)
     done, reads = -1, shared.reads

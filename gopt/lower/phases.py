@@ -1,6 +1,6 @@
 """A step in phases: a single phase, or a micro-step run several times and the update. No pass, no rank.
 
-A phase has the nodes behind its results, from the rank-independent graph; common nodes are in both.
+A phase has the nodes needed for its results, from the rank-independent graph; common nodes are in both.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def phases(program: SpmdProgram) -> list[LoweredPhase]:
 
 
 def _phase(program: SpmdProgram, name: str, times: int, results: Mapping[str, str]) -> LoweredPhase:
-    """The part of the step's graph behind ``results`` (output -> value)."""
+    """The part of the step's graph needed for ``results`` (output -> value)."""
     graph = program.graph
     needed = set(results.values())
     nodes: list[Node] = []

@@ -110,5 +110,5 @@ class RankGraph:
 
     @property
     def own(self) -> list[RankState | RankAccumulator]:
-        """All carried from file to file by the rank, beside values of all ranks."""
+        """Everything carried from file to file by the rank alone, beside values of all ranks."""
         return [*self.states, *self.accumulators]

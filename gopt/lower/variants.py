@@ -41,7 +41,7 @@ def _refuse_single(program: SpmdProgram, variant: SpmdProgram) -> None:
 
 
 def _common(program: SpmdProgram) -> Iterator[tuple[str, list[Hashable]]]:
-    """Yield the properties equal in all variants, each with a name and as an ordered list."""
+    """Yield the properties required to be equal in all variants, each with a name and as an ordered list."""
     yield "states", [(state.input, state.output, *(part.tensor for part in state.slices)) for state in program.states]
     yield "accumulators", [(accumulator.input, accumulator.output) for accumulator in program.accumulators]
     yield "buckets", list(program.layout)

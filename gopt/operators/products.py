@@ -25,7 +25,7 @@ def _of_spread_windows(attributes: Attributes, operands: Sequence[Shape], out: S
 
 
 def _of_equation(attributes: Attributes, operands: Sequence[Shape], out: Shape) -> int:
-    """The product of all dimensions an equation of two terms names; 0 where it does not name them all."""
+    """The product of all dimensions named by an equation of two terms; 0 unless all are named."""
     equation = str(attributes.get("equation", "")).replace(" ", "")
     terms = equation.partition("->")[0].split(",")
     if len(terms) != 2 or "." in equation:

@@ -192,7 +192,7 @@ def _take_along(nodes: Sequence[Node], due: dict[int, float], free: Mapping[int,
 
 
 def _ahead(nodes: Sequence[Node], gathers: Sequence[CollectiveCall], issues: Sequence[Issue]) -> dict[int, float]:
-    """Return gather -> the due place, also for later nodes before the gather's inputs."""
+    """Return gather -> the due place, also for producers of the gather's inputs, if later than due."""
     due = {call.place: item.at - 0.25 for call, item in zip(gathers, issues)}
     if not due:
         return {}

@@ -17,7 +17,7 @@ from gopt.spmd.program import SpmdProgram
 
 
 def check_mesh(mesh: Mesh) -> None:
-    """Raise UnsupportedError on an axis unknown to gopt's sharding."""
+    """Raise UnsupportedError on an axis gopt does not shard along."""
     if dict(mesh.axes).get("pp", 1) > 1:
         raise UnsupportedError(
             "mesh axis 'pp' is not supported: gopt does not split a step into pipeline stages", "use tp, shard or dp"

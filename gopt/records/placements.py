@@ -176,7 +176,7 @@ class FlatShard:
 
     @property
     def holder(self) -> int | None:
-        """The only member with elements; None for several or no elements."""
+        """The only member with elements; None for several such members, or without elements."""
         if self.start >= self.stop:
             return None
         member = bisect_right(self.cuts, self.start) - 1

@@ -65,8 +65,8 @@ class Roles:
         self._check_counts()
 
     def _check_counts(self) -> None:
-        """Check that every role has exactly one rank, and that no unknown role has a rank; open trainers are not
-        checked."""
+        """Check that every role has a rank, and no unknown role has a rank; nothing is checked while trainers are
+        open."""
         if self.is_open:
             return
         for kind, count in zip(_KINDS, (self.trainers, self.servers), strict=True):

@@ -44,7 +44,7 @@ def check_bucket_order(program: SpmdProgram) -> None:
 
 
 def _sums_first(program: SpmdProgram) -> list[Node]:
-    """Return the nodes in order, but the inputs of sums over micro-steps first: the update reads the sums."""
+    """Return the nodes in order, but nodes needed for sums over micro-steps first: the update reads the sums."""
     needed, sums = {accumulator.added for accumulator in program.accumulators}, set[int]()
     for node in reversed(program.graph.nodes) if needed else ():
         if not needed.isdisjoint(node.outputs):

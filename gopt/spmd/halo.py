@@ -85,7 +85,7 @@ class Halo:
 
     @cached_property
     def strips(self) -> tuple[tuple[Range, ...], ...]:
-        """Ranges of each member other members need, in order."""
+        """Each member's ranges needed by other members, in order."""
         if self.kind == "cut":
             return ((),) * len(self.ranges)
         return tuple(

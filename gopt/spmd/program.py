@@ -89,11 +89,11 @@ class PlacementExplainer(Protocol):
 
 @dataclass(slots=True)
 class SpmdProgram:
-    """The program passes rewrite: the roles of the source, one graph for all ranks, and the mesh.
+    """The program rewritten by passes: the roles of the source, one graph for all ranks, and the mesh.
 
     ``states`` are in the order of the source's states; ``layout`` lists the sequences in which values are stored.
     ``micro_steps`` forwards and backwards make one update; when there are several, ``accumulators`` carry the
-    gradients, and ``loop_carried``: statistic -> the value after a micro-step.
+    gradients, and ``loop_carried`` the statistics: input -> value after a micro-step.
     """
 
     training: TrainingGraph
@@ -155,7 +155,7 @@ class SpmdProgram:
         return self.at(self.mesh.coordinates(rank))
 
     def at(self, coordinates: Mapping[str, int]) -> SpmdProgram:
-        """The variant the rank at some coordinates runs."""
+        """The variant run at some coordinates."""
         return next(variant for variant in self.variants if variant._has(coordinates))
 
     def _has(self, at: Mapping[str, int]) -> bool:
@@ -290,7 +290,7 @@ class SpmdProgram:
         return micro, update
 
     def live_nodes(self) -> set[int]:
-        """Return the ids of all calls and of the nodes behind a result of the step. A sweep."""
+        """Return the ids of all calls and of the nodes needed for a result of the step. A sweep."""
         needed, live = self.results(), set()
         for node in reversed(self.graph.nodes):
             if node.domain == COMM or not needed.isdisjoint(node.outputs):

@@ -31,7 +31,7 @@ from gopt.records.placements import (
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An operand of a node: its placement along the axis, and the properties of the type rules need."""
+    """An operand of a node: its placement along the axis, and the properties of its type for rules."""
 
     name: str
     placement: Placement
@@ -86,7 +86,7 @@ def result(use: Use) -> Placement:
 
 
 def _check_presence(use: Use) -> None:
-    """Refuse shards and terms other members have than those that run the node: terms would be lost."""
+    """Refuse shards and terms on other members than those running the node: some would be lost."""
     shard = use.place if isinstance(use.place, FlatShard) else None
     for operand in use.operands:
         placement = operand.placement

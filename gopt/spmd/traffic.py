@@ -35,8 +35,8 @@ class CollectiveCall:
 
     Positions count the graph's nodes in order; ``len(nodes)`` is the end of the step.
 
-    ``ready``: position of the last source node or call behind the inputs; -1: available from the start. ``first``: the
-    first node computing with a result; forwarding calls do not count. ``last``: the last reader.
+    ``ready``: position of the last source node or call needed for the inputs; -1: available from the start. ``first``:
+    the first node computing with a result; forwarding calls do not count. ``last``: the last reader.
     """
 
     node: Node
@@ -189,7 +189,7 @@ class _Kinds:
         return CallContent.OTHER if all(map(self._small, node.outputs)) else CallContent.GRADIENTS
 
     def beside(self, node: Node) -> float:
-        """Return the fraction, by bytes, of a gradient call without gradients."""
+        """Return the fraction of a gradient call's bytes that are no gradients."""
         small = [self._small(name) for name in node.outputs]
         if self.of(node) is not CallContent.GRADIENTS or len(node.inputs) != len(small) or not any(small):
             return 0.0

@@ -148,8 +148,8 @@ class ShardingInference:
         self.table.give(node, tuple(self._checked(node, axis, use) for axis, use in enumerate(uses)))
 
     def _whole(self, placements: Sequence[Placements]) -> Placements | None:
-        """Return the placements of a result of whole operands, equal or each member's own (``rules.whole``); None for
-        others."""
+        """Return the placements of a result of whole operands, equal or each member's own (``rules.whole``); None with
+        any other operand."""
         union = self.table.equal
         for row in placements:
             key = id(union), id(row)
@@ -185,7 +185,7 @@ class ShardingInference:
         return shard
 
     def _shape(self, node: Node) -> None:
-        """The shape of a shard is each member's own, and so is a shape of data; other shapes are equal."""
+        """The shape of a shard is each member's own, and so is a data-dependent shape; other shapes are equal."""
         type = self.program.graph.types.get(node.inputs[0])
         static = type is not None and all(
             isinstance(size, int) or size in self._symbols for size in ((None,) if type.shape is None else type.shape)

@@ -131,7 +131,7 @@ def _released() -> Any:
 def begin(work: Callable[[], T], nodes: int) -> Task[T]:
     """Begin work on a graph of ``nodes`` nodes in a separate process, now or as soon as ``processes`` allows.
 
-    ``work`` returns a pickled value, changes nothing read afterwards, and writes no file. Without a process or a file
+    ``work`` returns a picklable value, changes nothing read afterwards, and writes no file. Without a process or a file
     in memory, and for an earlier request of the result, the work runs here, with the same result."""
     return begin_all([work], nodes)[0]
 

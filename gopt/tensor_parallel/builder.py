@@ -29,7 +29,7 @@ def inner(name: str, role: str) -> str:
 @dataclass(slots=True)
 class ExpansionBuilder:
     """The nodes of a graph in order. Types are logical. ``axis``: the mesh axis; ``phase``: the phase of added nodes;
-    ``placements``: of values sharded along the axis."""
+    ``placements``: of values not replicated along the axis."""
 
     graph: Graph
     axis: str

@@ -205,7 +205,7 @@ class _Trace:
         return True
 
     def _behind(self, name: str, shard: Shard) -> list[tuple[str, Shard]] | None:
-        """Return the parts behind a value's parts; None if not computable in parts."""
+        """Return the parts needed for a value's parts; None if not computable in parts."""
         forward = self.forward
         if name in forward.of_weights:
             items = forward.weights(name, shard)

@@ -1,6 +1,6 @@
 """Costs of mappings: the bytes a member sends, or seconds on links as ``gopt plan`` counts them.
 
-A value the forward or the backward waits for pays for a call of its own. Values that only the update reads, and
+A value awaited by the forward or the backward pays for a call of its own. Values that only the update reads, and
 scalars, share packed calls: they pay for the bytes only.
 """
 

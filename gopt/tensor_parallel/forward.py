@@ -80,7 +80,7 @@ class Forward:
         ]  # fmt: skip
 
     def weights(self, name: str, part: Placement) -> list[tuple[str, Shard]] | None:
-        """Return the parameters, with placements, behind a value; None if any cannot be split so."""
+        """Return the parameters, with placements, from which a value is computed; None if any cannot be split so."""
         if not isinstance(part, Shard):
             return []
         if name in self.parameters:

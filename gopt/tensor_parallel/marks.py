@@ -2,8 +2,8 @@
 
 Whether a gradient is a partial sum along an axis follows from the step alone, so a mark changes no value. A mark that
 agrees with the step changes nothing. One that names an axis along which the gradient is equal on all members adds a
-mean over it: the value stays, and members whose bits have drifted apart agree again. A mark is refused leaving out an
-axis along which the gradient is a partial sum, or that names one along which members hold different parts of it.
+mean over it: the value stays, and members whose bits have drifted apart agree again. A mark is refused if it leaves out
+an axis along which the gradient is a partial sum, or names one along which members hold different parts of it.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Pattern:
 def apply(
     training: TrainingGraph, members: int, rule: Sizes, patterns: tuple[Pattern, ...], auto: Mapping[str, Choice]
 ) -> dict[str, Choice]:
-    """Return the choices, overridden by the user's patterns; the first pattern matching counts.
+    """Return the choices, overridden by the user's patterns; the first matching pattern counts.
 
     Raises OptionError for a pattern matching no parameter, and for one by which a parameter cannot be split.
     """
@@ -95,7 +95,7 @@ def fed_by(
 
 
 def matches(names: Sequence[str], patterns: tuple[Pattern, ...], what: str) -> list[tuple[str, Pattern]]:
-    """Return names with the first pattern that matches; raises OptionError for a pattern matching none."""
+    """Return names with the first pattern that matches; raises OptionError for a pattern matching no name."""
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern.glob) for name in names):
             hint = did_you_mean(pattern.glob, names) or f"see each {what} with gopt inspect"

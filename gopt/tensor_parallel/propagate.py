@@ -50,7 +50,7 @@ def propagate(
     changed in place; ``others``: the axes along which it is split already.
 
     With ``tokens``, terms may be scattered over them in place of being summed on all members (sequence parallelism).
-    ``cut``: batch inputs members have whole and read a part of. ``cost``: what mappings cost; by default, bytes.
+    ``cut``: batch inputs held whole by members, and read in part. ``cost``: what mappings cost; by default, bytes.
     ``regather``: each phase gathers what it reads, so that a gathered value does not live from forward to backward.
     Raises UnsupportedError where a new state cannot be brought to the placement of the old one.
     """

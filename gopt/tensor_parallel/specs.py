@@ -1,7 +1,7 @@
 """Reads sharding specs of a file (ONNX IR 11) as placements of parameters along an axis.
 
-A spec on a parameter, on a state of the shape, on the new value or on a view of it says how the parameter is split.
-Specs on other values are ignored: placements of activations follow from those of weights.
+A spec on a parameter, on a state of the same shape, on the new value or on a view of the parameter says how the
+parameter is split. Specs on other values are ignored: placements of activations follow from those of weights.
 """
 
 from __future__ import annotations

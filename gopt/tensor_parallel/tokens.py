@@ -19,7 +19,7 @@ class Tokens:
     ``runs``, the parts of another axis.
 
     ``fed``: the batch itself is sharded, and so is every value by default. ``heads``: products of two such values are
-    sharded by heads. ``more``: sequences of other lengths values may have.
+    sharded by heads. ``more``: sequences of further lengths in values.
     """
 
     samples: int

@@ -35,7 +35,7 @@ def scalars(progress: Progress) -> dict[str, float]:
 @contextmanager
 def curves(folder: str | os.PathLike[str] | None) -> Iterator[Callable[[Progress], None]]:
     """A function adding a step to the curves in a folder, or doing nothing for None. A resumed run replaces the
-    folder's later steps. Raises RunError for a failed write."""
+    folder's values of the run's steps and later steps. Raises RunError for a failed write."""
     if folder is None:
         yield lambda progress: None
         return

@@ -28,7 +28,7 @@ def export(
 
     ``factory``: ``MODULE:FACTORY``, a function, or a function's result: (module, loss function or None, optimizer or
     several, example batch[, scheduler]). Raises OptionError and InputError for wrong arguments, or without PyTorch,
-    UnsupportedError for a step without an export, RunError for a failed write.
+    UnsupportedError for a step that cannot be exported, RunError for a failed write.
 
     >>> gopt.export("train.py:make", "step.onnx")  # doctest: +SKIP
     """

@@ -21,8 +21,8 @@ from gopt.text.notebook import HtmlTable
 @dataclass(frozen=True, slots=True)
 class Imported(HtmlTable):
     """A step written by ``import_step``. ``data``: the file of values beside the model, or ''; ``inputs``: inputs fed
-    by a run; ``missing``: states without a value; ``uninitialized``: values computed first by the source, stored values
-    in the step."""
+    by a run; ``missing``: states without a value; ``uninitialized``: values computed first by the source, but kept as
+    stored in the step."""
 
     model: str
     data: str

@@ -58,8 +58,8 @@ def plan(
     """Compare every stage, partition and bucket size by memory, traffic, calls, balance and overlap. Writes nothing.
 
     An int for ``mesh`` weighs several meshes of that many ranks. ``memory``: bytes of a rank or such as ``80GB``;
-    ``link``: such as ``200GB/s:5us``; ``bucket_mb``: only this cap, in MiB. ``source`` may be a function, called after
-    reading the other options. Raises InputError, OptionError and UnsupportedError.
+    ``link``: such as ``200GB/s:5us``; ``bucket_mb``: only this cap, in MiB. ``source`` may be a function loading the
+    step, called after reading the other options. Raises InputError, OptionError and UnsupportedError.
 
     >>> gopt.plan("fixtures/mlp_sgd.onnx", "shard=2", bucket_mb=1).choices[0].choice.mesh.ranks
     2

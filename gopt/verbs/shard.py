@@ -80,7 +80,7 @@ def confirm_duals(source: Source, mesh: Mesh) -> list[str]:
 def _chosen(
     source: Source, mesh: Mesh, settings: ShardOptions, auto: Auto, advance: ProgressCallback
 ) -> tuple[ShardOptions, ChoiceEntry]:
-    """The options of the best choice, and the report's entry."""
+    """The options with the best choice filled in, and the choice's entry in the report."""
     from gopt.offline.plan import choices
     from gopt.offline.plan_ranking import best
 

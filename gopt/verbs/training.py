@@ -27,7 +27,7 @@ class RunHooks:
     on_end: Callable[[SyncReport], None] = lambda report: None
 
     def of_servers(self, job: Job, position: Callable[[int, int], None] = lambda *_: None) -> Hooks:
-        """As for a run of trainers and servers; ``position``: called with step and message."""
+        """The hooks of a run of trainers and servers; ``position``: called with step and message."""
         return Hooks(lambda: self.on_start(_first_step(job), ""), position, self.stop_signal, self.on_end)
 
 

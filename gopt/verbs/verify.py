@@ -31,7 +31,7 @@ def verify(
 
     ``model`` replaces the kept source. Options are fields of ``VerifyOptions``: as keywords (``steps=1``), as one
     record, or as a record with changes. ``advance`` is called with each phase. Raises InputError for an incomplete
-    folder, UnsupportedError for random nodes beyond feeding, RunError for a failed rank.
+    folder, UnsupportedError for random nodes that cannot be fed, RunError for a failed rank.
 
     >>> gopt.verify(gopt.shard("fixtures/mlp_sgd.onnx", 2), steps=1).equal
     True

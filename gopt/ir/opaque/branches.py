@@ -1,6 +1,6 @@
 """Write out an If around an update: both branches run, and Where chooses by the condition.
 
-A gate a finite check closes is often written so: one branch updates, the other returns old values. With Where, the
+A gate closed by a finite check is often written so: one branch updates, the other returns old values. With Where, the
 update can be cut like any other. Where computes nothing, so values equal those of the If to the bit. A branch with an
 operator that may fail on values excluded by the condition stays in the If.
 """
@@ -43,8 +43,8 @@ def open_branches(graph: Graph, prefix: str) -> Graph:
 
 
 def _chosen(graph: Graph) -> set[int]:
-    """Return ids of the Ifs with operators that never fail alone, and perhaps a new state behind: a walk goes back from
-    every output through values of the same size."""
+    """Return ids of the Ifs in front of a possible new state, with only operators that never fail: a walk goes back
+    from every output through values of the same size."""
     ifs = {id(node) for node in graph.nodes if node.is_a("If") and _writable(graph, node)}
     if not ifs:
         return ifs
@@ -117,7 +117,7 @@ def _written(proto: NodeProto, prefix: str, scalar: bool) -> list[NodeProto]:
 
 
 def _flag(condition: str, then: str, otherwise: str, name: str, label: str, prefix: str) -> list[NodeProto]:
-    """Write a Where of truth values, because ONNX Runtime has no kernel."""
+    """Write a Where of truth values as And, Not, Or, because ONNX Runtime has no kernel."""
     return [
         helper.make_node("And", [condition, then], [f"{prefix}.first"]),
         helper.make_node("Not", [condition], [f"{prefix}.not"]),

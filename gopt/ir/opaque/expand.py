@@ -39,7 +39,7 @@ def expand(graph: Graph, prefix: str = PREFIX) -> Graph:
     """The graph with the opaque updates expanded; the same graph without such updates.
 
     Values inside a body are named ``<prefix>.<number of the node>.…``. Raises InputError for a node with lists unlike
-    the operator's, UnsupportedError for an unknown sequence or type.
+    the operator's, UnsupportedError for a sequence or type that cannot be followed.
     """
     graph = open_branches(graph, prefix)
     chosen = select_opaque_nodes(graph)

@@ -49,7 +49,7 @@ class SlotValues:
     updated: list[Values] = field(default_factory=list)
 
     def only(self, weight: int) -> SlotValues:
-        """The values of the only weight."""
+        """The values of a single weight, as if the node had no other."""
         return SlotValues(self.scalars, [self.weights[weight]], self.results, [self.updated[weight]])
 
 

@@ -1,4 +1,4 @@
-"""Arithmetic the bodies of several optimizers share."""
+"""Arithmetic shared by the bodies of several optimizers."""
 
 from __future__ import annotations
 

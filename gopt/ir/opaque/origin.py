@@ -36,7 +36,7 @@ class OpaqueCall:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The call behind a node, the weight, and the node's place in the body."""
+    """The call a node was written for, the weight, and the node's place in the body."""
 
     call: OpaqueCall
     weight: int

@@ -79,7 +79,7 @@ def sgd(b: BodyBuilder) -> None:
 
 
 def _flag(b: BodyBuilder, like: str) -> None:
-    """Emit a flag the weights were updated, in the shape of a scalar input."""
+    """Emit a flag for updated weights, in the shape of a scalar input."""
 
     def write() -> str:
         done = b.scalar("update_signal", "bool") if b.has("update_signal") else b.const(True, "bool")

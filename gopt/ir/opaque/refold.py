@@ -123,6 +123,6 @@ class RefoldedCall:
 
 
 def _in_call_order(names: list[str], slots_of: Values, now: Values) -> list[str]:
-    """The operands of a call in the order, under the present names."""
+    """The operands of a call in the call's order, under the present names."""
     slots = {name: slot for slot, name in slots_of.items()}
     return [now.get(slots.get(name, ""), "") for name in names]

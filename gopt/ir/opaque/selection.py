@@ -1,4 +1,4 @@
-"""Select the nodes of a graph holding an opaque update."""
+"""Select the nodes holding an opaque update in a graph."""
 
 from __future__ import annotations
 

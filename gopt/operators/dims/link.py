@@ -187,7 +187,7 @@ def made_of(operator: OperatorUse, *row: Where) -> tuple[Where, ...]:
 
 
 def kept(operator: OperatorUse, dims: Sequence[int]) -> Iterator[DimFactor]:
-    """Dimensions of the first operand all results have at the same place."""
+    """Dimensions of the first operand, at the same place in all results."""
     for dim in dims:
         yield DimFactor(first_of(operator, dim), all_results(operator, dim))
 

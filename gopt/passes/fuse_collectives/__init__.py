@@ -87,7 +87,7 @@ def _plan(program: SpmdProgram, free: Sequence[Node], order: CallOrder, options:
 
 
 def _of_micro_steps(program: SpmdProgram) -> set[str]:
-    """The values behind the results of each micro-step: other values belong to the update."""
+    """The values needed for the results of each micro-step: other values belong to the update."""
     needed = set(program.phase_results()[0].values())
     for node in reversed(program.graph.nodes):
         if not needed.isdisjoint(node.outputs):

@@ -85,7 +85,7 @@ def _depths(graph: Graph) -> list[int]:
 
 def _unawaited(graph: Graph, late: Container[int]) -> set[int]:
     """Places of nodes of forward and backward for which neither a heavy operator nor a reduction of these waits: the
-    steps behind a gradient of the source."""
+    operations on a gradient already made by the source."""
     awaited: set[str] = set()
     result = set()
     for at in range(len(graph.nodes) - 1, -1, -1):

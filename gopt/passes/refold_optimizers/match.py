@@ -75,7 +75,7 @@ class Match:
         return result
 
     def gone(self) -> bool:
-        """Return whether the weight's update runs as a part of another: no node is left."""
+        """Return whether the weight's update runs as a part of another weight's: no node is left."""
         now = self.pieces.now.get(self.weight, {})
         return not any(node.origin.place in now for node in self.running)
 

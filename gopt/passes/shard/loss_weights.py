@@ -37,7 +37,7 @@ class LossWeights:
 
     @cached_property
     def summed(self) -> frozenset[str]:
-        """Gradients summed by a call that takes means."""
+        """Gradients to be summed, although calls take means."""
         return self.program.loss_reduction.summed_gradients(self.program.training)
 
     def times_all(self, value: str, root: str) -> str:

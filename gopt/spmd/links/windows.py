@@ -1,9 +1,9 @@
 """Operators that slide along a dimension of places: convolutions, their gradients, pools.
 
 Result place ``o`` reads places ``o * stride - pad + t * dilation`` of the operand, for ``t`` below ``kernel``. To make
-some places of the result, a member needs a window of the operand: from the first place the first of them reads to the
-last the last reads. What is beside the dimension is in the window, so that no member pads: all of them run the operator
-without pads along that dimension.
+some places of the result, a member needs a window of the operand: from the first place read for the first of them to
+the last place read for the last. What is beside the dimension is in the window, so that no member pads: all of them run
+the operator without pads along that dimension.
 
 A transposed convolution is the dual: each operand place adds to a window of the result, so a member makes terms. The
 gradient of a weight is a convolution with the (split) gradient of the result as kernel: each member has terms of a sum,
@@ -43,7 +43,7 @@ class Sliding:
 
     @property
     def extent(self) -> int:
-        """Return the number of operand places between the first and the last read for a result place."""
+        """Return the number of operand places from the first to the last read for a result place, both included."""
         return (self.kernel - 1) * self.dilation + 1
 
     @property
@@ -83,7 +83,7 @@ class Sliding:
         return tuple(stop - start for start, stop in pairwise(ends))
 
     def sizes(self, ranges: Ranges) -> tuple[int, ...] | None:
-        """Return the result places of some windows, the inverse of ``ranges``; None for windows of other parts."""
+        """Return the result places of windows, the inverse of ``ranges``; None unless they are windows of parts."""
         counts = []
         for start, stop in ranges:
             steps, rest = divmod(stop - start - self.extent, self.stride)
@@ -146,7 +146,7 @@ def _first(operator: OperatorUse, placement: Placement, second: Placement = REPL
 
 
 def _shares(slide: Sliding, slot: Slot, placement: Shard | Window) -> list[tuple[int, ...]]:
-    """Return sizes of the result for given sizes of an operand, or the reverse."""
+    """Return possible sizes of the result for the placement of an operand, or of the result."""
     if slot.result:
         return [placement.sizes]
     if isinstance(placement, Window):
@@ -281,7 +281,7 @@ def slices(operator: OperatorUse) -> dict[int, tuple[int, int]] | None:
 
 
 def padded(operator: OperatorUse, slot: Slot, placement: Shard | Window) -> Iterator[Strategy]:
-    """Pad with zeros: the padding is outside the windows of the first and the last member."""
+    """Pad with zeros: the windows of the first and the last member contain the padding."""
     added = paddings(operator)
     if added is not None and not slot.place:
         yield from _taken(operator, slot, placement, 1, added[placement.dim][0])
