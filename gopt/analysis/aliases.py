@@ -1,7 +1,7 @@
 """Removes layout operators without effect, so that role recovery sees through them.
 
 A value behind such an operator is an alias of its root. Role recovery works on a view without aliases; the graph itself
-loses only the aliases of the update, so that no update stays split."""
+loses only the aliases of the update, so that no alias keeps an update from being split."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AliasFreeView:
         return replace(roles, params={name: self.aliases.get(value, value) for name, value in roles.params.items()})
 
     def restore(self, training: TrainingGraph) -> TrainingGraph:
-        """The same roles over the source; only the update loses its aliases, with all readers that the update joins."""
+        """The same roles over the source; only the update, and readers of joins made there, lose aliases."""
         viewed = dict(zip(self.origin, self.graph.nodes))
         graph = self.source
         stand_ins = dict(zip(self.origin, training.graph.nodes))
@@ -97,7 +97,7 @@ class AliasFreeView:
 
 
 def mark_rewritten(training: TrainingGraph) -> TrainingGraph:
-    """Mark the nodes of the update in place of another operator of the file, and note that operator as looked
+    """Mark the nodes of the update that replace another operator of the file, and note that operator as looked
     through."""
     graph = training.graph
     originals = set(map(id, graph.file_nodes or graph.nodes))

@@ -99,8 +99,8 @@ def build_context(step: StepSkeleton) -> AnalysisContext:
 
 
 def _same_as_loss(step: StepSkeleton) -> list[str]:
-    """The losses, and the one-element values from which a loss is cast, reshaped or scaled: equally good, because no
-    backward of these operators reads a value."""
+    """The losses, and the one-element values from which a loss is cast, reshaped or scaled: as good as the loss, and no
+    backward of these operators reads such a value."""
     equals, roots = [], LossRoots(step)
     for name in roots.ends:
         equals.append(name)
@@ -114,7 +114,7 @@ def _same_as_loss(step: StepSkeleton) -> list[str]:
 
 
 def _scalar_chain(index: GraphIndex, name: str) -> list[str]:
-    """A one-element value and the source of its cast, bound or shift: a count, clipped to at least 1."""
+    """A one-element value, and the sources of its casts, bounds and shifts: a count, clipped to at least 1."""
 
     def counts(node: Node) -> bool:
         return node.is_a("Cast", "Max", "Clip", "Add", "Identity", "Reshape", "Squeeze")

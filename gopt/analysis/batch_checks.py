@@ -21,8 +21,8 @@ def refuse_state_batches(step: StepSkeleton) -> None:
     """Raise OptionError where the role map calls an input a batch and the update replaces that input.
 
     The map goes before the data flow, and may rightly exclude an input that merely looks like a state. The input is no
-    batch, however, where an output without any part of the forward adds to the input, or starts from the stored
-    value."""
+    batch, however, where an output outside of the forward adds to the input, or starts from the stored value of the
+    input."""
     index, batch = step.index, set(step.roles.batch)
     if not batch:
         return

@@ -34,7 +34,7 @@ class UpdateWalk:
 def walk_update(context: AnalysisContext, updated: str, ends: str = "") -> UpdateWalk:
     """Walk back from the new value ``updated`` to the batch; raises UnsupportedError beyond UPDATE_VALUES.
 
-    ``ends``: the last values of the backward, where known."""
+    ``ends``: the last value of the backward, where known."""
     index, types, tainted_values = context.index, context.index.graph.types, context.tainted
     producers, definitions, scalars = index.producers, index.definitions, index.scalars
     forward, later, barrier = context.forward, context.later, context.barrier

@@ -1,8 +1,8 @@
 """Pairs of an optimizer state that another reading of the step would contradict, once gradients and batch are known.
 
 A state that keeps a gradient is made anew in each step. Where weight decay or a fed anchor enters that gradient, the
-walk reaches the parameter and the anchor, and pairs the output with either. Pairing knows neither batch nor gradient:
-here batch-dependent values are told from fed values such as a mask."""
+walk reaches the parameter and the anchor, and pairs the output with either. Pairing knows neither batch nor gradient
+yet; this module tells batch-dependent values from fed values such as a mask."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def _refuse_nearer(step: StepSkeleton, state: State, states: set[str], free_inpu
 
 
 def _refuse_shown(step: StepSkeleton, state: State, shown: list[str]) -> None:
-    """Refuse a state without a reader of the new value where a metric of the same type follows the batch, and may be
-    the new value."""
+    """Refuse a state, other than a statistic, where a metric of the same type follows the batch, and may be the new
+    value."""
     for output in shown if state.kind is not StateKind.STATISTIC else ():
         raise one_of_two(step.index.graph, state.tensor, state.updated, output)
 
 
 def _refuse_fed(step: StepSkeleton, state: State, stored: _StoredValues) -> None:
-    """Refuse a constant, a fed input beside stored states, or a lone mask, where the output may show the input."""
+    """Refuse constants, fed inputs beside stored states, and batch-independent masks: the output may show the input."""
     graph, name = step.index.graph, state.tensor
     if state.kind not in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):
         return
@@ -109,7 +109,7 @@ def _refuse_fed(step: StepSkeleton, state: State, stored: _StoredValues) -> None
 
 
 def _only_shown(step: StepSkeleton, state: State) -> bool:
-    """Return whether no node reads the new value, and other values are made of the old value."""
+    """Return whether no node reads the new value, and values other than the new value are made of the old value."""
     index = step.index
     if index.users.get(state.updated) or _averages(step, state):
         return False

@@ -1,8 +1,8 @@
 """Outputs without a pair that may be new values of inputs without a pair: no state may pass as a metric.
 
 A state need not be made of the old value element by element: 8-bit moments are unpacked, scaled and packed again, a
-queue is shifted, the last gradient norm is made anew. Where the data flow leaves at most one such pair of an input and
-an output, the names settle the pair."""
+queue is shifted, the last gradient norm is made anew. Where the data flow leaves an input and an output no partner but
+each other, the names settle whether both are a pair."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ class _StoredScalars:
         self.behind: dict[TensorType, set[str]] = {}
 
     def named(self, output: str) -> str:
-        """The only input with the type of an output and a name that pairs both; '' for no such input: a scale that each
-        step makes anew of the batch alone."""
+        """The only input with the type of an output and a name that pairs both, such as a scale that each step makes
+        anew of the batch alone; '' for no such input."""
         names = [name for name in self.names.get(self.index.graph.type_of(output), []) if says_new(name, output)]
         return names[0] if len(names) == 1 and names[0] in self.index.users else ""
 
@@ -151,7 +151,7 @@ def _made_of(index: GraphIndex, names: list[str], *, scalars: bool) -> set[str]:
 
 
 def _refuse_doubted(step: StepSkeleton, output: str) -> None:
-    """An output of one element may be a state where comparisons with the output choose values of the batch."""
+    """Refuse a one-element output, chosen among batch values by comparisons with an input, as a possible new value."""
     free = {name for name in step.index.graph.inputs if name not in step.updated and name not in step.batch}
     for name, depth in walk_to_states(step.index, output, free, step.tainted):
         if depth >= DOUBT_COST:
@@ -159,8 +159,8 @@ def _refuse_doubted(step: StepSkeleton, output: str) -> None:
 
 
 def _narrowed(step: StepSkeleton, dropped: Iterable[_Dropped]) -> dict[str, list[str]]:
-    """For each output the inputs that the output may replace: stored inputs first, and of several the inputs behind the
-    output."""
+    """For each output the inputs that the output may replace: stored inputs first, and of several the inputs upstream
+    of the output."""
     stored, batch = step.index.graph.initializers, set(step.batch)
     options = {drop.output: [name for name in drop.names if name in stored] or list(drop.names) for drop in dropped}
     several = dict.fromkeys(name for names in options.values() if len(names) > 1 for name in names if name not in batch)

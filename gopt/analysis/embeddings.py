@@ -1,4 +1,4 @@
-"""Embedding tables: parameters with reads of single rows, and with gradients that are sums of rows.
+"""Embedding tables: parameters read by single rows, with gradients that are sums of rows.
 
 Embeddings are such tables, and so are the weights and biases of output layers that look at sampled classes (sampled
 softmax, noise-contrastive estimation) or at the nodes of a path (tree softmax). All is read from the data flow: the

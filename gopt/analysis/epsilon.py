@@ -44,7 +44,7 @@ def _divisor(node: Node) -> str:
 
 
 def _rooted(index: GraphIndex, name: str, states: dict[str, str]) -> str:
-    """The state under the square root of a value, up to scalar factors; '' where an addend stands on the way."""
+    """The state whose square root equals a value up to scalar factors; '' where an addend stands on the way."""
     rooted = False
     while True:
         if rooted and name in states:

@@ -14,8 +14,8 @@ Reach = Mapping[str, Mapping[str, int]]
 def without_fed(graph: Graph, reach: Reach) -> dict[str, dict[str, int]]:
     """The inputs that each output reads element by element, without fed inputs.
 
-    A fed input has no stored value and a single reader among the outputs, and that output has an old value among the
-    stored inputs beside. Everything stays where an output would be left without a state."""
+    A fed input has no stored value and a single reader among the outputs, and that output also reads an old value among
+    the stored inputs. Everything stays where an output would be left without a state."""
     reachable = {output: dict(depths) for output, depths in reach.items()}
     readers = Counter(name for depths in reach.values() for name in depths)
     rest: dict[str, dict[str, int]] = {}

@@ -22,7 +22,7 @@ from gopt.ir.graph_index import ancestors, copied_from, descendants, walk
 from gopt.ir.types import FLOATS
 
 _FAR = 32
-"""Values behind one of a rank that are looked at."""
+"""Values upstream of a value of one rank that are looked at."""
 MAX_ITERATIONS = 8
 """Maximum number of times a gradient is moved towards the update because a rank-local value was found in it."""
 
@@ -74,7 +74,7 @@ def find_gradients(step: StepSkeleton) -> GradientMap:
 
 
 def reads_new_statistic(step: StepSkeleton, name: str) -> UnsupportedError | None:
-    """The refusal of an update that reads the new value of a statistic before the ranks have met."""
+    """The refusal of an update that reads a statistic's new value before the ranks combine it; None for any other."""
     behind = ancestors(step.index, [step.updated[name]])[1]
     for statistic, new in step.updated.items():
         if statistic != name and new in behind and new not in step.forward_values and step.is_statistic(statistic):
@@ -93,7 +93,7 @@ def _reads_new(name: str, read: str, new: str) -> UnsupportedError:
 def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Mapping[str, str]) -> LayoutError:
     """The refusal of a value that a node reads; ``gradients``: parameter -> gradient.
 
-    A node without a parameter behind may make a shown value instead of a new value of a constant."""
+    Where the node leads to no parameter's new value, the result may be shown, and taken for a constant's new value."""
     made_values = descendants(step.index, node.outputs)
     name, new = next(((name, new) for name, new in step.updated.items() if new in made_values), ("", ""))
     shown = [f"if {new} does not replace {name}, leave it out of the step"] if name and name not in gradients else []
@@ -110,7 +110,7 @@ def _own_value(step: StepSkeleton, value: str, node: Node, gradients: Mapping[st
 
 
 def _pair_hints(step: StepSkeleton, outputs: Collection[str]) -> list[str]:
-    """The hint to pair inputs without a new value with outputs of the same type that depend on the input."""
+    """The hint to pair inputs without a new value with dependent graph outputs of the same type among ``outputs``."""
     inputs = {name: type for name, type in step.index.graph.inputs.items() if name not in step.updated}
     candidates: dict[str, list[str]] = {}
     for new, type in step.index.graph.outputs.items():
@@ -125,7 +125,7 @@ def _pair_hints(step: StepSkeleton, outputs: Collection[str]) -> list[str]:
 
 
 def _shared_hint(step: StepSkeleton, value: str) -> list[str]:
-    """The hint to let an update read the mean over all ranks of the batch's scalars behind the value."""
+    """The hint to let an update read the means over the batch upstream of a scalar as means over all ranks."""
     stack, leaves = [value], dict[str, None]()
     for name in stack:
         node = step.index.producers.get(name)
@@ -184,7 +184,7 @@ def _refuse_loss(step: StepSkeleton, context: AnalysisContext, mixed: list[Node]
 
 
 def _refuse_found(step: StepSkeleton, context: AnalysisContext, gradients: Mapping[str, str]) -> None:
-    """Hold the findings against the conditions of a named gradient."""
+    """Hold the gradients found against the conditions that a named gradient must meet."""
     for name, gradient in gradients.items():
         why = _disqualified(step, context, name, gradient)
         if why:
@@ -202,7 +202,7 @@ def _refuse_found(step: StepSkeleton, context: AnalysisContext, gradients: Mappi
 def _late(step: StepSkeleton, gradient: str) -> str:
     """A state that follows the batch, or a fed tensor, that a gradient reads and the forward does not; '' without any.
 
-    A state whose new value is behind the gradient belongs to the optimizer."""
+    A state whose new value is upstream of the gradient belongs to the optimizer."""
     cone = ancestors(step.index, [gradient])[1] - set(step.batch) | {gradient}
     late = (
         name for name in step.index.graph.inputs
@@ -243,7 +243,7 @@ def _refuse_drawn(step: StepSkeleton, backward: set[int]) -> None:
 
 
 def _refuse_drawn_late(step: StepSkeleton, parameters: Sequence[str]) -> None:
-    """Refuse random numbers drawn by updates, beside all batch-dependent values."""
+    """Refuse random numbers drawn by updates themselves, apart from all batch-dependent values."""
     late = [node for node in step.random if id(node) not in step.forward and _unmoved(step, node)]
     behind = descendants(step.index, (name for node in late for name in node.outputs)) if late else set[str]()
     for name in parameters:
@@ -279,7 +279,7 @@ def _culprit(step: StepSkeleton, inputs: Sequence[str], rank_local: set[str]) ->
 
 
 def _parameter_candidates(step: StepSkeleton) -> list[str]:
-    """Floating states behind the loss whose new value depends on the batch; scalars last."""
+    """Floating states upstream of the loss whose new value depends on the batch; scalars last."""
     types = step.index.graph.types
     lost = [name for name in step.roles.params if name not in step.updated]
     if lost:
@@ -370,7 +370,7 @@ def _made_of_its_old(step: StepSkeleton, value: str) -> bool:
 
 
 def _reaching_states(step: StepSkeleton, nodes: list[Node]) -> list[Node]:
-    """Return the nodes behind the new value of some state."""
+    """Return the nodes upstream of the new value of some state."""
     if not nodes:
         return []
     needed = ancestors(step.index, step.updated.values())[0]

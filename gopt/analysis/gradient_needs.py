@@ -1,10 +1,10 @@
-"""The inputs behind every gradient: a state whose update lacks such an input is a statistic, however it is made.
+"""The inputs upstream of every gradient: a state whose update lacks such an input is a statistic, however it is made.
 
 A backward multiplies derivatives along a path from the loss to a parameter, and each operator on the path adds the
 operands of its own derivative: a product the other factors, a curved function the operand. Two sweeps give a lower
-bound of these inputs: forwards, the inputs behind each value; backwards, the inputs read on every path from the loss.
-An update that lacks such an input holds no gradient. The bound is certain where a backward differentiates the loss;
-stopping gradients on some paths, or passing gradients straight through, only makes a backward read more."""
+bound of these inputs: forwards, the inputs upstream of each value; backwards, the inputs read on every path from the
+loss. An update that lacks such an input holds no gradient. The bound is certain where a backward differentiates the
+loss; stopping gradients on some paths, or passing gradients straight through, only makes a backward read more."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def without_needs(
 ) -> dict[str, str]:
     """Floating states whose new value cannot hold a gradient of the losses -> a lacking input.
 
-    ``updated``: state -> new value; ``forward``: nodes behind the losses, by id."""
+    ``updated``: state -> new value; ``forward``: nodes upstream of the losses, by id."""
     read = [name for node in index.graph.nodes if id(node) in forward for name in node.reads]
     leaves = _groups([name for name in dict.fromkeys([*batch, *read]) if name in updated or name in index.graph.inputs])
     losses, live = list(losses), set(read)
@@ -78,10 +78,10 @@ def multiplied(index: GraphIndex, value: str) -> str:
 
 
 def _groups(leaves: Sequence[str]) -> Sequence[Sequence[str]]:
-    """The leaves in order, in single groups, or in as many groups as a mask may have bits.
+    """The leaves in order, each in a group of its own, or in as many groups as a mask may have bits.
 
-    An update that lacks a whole group lacks each leaf of the group: with groups a statistic may be taken for a
-    gradient, and no gradient for a statistic."""
+    An update that lacks a whole group lacks each leaf of the group, needed leaves included: with groups a statistic may
+    be taken for a gradient, and no gradient for a statistic."""
     singles, several = (leaves, ()) if len(leaves) <= _MOST else (leaves[: _MOST // 2], leaves[_MOST // 2 :])
     size = -(-len(several) // (_MOST // 2)) or 1
     return [*([name] for name in singles), *(several[at : at + size] for at in range(0, len(several), size))]
@@ -119,7 +119,7 @@ def _fixed(index: GraphIndex, name: str, updated: Mapping[str, str]) -> bool:
 
 
 class _Dependence:
-    """Value -> leaves behind the value, as bits: along any path, and above these bits through smooth functions alone.
+    """Value -> leaves upstream, as bits: along any path, and above these bits through smooth functions alone.
 
     Behind the forward an update may take signs and comparisons of a gradient: there only a place is no smooth function.
     ``leaves``: in groups, of one bit each, so that masks stay short in a large network. ``added``: values of the
@@ -152,8 +152,8 @@ class _Dependence:
 
 
 def _needs(sweep: _Dependence, losses: Iterable[str], *, smooth: bool) -> dict[str, int]:
-    """Value of the forward -> leaves behind the derivatives on every path from a loss to the value; ``smooth``: along
-    paths of floating values."""
+    """Value of the forward -> leaves upstream of the derivatives on every path from a loss to the value; ``smooth``:
+    along paths of floating values."""
     needs = dict.fromkeys(losses, 0)
     for node in reversed(sweep.index.graph.nodes):
         behind = [needs[name] for name in node.outputs if name in needs]
@@ -169,7 +169,7 @@ def _needs(sweep: _Dependence, losses: Iterable[str], *, smooth: bool) -> dict[s
 
 
 def _derivatives(sweep: _Dependence, node: Node) -> Iterator[tuple[str, int]]:
-    """Each operand, with a lower bound of the leaves behind the derivative by that operand.
+    """Each operand, with a lower bound of the leaves upstream of the derivative by that operand.
 
     Functions of one number are left out: the shown loss may be a multiple or a function of the loss at the start of the
     backward."""

@@ -26,7 +26,7 @@ from gopt.operators.kinds import LAYOUT, SCALES, SUMS
 
 
 def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str | None:
-    """The gradient behind the new value ``updated``, or None for an update without dependence on the batch.
+    """The gradient upstream of the new value ``updated``, or None for an update without dependence on the batch.
 
     Raises UnsupportedError where the data flow leaves the choice of the gradient open."""
     walk = walk_update(context, updated)

@@ -17,7 +17,7 @@ from gopt.text.sanitize import show
 def refuse_hidden_draws(graph: Graph) -> None:
     """Raise UnsupportedError where a function called by the graph draws random numbers.
 
-    Ranks with equal results would draw different numbers, and ``gopt verify`` could not feed the numbers."""
+    Ranks that must compute the same would draw different numbers, and ``gopt verify`` could not feed any."""
     names = {function.name for function in graph.header.functions}
     for node in graph.nodes if names else ():
         if node.op_type not in names and not control_flow(node):

@@ -53,7 +53,7 @@ class _ValueNumbering:
         return {name: node for node in nodes if node.phase is Phase.UPDATE for name in node.outputs}
 
     def _producer(self, name: str) -> Node | None:
-        """The node of the update behind a value."""
+        """The node of the update that makes a value."""
         node = self._outside.get(name)
         return node if node is not None or name in self._given else self._inside.get(name)
 

@@ -1,8 +1,8 @@
-"""The losses of a step: scalars at the start of a backward, found by the values behind gradients.
+"""The losses of a step: scalars at the start of a backward, found by the values upstream of gradients.
 
-The forward contains everything behind scalars outside of backward and update: losses, and shown scalars. A loss is the
-source of a gradient: the backward reads values behind no other scalar. A loss that ends in sums and means alone has no
-such value in the backward; such a scalar counts as a loss if some gradient has no other."""
+The forward contains the scalars outside of backward and update, losses and shown scalars, and everything upstream. A
+loss is the source of a gradient: the backward reads values upstream of this scalar and of no other. A loss that ends in
+sums and means alone has no such value in the backward; such a scalar counts as a loss if some gradient has no other."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _fed(index: GraphIndex, paired: Iterable[str]) -> set[str]:
 def further_roots(step: StepSkeleton, gradients: Iterable[str], candidates: Sequence[str]) -> tuple[str, ...]:
     """Other scalars of the forward: dependent on the batch, and on no gradient.
 
-    Behind the first scalar with a new read of a state there may be gradients of that state, and behind any scalar with
-    a state without a gradient of the losses so far: later scalars wait for the next look."""
+    Behind the first scalar that reads a further state there may be gradients of that state, and behind any scalar where
+    a state of the forward holds no gradient of the losses so far: later scalars wait for the next look."""
     index = step.index
     rest = [name for name in candidates if name not in step.roots and name not in step.replaces]
     if not rest:
@@ -87,9 +87,9 @@ def further_roots(step: StepSkeleton, gradients: Iterable[str], candidates: Sequ
 def before_updates(index: GraphIndex, pairs: Mapping[str, str], candidates: Sequence[str]) -> list[str]:
     """The candidates from the first possible loss on.
 
-    Where each tensor among a scalar's states is made anew, element by element, of a value behind the scalar, the
-    gradient is behind the scalar too: a norm of gradients, shown without a loss. A loss without products of the batch
-    with the batch may be such a norm as well."""
+    Where each tensor among a scalar's states is made anew, element by element, of a value upstream of the scalar, the
+    gradient is upstream too: the scalar may be a norm of gradients, shown without a loss. A loss without products of
+    the batch with the batch may be such a norm as well."""
     fed = _fed(index, pairs.values())
     products = {
         name for node in index.graph.nodes if node.is_a(*CONTRACTIONS) and fed.issuperset(node.inputs[:2])
@@ -122,7 +122,7 @@ def _by_element(node: Node) -> bool:
 
 
 def _meets(index: GraphIndex, output: str, of: Mapping[str, int], one: int, fed: set[str]) -> bool:
-    """Return whether a new value is made element by element of a computed value moved by the batch and behind the
+    """Return whether a new value is made element by element of a computed value moved by the batch and upstream of the
     candidate ``one``."""
     elements = index.graph.type_of(output).elements
 
@@ -137,7 +137,7 @@ def _meets(index: GraphIndex, output: str, of: Mapping[str, int], one: int, fed:
 
 def apart_from_updates(step: StepSkeleton, candidates: Sequence[str]) -> tuple[str, ...]:
     """Other scalars that depend on the batch, and not on any value from which a new value is made element by element:
-    no gradient is behind such a scalar."""
+    no gradient is upstream of such a scalar."""
     index = step.index
     rest = [name for name in candidates if name not in step.roots and name not in step.replaces]
     if not rest:
@@ -162,7 +162,7 @@ def _made_into_updates(step: StepSkeleton, fed: set[str]) -> set[str]:
 
 
 def _read_beyond(index: GraphIndex, value: str, visited: set[str]) -> set[str]:
-    """Return all values behind a value and outside of ``visited``, and add each to ``visited``."""
+    """Return a value and all values upstream, without the values in ``visited``, and add each to ``visited``."""
 
     def following(name: str) -> Iterable[str]:
         return (operand for operand in index.operands(name) if operand not in visited)
@@ -173,7 +173,7 @@ def _read_beyond(index: GraphIndex, value: str, visited: set[str]) -> set[str]:
 
 
 class LossRoots:
-    """The scalars at the ends of a forward. ``ends``: scalars behind no other scalar, except for a function of the
+    """The scalars at the ends of a forward. ``ends``: scalars upstream of no other scalar, except for a function of the
     scalar alone (a perplexity): losses, or only shown."""
 
     def __init__(self, step: StepSkeleton) -> None:
@@ -183,7 +183,7 @@ class LossRoots:
 
     @cached_property
     def of(self) -> dict[str, int]:
-        """Value of the forward -> roots behind which the value stands, a bit for each; one backward sweep."""
+        """Value of the forward -> roots downstream of the value, a bit for each; one backward sweep."""
         return parts_of([node for node in self.index.graph.nodes if id(node) in self.step.forward], self._bit)
 
     def leads(self, value: str, root: str) -> bool:

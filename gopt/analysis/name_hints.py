@@ -1,6 +1,6 @@
 """Pairs of inputs and outputs by name: a hint, never a proof.
 
-Two sequences of one shape may change roles in the data flow: the average of a parameter and the second sequence of
+Two sequences of one shape may exchange roles in the data flow: the average of a parameter and the second sequence of
 Nesterov's method are alike, with one made of the other's new value. Where the names of all states and of their new
 values follow one rule, such as ``NAME_out``, and the data flow gives other pairs, neither is taken for granted."""
 
@@ -62,7 +62,7 @@ def refuse_contradicted(index: GraphIndex, pairs: Mapping[str, str], roles: Role
 
 @contextmanager
 def names_first(index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap) -> Iterator[None]:
-    """Where a pair is asked for inside whose output is another state's by name, the names of all pairs come first."""
+    """Where the block asks for a pair contradicted by names, the refusal of all contradicted pairs comes first."""
     try:
         yield
     except OpenPairsError as error:

@@ -1,7 +1,7 @@
 """Pairs of states and outputs left open by the data flow: one refusal lists all pairs that a step needs.
 
-A refusal proposes pairs, and is tried with the proposal: the same message asks for any open pair behind. Pairs left
-open by the data flow and settled by names (``name_hints``) are taken, with a note."""
+A refusal proposes pairs, and is tried with the proposal: the same message asks for pairs found open afterwards. Pairs
+left open by the data flow and settled by names (``name_hints``) are taken, with a note."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TRIED = 24
 
 
 class OpenPairsError(UnsupportedError):
-    """The data flow leaves open the outputs that replace inputs.
+    """The data flow leaves open which outputs replace which inputs.
 
-    ``pairs``: possible pairs, input -> output. Otherwise the outputs ``shown`` may be left out of the step, the inputs
-    ``fed`` may be fed, or ``other`` hints hold; ``rather_fed``: feeding is more likely. ``instead``: the pairs of the
-    data flow for the same inputs. ``by_name``: the data flow leaves these pairs or no pair, and the names of both form
-    pairs."""
+    ``pairs``: possible pairs, input -> output. Where these are no pairs, the outputs ``shown`` may be left out of the
+    step, the inputs ``fed`` may be fed, or ``other`` hints hold; ``rather_fed``: feeding is more likely. ``instead``:
+    the pairs of the data flow for the same inputs. ``by_name``: the data flow allows these pairs or no pair, and the
+    names of inputs and outputs agree with the pairs."""
 
     def __init__(
         self,

@@ -24,8 +24,8 @@ def refuse_dynamic(index: GraphIndex, pairs: Mapping[str, str]) -> None:
 
 
 def refuse_open_shapes(step: StepSkeleton) -> None:
-    """Raise UnsupportedError for an input of an open shape, taken for a batch, behind an output made of the input
-    element by element outside the forward.
+    """Raise UnsupportedError for an input of an open shape, taken for a batch, from which an output outside of the
+    forward is made element by element.
 
     Shape inference may find another size for the new value, or a known size, so that the two types differ."""
     index, graph = step.index, step.index.graph

@@ -85,8 +85,8 @@ def refuse_hidden_forward(step: StepSkeleton) -> None:
 
 
 def _hidden_products(step: StepSkeleton) -> Iterator[tuple[Node, str, str]]:
-    """Yield each product outside of the forward of a value of the forward, or of a fed tensor, with a value made of
-    states alone; the state, and that value."""
+    """Yield each product, outside of the forward, of a value of the forward or of a fed tensor with a value made of
+    states alone; the state; and the factor from the forward, or fed."""
     index, settings = step.index, _settings(step)
     inside = {name for node in index.graph.nodes if id(node) in step.forward for name in node.outputs}
     of_state: dict[str, str] = {}

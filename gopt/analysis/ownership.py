@@ -39,7 +39,7 @@ class Ownership:
         return owners
 
     def _note_small(self, node: Node) -> None:
-        """Assign the owner of a node's reduced operands."""
+        """Give a node's results the owner of the reductions read; '' for several owners or a call."""
         behind = {self.reduced[name] for name in node.reads if name in self.reduced}
         if behind:
             only = behind.pop() if len(behind) == 1 and node.domain != COMM else ""  # a call is made by every rank

@@ -37,8 +37,8 @@ def low_precision_uses(training: TrainingGraph, nodes: Sequence[Node]) -> str:
 
 
 def trained_bytes(training: TrainingGraph) -> tuple[int, int]:
-    """Bytes of all gradients as the backward makes them, and of the trained parameters as forward and backward read: in
-    the type of the low-precision copy where all readers cast, and 0 where only the shape is read."""
+    """Bytes of all gradients as the backward makes them, and of the trained parameters as read by forward and backward:
+    in the type of the low-precision copy where all readers cast, and 0 where only the shape is read."""
     types = training.graph.types
     gradients = sum(types[name].nbytes for name in set(training.gradients.values()))
     users, parameters = parameter_users(training), 0

@@ -1,7 +1,7 @@
 """Weights of losses: the factor beside a parameter in the loss is the gradient, though no backward made the value.
 
 The derivative of s * l + r by s is l. Where all ways from a parameter to the losses run through such products and are
-linear behind, the gradient takes only the other factor from the batch."""
+linear from there on, the gradient takes only the other factor from the batch."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def find_region_mappings(training: TrainingGraph) -> tuple[RegionMapping, ...]:
     """The mappings of a source in the order of their values, with duals as far as the data flow shows.
 
     A call of the backward without a call in the forward is the dual of a pass-through: an all-reduce is the dual of a
-    copy. A repeated call of the forward for the backward is no dual."""
+    copy. A call of the forward repeated for the backward is no dual."""
     graph = training.graph
     if not copied(graph) and not training.calls:
         return ()
@@ -117,14 +117,14 @@ class _Finder:
         return tuple(sorted(mappings, key=lambda mapping: self.index.defined_at(mapping.value or mapping.gradient)))
 
     def _above(self, value: str) -> frozenset[str]:
-        """Parameters with gradients behind a value."""
+        """Parameters with gradients, upstream of a value."""
         return self._named(self._made_of.get(value, 0))
 
     def _named(self, bits: int) -> frozenset[str]:
         return frozenset(name for position, name in enumerate(self.training.gradients) if bits >> position & 1)
 
     def _parameters(self) -> dict[str, int]:
-        """Value -> parameters behind the value, a bit for each; one sweep."""
+        """Value -> parameters upstream of the value, a bit for each; one sweep."""
         masks = {name: 1 << position for position, name in enumerate(self.training.gradients)}
         for node in self.index.graph.nodes:
             bits = 0
@@ -222,7 +222,7 @@ def _inverse(node: Node, dual: Node) -> bool:
 
 
 def without_dual(mappings: Sequence[RegionMapping]) -> list[RegionMapping]:
-    """Mappings whose gradient must be moved, without a call in the data flow: mappings with the fewest parameters above
+    """Mappings whose gradient must be moved, without a call for that in the data flow; the fewest parameters above
     first.
 
     An all-reduce hands the gradient on. The operand of the region is copied in, though, and the copy's gradient is

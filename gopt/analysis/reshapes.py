@@ -1,8 +1,8 @@
 """Updates in another layout than the parameter: flat gradients, a clip over rows.
 
 `Reshape(g·c)` is `Reshape(g)·c`: a Reshape moves through operators that act element by element. A Reshape moved to the
-source of the flat value meets the Reshape that flattened, and both have no effect. The update then has the parameter's
-shape, and can be cut."""
+source of the flat value meets the Reshape that made the value flat, and the two together have no effect. The update
+then has the parameter's shape, and can be cut."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class _Finder:
         return run
 
     def _inner(self, name: str) -> Node | None:
-        """The node behind a value of a run; None of a leaf.
+        """The producer of a value of a run; None of a leaf.
 
         A gradient travels in the dtype of the first complete value: a gradient's first cast stays with the backward."""
         node = self.producers.get(name)
@@ -189,7 +189,7 @@ class _Finder:
         return True
 
     def _broadcast(self, name: str, rank: int) -> bool:
-        """Return whether an operand has one element, and not more dimensions than the values beside."""
+        """Return whether an operand has one element, and not more dimensions than the other operands."""
         type = self.types.get(name)
         return not name or (type is not None and type.elements == 1 and len(type.dims) <= rank)
 

@@ -1,7 +1,7 @@
 """Outputs that could be the new value of a state already paired with another output: metrics, or the state's own.
 
-A step may show the momentum before the clip, or a rate beside the step counter behind the rate. The order of two
-outputs does not decide."""
+A step may show the momentum before the clip, or a rate beside the rate's step counter. The order of the two outputs
+does not settle the pair."""
 
 from __future__ import annotations
 

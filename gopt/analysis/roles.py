@@ -182,7 +182,7 @@ def _first(
     index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap, candidates: list[str], shown: tuple[str, ...],
     reach: Mapping[str, Mapping[str, int]],
 ) -> tuple[str, ...]:  # fmt: skip
-    """The losses at the start of the forward: scalars of ``shown`` without an update behind."""
+    """The first losses of the forward: scalars of ``shown`` without an update upstream."""
     if not candidates or shown == (candidates[0],):
         return shown
     step = StepSkeleton(index, pairs, (candidates[0],), roles, reach)
@@ -195,10 +195,10 @@ def _gradients(
     index: GraphIndex, pairs: Mapping[str, str], roles: RoleMap, losses: list[str], ends: tuple[str, ...],
     reach: Mapping[str, Mapping[str, int]],
 ) -> tuple[StepSkeleton, GradientMap]:  # fmt: skip
-    """The forward of all losses, and the gradients behind; ``losses``: outputs that may be losses, most likely first.
+    """The forward of all losses, and the gradients; ``losses``: outputs that may be losses, most likely first.
 
     The forward grows from ``ends``: values that depend on gradients of the losses so far stay outside. Where such a
-    forward explains no gradients, scalars without an update behind are taken in."""
+    forward explains no gradients, scalars without an update upstream are taken in."""
     roots = ends
     refusal: GoptError | None = None
     while True:
@@ -236,7 +236,7 @@ def _of_forward(step: StepSkeleton, roles: RoleMap) -> RoleMap:
 
 
 def _of_another_loss(error: GoptError, losses: list[str], pairs: Mapping[str, str]) -> GoptError:
-    """The refusal of a step without found gradients, whose gradients may belong to another output."""
+    """The refusal of a step without any gradient found: the loss may be another output."""
     further = [name for name in losses[1:] if name not in pairs]
     if not further or type(error) not in (UnsupportedError, LayoutError):
         return error
@@ -361,7 +361,7 @@ def _refuse_unpaired(index: GraphIndex, pairs: Mapping[str, str]) -> None:
 
 
 def _surely_moving(index: GraphIndex, roles: RoleMap) -> set[str]:
-    """Return the values behind inputs that no output can replace for lack of an output of the type.
+    """Return the values that depend on inputs that no output can replace, for lack of an output of the same type.
 
     Such inputs belong to the batch.
     """

@@ -16,8 +16,8 @@ from gopt.operators.kinds import COMPARISONS, VIEWS
 def masked_ids(values: RowValues, ids: str, rows: str, count: int, numbers: frozenset[int]) -> tuple[int, ...]:
     """The ids, in ascending order, whose rows in ``rows`` are all zero for any content before the mask.
 
-    ``ids`` and ``rows`` belong to a term of the gradient of a table of ``count`` rows, ``numbers`` to the ids looked up
-    in the table."""
+    ``ids`` and ``rows`` belong to a term of the gradient of a table of ``count`` rows, ``numbers``, value numbers, to
+    the ids looked up in the table."""
     shape = values.shape(ids)
     if shape is None:
         return ()

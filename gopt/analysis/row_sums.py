@@ -125,7 +125,7 @@ class RowSums:
         return big[0]
 
     def _by_row(self, name: str, out: tuple[int, ...] | None) -> bool:
-        """Return whether a value is a constant with one element for each row of shape ``out``."""
+        """Return whether a value is a constant with one element for each row of a value shaped ``out``."""
         column = out is not None and self.values.shape(name) == (self.rows, *(1 for _ in out[1:]))
         return column and self.values.constant(name) is not None
 

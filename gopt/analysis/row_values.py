@@ -1,6 +1,6 @@
 """Values with row numbers of a table: equal numbers, written in another way.
 
-The backward of a lookup names the rows of the forward. An exporter may write these ids anew: clipped to the table,
+The backward of a lookup names the rows read by the forward. An exporter may write these ids anew: clipped to the table,
 wrapped where negative, cast, reshaped, joined, or cut out of the batch a second time."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SMALL = 1 << 16
 
 
 class RowValues:
-    """Content of a graph's values as far as ids and masks of rows need; each result is cached."""
+    """Content of a graph's values as far as ids and masks of rows need it; each result is cached."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -57,7 +57,7 @@ class RowValues:
         return way
 
     def producer(self, name: str) -> Node | None:
-        """The node behind the root of a value; None for an input or an initializer."""
+        """The producer of the root of a value; None for an input or an initializer."""
         return self.index.producers.get(self.root(name))
 
     def shape(self, name: str) -> tuple[int, ...] | None:

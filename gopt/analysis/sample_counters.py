@@ -32,7 +32,7 @@ _TRIED = (16.0, 32.0, 80.0)
 def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> None:
     """Make statistics of the states that count samples, and keep in ``counted`` each step's addition.
 
-    ``settled``: states known to count none, or as much as a batch.
+    ``settled``: states already settled, such as pointers into rings of rows.
 
     Raises UnsupportedError for a state that may count samples, where the user does not say whether ranks add the counts
     up."""
@@ -172,7 +172,7 @@ def _batch_sizes(training: TrainingGraph) -> set[int]:
 
 
 def _is_batch(index: GraphIndex, sizes: set[int], term: str) -> bool:
-    """Return whether a constant without a shape behind is the size of a batch."""
+    """Return whether a constant, not computed from a shape, is the size of a batch."""
     return _is_one_of(sizes, _number(index, term)) and not _is_sized(index, term)
 
 

@@ -141,8 +141,8 @@ class _Finder:
         return below
 
     def _follow(self, call: Node, name: str, followed: dict[str, set[int]]) -> None:
-        """Walk back from a call's operand to the gradient behind the multiple; record the permitted readers of each
-        value."""
+        """Walk back from a call's operand, a multiple of a gradient, to the gradient; record the permitted readers of
+        each value."""
         gradients, reader, value = set(self.training.gradients.values()), call, name
         while True:
             followed.setdefault(value, set()).add(id(reader))

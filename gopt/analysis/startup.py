@@ -15,7 +15,7 @@ from gopt.text.sanitize import show
 
 
 def why_unusable(startup: Graph, training: TrainingGraph) -> str:
-    """Return why ranks cannot take first states from a start-up graph; '' where possible.
+    """Return why ranks cannot take their first states from a start-up graph; '' where possible.
 
     Every rank runs its own part of the graph: numbers drawn without a seed would differ between ranks. A rank takes
     only states from the graph: no other value of a rank can be replaced."""

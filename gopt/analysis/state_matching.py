@@ -136,7 +136,7 @@ def match_states(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict
 
 
 def _match_forced(unmatched: dict[str, dict[str, int]], pairs: dict[str, str]) -> None:
-    """Settle every output with one remaining candidate, and the consequences; ``open_`` loses settled outputs."""
+    """Settle every output with one remaining candidate, and the consequences; ``unmatched`` loses settled outputs."""
     users: dict[str, set[str]] = {}
     for output, depths in unmatched.items():
         for name in depths:
@@ -230,7 +230,7 @@ def refuse_crossed(index: GraphIndex, reach: dict[str, dict[str, int]], pairs: d
 
 def refuse_displaced(index: GraphIndex, reach: Mapping[str, Mapping[str, int]], pairs: Mapping[str, str]) -> None:
     """Raise when an output was given an added state, while a factor of the output stays without a new value, and an
-    output of the same type behind replaces nothing: a relative step by a gradient that a state keeps."""
+    output of the same type upstream replaces nothing: a relative step by a gradient that a state keeps."""
     types, paired = index.graph.types, set(pairs.values())
     unsettled: dict[str, list[str]] = {}
     for output, name in pairs.items():
@@ -288,7 +288,7 @@ def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> di
 
 
 def uncopied(index: GraphIndex, name: str) -> str:
-    """The value behind the copies of a value, or the value itself."""
+    """The source of a value that is a copy, or the value itself."""
     node = index.producers.get(name)
     return node.inputs[0] if node is not None and node.is_a("Identity") else name
 

@@ -13,10 +13,10 @@ SMALL = 64
 
 
 class StateOrder:
-    """Orders the states of an update behind the parameter by the way each is updated, not by the file's order.
+    """Orders the states of an update, after the parameter, by the way each is updated, not by the file's order.
 
-    Equal updates thus have equal orders of states, and form one class. States with similar updates are ordered by the
-    update's first read of each. Each distinct look is computed once for all updates."""
+    Equal updates thus have equal orders of states, and form one class. States whose updates look alike are ordered by
+    the update's first read of each. Each distinct look is computed once for all updates."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

@@ -88,14 +88,14 @@ def _state(step: StepSkeleton, name: str, mapping: GradientMap, gradients: froze
 
 
 def _is_counter(step: StepSkeleton, name: str, output: str) -> bool:
-    """Return whether a state follows no batch, and may count batches: the user's word decides."""
+    """Return whether a state follows no batch, and may count samples: the user's rule decides."""
     if output in step.tainted:
         return False
     return step.roles.statistics[name] == "mean" or bool(added_constant(step.index, name, output))
 
 
 def _check_statistic(step: StepSkeleton, name: str) -> None:
-    """Raise for a state of unknown kind: dependent on the batch without a gradient, and behind the loss."""
+    """Raise for a state of unknown kind: dependent on the batch without a gradient, and upstream of the loss."""
     type = step.index.graph.types[name]
     if step.updated[name] not in step.tainted:
         raise UnsupportedError(
@@ -132,7 +132,7 @@ def _refuse_loose(step: StepSkeleton, states: list[State], mapping: GradientMap)
 
 def _made_by_backward(step: StepSkeleton, mapping: GradientMap) -> list[str]:
     """Values of the batch computed by the backward; a copy of a value of the forward, in another type or layout, is
-    left out: a normalisation's backward reads copies of the means behind the running statistics."""
+    left out: a normalisation's backward reads copies of the means read by the running statistics."""
     outputs: list[str] = []
     copies: set[str] = set()
     for node in step.index.graph.nodes:
@@ -184,8 +184,8 @@ def _own(step: StepSkeleton, states: list[State], mapping: GradientMap) -> None:
 
 
 def _claim(step: StepSkeleton, parameter: str, gradient: str, olds: Mapping[str, str], owner: dict[str, str]) -> None:
-    """Give a parameter with a shared gradient the states of the parameter's own update, old or new; ``olds``: new value
-    -> state."""
+    """Give a parameter with a shared gradient the states read by the parameter's own update, old or new; ``olds``: new
+    value -> state."""
     index, types = step.index, step.index.graph.types
     shape = types[parameter].shape
 

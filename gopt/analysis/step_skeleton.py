@@ -48,7 +48,7 @@ class StepSkeleton:
 
     @cached_property
     def lacking(self) -> dict[str, str]:
-        """States that follow the batch and hold no gradient of a loss -> an input behind every gradient."""
+        """States that follow the batch and hold no gradient of a loss -> an input upstream of every gradient."""
         return self.lacking_of(self.roots)
 
     def lacking_of(self, losses: Iterable[str]) -> dict[str, str]:
@@ -57,8 +57,8 @@ class StepSkeleton:
         return {name: lost for name, lost in needs.items() if name not in self.roles.params}
 
     def without_backward(self, losses: Iterable[str], gradients: Mapping[str, str]) -> dict[str, str]:
-        """Of the values taken for gradients, few nodes behind the forward, the values that lack an input behind every
-        gradient: a running mean of activations is made of all operands of the loss, and contains no derivative.
+        """Of the values taken for gradients, few nodes behind the forward, the values that lack an input upstream of
+        every gradient: a running mean of activations is made of all operands of the loss, and contains no derivative.
 
         State -> input that the value lacks."""
         near = {
@@ -88,8 +88,8 @@ class StepSkeleton:
         return update is not None
 
     def _update_behind(self, name: str, value: str) -> list[Node] | None:
-        """The nodes behind a value of which a state's new value is made, with their operands; None for more nodes than
-        an average has."""
+        """The nodes upstream of a state's new value, along paths that stop at ``value``; None for more nodes than an
+        average has."""
         stack, nodes = [self.updated[name]], dict[int, Node]()
         while stack:
             value_name = stack.pop()

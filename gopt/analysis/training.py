@@ -97,7 +97,7 @@ class TrainingGraph:
         self._begun.update(zip(questions, background.begin_all(questions.values(), len(self.graph.nodes))))
 
     def weights_of(self, gradient: str) -> list[str]:
-        """The parameters with a value as gradient."""
+        """The parameters of a gradient."""
 
         def find() -> dict[str, list[str]]:
             names: dict[str, list[str]] = {}

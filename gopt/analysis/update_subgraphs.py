@@ -153,7 +153,7 @@ class _Finder:
 
     @cached_property
     def _needed(self) -> set[int]:
-        """Nodes behind new values of states, by id."""
+        """Nodes upstream of new values of states, by id."""
         return ancestors(self.index, (state.updated for state in self.training.states))[0]
 
     def _refuse_unknown(self, node: Node) -> None:
@@ -175,7 +175,7 @@ class _Finder:
             )
 
     def _judge_results(self, subgraph: UpdateSubgraph, node: Node) -> None:
-        """Judge a node with results read elsewhere."""
+        """Judge a node by results shown, or held by all ranks."""
         for name in node.outputs:
             if name in self.held_by_all:
                 subgraph.weaken(UpdateMode.REPLICATED, f"{name}, a state of all ranks, is made of it")
@@ -265,7 +265,7 @@ class _Finder:
         )
 
     def scalar_reductions(self) -> tuple[dict[str, ScalarReduction], dict[str, str]]:
-        """Group the reductions' outputs by the sums, maxima … behind."""
+        """Group the reductions' outputs by the sums, maxima … downstream."""
         kind: dict[str, str] = {}
         for subgraph in self.subgraphs.values():
             if subgraph.mode is not UpdateMode.REPLICATED:

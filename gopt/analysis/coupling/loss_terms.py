@@ -75,7 +75,7 @@ class LossTerms:
         return self.common or 0, False
 
     def begun(self, factor: float, lone: bool = False) -> bool:
-        """Return whether a constant is a term's own, or twice that where ``lone``, and says more than one."""
+        """Return whether a constant is a term's own, or twice that where ``lone``, and not 1."""
         known = (factor, factor / 2) if lone else (factor,)
         return factor != 1.0 and any(isclose(n, term.factor, rel_tol=2e-6) for term in self.terms for n in known)
 
