@@ -80,7 +80,7 @@ def _text(case: GoldenCase) -> str:
 
 
 def _given(case: GoldenCase) -> dict[str, Any]:
-    """The options of a case, parsed like a command's. Raises OptionError for options without use for a golden."""
+    """The options of a case, parsed as by its command. Raises OptionError for options without use for a golden."""
     of = {"shard": shard.command, "split": split.command}[case.asked.command]
     context = of.make_context(case.asked.command, [str(case.model), *case.asked.options])
     for name in _REFUSED:

@@ -1,4 +1,4 @@
-"""Groups of options several commands share, and the objects they build."""
+"""Groups of options shared by several commands, and the objects they build."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def is_given(value: object) -> bool:
 
 
 def arguments_of(context: click.Context, without: Sequence[str]) -> list[str]:
-    """The options of a command as typed, for another process."""
+    """The options of a command as on a command line, for another process doing the same."""
     names: list[str] = []
     for option in context.command.params:
         value = context.params.get(option.name or "")

@@ -136,7 +136,7 @@ def render_report(report: Report, output: Path | None) -> None:
 
 
 def print_notes(out: Console, notes: Iterable[str], couplings: Iterable[Coupling] = ()) -> None:
-    """Print a line for each note; with ``--verbose`` also of couplings so usual no note is made of them."""
+    """Print a line for each note; with ``--verbose`` also of couplings too usual for a note."""
     if verbosity() is Verbosity.VERBOSE:
         from gopt.analysis.coupling import CouplingKind, of_kind
 
@@ -191,7 +191,7 @@ def print_ranks(out: Console, columns: Sequence[str], groups: Sequence[Sequence[
 
 
 def _render_ranks(out: Console, report: Report) -> None:
-    """One line for all ranks holding and send the same."""
+    """One line for all ranks holding and sending the same."""
     usages = []
     for usage in report.ranks:
         several = len({call.group for call in usage.communication}) > 1
@@ -207,7 +207,7 @@ def _render_ranks(out: Console, report: Report) -> None:
 
 
 def _figure_rows(report: Report) -> list[tuple[str, str, str]]:
-    """Each figure, with its bound."""
+    """Each figure, with a bound or another number for comparison."""
     traffic, calls, casts = report.figures.traffic, report.figures.calls, report.figures.casts
     overlap, balance = report.figures.overlap, max(report.balance.values(), default=1)
     kinds = ", ".join(f"{share:.0%} of {kind}" for kind, share in overlap.by_kind.items())

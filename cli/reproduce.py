@@ -67,7 +67,7 @@ def command(file: str, more: tuple[str, ...], extract: str | None, deadline: flo
 def command_of(record: Reproducer, output: Path, folder: Path) -> list[str]:
     """The command line on the inputs unpacked into a folder by ``unpack``; its output lies in ``output``.
 
-    Raises InputError for parts missing in every reproducer.
+    Raises InputError for parts no reproducer has.
     """
     from gopt.offline.reproducer import archive
 

@@ -62,9 +62,9 @@ def print_json_text(text: str) -> None:
 def open_streams() -> None:
     """Make the three streams of this process writable for text.
 
-    Characters missing in a terminal's encoding are shown by ASCII signs or escapes. No file takes a closed number;
-    writing to a closed stdout fails, as on a full disk. Text refused by stderr is lost, and changes neither a command's
-    work nor the exit code.
+    Characters missing in a terminal's encoding are shown by ASCII signs or escapes. No file takes the number of a
+    closed stream; writing to a closed stdout fails, as on a full disk. Text refused by stderr is lost, and changes
+    neither a command's work nor the exit code.
     """
     for number in range(3):
         try:

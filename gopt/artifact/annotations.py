@@ -98,7 +98,7 @@ def _noted(node: Node, name: str, specs: dict[str, TensorSpec], old: Sequence[st
 def tensor_spec(tensor: str, sharding: Sharding, mesh: Mesh) -> TensorSpec | None:
     """Return the spec of a tensor; None if replicated, or beyond ONNX specs.
 
-    Shards are listed by dimension, the last varies fastest; ranks along other axes are a group.
+    Shards are listed by dimension, the last varies fastest; ranks along axes not splitting the tensor are a group.
     """
     shards = {axis: placement for axis, placement in sharding.by_axis if isinstance(placement, Shard)}
     by_dim = sorted(shards, key=lambda axis: shards[axis].dim)

@@ -149,7 +149,7 @@ def casts(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[Ran
     """Casts of parameters to a low precision in a step, and the tensors served; the largest over ``ranks``.
 
     ``per_update``: behind an update or before a gather; neighbours of a class are cast at once, so there may be fewer
-    than ``owned_tensors``, the tensors with elements owned by a rank. ``in_forward``: left in place of the source.
+    than ``owned_tensors``, the tensors with elements owned by a rank. ``in_forward``: left at the places of the source.
     """
     training, types = program.training, program.graph.types
     users = parameter_users(training)

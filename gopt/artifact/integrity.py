@@ -136,7 +136,7 @@ def sealed(text: str, files: Mapping[str, FileEntry] | None = None) -> str:
 
 
 def check_seal(data: bytes, name: str, seal: str | None, folder: Path) -> None:
-    """Raise InputError for a document changed behind its key ``seal``; ``name``: of the file."""
+    """Raise InputError for a document changed after sealing; ``name``: of the file; ``seal``: the value of this key."""
     if seal is None or _Setting.unchecked:
         return
     match = _SEALED.search(data[-2 * _TAIL :])

@@ -1,4 +1,4 @@
-"""Manifest and report as text reading and diffs well."""
+"""Manifest and report as readable text with small diffs."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SYNC = "--statistics sync"
 
 
 def open_couplings(step: SpmdProgram) -> tuple[Coupling, ...]:
-    """The remaining couplings of a sharded step; none if a micro-step of a rank sees all the data."""
+    """The remaining couplings of a sharded step; none if a single micro-step of a single rank sees all the data."""
     group = step.mesh.data_group
     if (group is None or step.mesh.size(group) == 1) and step.micro_steps == 1:
         return ()

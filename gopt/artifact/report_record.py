@@ -60,7 +60,7 @@ class RankBytes:
 
 @dataclass(frozen=True, slots=True)
 class CallEntry:
-    """All calls of a collective over one group a rank makes in one update."""
+    """All of a rank's calls of a collective over one group in one update."""
 
     op: str
     """The calls are of this collective."""

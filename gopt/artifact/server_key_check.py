@@ -132,7 +132,7 @@ class _Keys:
             self._refuse(f"{where}.shape", f"{key.dtype}{list(key.shape)}, but {show(state.tensor)} is {state.type}")
 
     def _bucket(self, index: int, key: KeyEntry, buckets: dict[int, tuple[int, KeyEntry]]) -> None:
-        """Keys of a bucket travel in a message between the same two endpoints."""
+        """Keys of a bucket travel in one message between the same two endpoints."""
         where = f"{_PS}.keys[{index}].bucket"
         if key.bucket >= len(self.entry.keys):
             self._refuse(where, f"{key.bucket}, but {len(self.entry.keys)} keys need no more buckets than that")

@@ -140,7 +140,7 @@ class _RankPart(Tape):
     def renamed(self, nodes: Sequence[Node]) -> list[Node]:
         """The nodes, with new names for computed tensors: a state of the rank may have the same name.
 
-        An Identity makes each, and no node of the start-up graph reads the new name.
+        An Identity makes each such tensor, unread by nodes of the start-up graph.
         """
         renamed = []
         for node in nodes:
@@ -163,7 +163,7 @@ class _RankPart(Tape):
         self.reshape(joined, state.type.dims, output=state.input)
 
     def _computed(self, piece: ShardRange | Piece, state: RankState) -> str:
-        """The flat elements of a piece of a tensor the start-up graph makes."""
+        """The flat elements of a piece of a tensor made by the start-up graph."""
         self.read.add(piece.tensor)
         name, type = _whole(piece.tensor), self.types[piece.tensor]
         shape = type.dims

@@ -20,8 +20,8 @@ def before_after(
     ranks: Sequence[RankGraph],
     usages: Sequence[RankUsage],
 ) -> BeforeAfter | None:
-    """The sizes of both. ``usages``: of ``ranks``, with phases in a row. Of equally large ranks, the first counts; of
-    ranks differing in states alone, one gives the peak."""
+    """The sizes of both. ``usages``: of ``ranks``; a rank's phases follow one another there. Of equally large ranks,
+    the first counts; of ranks differing in states alone, one gives the peak."""
     if not usages:
         return None
     peaks: dict[int, int] = {}

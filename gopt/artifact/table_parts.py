@@ -25,7 +25,7 @@ def table_layout(entry: TableEntry) -> TableLayout:
 
 
 def part_piece(layout: TableLayout, tensor: str, server: int) -> Piece:
-    """Return the piece of a tensor of the table's shape a server has."""
+    """Return a server's piece of a tensor of the table's shape."""
     rows, columns = layout.row_ids(server), layout.columns(server)
     elements = len(rows) * len(columns)
     if layout.layout is Layout.MODULO:

@@ -29,7 +29,7 @@ class SplitOptions:
     ``wire``: the type in which gradients and parameters travel, '' for their own. ``tables``: parameter or pattern ->
     layout of a table (``plan_tables``); ``tables_off``: every parameter is pulled whole; ``table_memory``: bytes that a
     server has for tables. ``rows``: parameter or pattern -> ``dense``, where each update of a table runs on all rows,
-    or ``lazy``, on the pushed ones; the first entry matching counts. ``init``: parameter, state or pattern -> its
+    or ``lazy``, on the pushed ones; the first matching entry counts. ``init``: parameter, state or pattern -> its
     initializer (``RowInit``). ``roles``: the ranks of a launcher, None for trainers first. The others are as in
     ``ServerPlanEntry``.
     """

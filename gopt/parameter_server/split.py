@@ -211,7 +211,7 @@ def place_step(training: TrainingGraph, options: SplitOptions) -> tuple[ServerPl
 
 
 def pulled_beside(training: TrainingGraph, plan: ServerPlan, placement: NodePlacement) -> dict[str, int | None]:
-    """Return the states beside parameters trainers read, each with its server, None where every server has it."""
+    """Return the states, beside parameters, read by trainers, each with its server, None where every server has it."""
     where: dict[str, int | None] = dict.fromkeys(placement.shared)
     for unit in plan.units:
         where.update((state.tensor, unit.server) for subgraph in unit.subgraphs for state in subgraph.states)

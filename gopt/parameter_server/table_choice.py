@@ -71,7 +71,7 @@ class TableChoice:
 def choose_tables(training: TrainingGraph, updates: Updates, options: SplitOptions) -> TableChoice:
     """Plan the tables of a step.
 
-    Raises OptionError for a layout the user requests and that is not possible, and where servers lack memory.
+    Raises OptionError for an impossible layout requested by the user, and where servers lack memory.
     """
     if options.tables_off:
         if options.rows or options.init:
@@ -124,7 +124,7 @@ def _rows(options: SplitOptions, names: Sequence[str]) -> dict[str, Rows]:
 
 
 def _check_lazy(table: EmbeddingTable, rows: Rows) -> None:
-    """Refuse lazy updates of a table with an update on all rows."""
+    """Refuse lazy updates of a table with an update needing all rows."""
     if rows is Rows.LAZY and table.update is not None and table.update.all_rows:
         raise OptionError(
             f"rows of table {show(table.parameter)} cannot be lazy: {table.update.all_rows}",

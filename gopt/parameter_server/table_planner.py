@@ -1,7 +1,7 @@
 """Chooses each table's layout among servers, by its bytes and by how often its rows are looked up.
 
 A table whose rows are nearly all looked up in every step is cheaper as a dense parameter. For the others, the planner
-compares plans splitting the first k tables, the heaviest first, and put each of the rest whole on the least loaded
+compares plans splitting the first k tables, the heaviest first, and putting each of the rest whole on the least loaded
 server. Of the plans that fit the servers' memory, it takes the one whose fullest server has the least load, or one that
 splits fewer tables and is nearly as good: a split table costs a message to each server in every step.
 """
@@ -190,7 +190,7 @@ class _Planner:
         return override.layout is Layout.DENSE if override else table.dense_traffic <= table.traffic()
 
     def held(self, table: TableSize) -> int:
-        """Return the bytes of a table servers hold as rows."""
+        """Return the bytes of a table held by servers as rows."""
         return 0 if self._dense(table) else table.nbytes
 
     def best(self) -> tuple[TableLayout, ...]:

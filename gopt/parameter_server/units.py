@@ -98,7 +98,7 @@ class _UnitMaker:
             yield from (self._run(chunk) for chunk in self._chunks(run))
 
     def _chunks(self, run: Sequence[tuple[int, PlacedPiece]]) -> Iterator[list[tuple[int, PlacedPiece]]]:
-        """Yield runs of pieces forming a unit: single pieces with updates on arrival, else up to the cap."""
+        """Yield runs of pieces for possible units: single pieces with updates on arrival, else up to the cap."""
         width = self._nbytes(run[0][1]) / max(run[0][1].elements, 1)
         chunk: list[tuple[int, PlacedPiece]] = []
         total = 0.0

@@ -215,7 +215,7 @@ class _Slopes:
                 yield {**states, **point}
 
     def located(self, names: Sequence[str]) -> list[str]:
-        """The members of ``names`` disagreeing alone; or part of a group, once many are known."""
+        """The members of ``names`` disagreeing alone; or as an undivided group, once many are known."""
         largest = max(self._peaks.values(), default=0.0)
         faint = [name for name in names if not self._peaks.get(name, 0.0) > FAINT * largest]
         located: list[str] = []

@@ -92,8 +92,8 @@ def check_conversion(
 ) -> None:
     """Raise UnsupportedError for a converted model with other results than before, on a batch.
 
-    Both models read all stored values as inputs; ``inputs``: the others, with fixed sizes. Models ONNX Runtime cannot
-    run are not compared.
+    Both models read all stored values as inputs; ``inputs``: the others, with fixed sizes. Nothing is compared if ONNX
+    Runtime fails on either.
     """
     random = np.random.default_rng(_SEED)
     feeds = {**stored, **{name: _drawn(kind, random) for name, kind in inputs.items()}}

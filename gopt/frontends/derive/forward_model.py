@@ -129,7 +129,7 @@ def _settle_outputs(forward: ForwardModel) -> None:
 
 
 def _fold(forward: ForwardModel) -> None:
-    """Store small whole numbers nodes make of constants and shapes: exporters compute axes and bounds so."""
+    """Store small whole numbers computed from constants and shapes: exporters compute axes and bounds so."""
     graph = graph_of(with_constants(forward, ()))
     fold_integers(graph)
     settle_shapes(graph)
@@ -215,7 +215,7 @@ def _converted(model: ModelProto) -> ModelProto:
 
 
 def _lift_constants(model: ModelProto, stored: dict[str, Tensor]) -> frozenset[str]:
-    """Turn non-scalar floating-point tensors in Constant nodes into stored values; returns the names."""
+    """Turn floating-point tensors of several elements in Constant nodes into stored values; returns the names."""
     nodes, lifted = [], set()
     for node in model.graph.node:
         value = next(

@@ -52,8 +52,8 @@ class AttachedLoss:
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A loss. ``target``: the usual name of the input with the target. ``attach`` takes the prediction, its type, the
-    names of target and loss, and a criterion. ``options``: the fields of a criterion in use. ``inverse``: the operator
-    replaced by the loss, which applies the operator itself."""
+    names of target and loss, and a criterion. ``options``: the criterion's fields read by the loss. ``inverse``: the
+    operator applied by the loss itself, on the operator's operand in place of a prediction."""
 
     target: str
     attach: Callable[[str, TensorType, LossNames, Criterion], AttachedLoss]

@@ -93,7 +93,7 @@ def running_statistics(forward: ForwardModel) -> set[str]:
 
 
 def _in_bodies(forward: ForwardModel) -> list[str]:
-    """Non-scalar floating constants in the bodies of control flow."""
+    """Floating constants of several elements in the bodies of control flow."""
     constants = (constant for body in bodies(forward.model.graph.node) for constant in constants_in(body))
     return [name for name, kind in constants if kind.dtype in FLOATS and kind.elements > 1]
 

@@ -1,4 +1,4 @@
-"""The value of a forward model a loss reads: an output, or the operand of an operator the loss applies itself."""
+"""The value of a forward model for a loss: an output, or the operand of an operator applied by the loss itself."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def before(forward: ForwardModel, prediction: str, op_type: str, kind: TensorTyp
 
 
 def _keeps(forward: ForwardModel, node: NodeProto, kind: TensorType) -> bool:
-    """Return whether a node passes its operand on, of the type ``kind``."""
+    """Return whether a node passes its operand on unchanged, of the type ``kind``."""
     if node.op_type == "Identity":
         return True
     return all(forward.types.get(name) == kind for name in (node.input[0], node.output[0]))

@@ -230,8 +230,8 @@ class _BatchNorm:
 
 
 def _dropout(node: NodeProto, forward: ForwardModel, constants: Mapping[str, np.ndarray]) -> tuple[float, bool]:
-    """The ratio of a Dropout, and whether the file has training mode; raises UnsupportedError for a computed or fed
-    one. ``constants``: initializers and Constant nodes."""
+    """The ratio of a Dropout, and the training mode in the file; raises UnsupportedError if either is computed or an
+    input. ``constants``: initializers and Constant nodes."""
     operands = [*node.input[1:], "", ""][:2]
     values = []
     for name, default, what in zip(operands, (0.5, False), ("ratio", "mode")):

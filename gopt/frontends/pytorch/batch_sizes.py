@@ -31,7 +31,7 @@ _LEAST = 11
 def pairs_of_sizes(dims: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield pairs of primes dividing none of a step's dimensions: a constant with both contains the batch.
 
-    There are several pairs, because folding has a limit of bytes, and two models may lie on both sides.
+    There are several pairs, because folding has a limit of bytes, and two models may lie on opposite sides.
     """
     sizes = {size for size in dims if size}
     number = _LEAST

@@ -36,8 +36,8 @@ from gopt.verification.compare import distance_of
 @dataclass(frozen=True, slots=True)
 class CheckLimits:
     """Allowed relative difference of the ``loss``, allowed ``share`` of a state's change, the disturbance in units of
-    the last place, the share of a state's ``size`` allowed for any change, and the share of the ``largest`` state
-    allowed in each: a gradient of zero is rounding of others."""
+    the last place, the share of a state's ``size`` allowed for even the smallest change, and the share of the
+    ``largest`` state allowed in each: a gradient of zero is rounding of others."""
 
     loss: float
     share: float

@@ -157,7 +157,7 @@ def without_inputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
 
 
 def with_random_nodes(model: onnx.ModelProto, draws: Sequence[DrawnInput]) -> None:
-    """Replace each input of random numbers by a random node without a seed, and nodes for integers."""
+    """Replace each input of random numbers by a random node without a seed, with further nodes for integers."""
     names = draw_names(len(draws))
     inputs = {value.name for value in model.graph.input}
     without_inputs(model, names)

@@ -189,7 +189,7 @@ def clamp(x: Any, low: Any = None, high: Any = None) -> Any:
 
 
 def least(x: Any, dims: Any = (), keepdim: Any = False) -> Any:
-    """Over all dimensions: the exporter needs names."""
+    """Over all dimensions: the exporter needs explicit dimensions."""
     return NotImplemented if dims else aten.amin.default(x, list(range(x.dim())), keepdim)
 
 

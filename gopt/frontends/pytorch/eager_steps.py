@@ -30,7 +30,7 @@ class EagerSteps:
     group, changed numeric options, with the first value. ``buffers``: names of buffers and frozen parameters written by
     code. ``read``: optimizer, parameter name and key of states with values read by code. ``others``: other contents of
     states than tensors and numbers. ``selections``: operator with a result shape depending on values -> the calling
-    line. ``around``: places of outer tensors read by the first step.
+    line. ``around``: places of tensors read by the first step, other than the recipe modules' own.
     """
 
     states: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class _RecordedStates(dict[Any, Any]):
 class _Reads(TorchDispatchMode):
     """Records tensors with values turned into numbers: by ``item()`` and the like, or in a fused kernel.
     ``selections``: as in EagerSteps. ``watched``: ids of tensors; ``operands``: those used by an operator, with the
-    first line."""
+    line of the first use."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -92,16 +92,16 @@ class Recipe:
 
     @property
     def whole(self) -> torch.nn.Module:
-        """All modules of the step as one: the module, and a loss module."""
+        """All modules of the step as one: the module, and the loss if a module."""
         return ModuleWithLoss(self.module, self.loss) if isinstance(self.loss, torch.nn.Module) else self.module
 
     def loss_of(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The loss of a batch, a tensor of size 1; raises InputError without a loss."""
+        """The loss of a batch, a tensor of a single element; raises InputError without a loss."""
         return _one_element(self._result(batch))
 
     def evaluated(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The loss of a batch, and other tensors of size 1 returned beside it: metrics by the keys, or ``metric_1``,
-        ... by the places in a tuple."""
+        """The loss of a batch, and other tensors of a single element returned beside it: metrics by the keys, or
+        ``metric_1``, ... by the places in a tuple."""
         result = self._result(batch)
         metrics = {"loss": _one_element(result)}
         if isinstance(result, Mapping):
@@ -145,8 +145,8 @@ def _filled(form: Any, batch: Mapping[str, torch.Tensor]) -> Any:
 
 
 def loss_in(result: Any) -> Any:
-    """The loss in the result of a module or loss function: under ``loss``, or of a tuple the first, or the only scalar
-    with a gradient."""
+    """The loss in the result of a module or loss function: under ``loss``, or of a tuple the first, or the only tensor
+    of a single element with a gradient."""
     if isinstance(result, Mapping) and "loss" in result:
         return result["loss"]
     if not isinstance(result, torch.Tensor) and isinstance(getattr(result, "loss", None), torch.Tensor):
@@ -329,7 +329,7 @@ def load_factory(text: str) -> Callable[[], Any]:
 
 @contextlib.contextmanager
 def own_arguments(factory: str) -> Iterator[None]:
-    """A script and the factory see an empty command line, not gopt's; raises InputError if Python exits."""
+    """A script and the factory see an empty command line, not gopt's; raises InputError if either ends Python."""
     name = factory if factory.endswith(".py") else factory.rpartition(":")[0]
     arguments, sys.argv = sys.argv, [name]
     try:

@@ -72,10 +72,10 @@ def _scaled(value: torch.Tensor, factor: float) -> torch.Tensor:
 def hyper_inputs(recipe: Recipe, options: ExportOptions, scheduled: bool) -> Hyper:
     """``lr``, other options moved by the scheduler, and the options of ``--hyper`` as inputs.
 
-    Groups of the same value share an input. Learning rates of groups are multiples of one ``lr``, of the first group
-    with a nonzero rate; if a schedule breaks this, there is ``lr.1`` too. Other different options have an input for
-    each value: ``weight_decay``, ``weight_decay.1``. With ``scheduled`` the rates are those before the schedule. Raises
-    OptionError for an option no group has.
+    Groups of the same value share an input. Learning rates of groups are multiples of one ``lr``, the rate of the first
+    group with a nonzero rate; if a schedule breaks this, there is ``lr.1`` too. Other different options have an input
+    for each value: ``weight_decay``, ``weight_decay.1``. With ``scheduled`` the rates are those before the schedule.
+    Raises OptionError for an option no group has.
     """
     hyper = Hyper({}, [], {})
     groups = [

@@ -104,7 +104,7 @@ def adaptive_avg_pool_backward(axes: int) -> Callable[..., Any]:
 
 
 def replication_pad_backward(g: Any, x: Any, padding: Any) -> Any:
-    """``padding``: start and end of the last axis, of the axis in front, and so on."""
+    """``padding``: start and end of the last axis, of the axis before, and so on."""
     axes = len(padding) // 2
     matrices = []
     for index, size in enumerate(x.shape[-axes:]):

@@ -104,7 +104,7 @@ LOST: Any = object()
 
 
 def plain(value: Any) -> Any:
-    """An option as JSON has it: a tuple as ``{"tuple": [...]}``, a tensor of size 1 as a number; or LOST."""
+    """An option as JSON has it: a tuple as ``{"tuple": [...]}``, a tensor of a single element as a number; or LOST."""
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         value = value.item()
     if value is None or isinstance(value, bool | str | int):

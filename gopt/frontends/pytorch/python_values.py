@@ -72,7 +72,7 @@ def is_value(value: Any) -> bool:
 
 
 class Walk:
-    """Walks Python objects, each once; subclasses define exceptions."""
+    """Walks Python objects, each once; subclasses choose objects to leave out."""
 
     whole: tuple[type, ...] = (type, types.ModuleType, torch.nn.Module, torch.optim.Optimizer)
     """Not walked: a part of the step that is compared as a whole, or that holds nothing."""

@@ -72,8 +72,8 @@ def _candidates(values: np.ndarray, near: float) -> Iterator[str]:
 
 
 def _end_of_cosine(values: np.ndarray, start: int) -> Iterator[tuple[int, float]]:
-    """The lowest step of a cosine from ``values[0]``, at step ``start``, and the value there; from the values half way
-    and at the end."""
+    """The step of the minimum of a cosine from ``values[0]``, at step ``start``, and the value there; from the values
+    half way and at the end."""
     half = (len(values) - 1) // 2
     fall, whole = (float(values[0] - values[index]) if half else 0.0 for index in (half, 2 * half))
     cosine = whole / (2 * fall) - 1 if fall > 0 else 1.0

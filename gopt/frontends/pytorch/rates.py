@@ -65,7 +65,7 @@ def share_of(rates: Rates, base: Rates) -> float | None:
 
 
 def moved_options(recipe: Recipe) -> list[OptionPlace]:
-    """The options beside the rate the scheduler changes in the first step."""
+    """The options changed by the scheduler in the first step, without the rate."""
     if recipe.scheduler is None:
         return []
     before, *after = scheduled_options(recipe, 2, None)

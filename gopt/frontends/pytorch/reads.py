@@ -76,7 +76,7 @@ def _reader(reader: str, name: str, what: str, constants: Sequence[torch.Tensor]
 
 
 def _is_constant(node: torch.fx.Node, mode: Any, constants: Sequence[torch.Tensor]) -> bool:
-    """Return whether a node's value is the same in every step: behind constants alone, no argument of the graph."""
+    """Return whether a node's value is the same in every step: computed from constants, not from other arguments."""
     fixed = {get_proxy_slot(from_fun(constant), mode.tracer).proxy.node for constant in constants}
     reached, stack = {node}, [node]
     while stack:
@@ -104,7 +104,7 @@ def _below_gopt(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def user_line(above: CodeType | None = None) -> str:
-    """Return where user code stands: file, line and the text. ``above``: code calling it; user code above not looked
+    """Return where user code stands: file, line and the text. ``above``: code calling it; user code above is not looked
     at."""
     frame = user_frame(above)
     if frame is None:

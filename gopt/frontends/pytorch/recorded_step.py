@@ -249,7 +249,7 @@ class RecordedStep:
 
 
 def _refuse_sized_draws(one: Sequence[DrawnInput], two: Sequence[DrawnInput]) -> None:
-    """Raise UnsupportedError where integers are drawn below a number the number of samples decides."""
+    """Raise UnsupportedError where integers are drawn below a number decided by the number of samples."""
     for name, draw, second_draw in zip(named(one), named(one).values(), named(two).values()):
         if draw != second_draw:
             raise UnsupportedError(

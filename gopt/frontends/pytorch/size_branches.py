@@ -228,7 +228,7 @@ def _settles(rest: Any) -> bool:
 
 
 def _factors(expression: Any) -> list[Any]:
-    """The coefficients of a polynomial of the size; for other formulas the numbers and 1, the neutral factor."""
+    """The coefficients of a polynomial of the size; for other formulas the numbers and 1, to leave no common factor."""
     symbols = expression.free_symbols
     if not symbols and expression.is_Integer:
         return [expression]

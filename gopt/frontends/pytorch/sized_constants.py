@@ -27,8 +27,8 @@ class SizedConstants:
     _size: str = ""
 
     def function(self, one: np.ndarray, two: np.ndarray, name: str, infers: bool) -> str | None:
-        """The value equal to ``one`` and ``two`` at the two sizes; None without a fitting form. ``infers``: the shape
-        of a Reshape, which infers a dimension."""
+        """The value equal to ``one`` and ``two`` at the two sizes; None without a fitting form. ``infers``: whether
+        this is the shape of a Reshape, which infers a dimension."""
         if one.dtype != two.dtype or one.ndim != two.ndim:
             return None
         if one.shape != two.shape:

@@ -170,7 +170,7 @@ def graph_of_code(
     run: Callable[..., list[Any]], arguments: Mapping[str, torch.Tensor], constants: Mapping[str, torch.Tensor],
     options: ExportOptions, eager: EagerSteps,
 ) -> torch.fx.GraphModule:  # fmt: skip
-    """The graph of code taking the arguments in order; raises UnsupportedError for shapes values decide."""
+    """The graph of code taking the arguments in order; raises UnsupportedError for shapes decided by values."""
     mode: dict[str, Any] = {} if options.values else {"tracing_mode": "fake", "_allow_non_fake_inputs": True}
     graph = make_fx(run, decomposition_table=table(), **mode)(*arguments.values())
     refuse_shapes_of_values(graph, [*arguments], constants, eager.selections)

@@ -50,7 +50,7 @@ def _refuse_in_functions(model: ModelProto) -> None:
 
 
 def _write_out_functions(model: ModelProto) -> None:
-    """Inline the functions values to be differentiated are computed by."""
+    """Inline the functions computing values to be differentiated."""
     scalars = [_read(node, model.graph).scalar for node in model.graph.node if _is_gradient(node)]
     called = reached_functions(model, _behind(model.graph, scalars)) if model.functions and scalars else set()
     if called:

@@ -40,7 +40,7 @@ def join(graph: GraphProto, algorithm: GraphProto) -> None:
 
 
 def check_reads(graph: GraphProto, what: str) -> None:
-    """Raise InputError for a node with an undefined operand; ``what``: the graph's name in messages."""
+    """Raise InputError for a node with an operand not defined, or not yet; ``what``: the graph's name in messages."""
     names = {name for name, _ in _defined(graph)}
     available = {value.name for value in graph.input} | {name for name, verb in _defined(graph) if verb == "stores"}
     for node in graph.node:

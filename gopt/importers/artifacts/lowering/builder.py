@@ -80,7 +80,7 @@ class Builder(Tape):
         return [int(number) for number in onnx.numpy_helper.to_array(proto).reshape(-1)]
 
     def integer(self, name: str) -> int:
-        """A constant of size 1."""
+        """A constant of a single element."""
         (number,) = self.integers(name)
         return number
 
