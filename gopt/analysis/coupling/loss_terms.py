@@ -71,7 +71,7 @@ class LossTerms:
         for times in (2.0,) if lone else (1.0,):
             says = division(factor / times, self.batch, sizes)
             if says.by_batch != says.by_others:
-                return int(says.by_batch), seen or int(says.by_batch) == self.common
+                return int(says.by_batch), self.common is None or lone is not None
         return self.common or 0, False
 
     def begun(self, factor: float, lone: bool = False) -> bool:

@@ -103,7 +103,7 @@ class UnitConstants:
         pair, derivative = (left, right), Unit(start=True, model=True)
         plain = [unit.start and not (unit.by or unit.degree or unit.explicit) for unit in pair]
         begun = [unit for unit in pair if not unit.model and self.terms.begun(unit.factor, bool(unit.lone))]
-        if all(plain) and not begun and (left.lone is None) != (right.lone is None):
+        if all(plain) and (left.lone is None) != (right.lone is None):
             return (left, derivative) if right.lone is None else (derivative, right)
         if all(plain) and not (left.model or right.model):
             settled = [self.settled(unit, name) for unit in begun]
