@@ -8,6 +8,7 @@ in it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -43,10 +44,10 @@ REDUCTIONS = {
 }  # fmt: skip
 
 
-def forward(seed: int) -> tuple[onnx.ModelProto, str]:
+def forward(seed: int, batches: Sequence[int] = (2, 3, 4, 5, 6, 8)) -> tuple[onnx.ModelProto, str]:
     """A chain of one to four functions behind a product, and how its loss is reduced over the samples."""
     generator = np.random.default_rng(seed)
-    samples, width = int(generator.choice([2, 3, 4, 5, 6, 8])), int(generator.integers(1, 5))
+    samples, width = int(generator.choice(batches)), int(generator.integers(1, 5))
     nodes, last, shapes = ["o = MatMul(x, w)"], "o", {"w": (3, width)}
     for place in range(generator.integers(1, 5)):
         function, result = str(generator.choice(FUNCTIONS)), f"h{place}"
@@ -114,8 +115,9 @@ def told(seed: int, folder: Path) -> str:
 
 
 def told_apart(seed: int, backward: str, folder: Path) -> str:
-    """As ``told``, of a step that shows a mean beside the backward of a sum, or the other way round."""
-    model, _ = forward(seed)
+    """As ``told``, of a step that shows a mean beside the backward of a sum, or the other way round. No constant of a
+    function's derivative is one over such a batch: with 2 samples the half of a root would be a mean's."""
+    model, _ = forward(seed, (7, 11, 13))
     ends = next(place for place, node in enumerate(model.graph.node) if "u" in node.output)
     del model.graph.node[ends + 1 :], model.graph.output[:]
     other = "ReduceMean" if backward == "ReduceSum" else "ReduceSum"
@@ -131,7 +133,7 @@ def told_apart(seed: int, backward: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("backward", ["ReduceSum", "ReduceMean"])
 def test_no_false_word_on_a_chain_behind_what_is_shown(backward: str, tmp_path: Path) -> None:
-    found = [told_apart(seed, backward, tmp_path) for seed in (*range(5000, 5016), 5044, 5053, 5122, 5133, 5134)]
+    found = [told_apart(seed, backward, tmp_path) for seed in range(5000, 5020)]
     assert not [verdict for verdict in found if verdict.startswith("false")]
     assert "right" in found
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
-from math import prod
+from math import isclose, prod
 
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.loss_terms import loss_terms
-from gopt.analysis.coupling.marks import REDUCED, UNKNOWN, Mark, Relation
+from gopt.analysis.coupling.marks import REDUCED, UNKNOWN, Mark, Relation, products
 from gopt.analysis.coupling.reduced import unguarded
 from gopt.analysis.coupling.uniform_factors import UniformFactors
 from gopt.analysis.coupling.units import Unit, UnitConstants
@@ -267,9 +267,10 @@ class GradientUnits:
             return Unit(start=True, model=True, lone=lone)
         if len(units) == len(free) == 1 and units[0].start and not reduced and node.is_in(SUMS):
             number = self.constants.factors.of(free[0]).number
-            if self.constants.terms.begun(number):
+            ratios = products(self.constants.sizes(among[0]))
+            if self.constants.terms.begun(number) or any(isclose(units[0].factor, number * n) for n in ratios):
                 units = [replace(units[0], factor=number)]  # an adjoint, too, such as of a log-softmax
-            elif number != units[0].factor:
+            else:
                 return Unit(start=True, model=True, lone=lone)  # no adjoint has another constant added to it
         alike = len({(unit.degree, unit.by) for unit in units}) == 1 and all(u.factor == 1.0 for u in units if u.start)
         if alike and not all(unit.start for unit in units):

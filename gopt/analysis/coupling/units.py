@@ -134,7 +134,7 @@ class UnitConstants:
         if samples:
             if self.terms.begun(unit.factor):  # what follows is of the model
                 unit = self.settled(unit, samples)
-            elif unit.start and self.terms.begun(factor.number**sign):
+            elif unit.start and unit.lone is None and self.terms.begun(factor.number**sign):
                 unit = replace(unit, factor=1.0, sure=True)  # as is what stands before
             if unit.start and not factor.uniform:
                 seeded = replace(unit, factor=unit.factor * factor.number**sign, model=False)
