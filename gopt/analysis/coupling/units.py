@@ -101,10 +101,13 @@ class UnitConstants:
         """Two multiplied values of samples: a factor with a constant of the loss, or behind such a constant, is the
         adjoint, and constants of the other factor are of the model's derivative."""
         pair, derivative = (left, right), Unit(start=True, model=True)
+        clear = not any(unit.by or unit.explicit for unit in pair)
+        if clear and (left.lone is None) != (right.lone is None):
+            square, other = (left, right) if right.lone is None else (right, left)
+            if square.start and not square.degree and (other.start or not square.model):
+                return (left, derivative) if square is left else (derivative, right)
         plain = [unit.start and not (unit.by or unit.degree or unit.explicit) for unit in pair]
         begun = [unit for unit in pair if not unit.model and self.terms.begun(unit.factor, bool(unit.lone))]
-        if all(plain) and (left.lone is None) != (right.lone is None):
-            return (left, derivative) if right.lone is None else (derivative, right)
         if all(plain) and not (left.model or right.model):
             settled = [self.settled(unit, name) for unit in begun]
             alike = len({(unit.degree, unit.sure) for unit in settled}) == 1
