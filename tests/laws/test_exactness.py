@@ -47,6 +47,11 @@ def test_a_sum_that_is_taken_axis_by_axis_counts_all_of_them() -> None:
     assert of_kind("folded_start", 96544).kind == "right"  # whose samples and places stand in one dimension
 
 
+def test_a_gradient_times_weights_and_a_constant_of_the_model_stays_a_mean() -> None:
+    """A LoRA whose factors are scaled by two: no constant stands where samples are."""
+    assert not find_couplings(gopt.load(CASES.parent / "split" / "lora_scaled.onnx").training)
+
+
 @pytest.mark.parametrize("seed", [98103, 98109, 98139, 98174, 99039, 99069, 99114])
 def test_a_two_of_a_square_is_told_from_a_batch_of_two(seed: int) -> None:
     """What is shown is a mean, and the backward that of a sum, or one term of two is: each was called exact once."""

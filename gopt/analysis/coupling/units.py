@@ -130,8 +130,8 @@ class UnitConstants:
                 )  # fmt: skip
             elif samples and unit.start and unit.model:
                 return self._adjoint(unit, factor, sign, samples, summed=reduced)
-            unit = replace(unit, model=False) if unit.model else unit
-            return self.settled(unit, samples) if unit.start else unit
+            unit = replace(unit, model=False, start=unit.start and bool(samples))
+            return self.settled(unit, samples)
         factor = self.factors.of(name)
         unit = replace(unit, degree=unit.degree - sign * factor.batches, explicit=unit.explicit or bool(factor.batches))
         if samples:
