@@ -44,16 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["PYTHONPYCACHEPREFIX"] = os.environ[COMPILED]
 
 
+def _is_of_tests(file: str | None) -> bool:
+    return file is not None and Path(file).is_relative_to(TESTS)
+
+
 def pytest_collection_finish() -> None:
     """All tests and modules stay until the end: a collection of garbage that looks at them each time took 0.3 s, and
     there is one behind each file of tests."""
-    shared = {
-        value
-        for module in list(sys.modules.values())
-        for value in vars(module).values()
-        if isinstance(value, np.random.Generator) and Path(getattr(module, "__file__", "")).is_relative_to(TESTS)
-    }
-    GENERATORS.extend(shared)
+    ours = [module for module in list(sys.modules.values()) if _is_of_tests(vars(module).get("__file__"))]
+    values = (value for module in ours for value in vars(module).values())
+    GENERATORS.extend({value for value in values if isinstance(value, np.random.Generator)})
     gc.collect()
     gc.freeze()
 
