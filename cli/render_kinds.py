@@ -20,6 +20,7 @@ from gopt.offline.kinds.ort_models import OrtOptimizerInspection, OrtTrainingIns
 from gopt.offline.kinds.rank_file import RankFileInspection
 from gopt.offline.kinds.training_info import TrainingInfoInspection
 from gopt.offline.kinds.value_files import ValuesInspection
+from gopt.records.mesh import format_axes
 from gopt.spmd.pass_records import format_bytes
 from gopt.text.sanitize import listed
 
@@ -163,8 +164,7 @@ def _rank_file(info: RankFileInspection) -> None:
 
 
 def _manifest(info: ManifestInspection) -> None:
-    mesh = ",".join(f"{axis}={size}" for axis, size in info.mesh)
-    _head(info.file, f"a manifest: mesh {mesh}, {info.ranks} ranks, loss {info.loss}")
+    _head(info.file, f"a manifest: mesh {format_axes(info.mesh)}, {info.ranks} ranks, loss {info.loss}")
     if len(info.roles) > 1:
         _line(f"roles: {_counted(info.roles)}")
     _line(f"states of the source: {_counted(info.states)}; batch: {', '.join(info.batch)}")
@@ -173,8 +173,7 @@ def _manifest(info: ManifestInspection) -> None:
 
 
 def _report(info: ReportInspection) -> None:
-    mesh = ",".join(f"{axis}={size}" for axis, size in info.mesh)
-    _head(info.file, f"a report: {info.source} on mesh {mesh}")
+    _head(info.file, f"a report: {info.source} on mesh {format_axes(info.mesh)}")
     _line(f"passes: {', '.join(info.passes)}")
     _line(f"{info.removed_ops} nodes removed, {info.added_ops} added, {info.checks} checks")
     _end((), info.next)

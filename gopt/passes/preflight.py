@@ -12,7 +12,7 @@ from gopt.ir.external_data import show
 from gopt.ir.node_kinds import draws
 from gopt.ir.types import known
 from gopt.passes import PASSES
-from gopt.records.mesh import SHARD, Mesh
+from gopt.records.mesh import SHARD, Mesh, format_axes
 from gopt.spmd.program import SpmdProgram
 
 
@@ -30,10 +30,9 @@ def check_stage(mesh: Mesh, stage: object) -> None:
     if stage is None or stage in (0, "0") or mesh.data_ranks == 1 or len(data_axes) < len(mesh.data_axes):
         return
     named = [(SHARD if name == data_axes[-1] else name, size) for name, size in mesh.axes]
-    meant = ",".join(f"{name}={size}" for name, size in named)
     raise OptionError(
         f"--stage {stage} shards nothing on the mesh {mesh}: ranks share out states along an axis {SHARD!r} alone",
-        f"write --mesh {meant}, or --stage 0 to keep all states on every rank",
+        f"write --mesh {format_axes(named)}, or --stage 0 to keep all states on every rank",
     )
 
 

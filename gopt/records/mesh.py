@@ -73,6 +73,11 @@ def axis_kinds(texts: Iterable[str] | Mapping[str, str]) -> dict[str, AxisKind]:
     return result
 
 
+def format_axes(axes: Iterable[tuple[str, int]]) -> str:
+    """The axes as the value of ``--mesh``: dp=2,shard=4."""
+    return ",".join(f"{name}={size}" for name, size in axes)
+
+
 @dataclass(frozen=True)
 class Mesh:
     """Named axes with sizes; the last axis varies fastest.
@@ -167,7 +172,7 @@ class Mesh:
         return tuple(axis for axis in self.split(group) if sizes[axis] > 1)
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={size}" for name, size in self.axes)
+        return format_axes(self.axes)
 
     @property
     def ranks(self) -> int:

@@ -313,11 +313,8 @@ class GradientUnits:
             unit = self.of(name)
             if unit is not None and self.context.marks[name].kind is not Relation.SAMPLES:
                 coupled = unit.coupled or ("" if reduced else unit.root)
-                unit = (
-                    self.constants.whole(unit)
-                    if reduced
-                    else self._at_samples(name, replace(unit, coupled=coupled, root=""))
-                )
+                rootless = replace(unit, coupled=coupled, root="")
+                unit = self.constants.whole(unit) if reduced else self._at_samples(name, rootless)
             if unit is None:
                 return None
             found.append(unit)

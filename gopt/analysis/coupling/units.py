@@ -106,16 +106,15 @@ class UnitConstants:
             square, other = (left, right) if right.lone is None else (right, left)
             if square.start and not square.degree and (other.start or not square.model):
                 return (left, derivative) if square is left else (derivative, right)
-        plain = [unit.start and not (unit.by or unit.degree or unit.explicit) for unit in pair]
-        begun = [unit for unit in pair if not unit.model and self.terms.begun(unit.factor, bool(unit.lone))]
-        if all(plain) and not (left.model or right.model):
+        plain = [unit.start and not (unit.model or unit.by or unit.degree or unit.explicit) for unit in pair]
+        if all(plain):
+            begun = (unit for unit in pair if self.terms.begun(unit.factor, bool(unit.lone)))
             settled = [self.settled(unit, name) for unit in begun]
             alike = len({(unit.degree, unit.sure) for unit in settled}) == 1
             return (settled[0], derivative) if alike else pair
         behind = [not (unit.start or unit.model) for unit in pair]
         if left.degree == right.degree == 1 and all(behind) and not (left.explicit or right.explicit):
             return left, derivative  # no gradient is a product of two adjoints
-        plain = [is_plain and not unit.model for is_plain, unit in zip(plain, pair)]
         return (derivative if plain[0] and behind[1] else left), (derivative if plain[1] and behind[0] else right)
 
     def multiplied(self, unit: Unit, node: Node, name: str, sign: int, samples: str, *, reduced: bool) -> Unit:
