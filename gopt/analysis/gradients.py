@@ -45,11 +45,12 @@ def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str
 
 class LayoutError(UnsupportedError):
     """No gradient was found, or a gradient that leaves a value of one rank in the update; ``turned``: values that may
-    be gradients where the update turns the layout back."""
+    be gradients where the update turns the layout back; ``nearest``: the value through which the whole update depends
+    on the batch, '' where it is not known."""
 
-    def __init__(self, message: str, *hints: str, turned: Iterable[str]) -> None:
+    def __init__(self, message: str, *hints: str, turned: Iterable[str], nearest: str = "") -> None:
         super().__init__(message, *hints)
-        self.turned = tuple(turned)
+        self.turned, self.nearest = tuple(turned), nearest
 
 
 def _refuse_written(context: AnalysisContext, parameter: str, updated: str) -> None:
@@ -120,6 +121,7 @@ class _DominatorChoice:
                 f"{self.types[self.nearest]}, and the parameter is {self.types[self.parameter]}",
                 f"give the update a gradient of the parameter's shape, or name it: --params {self.parameter}=VALUE",
                 turned=filter(self.fits, layouts),
+                nearest=self.nearest,
             )
         self._refuse_open(stretch[-1])
         return chosen

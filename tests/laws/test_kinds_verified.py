@@ -42,3 +42,10 @@ def test_the_gradient_of_a_loss_that_is_not_shown(seed):
 def test_a_constant_that_divides_a_rate_by_the_samples(seed):
     found, _ = verified("divided_sum", seed)
     assert found.kind in ("right", "noted"), found
+
+
+@pytest.mark.parametrize("seed", [0, 158, 351])
+def test_a_queue_in_columns_is_asked_for_as_one_in_rows_is(seed):
+    """The rows that it keeps stand turned before they are joined: a gradient of its shape was looked for."""
+    found, w = verified("queue_gathered", seed)
+    assert found.kind == "refused" and re.search(w.refusal, found.text), found
