@@ -44,9 +44,10 @@ def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str
 
 
 class LayoutError(UnsupportedError):
-    """No gradient was found, or a gradient that leaves a value of one rank in the update; ``turned``: values that may
-    be gradients where the update turns the layout back; ``nearest``: the value through which the whole update depends
-    on the batch, '' where it is not known."""
+    """No gradient was found, or a gradient that leaves a value of one rank in the update.
+
+    ``turned``: values that may be gradients where the update turns the layout back; ``nearest``: the value through
+    which the whole update depends on the batch, or ''."""
 
     def __init__(self, message: str, *hints: str, turned: Iterable[str], nearest: str = "") -> None:
         super().__init__(message, *hints)

@@ -22,7 +22,7 @@ from gopt.ir.inference import infer_types
 from gopt.ir.node_kinds import elementwise
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
-from gopt.operators.kinds import COMPARISONS, EXTREMES, MATRIX_PRODUCTS, SIZES, SUMS
+from gopt.operators.kinds import COMPARISONS, EXTREMES, MATRIX_PRODUCTS, SCALES, SIZES, SUMS
 from gopt.operators.table import operator
 from gopt.verification.compare import Values
 from gopt.verification.reference_graphs import subgraph
@@ -248,13 +248,13 @@ class JoinedGraph:
         )
 
     def _rates(self, cone: Collection[int]) -> set[float]:
-        """The rates of running averages: one less what multiplies a state, which a constant may divide by the number
-        of samples as well. ``cone``: the nodes that are looked at."""
+        """The rates of running averages, 1 less the factor of a state: a constant may be a rate divided by the number
+        of samples. ``cone``: the nodes to look at."""
         states = {state.tensor for state in self.training.states}
         by_state = [
             self.context.scalar(other)
             for node in self.context.index.graph.nodes
-            if id(node) in cone and node.is_a("Mul")
+            if id(node) in cone and node.is_in(SCALES)
             for name, other in (node.inputs, node.inputs[::-1])
             if name in states
         ]

@@ -32,7 +32,7 @@ class Additivity(Enum):
 @dataclass(frozen=True, slots=True)
 class SampleExchange:
     """Gradients where two batches meet: of both unchanged, and with samples exchanged. ``due``: whether the loss is a
-    sum over samples, so that a gradient is one too."""
+    sum over samples, as a gradient then is too."""
 
     first: Values
     second: Values
@@ -61,8 +61,8 @@ def sample_exchanges(
     forward: CheckedForward, points: Sequence[Values], batch: Sequence[str], generator: np.random.Generator,
     counts: Mapping[str, str],
 ) -> list[SampleExchange]:  # fmt: skip
-    """Squares over exchanges of samples, along the first axis with an additive loss; where there is none, along the
-    first axis with samples: a step may show another loss than the one that it trains.
+    """Squares over exchanges of samples, along the first axis with an additive loss, or else along the first axis with
+    samples: a step may show another loss than the trained loss.
 
     ``counts``: gradient -> the count of the batch that divides the gradient, multiplied again here."""
     batch_a, batch_b = ({name: point[name] for name in batch if name in point} for point in points[:2])

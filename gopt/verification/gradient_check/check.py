@@ -393,7 +393,7 @@ class _GradientChecker:
 
     @property
     def _sum_is_due(self) -> bool:
-        """Whether the loss is a sum over samples, so that its gradients are."""
+        """Whether the loss is a sum over samples, as all gradients then are."""
         return all(exchange.due for exchange in self._sample_exchanges)
 
     @cached_property

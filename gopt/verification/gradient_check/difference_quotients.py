@@ -15,7 +15,7 @@ DIRECTIONS = 3
 CLEAR = 0.3
 """Maximum share of the tolerance that rounding of a slope may use; a smaller slope is ignored."""
 NEAR = 0.2
-"""Of a parameter's length: how far a new value may be from it."""
+"""Share of a parameter's length by which a new value may differ from the parameter."""
 Losses = Callable[[Values], np.ndarray]
 
 
@@ -54,7 +54,7 @@ class Candidate:
 
     @property
     def is_near(self) -> bool:
-        """Whether the value is about the parameter itself, as a new value of it is."""
+        """Whether the value is about the parameter, as a new value of the parameter is."""
         near = NEAR * float(np.linalg.norm(self.origin))
         return all(float(np.linalg.norm(array - self.origin)) < near for array in self.at)
 
