@@ -72,7 +72,8 @@ def test_the_hints_that_are_followed_make_a_factory(moves, tmp_path):
     path = written(tmp_path, HEAD + loop)
     with pytest.raises(OptionError) as raised:
         load_factory(str(path))
-    lines = [line.rstrip() for line in raised.value.hints[2:-1]]
+    lines = [line.rstrip() for line in raised.value.hints[2:-1] if "moves once an epoch" not in line]
+    assert (len(lines) < len(raised.value.hints[2:-1])) == moves.startswith("sched")
     text = path.read_text().replace(loop, "if True:\n" + "".join(f"    {line}\n" for line in loop.splitlines()))
     path.write_text(text.replace("if True:", 'if __name__ == "__main__":') + "\n".join(lines) + "\n")
     recipe = call_factory(load_factory(str(path)), "script")
@@ -86,6 +87,28 @@ def test_a_guarded_script_needs_no_factory(text, tmp_path):
     assert (tmp_path / "ran").exists()
     assert isinstance(recipe.loss, torch.nn.CrossEntropyLoss) and len(recipe.module) == 3
     assert recipe.batch["input"].shape == (8, 4) and recipe.scheduler is not None
+
+
+EPOCHS = {
+    "for epoch in range(9):\n    train()\n    sched.step()\n": False,
+    "for epoch in range(9):\n    for x, y in train_loader:\n        one(x, y)\n    sched.step()\n": False,
+    "for x, y in train_loader:\n    one(x, y)\n    if x.sum() > 0:\n        sched.step()\n": True,
+    "def again(sched):\n    criterion(net(x), y).backward()\n    sched.step()\n": True,
+}
+ONE = "def one(x, y):\n    criterion(net(x), y).backward()\n    opt.step()\n"
+
+
+@pytest.mark.parametrize(("loop", "taken"), EPOCHS.items())
+def test_a_schedule_that_moves_once_an_epoch_is_none_of_the_step(loop, taken, tmp_path):
+    """The scheduler that an import made was taken, and its rate fell at every step instead."""
+    started = "if __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in loop.splitlines())
+    path = written(tmp_path, FUNCTION + ONE + started)
+    if taken:
+        assert call_factory(load_factory(str(path)), "script").scheduler is not None
+        return
+    with pytest.raises(OptionError, match="moves 'sched' once an epoch") as raised:
+        call_factory(load_factory(str(path)), "script")
+    assert any("--set lr=step:START:EVERY:FACTOR" in hint for hint in raised.value.hints)
 
 
 OTHER = "def a():\n    return 1, 2, 3, 4\ndef b():\n    return 1, 2, 3, 4\n"
