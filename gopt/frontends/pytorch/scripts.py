@@ -36,7 +36,7 @@ class Script:
     def read(cls, path: Path) -> Script:
         """The script of a file; raises InputError."""
         try:
-            return cls(path, ast.parse(path.read_bytes(), path.name))
+            return cls(path, _WithoutSelf().visit(ast.parse(path.read_bytes(), path.name)))
         except (OSError, SyntaxError, ValueError) as error:
             raise InputError(f"{path} raised {type(error).__name__}: {error}", "--debug shows where") from error
 
@@ -121,16 +121,16 @@ class Script:
             "gives the rate of every step"
             for name in self._once_an_epoch()
         ]
-        function = next((f for f in _functions(self.tree).values() if optimizer[0] in dict(_assignments(f))), None)
-        if function is not None:
+        places: list[tuple[str, ast.AST]] = [(f"{name}()", body) for name, body in _functions(self.tree).items()]
+        places += [(GUARD, body) for body in self.tree.body if isinstance(body, ast.If) and _is_guard(body.test)]
+        where, place = next((each for each in places if optimizer[0] in dict(_assignments(each[1]))), ("", None))
+        if place is not None:
             parts = (model[0], optimizer[0], *scheduler, *(node.id for node in ast.walk(ast.parse(f"{loss}, {batch}"))
                      if isinstance(node, ast.Name)))  # fmt: skip
-            last = max(value.end_lineno or 0 for name, value in _assignments(function) if name in parts)
-            advice = (
-                f"copy the lines of {function.name}() up to line {last}, which make {model[0]} and {optimizer[0]}, into"
-            )
+            last = max(value.end_lineno or 0 for name, value in _assignments(place) if name in parts)
+            copied = f"copy the lines of {where} up to line {last}, which make {model[0]} and {optimizer[0]}, into"
             return [
-                f"{advice} a function make, let it end as follows, and export {self.path.name}:make",
+                f"{copied} a function make, let it end as follows, and export {self.path.name}:make",
                 written,
                 *late,
             ]
@@ -165,11 +165,17 @@ class Script:
                     moved[name] = moved.get(name, False) or _trains_in(place, at_once)
         return moved
 
+    def _read(self) -> Iterator[str]:
+        """The names that loops with a backward go through, such as a loader in ``enumerate(loader)``."""
+        for loop in (node for node in ast.walk(self.tree) if isinstance(node, ast.For)):
+            if _trains_in(loop, set()):
+                yield from (node.id for node in ast.walk(loop.iter) if isinstance(node, ast.Name))
+
     def names(self) -> tuple[tuple[str, str], tuple[str, str], str, str]:
         """Module and optimizer with what makes them, loss and batch; stand-ins where nothing is found."""
         values = dict(_assignments(self.tree))
         optimizer, call = next(iter(_optimizers(self.tree).items()), ("optimizer", None))
-        owner = next((node for node in ast.walk(call) if _is_parameters(node)), None) if call is not None else None
+        owner = next((node for node in ast.walk(self.tree if call is None else call) if _is_parameters(node)), None)
         model = owner.func.value.id if owner is not None else "model"  # type: ignore[attr-defined]
         called = _compared(values, self.tree)
         loss = next(
@@ -178,11 +184,20 @@ class Script:
         )
         loss = loss or next(iter(called.values()), "loss")
         batch = next((name for name in (*_BATCHES,) if name in values), None)
-        loader = next((name for name in _LOADERS if name in values), None)
+        loader = next((name for name in (*_LOADERS, *self._read()) if name in values), None)
         example = batch or (f"tuple(next(iter({loader})))" if loader else "(x, y)")
         model_text = ast.unparse(values[model]) if model in values else "Model()"
         optimizer_text = ast.unparse(call) if call is not None else f"torch.optim.AdamW({model}.parameters())"
         return (model, model_text), (optimizer, optimizer_text), loss, example
+
+
+class _WithoutSelf(ast.NodeTransformer):
+    """Takes attributes of ``self``, as trainers have them, for names."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.value, ast.Name) and node.value.id == "self":
+            return ast.copy_location(ast.Name(node.attr, node.ctx), node)
+        return self.generic_visit(node)
 
 
 def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -256,10 +271,12 @@ def _is_recipe(value: ast.expr | None) -> bool:
 
 
 def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Names with the assigned expressions, anywhere in the script."""
+    """Names with the assigned expressions, anywhere in the script, but for what is assigned to its own name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            yield node.targets[0].id, node.value
+            name = node.targets[0].id
+            if not (isinstance(node.value, ast.Name) and node.value.id == name):
+                yield name, node.value
 
 
 def _compared(assignments: Mapping[str, ast.expr], tree: ast.AST) -> dict[str, str]:

@@ -162,6 +162,63 @@ def test_a_script_sees_no_arguments_of_gopt(where, tmp_path, monkeypatch, capsys
     assert "ended itself, as sys.exit and argument parsers do: 2" in capsys.readouterr().err
 
 
+INSIDE = HEAD[: HEAD.index("net =")] + "if __name__ == '__main__':\n    net = nn.Linear(4, 2)\n    net.double()\n"
+INSIDE += """
+    train_dl = DataLoader(TensorDataset(torch.randn(16, 4), torch.randint(0, 2, (16,))), batch_size=8)
+    opt = torch.optim.NAdam(net.parameters())
+    crit = nn.CrossEntropyLoss()
+    for i, (x, y) in enumerate(train_dl):
+        loss = crit(net(x), y)
+        loss.backward()
+        opt.step()
+"""
+TRAINER = (
+    HEAD[: HEAD.index("net =")]
+    + """
+class Trainer:
+    def __init__(self, model, loader):
+        self.model, self.loader = model, loader
+        self.optimizer = torch.optim.NAdam(self.model.parameters(), lr=0.1)
+        self.criterion = nn.CrossEntropyLoss()
+    def run(self):
+        for x, y in self.loader:
+            loss = self.criterion(self.model(x), y)
+            loss.backward()
+            self.optimizer.step()
+
+def main():
+    model = nn.Linear(4, 2)
+    loader = DataLoader(TensorDataset(torch.randn(16, 4), torch.randint(0, 2, (16,))), batch_size=8)
+    Trainer(model, loader).run()
+"""
+)
+PLACES = {
+    "under the guard": (
+        INSIDE, "copy the lines of if __name__ == \"__main__\": up to line 13, which make net and opt",
+        "    return net, crit, opt, tuple(next(iter(train_dl)))",
+    ),
+    "of a trainer": (
+        TRAINER, "    optimizer = torch.optim.NAdam(model.parameters(), lr=0.1)",
+        "    return model, criterion, optimizer, tuple(next(iter(loader)))",
+    ),
+    "without an optimizer": (
+        HEAD[: HEAD.index("opt =")] + HEAD[HEAD.index("criterion") :] + "for p in net.parameters():\n    pass\n",
+        "    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))",
+        "    return net, criterion, optimizer, tuple(next(iter(train_loader)))",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_names_are_found_where_a_script_has_them(place, tmp_path):
+    """Lines of the guard stood alone, a loader of another name was (x, y), and a trainer's loss was self.criterion."""
+    text, *told = PLACES[place]
+    with pytest.raises(OptionError, match="has no optimizer") as raised:
+        call_factory(load_factory(str(written(tmp_path, text))), "script")
+    for line in told:
+        assert any(hint.startswith(line) for hint in raised.value.hints), raised.value.hints
+
+
 @pytest.mark.parametrize("where", ["", ":main"])
 def test_a_main_that_trains_says_which_lines_make_a_factory(where, tmp_path, capsys):
     """Lines of a factory stood alone, without what main makes before them, and their indents were lost."""
