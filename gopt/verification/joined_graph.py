@@ -12,12 +12,14 @@ from math import isclose
 import numpy as np
 
 from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.loss_terms import loss_terms
 from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, Untraceable, products
 from gopt.analysis.coupling.propagate import propagate, start
 from gopt.analysis.coupling.sample_counts import Multiplied, SampleCounts, corrects_variance
+from gopt.analysis.coupling.uniform_factors import UniformFactors
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph, Node, clone
-from gopt.ir.graph_index import ancestors
+from gopt.ir.graph_index import ancestors, descendants
 from gopt.ir.inference import infer_types
 from gopt.ir.node_kinds import elementwise
 from gopt.ir.tensor import Tensor
@@ -197,6 +199,8 @@ class JoinedGraph:
         index, sizes = self.context.index, self._sizes()
         cone, _ = ancestors(index, values)
         parts = (*_PARTS, *self._rates(cone))
+        trained = descendants(index, [state.tensor for state in self.training.parameters])
+        terms = loss_terms(self.context, UniformFactors(self.context), list(self.training.losses), trained)
         by_number: dict[str, Dividers] = {}
         for node in index.graph.nodes:
             factors = id(node) in cone and not node.is_in(_NO_FACTORS) and not node.is_a("Clip", "Pow")
@@ -205,6 +209,8 @@ class JoinedGraph:
                 number = _one_number(value) if value is not None else 1.0
                 neutral = number == 1 and not (node.is_a("Mul") and self.context.batch == 2)  # 2 over 2 samples is one
                 growth = 1.0 if neutral else self._growth(number, sizes, parts, below=node.is_a("Div") and slot == 1)
+                if growth == 1 and terms.is_mean(number):  # a weight of the loss stands in it as well
+                    growth = 1 / self.times
                 if value is not None and growth != 1 and not self._grown_value(name):
                     of_number = by_number.setdefault(f"{number:.6g}", Dividers())
                     of_number.larger[name] = np.asarray(np.asarray(value, np.float64) * growth).astype(value.dtype)
