@@ -14,7 +14,7 @@ from whole_gen.writer import Writer
 import gopt
 from gopt.analysis.role_map import RoleMap
 
-_OF = ("roles", "statistics", "counts", "rows", "weights", "taken")
+_OF = ("roles", "statistics", "counts", "rows", "weights", "taken", "open")
 MODULES = [f"whole_gen.kinds_{each}" for each in _OF]
 NAMES = sorted(name for name, step in kinds.load_all().items() if step.__module__ in MODULES)
 REFUSED = ("may be the new value", "may divide by their number", "a rate, or one over their number", "may replace any")
