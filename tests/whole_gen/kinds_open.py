@@ -1,4 +1,4 @@
-"""Batches whose number of samples the file leaves open: it is read from shapes, in many forms, and shared by readers."""
+"""Batches whose number of samples the file leaves open: it is read from shapes, in many forms, and may be shared."""
 
 from __future__ import annotations
 

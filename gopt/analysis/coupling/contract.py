@@ -67,7 +67,7 @@ def contract(context: CouplingContext, node: Node, operands: Sequence[tuple[str,
 
 
 def summed(context: CouplingContext, node: Node, mark: Mark, sizes: Sequence[int]) -> Mark:
-    """The mark of a sum over all samples, and ``sizes`` other elements; a mean where all were divided by their number."""
+    """The mark of a sum over all samples, and ``sizes`` other elements; a mean where it was divided by their number."""
     origin = node.outputs[0]
     context.origins[origin] = node
     count = context.batch * prod(sizes)
