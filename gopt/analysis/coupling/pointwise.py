@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Marks, Relation, Untraceable, changed
 from gopt.analysis.coupling.uniform_factors import UniformFactors
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import ancestors
+from gopt.ir.graph_index import walk
 from gopt.ir.node_kinds import value_reads
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import CASTS, LINEAR_IN_FIRST, SCALES, TERMS
@@ -104,7 +106,12 @@ def _power(context: CouplingContext, name: str) -> int | None:
     if name not in index.producers or index.graph.type_of(name).elements != 1 or context.constant(name) is not None:
         return 0
     power = -UniformFactors(context).of(name).batches
-    return power or (0 if ancestors(index, [name])[1].isdisjoint(context.marks) else None)
+
+    def following(value: str) -> Iterable[str]:
+        node = index.producers.get(value)
+        return () if node is None or value in context.marks or value in context.shared else node.reads
+
+    return power or (None if any(value in context.marks for value in walk([name], following)) else 0)
 
 
 def times(context: CouplingContext, node: Node, name: str) -> float:
