@@ -12,6 +12,7 @@ from whole_gen.judge import Setting, drawn, judged
 from whole_gen.writer import Writer
 
 import gopt
+from gopt.analysis.coupling import find_couplings
 from gopt.analysis.role_map import RoleMap
 
 _OF = ("roles", "statistics", "counts", "rows", "weights", "taken", "open")
@@ -52,6 +53,18 @@ def test_what_weighs_losses_is_trained(seed, tmp_path):
     onnx.save(w.model(), str(tmp_path / "step.onnx"))
     training = gopt.load(tmp_path / "step.onnx", roles=RoleMap(states=dict(w.states))).training
     assert set(training.gradients) == set(w.gradients)
+
+
+OPEN = sorted(name for name in NAMES if kinds.KINDS[name].__module__ == "whole_gen.kinds_open")
+
+
+@pytest.mark.parametrize("seed", part(range(24 * len(OPEN)), 4))
+def test_means_over_open_batches_are_read_as_means(seed, tmp_path):
+    w = Writer(seed, 4, 1)
+    kinds.KINDS[OPEN[seed % len(OPEN)]](w)
+    if not w.refusal:
+        onnx.save(w.model(), str(tmp_path / "step.onnx"))
+        assert not find_couplings(gopt.load(tmp_path / "step.onnx", roles=RoleMap(states=dict(w.states))).training)
 
 
 SPLIT = {"running_unread": ("shard=2,tp=2", ""), "running_read": ("shard=2,tp=2", ""),

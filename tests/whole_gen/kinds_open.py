@@ -94,3 +94,61 @@ def open_samples(w: Writer) -> None:
     if way in UNCLEAR:
         w.refusal = "is no sum, mean or extreme over samples"
     w.becomes(s, s * 0.9 + DIVIDED[way](w, x, n if shared else size(w, x)) * 0.1)
+
+
+def _product(w: Writer, d: Value, weight: Value) -> Value:
+    """An adjoint times the transpose of a weight."""
+    how = w.pick("MatMul", "Gemm", "Einsum")
+    if how == "MatMul":
+        return d @ weight.turn(1, 0)
+    return w.op("Gemm", d, weight, transB=1) if how == "Gemm" else w.op("Einsum", d, weight, equation="no,io->ni")
+
+
+@kind
+def open_adjoints(w: Writer) -> None:
+    """Adjoints of two losses meet, each divided by the number of samples; samples have weights in a product of three."""
+    w.open = True
+    x, y, z, u = w.fed("x", [3]), w.fed("y", [2]), w.fed("z", [1]), w.fed("u", [])
+    w0, a, c = parameter(w, "w0", 3, 4), parameter(w, "a", 4, 2), parameter(w, "c", 4, 1)
+    h = w.op("Tanh", x @ w0)
+    p, q, size = h @ a, h @ c, SIZES[w.pick(*SIZES)]
+    wide = u.reshape(-1, 1)
+    first = (((p - y) * (p - y)).mean(-1) * u).mean() + (p * p).mean(-1).mean() * 0.01
+    second, much = ((q - z) * (q - z)).mean(), w.pick(0.3, 0.02)
+    n, m = size(w, x), size(w, x)
+    d, e = (p - y) / n, (q - z) * (2.0 * much) / m
+    small = p * 0.01 / m
+    if w.pick(True, False):
+        ga = w.op("Einsum", h, u, d, equation="ni,n,no->io") + h.turn(1, 0) @ small
+        dh = _product(w, d * wide + small, a)
+    else:
+        both = d * wide + small
+        ga, dh = h.turn(1, 0) @ both, _product(w, both, a)
+    dh = (dh + _product(w, e, c)) * (1.0 - h * h)
+    w.out("first", first)
+    w.out("second", second * much if w.pick(True, False) else second)
+    for each, g in ((w0, x.turn(1, 0) @ dh), (a, ga), (c, h.turn(1, 0) @ e)):
+        w.gradients[each.name] = g
+        w.becomes(each, each - g * 0.1)
+
+
+@kind
+def open_critic(w: Writer) -> None:
+    """A critic without hidden values: its derivative is one over the number of samples, and meets a penalty that no
+    sample enters."""
+    w.open = True
+    x, z = w.fed("x", [3]), w.fed("z", [2])
+    made, critic = parameter(w, "made", 2, 3), parameter(w, "critic", 3, 1)
+    fake, n = z @ made, SIZES[w.pick(*SIZES)](w, x)
+    far = (critic * critic).sum().sqrt()
+    w.out("critic_loss", (fake @ critic).mean() - (x @ critic).mean() + (far - 1.0) * (far - 1.0) * 10.0)
+    w.out("made_loss", -(fake @ critic).mean())
+    shape = w.op("Concat", w.op("Shape", x, start=0, end=1), w.const(np.array([1])), axis=0)
+    each = w.op("Expand", w.const(np.ones((1, 1), w.dtype)), shape) / n
+    for name, g in (
+        ("critic", fake.turn(1, 0) @ each - x.turn(1, 0) @ each + critic / far * (far - 1.0) * 20.0),
+        ("made", z.turn(1, 0) @ _product(w, -each, critic)),
+    ):
+        w.gradients[name] = g
+        old = made if name == "made" else critic
+        w.becomes(old, old - g * 0.01)

@@ -110,9 +110,9 @@ class UniformFactors:
             return replace(terms[0], uniform=False, literal=False) if alike else UNEQUAL
         if node.is_in(AVERAGES):
             return replace(self.of(node.inputs[0], depth + 1), uniform=False, literal=False)
-        if node.is_a("MatMul"):
+        if node.is_a("MatMul", "Gemm", "Einsum") and len(node.inputs) == 2:
             left, right = (self.of(each, depth + 1) for each in node.inputs)
-            number = left.number if left.literal else 1.0
+            number = left.number * abs(float(node.attributes.get("alpha", 1.0))) if left.literal else 1.0
             return UniformFactor(number, left.batches, False, left.literal).times(right.weights())
         one = context.index.graph.type_of(name).elements == 1
         return UNKNOWN_FACTOR if one else UNEQUAL
