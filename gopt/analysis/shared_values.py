@@ -17,7 +17,7 @@ from gopt.ir.graph import Graph, Node, clone
 from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, numpy_dtype
-from gopt.operators.kinds import CASTS, LAYOUT
+from gopt.operators.kinds import RELAYS
 
 SUFFIX = ".over_ranks"
 STAND_IN = 0.7310585786300049
@@ -88,7 +88,7 @@ def _shown(graph: Graph, values: Mapping[str, str]) -> list[Node]:
     read = {name for node in graph.nodes for name in node.reads}
     return [
         node for node in graph.nodes
-        if node.is_in(LAYOUT | CASTS) and node.inputs[0] in values and node.outputs[0] in graph.outputs
+        if node.is_in(RELAYS) and node.inputs[0] in values and node.outputs[0] in graph.outputs
         and (node.is_a("Identity") or node.outputs[0] not in read)
     ]  # fmt: skip
 

@@ -8,10 +8,11 @@ from functools import cached_property
 from gopt.analysis.gradient_needs import multiplied, without_needs
 from gopt.analysis.role_map import RoleMap
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import GraphIndex, ancestors, descendants
+from gopt.ir.graph_index import GraphIndex, ancestors, copy_chain, descendants
 from gopt.ir.node_kinds import elementwise, random
-from gopt.operators.kinds import LAYOUT, MAY_DRAW, SCALES, SIZES
+from gopt.operators.kinds import CASTS, MAY_DRAW, RELAYS, SCALES, SIZES, SUMS
 
+_LINEAR = RELAYS | SUMS | {"Neg"}
 _NEAR = 16
 
 
@@ -92,7 +93,7 @@ class StepSkeleton:
             if len(operands) == len(node.reads):
                 continue
             scaled = node.is_in(SCALES) and len(operands) == 1 and operands[0] not in averaged
-            if not (scaled or node.is_in(LAYOUT) or node.is_a("Add", "Sub", "Sum", "Neg", "Cast")):
+            if not (scaled or node.is_in(_LINEAR)):
                 return False
             behind.update(node.outputs)
         return update is not None
@@ -157,7 +158,7 @@ class StepSkeleton:
         values = [name]
         for value in values:
             for node in self.index.users.get(value, ()):
-                if len(values) < _NEAR and (node.is_in(LAYOUT) or node.is_a("Cast")):
+                if len(values) < _NEAR and node.is_in(RELAYS):
                     values += node.outputs
         return values
 
@@ -183,7 +184,8 @@ class StepSkeleton:
             return False
         types = self.index.graph.types
         forward = [(node, read) for node, read in users if id(node) in self.forward]
-        masked = [self._cast_from(name) for node, read in forward for name in node.inputs if name != read]
+        read_beside = (name for node, read in forward for name in node.inputs if name != read)
+        masked = [copy_chain(self.index.producers, name, CASTS)[-1] for name in read_beside]
         tensors = [tensor for tensor in masked if tensor in self.updated or not self.index.one_element(tensor)]
         alike = all(tensor in self.updated and types[tensor].shape == types[name].shape for tensor in tensors)
         return bool(tensors) and alike and len(users) - len(forward) > 1
@@ -192,9 +194,5 @@ class StepSkeleton:
         """Return the readers of a value or of a cast of the value, each with the name read."""
         readers: list[tuple[Node, str]] = []
         for node in self.index.users.get(name, []):
-            readers += self._past_casts(node.outputs[0]) if node.is_a("Cast") else [(node, name)]
+            readers += self._past_casts(node.outputs[0]) if node.is_in(CASTS) else [(node, name)]
         return readers
-
-    def _cast_from(self, name: str) -> str:
-        node = self.index.producers.get(name)
-        return self._cast_from(node.inputs[0]) if node is not None and node.is_a("Cast") else name
