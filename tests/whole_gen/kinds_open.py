@@ -106,7 +106,7 @@ def _product(w: Writer, d: Value, weight: Value) -> Value:
 
 @kind
 def open_adjoints(w: Writer) -> None:
-    """Adjoints of two losses meet, each divided by the number of samples; samples have weights in a product of three."""
+    """Adjoints of two losses meet, each divided by the number of samples; a product of three has weights of samples."""
     w.open = True
     x, y, z, u = w.fed("x", [3]), w.fed("y", [2]), w.fed("z", [1]), w.fed("u", [])
     w0, a, c = parameter(w, "w0", 3, 4), parameter(w, "a", 4, 2), parameter(w, "c", 4, 1)
