@@ -12,9 +12,11 @@ from math import isclose
 import numpy as np
 
 from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.loss_terms import loss_terms
 from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, Untraceable, products
 from gopt.analysis.coupling.propagate import propagate, start
 from gopt.analysis.coupling.sample_counts import Multiplied, SampleCounts, corrects_variance
+from gopt.analysis.coupling.uniform_factors import UniformFactors
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph, Node, clone
 from gopt.ir.graph_index import ancestors
@@ -198,6 +200,7 @@ class JoinedGraph:
         """Constants behind some values that may divide by the number of samples; constants of one number together."""
         index, sizes = self.context.index, self._sizes()
         cone, _ = ancestors(index, values)
+        terms = loss_terms(self.context, UniformFactors(self.context), list(self.training.losses))
         by_number: dict[str, Dividers] = {}
         for node in index.graph.nodes:
             factors = id(node) in cone and not node.is_in(_NO_FACTORS) and not node.is_a("Clip", "Pow")
@@ -206,6 +209,8 @@ class JoinedGraph:
                 number = _one_number(value) if value is not None else 1.0
                 neutral = number == 1 and not (node.is_a("Mul") and self.context.batch == 2)  # 2 over 2 samples is one
                 growth = 1.0 if neutral else self._growth(number, sizes, below=node.is_a("Div") and slot == 1)
+                if growth == 1 and terms.is_mean(number):  # a weight of the loss stands in it as well
+                    growth = 1 / self.times
                 if value is not None and growth != 1 and not self._grown_value(name):
                     of_number = by_number.setdefault(f"{number:.6g}", Dividers())
                     of_number.larger[name] = np.asarray(np.asarray(value, np.float64) * growth).astype(value.dtype)
