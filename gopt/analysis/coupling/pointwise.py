@@ -109,7 +109,8 @@ def _power(context: CouplingContext, name: str) -> int | None:
 
     def following(value: str) -> Iterable[str]:
         node = index.producers.get(value)
-        return () if node is None or value in context.marks or value in context.shared else node.reads
+        known = value in context.marks or value in context.shared or context.constant(value) is not None
+        return () if node is None or known else value_reads(node)
 
     return power or (None if any(value in context.marks for value in walk([name], following)) else 0)
 

@@ -95,3 +95,9 @@ def test_a_function_of_a_divided_derivative_is_noted_where_it_is_no_multiple(fun
     found = find_couplings(training_of(bent, tmp_path))
     noted = any("is no multiple of the derivative by a sample" in each.what for each in found)
     assert noted is (function not in ("Abs", "Relu"))
+
+
+def test_a_type_or_a_shape_alone_makes_no_function_of_the_samples():
+    """A count that ranks share divides the adjoint, which is made like the loss: six sums were shared beside it."""
+    source = gopt.load(FIXTURES / "cases" / "exports" / "mlp_adamw_noopt.onnx")
+    assert gopt.shard(source, "dp=2", statistics="sync").program.synchronised.values == ("_to_copy",)
