@@ -162,10 +162,10 @@ def _reduction(operator: ForwardOperator, constants: Constants, emit: ProtoTape)
     """Leave out an empty list of axes, which stands for all; write a product as products of halves."""
     node, attributes = operator.node, operator.attributes
     axes, noop = _integers(operator, constants, 1), attributes.get("noop_with_empty_axes", 0)
-    if axes == [] and not noop:
-        if node.op_type != "ReduceProd":
-            return emit.op(node.op_type, node.input[0], keepdims=attributes.get("keepdims", 1))
-    elif node.op_type != "ReduceProd" or (axes is None and _given(operator, 1)) or (noop and not axes):
+    of_all = axes == [] and not noop
+    if node.op_type != "ReduceProd":
+        return emit.op(node.op_type, node.input[0], keepdims=attributes.get("keepdims", 1)) if of_all else None
+    if not of_all and ((axes is None and _given(operator, 1)) or (noop and not axes)):
         return None
     shape = operator.shape(node.input[0])
     if 0 in shape or not shape:
