@@ -15,8 +15,7 @@ import onnx.inliner
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from gopt.autodiff.operators import ForwardOperator, between, types_of
-from gopt.ir.attributes import attribute_value
-from gopt.ir.constant_folding import constant_array
+from gopt.ir.constant_folding import constant_of
 from gopt.ir.model_file import refill
 from gopt.ir.opset import opset_of
 from gopt.ir.tape import ProtoTape
@@ -72,10 +71,8 @@ def constants_of(model: ModelProto) -> dict[str, np.ndarray]:
     """The values of a model's initializers and Constant nodes."""
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-            value = constant_array({attribute.name: attribute_value(attribute) for attribute in node.attribute})
-            if value is not None:
-                arrays[node.output[0]] = value
+        if (value := constant_of(node)) is not None:
+            arrays[node.output[0]] = value
     return arrays
 
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import NodeProto
 
 from gopt import limits
+from gopt.ir.attributes import attribute_value
 from gopt.ir.graph import Graph, Node
 from gopt.ir.node_kinds import record_of
 from gopt.ir.opset import opset_of
@@ -95,6 +97,13 @@ def constant_array(attributes: Mapping[str, Any]) -> np.ndarray | None:
         if name in _PLAIN:
             return np.array(value, _PLAIN[name])
     return None
+
+
+def constant_of(node: NodeProto) -> np.ndarray | None:
+    """The value of a Constant node of a model; None for other nodes."""
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    return constant_array({attribute.name: attribute_value(attribute) for attribute in node.attribute})
 
 
 class Constants:
