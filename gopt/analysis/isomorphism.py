@@ -9,7 +9,7 @@ from gopt.analysis.state_order import StateOrder
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.analysis.updates import UpdateMode, Updates, UpdateSubgraph
 from gopt.ir.graph import Node
-from gopt.ir.node_kinds import control_flow
+from gopt.ir.node_kinds import control_flow, record_of
 
 
 def assign_classes(training: TrainingGraph, updates: Updates, unowned: Sequence[Node] = ()) -> None:
@@ -101,7 +101,7 @@ class _ValueNumbering:
             keys.append(signature(node))
             for name in node.inputs:
                 keys.append(local[name] if name in local else self._operand(name, outside))
-            if node.is_a("ReduceMean"):
+            if record_of(node).pieces == "mean":
                 keys.append(("elements", types[node.inputs[0]].elements))  # each divides by a count of its own
             if len(node.outputs) != 1:
                 keys.append(("outputs", len(node.outputs)))

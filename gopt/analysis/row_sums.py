@@ -13,7 +13,7 @@ from gopt.analysis.row_reads import keeps_rows, repeated_ids
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import Phase
 from gopt.ir.graph import Node
-from gopt.ir.node_kinds import in_proportion
+from gopt.ir.node_kinds import chosen_by, in_proportion
 from gopt.operators.kinds import CASTS, COPIES, SCALES
 
 _PASSED = SCALES | CASTS | {"Neg"}
@@ -112,14 +112,15 @@ class RowSums:
         """The gradient as operand of a node that acts on single rows, and keeps a row of zeros."""
         if keeps_rows(self.values, node):
             return node.inputs[0]
-        if not (node.is_in(_PASSED) or node.is_a("Where")):
+        branches = chosen_by(node)
+        if not node.is_in(_PASSED) and not branches:
             raise NoRowSum(f"{node.op_type} {node.label} makes a part of it that is not a sum of rows")
         out = self.values.shape(node.outputs[0])
         type_of = self.values.graph.type_of
         big = [name for name in node.inputs if type_of(name).elements != 1 and not self._by_row(name, out)]
         passes = len(big) == 1 and self.values.shape(big[0]) == out
         passes = passes and (not node.is_in(SCALES) or in_proportion(node, big[0]))
-        zeros = not node.is_a("Where") or all(name == big[0] or self.values.zero(name) for name in node.inputs[1:])
+        zeros = all(name == big[0] or self.values.zero(name) for name in branches)
         if not passes or not zeros or not out or out[0] != self.rows:
             raise NoRowSum(f"{node.op_type} {node.label} mixes it with something else")
         return big[0]

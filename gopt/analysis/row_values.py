@@ -130,9 +130,9 @@ class RowValues:
         """Return values with all elements of ``name`` between them, in any order and number; [] for no Concat or
         repetition."""
         node = self.index.producers.get(name)
-        if node is None or not (node.is_a("Concat") or node.is_in(SPREADS)):
+        if node is None:
             return []
-        return list(node.inputs) if node.is_a("Concat") else node.inputs[:1]
+        return node.inputs[:1] if node.is_in(SPREADS) else list(node.inputs) if node.is_a("Concat") else []
 
     def _bounded(self, node: Node, rows: int) -> str:
         """The ids that a node takes without changing any id of the table; '' where a change is possible."""
@@ -143,8 +143,7 @@ class RowValues:
             low, high = ([*node.inputs, "", ""][slot] for slot in (1, 2))
             return node.inputs[0] if self._at_most(low, -rows) and self._at_least(high, rows - 1) else ""
         if node.is_in(EXTREMES) and len(node.inputs) == 2:
-            fits = self._at_most if node.is_a("Max") else self._at_least
-            limit = -rows if node.is_a("Max") else rows - 1
+            fits, limit = (self._at_most, -rows) if node.is_a("Max") else (self._at_least, rows - 1)
             return next((a for a, b in _both(node) if b and self.constant(b) is not None and fits(b, limit)), "")
         if node.is_a("Mod") and not node.attributes.get("fmod", 0):
             return node.inputs[0] if self.number(node.inputs[1]) == rows else ""

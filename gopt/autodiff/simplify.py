@@ -13,8 +13,9 @@ from onnx.reference import ReferenceEvaluator
 
 from gopt.autodiff.no_ops import aliased, as_reshape
 from gopt.autodiff.values import Values
+from gopt.ir.constant_folding import measured
 from gopt.ir.graph import Graph, Node
-from gopt.operators.kinds import RANDOM
+from gopt.operators.kinds import RANDOM, SIZES
 
 FOLDED = 1024
 """Largest constant, in bytes, that folding makes."""
@@ -101,10 +102,8 @@ def constant_result(node: Node, values: Values) -> np.ndarray | None:
     """Return the only result of a node if constant and of at most FOLDED bytes, else None."""
     graph = values.graph
     kind = graph.type_of(node.inputs[0]) if node.inputs and node.inputs[0] else None
-    if node.is_a("Size") and kind is not None and kind.static:
-        return np.array(kind.elements, np.int64)
-    if node.is_a("Shape") and kind is not None and kind.static:
-        return np.array(kind.dims, np.int64)[slice(node.attributes.get("start", 0), node.attributes.get("end"))]
+    if node.is_in(SIZES) and kind is not None and kind.static:
+        return measured(node, kind.dims)
     result = graph.type_of(node.outputs[0])
     if not node.is_a("Constant") and result.static and result.nbytes > FOLDED:
         return None
