@@ -12,7 +12,7 @@ from gopt.analysis.layout_aliases import keeps_order
 from gopt.analysis.row_values import RowValues
 from gopt.ir.constant_folding import as_folded
 from gopt.ir.graph import Node
-from gopt.operators.kinds import COMPARISONS, LOGIC, UNMOVED, VIEWS
+from gopt.operators.kinds import COMPARISONS, LOGIC, MASKS, UNMOVED, VIEWS
 
 
 def masked_ids(values: RowValues, ids: str, rows: str, count: int, numbers: frozenset[int]) -> tuple[int, ...]:
@@ -30,7 +30,7 @@ def masked_ids(values: RowValues, ids: str, rows: str, count: int, numbers: froz
             break
         if node.is_in(UNMOVED) or keeps_order(values.graph, node):
             rows = node.inputs[0]
-        elif node.is_a("Where", "Mul"):
+        elif node.is_in(MASKS):
             mask = _mask(values, node)
             if mask is None:
                 break

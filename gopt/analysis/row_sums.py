@@ -14,7 +14,7 @@ from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import Phase
 from gopt.ir.graph import Node
 from gopt.ir.node_kinds import chosen_by, in_proportion
-from gopt.operators.kinds import CASTS, COPIES, SCALES
+from gopt.operators.kinds import CASTS, COPIES, MATRIX_PRODUCTS, RESHAPES, SCALES, SCATTERS
 
 _PASSED = SCALES | CASTS | {"Neg"}
 
@@ -102,9 +102,9 @@ class RowSums:
                 raise NoRowSum(f"{node.op_type} {node.label} adds something that is not of its shape")
             self.joins.append(node)
             return [replace(part, value=name) for name in summands]
-        if node.is_a("ScatterND", "ScatterElements"):
+        if node.is_in(SCATTERS):
             return self._scatter(part, node)
-        if node.is_a("MatMul", "Gemm"):
+        if node.is_in(MATRIX_PRODUCTS):
             return [self._product(part, node)]
         return [_Part(self._passed(node), (*part.behind, node))]
 
@@ -171,7 +171,7 @@ class RowSums:
             shape = self.values.shape(node.outputs[0])
             if node.is_a("Transpose") and shape and len(shape) == 2 and node.attributes.get("perm", [1, 0]) == [1, 0]:
                 ids_last = not ids_last
-            elif node.is_a("Reshape", "Flatten", "Squeeze"):
+            elif node.is_in(RESHAPES):
                 before = self.values.shape(node.inputs[0])
                 if ids_last or not shape or not before or shape[-1] != self.rows or before[-1] != self.rows:
                     return ""

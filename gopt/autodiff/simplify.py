@@ -105,14 +105,15 @@ def constant_result(node: Node, values: Values) -> np.ndarray | None:
     if node.is_in(SIZES) and kind is not None and kind.static:
         return measured(node, kind.dims)
     result = graph.type_of(node.outputs[0])
-    if not node.is_a("Constant") and result.static and result.nbytes > FOLDED:
+    stored = node.is_a("Constant")
+    if not stored and result.static and result.nbytes > FOLDED:
         return None
     operands = {name: values.array(name) for name in node.inputs if name}
     arrays = {name: array for name, array in operands.items() if array is not None}
     if len(arrays) < len(operands):
         return None
     folded = _evaluated(node, arrays, graph)
-    return folded if folded is not None and (node.is_a("Constant") or folded.nbytes <= FOLDED) else None
+    return folded if folded is not None and (stored or folded.nbytes <= FOLDED) else None
 
 
 def _evaluated(node: Node, arrays: dict[str, np.ndarray], graph: Graph) -> np.ndarray | None:

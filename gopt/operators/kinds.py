@@ -33,6 +33,8 @@ SUMS = frozenset({"Add", "Sub", "Sum"})
 VARIADIC = frozenset({"Concat", "Max", "Mean", "Min", "Sum"})
 """Of any number of operands: of one, a copy."""
 SCALES = frozenset({"Mul", "Div"})
+MASKS = frozenset({"Mul", "Where"})
+"""Keep some elements of a value, by a flag or a factor of zero."""
 QUOTIENTS = frozenset({"Div", "Reciprocal"})
 EXTREMES = frozenset({"Max", "Min"})
 COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
