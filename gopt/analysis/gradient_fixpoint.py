@@ -314,7 +314,12 @@ def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> di
             context.of_other_gradients = descendants(step.index, chosen) - chosen
             derived = _of_gradients_alone(step, chosen)
         named = step.roles.params.get(name, "")
-        gradient = named or find_gradient(context, name, step.updated[name])
+        try:
+            gradient = named or find_gradient(context, name, step.updated[name])
+        except LayoutError as error:
+            if error.nearest and step.may_average(name, error.nearest):
+                continue  # rows that a queue holds in columns
+            raise
         single = types[name].elements == 1 and not named
         if gradient is None or (single and (gradient in derived or gradient in chosen)):
             continue

@@ -64,12 +64,17 @@ class StepSkeleton:
         State -> input that the value lacks."""
         near = {
             name: multiplied(self.index, value) for name, value in gradients.items()
-            if name not in self.roles.params and self._near_forward(value) and self._averaged(name, value)
+            if name not in self.roles.params and self.may_average(name, value)
         }  # fmt: skip
         if not near:
             return {}
         needs = without_needs(self.index, self.forward, losses, self.batch, {**self.updated, **near})
         return {name: lost for name, lost in needs.items() if name in near}
+
+    def may_average(self, name: str, value: str) -> bool:
+        """Return whether a value may be no gradient, but what a state averages, or keeps rows of: few nodes stand
+        between the forward and the value, and the new value is a sum of the value and the old one."""
+        return self._near_forward(value) and self._averaged(name, value)
 
     def _averaged(self, name: str, value: str) -> bool:
         """Return whether the new value of a state is a sum of the old value and of another value, each times numbers

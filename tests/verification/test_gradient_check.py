@@ -130,6 +130,18 @@ def test_a_mean_over_a_count_is_trained_and_a_plain_one_shown(name, tmp_path):
     assert found.verdict is (Verdict.CONFIRMED if name in SAME else Verdict.REFUTED), found
 
 
+@pytest.mark.parametrize("name", [*(each for each in SAME if each not in ("affine in it", "turned", "flat")), *WRONG])
+def test_a_plain_mean_is_trained_and_a_mean_over_a_count_shown(name, tmp_path):
+    """The gradient is a sum over samples, and the loss that is shown is none."""
+    shown = """sm = Mul(s, mask)  total = ReduceSum<keepdims=0>(sm)  count = ReduceSum<keepdims=0>(mask)
+        loss = Div(total, count)"""
+    made = {**SAME, **WRONG}[name]
+    text = layer("decoupled", made).replace("loss = Identity(m)", shown)
+    text = text.replace("y, float", "y, float[4,1] mask, float", 1)
+    found = confirm(training_of(text, tmp_path, {"w": "c"}, ("x", "y", "mask")), points=3)["w"]
+    assert found.verdict is (Verdict.CONFIRMED if name in SAME else Verdict.REFUTED), found
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_gradient_of_a_normalised_weight_is_confirmed(loss, tmp_path):
     """w = v · s / ‖v‖, and the update of both runs through the gradient of w."""

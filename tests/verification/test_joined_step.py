@@ -137,6 +137,28 @@ def test_the_line_of_a_finding():
     )
 
 
+def weighed(tmp_path, reduce, weight, adjoint):
+    """A linear model, and a squared error times a weight, whose number and its derivative's are one constant."""
+    b = Builder()
+    x, y, lr, w = b.input("x", (5, 3)), b.input("y", (5, 2)), b.input("lr", ()), b.parameter("w", (3, 2))
+    off = b.op("Sub", b.op("MatMul", x, w), y)
+    b.output("loss", b.op("Mul", b.op(reduce, b.op("Mul", off, off), keepdims=0), b.const(weight)), ())
+    turned = b.op("Transpose", x, perm=[1, 0])
+    gradient = b.op("MatMul", turned, b.op("Mul", off, b.const(2 * adjoint)))
+    b.output("w_out", b.op("Sub", w, b.op("Mul", gradient, lr)), (3, 2))
+    return b.save(tmp_path / "step.onnx")
+
+
+@pytest.mark.parametrize(
+    ("reduce", "adjoint", "outcome"),
+    [("ReduceMean", 0.63, LargeBatch.EQUAL), ("ReduceSum", 6.3, LargeBatch.DIFFERENT)],
+)
+def test_a_weight_of_the_loss_hides_no_number_of_samples(reduce, adjoint, outcome, tmp_path):
+    """6.3 / 10 is one over no number of samples: "NOT the step of one large batch, and no note said so"."""
+    found = verified(weighed(tmp_path, reduce, 6.3, adjoint)).large_batch
+    assert (found.outcome, found.unnoted) == (outcome, False), found.line()
+
+
 def test_labels_to_ignore_are_left_out_of_the_large_batch():
     """Ranks average means over their own labels, which differ where some are ignored: drawn ones then are not."""
     result = verified(FIXTURES / "mlp_adamw.onnx")

@@ -71,7 +71,9 @@ class GradientUnits:
         moving = descendants(self.context.index, self.context.marks)
         self.proportional = set(walk(gradients, partial(_followed, self.context, moving)))
         factors = UniformFactors(self.context)
-        self.constants = UnitConstants(self.context, factors, loss_terms(self.context, factors, self.losses))
+        self.constants = UnitConstants(
+            self.context, factors, loss_terms(self.context, factors, self.losses, self.trained)
+        )
         self.statistics = set(self.context.fed)
         self._behind = ancestors(self.context.index, self.statistics)[1]
         producers = self.context.index.producers

@@ -350,7 +350,7 @@ class _GradientChecker:
             self.say(name, Verdict.CONFIRMED, said.IMAGE.format(image[0]), image[1])
         elif image is not None:
             self.say(name, Verdict.REFUTED, said.NOT_LINEAR.format(image[0]), fit)
-        elif additive is Additivity.YES:
+        elif additive is Additivity.YES and (self._sum_is_due or not part.is_near):
             self.say(name, Verdict.CONFIRMED, self._as_sum(name), fit)
         elif additive is Additivity.NO:
             self.say(name, Verdict.REFUTED, said.NOT_ADDITIVE, fit)
@@ -383,13 +383,18 @@ class _GradientChecker:
         exact = 100 * self.slope_meter.forward.precision.rounding
         answers = {square.judge(self.training.gradients[name], exact) for square in self._sample_exchanges}
         if Additivity.NO in answers:
-            return Additivity.NO
+            return Additivity.NO if self._sum_is_due else Additivity.OPEN
         return Additivity.YES if Additivity.YES in answers else Additivity.OPEN
 
     @cached_property
     def _sample_exchanges(self) -> list[SampleExchange]:
         meter = self.slope_meter
         return sample_exchanges(meter.forward, self.points, self.training.batch, meter.generator, self._counts)
+
+    @property
+    def _sum_is_due(self) -> bool:
+        """Whether the loss is a sum over samples, as all gradients then are."""
+        return all(exchange.due for exchange in self._sample_exchanges)
 
     @cached_property
     def _counts(self) -> dict[str, str]:
@@ -402,7 +407,9 @@ class _GradientChecker:
         }
 
     def _as_sum(self, name: str) -> str:
-        return said.COUNTED if self.training.gradients[name] in self._counts else said.ADDITIVE
+        if self.training.gradients[name] in self._counts:
+            return said.COUNTED
+        return said.ADDITIVE if self._sum_is_due else said.APART_FROM_SHOWN
 
     def is_computed_weight(self, name: str, points: list[Values], at: tuple[np.ndarray, ...]) -> bool:
         """Return whether the value is the gradient of something made of the states alone; says so."""
