@@ -133,11 +133,13 @@ def _refuse_loose(step: StepSkeleton, states: list[State], mapping: GradientMap)
 
 def _made_by_backward(step: StepSkeleton, mapping: GradientMap) -> list[str]:
     """Values of the batch computed by the backward; a copy of a value of the forward, in another type or layout, is
-    left out: a normalisation's backward reads copies of the means read by the running statistics."""
+    left out: a normalisation's backward reads copies of the means read by the running statistics. So are sizes of the
+    batch and what is made of sizes alone: a number of samples may divide a gradient and a statistic."""
     outputs: list[str] = []
     copies: set[str] = set()
+    moving = step.tainted - step.sizes
     for node in step.index.graph.nodes:
-        tainted = [name for name in node.outputs if name in step.tainted] if id(node) in mapping.backward else ()
+        tainted = [name for name in node.outputs if name in moving] if id(node) in mapping.backward else ()
         if not tainted:
             continue
         source = node.inputs[0] if node.is_in(LAYOUT) or node.is_in(CASTS) else ""

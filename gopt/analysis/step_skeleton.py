@@ -10,7 +10,7 @@ from gopt.analysis.role_map import RoleMap
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, ancestors, copy_chain, descendants
 from gopt.ir.node_kinds import elementwise, random
-from gopt.operators.kinds import CASTS, MASKS, MAY_DRAW, RELAYS, SCALES, SUMS
+from gopt.operators.kinds import CASTS, MASKS, MAY_DRAW, RELAYS, SCALES, SIZES, SUMS
 
 _LINEAR = RELAYS | SUMS | {"Neg"}
 _NEAR = 16
@@ -46,6 +46,16 @@ class StepSkeleton:
         self.batch = [name for name in graph.inputs if name in beside or name in self.batch] if beside else self.batch
         sources = [*self.batch, *(name for node in self.random for name in node.outputs)]
         self.tainted = descendants(index, sources)
+
+    @cached_property
+    def sizes(self) -> set[str]:
+        """Values of ``tainted`` that are made of sizes of the batch alone, which are alike on all ranks."""
+        found: set[str] = set()
+        for node in self.index.graph.nodes:
+            read = self.tainted.intersection(node.reads)
+            if read and (node.is_in(SIZES) or read <= found):
+                found.update(node.outputs)
+        return found
 
     @cached_property
     def lacking(self) -> dict[str, str]:

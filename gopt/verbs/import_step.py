@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gopt import api
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
-from gopt.documents.records import key, to_document
 from gopt.errors import InputError, OptionError
 from gopt.importers.load import read_step
 from gopt.offline.merge import save_model
@@ -30,14 +29,18 @@ class Imported(HtmlTable):
     nodes: int
     parameters: int
     states: int
-    nbytes: int = field(metadata=key("bytes"))
+    nbytes: int
     inputs: tuple[str, ...]
     missing: tuple[str, ...]
     uninitialized: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The record printed by ``gopt import --json``."""
-        return {"format": "gopt-import/1"} | to_document(self)
+        return {
+            "format": "gopt-import/1", "model": self.model, "data": self.data, "nodes": self.nodes,
+            "parameters": self.parameters, "states": self.states, "bytes": self.nbytes, "inputs": list(self.inputs),
+            "missing": list(self.missing), "uninitialized": list(self.uninitialized),
+        }  # fmt: skip
 
 
 @gc_paused()

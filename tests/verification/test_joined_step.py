@@ -90,6 +90,19 @@ def test_a_rule_that_the_user_states_wrong_is_a_finding(tmp_path):
     assert result.to_json()["large_batch"]["apart"][0]["name"] == "s"
 
 
+def test_a_batch_of_open_size_is_compared(tmp_path, monkeypatch):
+    """It is no batch of one sample, and no excuse for a difference that no note tells of."""
+
+    def open_total(b: Builder, s: str) -> str:
+        for each in b.inputs[:2]:
+            each.type.tensor_type.shape.dim[0].dim_param = "N"
+        return b.op("Add", s, b.op("ReduceSum", "x", b.const([0], "int64"), keepdims=0))
+
+    monkeypatch.setattr(joined_step._Joined, "_told_of", lambda *_: set())
+    found = verified(step(tmp_path, open_total, statistics={"s": "mean"})).large_batch
+    assert found.outcome is LargeBatch.DIFFERENT and "s" in {each.name for each in found.apart}, found.line()
+
+
 def test_a_rule_for_all_statistics_that_contradicts_the_data_flow_is_seen_as_noted():
     states = {"acc": "acc_out", "s": "s_out", "cnt": "cnt_out"}
     found = verified(gopt.load(COUNTS / "sumcount_shape.onnx", roles=RoleMap(states=states)), statistics="mean")

@@ -281,7 +281,7 @@ class GradientUnits:
             settled = [self.constants.settled(unit, name) for unit, name in zip(units, among)]
             degrees = {unit.degree for unit in settled} | ({self.constants.terms.common} - {None})
             contrary = not self.constants.terms.differ and len(degrees) > 1
-            begun = any(self.constants.terms.begun(unit.factor, bool(unit.lone)) for unit in units)
+            begun = any(u.explicit or self.constants.terms.begun(u.factor, bool(u.lone)) for u in units)
             sure = begun and not contrary and self.constants.all_sure(settled)
             if all(unit.start for unit in units) and not sure:
                 # terms of a derivative of the model, such as that of an error function
@@ -337,7 +337,8 @@ class GradientUnits:
         reduced = mark.kind is not Relation.SAMPLES
         samples = [name for name in moving if context.marks[name].kind is Relation.SAMPLES]
         found = Unit(degree=0 if samples else 1, start=True, model=bool(samples))
-        ordered = sorted(enumerate(node.inputs[:2]), key=lambda each: each[1] not in moving)
+        factors = node.inputs if node.is_a("Einsum") else node.inputs[:2]
+        ordered = sorted(enumerate(factors), key=lambda each: each[1] not in moving)
         signs = [-1 if (node.is_a("Div") and place) or node.is_a("Reciprocal") else 1 for place, _ in ordered]
         counts = [self._is_count(name, sign) for (_, name), sign in zip(ordered, signs) if name in moving]
         single = not samples and counts.count(False) == 1
