@@ -255,14 +255,14 @@ def written_to(result: Any) -> str:
 
 
 def render_step(out: Console, step: Any, before: str = "", feeds: str = "") -> None:
-    """Print what a written step has, and what a run feeds. ``before``, ``feeds``: beginning and end of these lines."""
+    """Print the size of a written step, and the inputs of a run. ``before``, ``feeds``: begin and end the two lines."""
     counts = f"{step.nodes} nodes, {step.parameters} parameters, {step.states} states, {format_bytes(step.nbytes)}"
     out.print(before + counts)
     out.print(f"inputs: {', '.join(step.inputs)}{feeds}")
 
 
 def render_shards_it(out: Console, step: Any) -> None:
-    """Print where a step is written, and what to do with the file."""
+    """Print the file of a step, and the next command."""
     out.print(f"{written_to(step)}; gopt shard {step.model} --ranks 2 shards it")
 
 

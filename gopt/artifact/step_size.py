@@ -61,7 +61,7 @@ def source_bytes(training: TrainingGraph) -> RankBytes:
 
 
 def source_sizes(training: TrainingGraph, source: SourceEntry) -> dict[str, int]:
-    """The sizes of the source that are shown beside those of ranks and of roles."""
+    """The sizes of the source, for a table beside ranks or roles."""
     stored = sum(tensor.nbytes for tensor in training.graph.initializers.values())
     counts = {"nodes": source.counts["nodes"], "calls": len(training.calls), "traffic": 0, "initializers": stored}
     return counts | asdict(source_bytes(training))

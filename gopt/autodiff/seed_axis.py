@@ -132,7 +132,7 @@ class Remover:
         return True
 
     def shaped(self, node: Node, squeezed: str, axis: int, out: tuple[int, ...], op_type: str = "") -> bool:
-        """Add the node, whose last operand is a shape, for a result shaped ``out`` with the axis; nothing where the
+        """Add the node, with a shape for its last operand, for a result shaped ``out`` with the axis; nothing where the
         value has the shape already."""
         shorter = out[:axis] + out[axis + 1 :]
         if self.shape(squeezed) == shorter:

@@ -159,7 +159,7 @@ class Constants:
         return self.uniform(name) == 0
 
     def multiple(self, node: Node) -> tuple[str, float] | None:
-        """The operand of which a node's result is a known multiple, and the multiple; None without such a constant."""
+        """The operand of a node with a known multiple of the operand for a result, and the multiple; or None."""
         record = record_of(node)
         if record.elementwise and record.linear_in_first:
             one = as_folded(node, [np.ones(1)])
@@ -241,7 +241,7 @@ def as_folded(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray | None:
 
 
 def measured(node: Node, dims: tuple[int, ...]) -> np.ndarray | None:
-    """Return what a Shape or a Size makes of a value with these dimensions."""
+    """Return the result of a Shape or a Size for a value with dimensions ``dims``."""
     return as_folded(node, [np.broadcast_to(np.False_, dims)])
 
 

@@ -23,7 +23,7 @@ def chosen_by(node: Node) -> Sequence[str]:
 
 
 def never_draws(op_type: str, operands: Sequence[str]) -> bool:
-    """Return whether an operator lacks the operand that switches its draws on."""
+    """Return whether an operator lacks the operand to switch draws on."""
     switch = operator(op_type).switch
     return switch is not None and not any(operands[switch : switch + 1])
 

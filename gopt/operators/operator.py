@@ -53,7 +53,7 @@ class Operator:
     as indices or conditions alone. ``aside``: floating operands that are no weights, such as the state in which a
     recurrent layer begins, masks, tables of angles. ``pieces``: how the results of a full reduction of pieces make the
     result of the whole ('l2': the root of the sum of squares; '': they do not). ``running``: operands that are running
-    statistics. ``switch``: the operand without which nothing is drawn. ``dims``: along which dimensions it is
+    statistics. ``switch``: the operand to switch draws on. ``dims``: along which dimensions it is
     split; None: members compute it whole. ``kernel``: computes it. ``work``: counts multiplications of a product.
     """
 

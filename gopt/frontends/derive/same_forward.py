@@ -57,7 +57,7 @@ def _results(graph: Graph, names: list[str], point: Mapping[str, np.ndarray]) ->
 
 
 def near(expected: np.ndarray, second: np.ndarray, tolerance: float, floor: float) -> bool:
-    """Return whether numbers differ by at most a share of the largest expected one; the same ones are not finite."""
+    """Return whether numbers differ by at most a share of the largest expected number, in the same finite places."""
     one, two = np.asarray(expected, np.float64), np.asarray(second, np.float64)
     if one.shape != two.shape:
         return False
