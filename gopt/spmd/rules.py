@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import CASTS, COMBINERS, ELEMENTWISE, QUOTIENTS, SPREADS
+from gopt.operators.kinds import COMBINERS, ELEMENTWISE, QUOTIENTS, SPREADS
 from gopt.operators.operator import Slope
 from gopt.operators.table import OPERATORS, operator
 from gopt.records.placements import (
@@ -167,7 +167,7 @@ def _through(use: Use, placement: Partial, terms: Sequence[Operand], operands: S
     op, on, kind = placement.op, placement.on, use.op_type
     if kind in SPREADS and use.operands[0] in terms:
         return placement
-    if kind in CASTS and use.operands[0] in terms:
+    if kind == "Cast":
         return _cast(placement, terms[0].dtype, use.dtype)
     if kind == "Not" and op in ("any", "all"):
         return Partial("all" if op == "any" else "any", on)
@@ -178,7 +178,7 @@ def _through(use: Use, placement: Partial, terms: Sequence[Operand], operands: S
     if kind == "Concat":
         return None if operands else placement
     record, slot = operator(kind), use.operands.index(terms[0])
-    scales = record.elementwise and len(terms) == 1 and record.slope(slot) is Slope.LINEAR
+    scales = record.elementwise and not record.by_type and len(terms) == 1 and record.slope(slot) is Slope.LINEAR
     cut_off = kind in QUOTIENTS and terms[0].dtype not in {"", *FLOATS}  # as a quotient of whole numbers is
     return placement if scales and not cut_off else None
 
