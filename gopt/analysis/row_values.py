@@ -11,11 +11,11 @@ from functools import cached_property
 
 import numpy as np
 
-from gopt.analysis.isomorphism import signature
+from gopt.analysis.isomorphism import ValueNumbers
 from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases
 from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_index import GraphIndex, walk
-from gopt.ir.node_kinds import control_flow, draws
+from gopt.ir.node_kinds import draws
 from gopt.operators.kinds import EXTREMES, SPREADS, VIEWS
 
 _WHOLE = frozenset({"int32", "int64"})
@@ -29,8 +29,7 @@ class RowValues:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.index = GraphIndex(graph)
-        self._numbers: dict[Hashable, int] = {}
-        self._values: dict[str, int] = {}
+        self._numbers = ValueNumbers(self._maker, self._leaf, self.root)
 
     @cached_property
     def _aliases(self) -> dict[str, str]:
@@ -174,27 +173,11 @@ class RowValues:
 
     def value_number(self, name: str) -> int:
         """Equal for values that are the same function of the same values; random numbers are equal to themselves."""
-        stack = [self.root(name)]
-        while stack:
-            top = stack[-1]
-            if top in self._values:
-                stack.pop()
-                continue
-            node = self.index.producers.get(top)
-            if node is None or node.is_a("Constant") or control_flow(node) or draws(node):
-                self._values[top] = self._numbered(self._leaf(top))
-                continue
-            operands = [self.root(operand) for operand in node.inputs]
-            missing = [operand for operand in operands if operand and operand not in self._values]
-            if missing:
-                stack.extend(missing)
-                continue
-            key = (signature(node), tuple(self._values.get(operand, -1) for operand in operands))
-            self._values[top] = self._numbered((key, node.outputs.index(top)))
-        return self._values[self.root(name)]
+        return self._numbers.of_value(name)
 
-    def _numbered(self, key: Hashable) -> int:
-        return self._numbers.setdefault(key, len(self._numbers))
+    def _maker(self, name: str) -> Node | None:
+        node = self.index.producers.get(name)
+        return None if node is None or node.is_a("Constant") or draws(node) else node
 
     def _leaf(self, name: str) -> Hashable:
         value = self.constant(name) if self.graph.type_of(name).nbytes <= _SMALL else None
