@@ -33,8 +33,8 @@ def assign_classes(training: TrainingGraph, updates: Updates, unowned: Sequence[
 
 
 class ValueNumbers:
-    """Numbers values: equal ones are the same function of the same leaves. ``maker``: returns the node that makes a
-    value, and None for a leaf; ``leaf``: the key of a leaf; ``root``: an equal value, for each value."""
+    """Numbers values: equal numbers for the same function of the same leaves. ``maker``: the producer of a value, None
+    for a leaf; ``leaf``: the key of a leaf; ``root``: an equal value, for each value."""
 
     def __init__(
         self, maker: Callable[[str], Node | None], leaf: Callable[[str], Hashable], root: Callable[[str], str] = str
