@@ -263,6 +263,28 @@ def test_what_is_made_of_rounding_is_refuted(text, tmp_path):
     assert found["b"].verdict is Verdict.REFUTED
 
 
+def averaged(read: str) -> str:
+    """A softmax on which a bias of a whole row has no effect, held against a teacher's tenth of that bias: its gradient
+    takes the teacher for a constant, and is zero. ``read``: what the softmax is taken of."""
+    return f"""step (float[4,3] x, float[4,5] y, float[3,5] w, float[1] b) => (float loss, gw, gb) {{
+        xw = MatMul(x, w)  z = Add(xw, b)  p = LogSoftmax<axis=1>({read})
+        tenth = Constant<value = float {{0.1}}>()  teacher = Mul(b, tenth)  off = Sub(p, teacher)  d = Sub(off, y)
+        s = Mul(d, d)  m = ReduceMean<keepdims=0>(s)  loss = Identity(m)  two = Constant<value = float {{0.1}}>()
+        u = Mul(d, two)  a = Constant<value_ints = [1]>()  t = ReduceSum<keepdims=1>(u, a)  e = Exp(p)  et = Mul(e, t)
+        delta = Sub(u, et)  xt = Transpose<perm=[1, 0]>(x)  gw = MatMul(xt, delta)  sum = ReduceSum<keepdims=0>(delta)
+        one = Constant<value_ints = [1]>()  gb = Reshape(sum, one) }}"""
+
+
+def test_a_zero_gradient_beside_a_teacher_is_confirmed(tmp_path):
+    """As of a bias in front of a normalisation in BYOL: the loss depends on it through the teacher alone."""
+    roles = {"w": "gw", "b": "gb"}
+    found = confirm(training_of(averaged("z"), tmp_path, roles))
+    assert found["w"].holds and not found["w"].stops
+    assert found["b"].holds and found["b"].stops == ("'b', read by the node of 'teacher'",)
+    bent = averaged("bent").replace("p = ", "bz = Mul(b, z)  bent = Tanh(bz)  p = ")  # the loss depends on it
+    assert confirm(training_of(bent, tmp_path, roles))["b"].verdict is Verdict.REFUTED
+
+
 @pytest.mark.parametrize("candidate", ["c = Mul(g, gate)", "gg = Mul(g, g)  c = Mul(gg, gate)"])
 def test_zero_against_zero_confirms_nothing(candidate, tmp_path):
     """The loss is behind a gate that is shut."""

@@ -19,7 +19,7 @@ from gopt.analysis.coupling.loss_terms import loss_terms
 from gopt.analysis.coupling.marks import REDUCED, UNKNOWN, Mark, Relation, products
 from gopt.analysis.coupling.reduced import unguarded
 from gopt.analysis.coupling.uniform_factors import UniformFactors
-from gopt.analysis.coupling.units import Unit, UnitConstants
+from gopt.analysis.coupling.units import MIXED, Unit, UnitConstants
 from gopt.ir.graph import COMM, Node
 from gopt.ir.graph_index import ancestors, descendants, walk
 from gopt.ir.types import FLOATS
@@ -295,13 +295,15 @@ class GradientUnits:
                 return replace(first, degree=self.constants.terms.common or 0, sure=False, start=False)
             if not coupled and not (sure and of_one_kind):
                 return None
-            return replace(first, coupled=coupled, mixed=True, start=False)
+            counts = {unit.by for unit in units} - {""}
+            means = len(counts) == 1 and all(unit.degree == int(not unit.by) for unit in units)
+            return replace(first, coupled=coupled, mixed=counts.pop() if means else MIXED, start=False)
         linear = first.degree == int(reduced and not first.by) and (reduced or not first.by)
         if not linear and not all(self.constants.is_adjoint(name, first) for name in free):
             return None
         unit = replace(
             first, sure=sure, lone=lone, coupled=coupled,
-            mixed=any(unit.mixed for unit in units), model=all(unit.model for unit in units),
+            mixed=next((unit.mixed for unit in units if unit.mixed), ""), model=all(unit.model for unit in units),
             over=first.over if len({u.over for u in units}) == 1 else 1.0,
         )  # fmt: skip
         if reduced and context.marks[moving[0]].kind is Relation.SAMPLES:

@@ -441,7 +441,7 @@ class _GradientChecker:
         self._say_stopped(part, *explanation)
         return True
 
-    def _say_stopped(self, part: Candidate, stops: Sequence[Stop], fit: QuotientFit) -> None:
+    def _say_stopped(self, part: Candidate, stops: Sequence[Stop], fit: QuotientFit | None = None) -> None:
         names = tuple(map(str, stops))
         self.say(part.parameter, Verdict.CONFIRMED, said.STOPPED.format("; ".join(names)), fit, names)
 
@@ -464,21 +464,35 @@ class _GradientChecker:
             self.zeros(faint[:middle], rest, points, levels)
             self.zeros(faint[middle:], rest, points, levels)
         elif faint[0].moved.any():
-            self.check_together(faint, points, levels)
+            if not self._silenced(faint[0], points):
+                self.check_together(faint, points, levels)
         else:
             self.say(faint[0].parameter, Verdict.UNCONFIRMED, said.SILENT)
 
-    def still(self, parts: Sequence[Candidate], companions: Sequence[Candidate], points: Sequence[Values]) -> bool:
+    def _silenced(self, part: Candidate, points: list[Values]) -> bool:
+        """Return whether the loss does not depend on a parameter but by one reading of it, taken for a constant as an
+        averaged teacher's is; notes the finding."""
+        for stop, held_forward in () if self.whole else self._stops.own_readings(part.name):
+            if self.still([part], [], held_forward.on(held_forward.points(points), [stop]), held_forward.losses):
+                self._say_stopped(part, [stop])
+                return True
+        return False
+
+    def still(
+        self, parts: Sequence[Candidate], companions: Sequence[Candidate], points: Sequence[Values],
+        losses: Losses | None = None,
+    ) -> bool:  # fmt: skip
         """Return whether large steps along all ``parts`` leave all losses unchanged, relative to such steps along
-        ``companions``.
+        ``companions``. ``losses``: those with some readings held.
         """
         forward, generator = self.slope_meter.forward, self.slope_meter.generator
+        losses = losses or forward.losses
         names, rest = [part.name for part in parts], [part.name for part in companions]
         for point in points:
-            base = forward.losses(point)
-            reach = np.abs(forward.losses(beside(point, rest, FAR, generator)) - base) if rest else np.zeros_like(base)
+            base = losses(point)
+            reach = np.abs(losses(beside(point, rest, FAR, generator)) - base) if rest else np.zeros_like(base)
             bound = 64 * forward.precision.rounding * np.abs(base) + 1e-9 * np.where(np.isfinite(reach), reach, 0.0)
-            if not (np.abs(forward.losses(beside(point, names, FAR, generator)) - base) <= bound).all():
+            if not (np.abs(losses(beside(point, names, FAR, generator)) - base) <= bound).all():
                 return False
         return True
 
