@@ -37,6 +37,8 @@ MASKS = frozenset({"Mul", "Where"})
 """Keep some elements of a value, by a flag or a factor of zero."""
 QUOTIENTS = frozenset({"Div", "Reciprocal"})
 EXTREMES = frozenset({"Max", "Min"})
+RECTIFIERS = EXTREMES | {"Abs", "Relu", "LeakyRelu"}
+"""Functions of which a positive multiple of their operands makes the same multiple."""
 COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
 LOGIC = frozenset({"And", "Or", "Xor", "Not"})
 FLOAT_TESTS = frozenset({"IsNaN", "IsInf"})

@@ -30,6 +30,7 @@ from gopt.operators.kinds import (
     FLOAT_TESTS,
     LINEAR_IN_FIRST,
     QUOTIENTS,
+    RECTIFIERS,
     SCALES,
     SCATTERS,
     SUMS,
@@ -41,8 +42,6 @@ from gopt.operators.table import operator
 FACTORS = CONTRACTIONS | SCALES | QUOTIENTS
 _TERMS = TERMS | SCATTERS
 _KEEPING = LINEAR_IN_FIRST | CASTS
-_KINKED = frozenset({"Abs", "Relu", "LeakyRelu", "Max", "Min"})
-"""Functions of which a positive multiple of their operands makes the same multiple; other operands are zero."""
 LINEAR = _KEEPING | {"Pad"}
 """Operators that are linear in their first operand."""
 
@@ -218,7 +217,7 @@ class GradientUnits:
         units = self._beside(moving, reduced=reduced) or []
         alike = bool(units) and all(not unit.by and unit.degree == int(reduced) for unit in units)
         zeros = all(name in moving or self.context.index.constants.zero(name) for name in node.inputs)
-        if not (reduced or (node.is_in(_KINKED) and zeros)) and any(map(self._is_share, moving)):
+        if not (reduced or (node.is_in(RECTIFIERS) and zeros)) and any(map(self._is_share, moving)):
             return Unit(coupled=node.outputs[0])
         if not alike or (reduced and self.context.marks[moving[0]].kind is Relation.SAMPLES):
             return None

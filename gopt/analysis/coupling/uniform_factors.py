@@ -81,17 +81,19 @@ class UniformFactors:
         """A number made of sizes in any other way, such as a sum of ones: by what it is with more samples."""
         if self.context.index.graph.type_of(name).elements != 1 or name in self.context.marks:
             return None
-        made = [each.value(name) for each in self._multiplied]
-        numbers = [abs(float(each.reshape(-1)[0])) for each in made if each is not None and each.dtype.kind in "fiu"]
-        if len(numbers) < len(made) or not numbers[0]:
+        values = [constants.value(name) for constants in self._multiplied]
+        numbers = [
+            abs(float(value.reshape(-1)[0])) for value in values if value is not None and value.dtype.kind in "fiu"
+        ]
+        if len(numbers) < len(values) or not numbers[0]:
             return None
-        grown = all(isclose(each, numbers[0] * by, rel_tol=1e-6) for each, by in zip(numbers, TIMES))
+        grown = all(isclose(number, numbers[0] * by, rel_tol=1e-6) for number, by in zip(numbers, TIMES))
         return UniformFactor(numbers[0] / (self.context.batch or OPEN), 1) if grown else None
 
     def _made(self, name: str, depth: int) -> UniformFactor:
         context = self.context
         node = context.index.producers.get(name)
-        if node is None or any(each in context.marks for each in node.inputs):
+        if node is None or any(operand in context.marks for operand in node.inputs):
             sized = self._size(node) if node is not None else None
             one = context.index.graph.type_of(name).elements == 1
             return sized or (UNKNOWN_FACTOR if one else UNEQUAL)
@@ -102,7 +104,7 @@ class UniformFactors:
         if node.is_a("Reciprocal"):
             return UniformFactor().times(self.of(node.inputs[0], depth + 1), -1)
         if node.is_in(SCALES):
-            left, right = (self.of(each, depth + 1) for each in node.inputs)
+            left, right = (self.of(operand, depth + 1) for operand in node.inputs)
             return left.times(right, -1 if node.is_a("Div") else 1)
         if node.is_in(SUMS):
             terms = [self.of(name, depth + 1) for name in node.inputs]
@@ -111,7 +113,7 @@ class UniformFactors:
         if node.is_in(AVERAGES):
             return replace(self.of(node.inputs[0], depth + 1), uniform=False, literal=False)
         if node.is_a("MatMul", "Gemm", "Einsum") and len(node.inputs) == 2:
-            left, right = (self.of(each, depth + 1) for each in node.inputs)
+            left, right = (self.of(operand, depth + 1) for operand in node.inputs)
             number = left.number * abs(float(node.attributes.get("alpha", 1.0))) if left.literal else 1.0
             return UniformFactor(number, left.batches, False, left.literal).times(right.weights())
         one = context.index.graph.type_of(name).elements == 1
@@ -122,9 +124,9 @@ class UniformFactors:
         producers, whole = self.context.index.producers, node.is_a("ReduceProd")
         if node.is_a("Size"):
             return self._counted(node.inputs[0])
-        made = producers.get(node.inputs[0]) if whole else node
-        chosen = made if made is not None and made.is_a("Gather", "GatherElements", "Slice") else None
-        shape = producers.get(chosen.inputs[0]) if chosen is not None else made
+        maker = producers.get(node.inputs[0]) if whole else node
+        chosen = maker if maker is not None and maker.is_a("Gather", "GatherElements", "Slice") else None
+        shape = producers.get(chosen.inputs[0]) if chosen is not None else maker
         if shape is None or not shape.is_a("Shape"):
             return None
         name = shape.inputs[0]

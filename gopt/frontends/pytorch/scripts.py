@@ -75,14 +75,14 @@ class Script:
         if batch is None:
             names = ", ".join((*_BATCHES, *_LOADERS))
             raise OptionError(f"{self.path} has no batch, where it is imported: none of {names}", *self._missing())
-        found = {name: v for name, v in named.items() if isinstance(v, torch.optim.lr_scheduler.LRScheduler)}
-        late = next((name for name in self._once_an_epoch() if name in found), None)
+        by_name = {name: v for name, v in named.items() if isinstance(v, torch.optim.lr_scheduler.LRScheduler)}
+        late = next((name for name in self._once_an_epoch() if name in by_name), None)
         if late is not None:
             raise OptionError(
                 f"{self.path} moves {show(late)} once an epoch, and a step's scheduler moves at each step",
                 *self._missing(),
             )
-        schedulers = _unique(found.values())
+        schedulers = _unique(by_name.values())
         optimizer = optimizers[0] if len(optimizers) == 1 else optimizers
         return (model, loss, optimizer, batch, *(schedulers if len(schedulers) == 1 else ()))
 
@@ -121,13 +121,13 @@ class Script:
             "gives the rate of every step"
             for name in self._once_an_epoch()
         ]
-        places: list[tuple[str, ast.AST]] = [(f"{name}()", body) for name, body in _functions(self.tree).items()]
-        places += [(GUARD, body) for body in self.tree.body if isinstance(body, ast.If) and _is_guard(body.test)]
-        where, place = next((each for each in places if optimizer[0] in dict(_assignments(each[1]))), ("", None))
-        if place is not None:
+        bodies: list[tuple[str, ast.AST]] = [(f"{name}()", body) for name, body in _functions(self.tree).items()]
+        bodies += [(GUARD, body) for body in self.tree.body if isinstance(body, ast.If) and _is_guard(body.test)]
+        where, body = next((pair for pair in bodies if optimizer[0] in dict(_assignments(pair[1]))), ("", None))
+        if body is not None:
             parts = (model[0], optimizer[0], *scheduler, *(node.id for node in ast.walk(ast.parse(f"{loss}, {batch}"))
                      if isinstance(node, ast.Name)))  # fmt: skip
-            last = max(value.end_lineno or 0 for name, value in _assignments(place) if name in parts)
+            last = max(value.end_lineno or 0 for name, value in _assignments(body) if name in parts)
             copied = f"copy the lines of {where} up to line {last}, which make {model[0]} and {optimizer[0]}, into"
             return [
                 f"{copied} a function make, let it end as follows, and export {self.path.name}:make",
@@ -147,8 +147,8 @@ class Script:
 
     def _once_an_epoch(self) -> list[str]:
         """Names made of an optimizer that move, and not at every step."""
-        made, moved = [self._made_of(name) for name in _optimizers(self.tree)], self._moved()
-        return [name for calls in made for name in calls if moved.get(name) is False]
+        schedulers, moved = [self._made_of(name) for name in _optimizers(self.tree)], self._moved()
+        return [name for calls in schedulers for name in calls if moved.get(name) is False]
 
     def _made_of(self, optimizer: str) -> dict[str, ast.Call]:
         calls = {name: call for name, call in _assignments(self.tree) if isinstance(call, ast.Call)}
