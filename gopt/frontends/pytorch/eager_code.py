@@ -26,12 +26,14 @@ COMPARISONS = {
     if hasattr(operator, name)
 }
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+CTC_LOSSES = {torch.ctc_loss, torch.nn.functional.ctc_loss}
 PRODUCTS = {torch.addcmul, Tensor.addcmul, Tensor.addcmul_}
 QUOTIENTS = {torch.addcdiv, Tensor.addcdiv, Tensor.addcdiv_}
 
 
 class TensorsForNumbers(TorchFunctionMode):
-    """Expands ``alpha=`` and ``value=`` that are tensors, calls for lists of tensors, and distances of rows. ``item()``
+    """Expands ``alpha=`` and ``value=`` that are tensors, calls for lists of tensors, lists of lengths, and
+    distances of rows. ``item()``
     returns the tensor itself.
 
     ``settings``: id of an input -> name and represented number. Code comparing an input with a number, such as
@@ -52,6 +54,9 @@ class TensorsForNumbers(TorchFunctionMode):
                 return args[0].detach().copy_(args[1])
         if function is torch.cdist:
             return distances(*args, **kwargs)
+        if function in CTC_LOSSES:  # of lists it makes tensors without memory in a trace
+            args, kwargs = [*map(_tensor, args)], {name: _tensor(value) for name, value in kwargs.items()}
+            return function(*args, **kwargs)
         if is_foreach(function):
             with self:
                 return tensor_by_tensor(function, args, kwargs)
@@ -69,6 +74,11 @@ class TensorsForNumbers(TorchFunctionMode):
         if term is None:
             return function(*args, **kwargs)
         return args[0].add_(term) if function in IN_PLACE else args[0] + term
+
+
+def _tensor(value: Any) -> Any:
+    """A tensor of a list's numbers; any other value as given."""
+    return torch.tensor(value) if isinstance(value, list | tuple) else value
 
 
 def embedding_bag(

@@ -59,3 +59,19 @@ def test_a_step_with_ctc_is_exported_and_sharded(tmp_path):
     ranges = integer_ranges(gopt.load(exported.model).training)
     assert (ranges["times"].low, ranges["times"].bound, ranges["sizes"].bound) == (1, 7, 3)
     assert gopt.verify(tmp_path / "ranks", steps=1).equal
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_lengths_as_python_numbers_are_exported(kind, tmp_path):
+    """PyTorch makes tensors of them that have no memory in a trace: the step "cannot be traced"."""
+    torch.manual_seed(0)
+    net, criterion = torch.nn.Linear(5, 4), torch.nn.CTCLoss()
+
+    def loss(module, batch):
+        log_probs = module(batch["x"]).log_softmax(2).transpose(0, 1)
+        return criterion(log_probs, batch["labels"], kind([6, 5, 4]), target_lengths=kind([2, 1, 2]))
+
+    batch = {"x": torch.randn(3, 6, 5), "labels": torch.randint(1, 4, (3, 2))}
+    exported = export((net, loss, torch.optim.SGD(net.parameters(), 1e-2), batch), tmp_path / "step.onnx")
+    gopt.shard(exported.model, 1).write(tmp_path / "ranks")
+    assert gopt.verify(tmp_path / "ranks", steps=1).equal
