@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from gopt.analysis.loss_reduction import LossRule
 from gopt.artifact.checkpoint_index import BEST_DIR, step_dir
 from gopt.text.sanitize import clean_line, show
 
@@ -92,7 +93,9 @@ def render_run(result: RunResult) -> None:
     ]
     if used.keys() - {"memory"}:
         out.print(", ".join(filter(None, rates)))
-    out.print(f"loss {progress.loss:.6g} → {last.loss:.6g}  {sparkline(result.losses)}")
+    summed = result.loss_reduction.startswith(LossRule.SUM.value) and result.ranks > 1
+    rule = "  mean over the ranks; their gradients are added up" if summed else ""
+    out.print(f"loss {progress.loss:.6g} → {last.loss:.6g}  {sparkline(result.losses)}{rule}")
     for name in progress.means:
         line = [step.means[name] for step in result.steps]
         out.print(f"loss {show(name)} {line[0]:.6g} → {line[-1]:.6g}  {sparkline(line)}")

@@ -83,6 +83,7 @@ def report_steps(
         folder=job.folder, engine=engine, ranks=manifest.total_ranks, steps=steps, asked=job.steps, resumed=resumed,
         checkpoint=job.checkpoint, shared_calls=shared_calls(), roles=roles, servers=servers,
         seed=seed, draws=manifest.draws, settings=job.settings, defaults=manifest.defaults,
+        loss_reduction=manifest.loss_reduction,
         record=job.record if steps and steps[-1].step == job.steps else None,
     )  # fmt: skip
     if args["as_json"]:

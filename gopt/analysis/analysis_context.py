@@ -8,9 +8,9 @@ from gopt.analysis.losses import LossRoots
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, descendants, walk
-from gopt.operators.kinds import CASTS, SCALES, SUMS, VIEWS
+from gopt.operators.kinds import SCALES, SUMS, UNMOVED
 
-_OF_LOSS = VIEWS | SUMS | SCALES | CASTS | {"Neg"}
+_OF_LOSS = UNMOVED | SUMS | SCALES | {"Neg"}
 """Operators whose one-element result is as good as the loss that they are computed from."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gopt.analysis.state_matching import reachable_states
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError
+from gopt.operators.kinds import COPIES, SUMS
 from gopt.text.sanitize import show
 
 
@@ -47,7 +48,7 @@ def _adds(step: StepSkeleton, output: str, name: str) -> bool:
         if value == name and added:
             return True
         node = step.index.producers.get(value)
-        if (value, added) not in visited and node is not None and node.is_a("Add", "Sub", "Sum", "Identity", "Cast"):
+        if (value, added) not in visited and node is not None and node.is_in(SUMS | COPIES):
             pending += [(name, added or len(node.inputs) > 1) for name in node.inputs]
         visited.add((value, added))
     return False

@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from gopt.analysis.local_taint import LocalTaint
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import GraphIndex, descendants
+from gopt.ir.graph_index import GraphIndex, copied_from, copy_chain, descendants
 
 
 def branch_of(index: GraphIndex, name: str, updated: str, check: LocalTaint) -> str:
     """The value chosen beside the old value ``name`` by a condition on gradients; '' without such a choice."""
-    node = index.producers.get(updated)
-    while node is not None and node.is_a("Identity"):
-        node = index.producers.get(node.inputs[0])
+    node = index.producers.get(copied_from(index, updated))
     if node is None or not node.is_a("Where") or name not in node.inputs[1:]:
         return ""
     condition, *values = node.inputs
@@ -33,11 +31,8 @@ def without_choices(step: StepSkeleton, mixed: Sequence[Node], check: LocalTaint
     for name, updated in step.updated.items() if mixed else ():
         if name in step.forward_values or not branch_of(step.index, name, updated, check):
             continue
-        ways = {updated}
-        node = step.index.producers[updated]
-        while node.is_a("Identity"):
-            ways.add(node.inputs[0])
-            node = step.index.producers[node.inputs[0]]
-        if descendants(step.index, node.outputs).isdisjoint({*step.updated.values()} - ways):
+        copies = copy_chain(step.index.producers, updated)
+        node = step.index.producers[copies[-1]]
+        if descendants(step.index, node.outputs).isdisjoint({*step.updated.values()}.difference(copies)):
             chosen.add(id(node))
     return [node for node in mixed if id(node) not in chosen]

@@ -10,7 +10,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import numpy_dtype
-from gopt.operators.kinds import CASTS, VIEWS
+from gopt.operators.kinds import UNMOVED
 
 _WORDS = frozenset(
     [
@@ -19,7 +19,6 @@ _WORDS = frozenset(
     ]
 )  # fmt: skip
 """Words in the names of counters. The structure alone is not enough: what is fed, plus one, may be shown."""
-_COPIES = VIEWS | CASTS
 _MOST = 16
 """Casts and copies between an input and what counts it on."""
 
@@ -54,7 +53,7 @@ def added_constant(index: GraphIndex, old: str, new: str) -> str:
         if value == old:
             return added
         node = index.producers.get(value)
-        if node is None or not (node.is_in(_COPIES) or node.is_a("Add", "Mul")):
+        if node is None or not (node.is_in(UNMOVED) or node.is_a("Add", "Mul")):
             return ""
         fixed = [name for name in node.inputs if name != old and index.constants.value(name) is not None]
         if node.is_a("Add") and (added or len(fixed) != 1):

@@ -18,7 +18,7 @@ from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors
 from gopt.ir.node_kinds import elementwise
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import LAYOUT
+from gopt.operators.kinds import RELAYS
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ def walk_update(context: AnalysisContext, updated: str, ends: str = "") -> Updat
 def _moves(node: Node) -> bool:
     """Return whether a node passes an operand on: a value of the forward in another layout is one operand of a
     contraction whose other operand has one element."""
-    return node.is_in(LAYOUT) or node.is_a("Cast")
+    return node.is_in(RELAYS)
 
 
 def _derived(context: AnalysisContext, operands: list[str]) -> set[str]:

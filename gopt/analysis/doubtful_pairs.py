@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from gopt.analysis.name_hints import one_of_two, propose
 from gopt.analysis.open_pairs import OpenPairsError
-from gopt.analysis.state_matching import JOIN_COST, reachable_states, uncopied
+from gopt.analysis.state_matching import JOIN_COST, reachable_states
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import walk
+from gopt.ir.graph_index import copied_from, walk
 from gopt.ir.node_kinds import elementwise
 from gopt.ir.types import FLOATS, TensorType
 
@@ -93,7 +93,7 @@ def _refuse_shown(step: StepSkeleton, state: State, shown: list[str]) -> None:
 
 def _refuse_fed(step: StepSkeleton, state: State, stored: _StoredValues) -> None:
     """Refuse constants, fed inputs beside stored states, and batch-independent masks: the output may show the input."""
-    graph, name = step.index.graph, state.tensor
+    graph, name, updated = step.index.graph, state.tensor, state.updated
     if state.kind not in (StateKind.OPTIMIZER_STATE, StateKind.ACCUMULATOR):
         return
     if name not in graph.inputs:
@@ -101,10 +101,10 @@ def _refuse_fed(step: StepSkeleton, state: State, stored: _StoredValues) -> None
             stays = f"if it stays as it is, make {name} the output of a Constant node"
             raise _no_state(state, "is a constant", stays)
     elif name not in graph.initializers:
-        doubted = stored.moments or (stored.any and (state.updated not in step.tainted or _only_shown(step, state)))
+        doubted = stored.moments or (stored.any and (updated not in step.tainted or _only_shown(step, state)))
         if doubted and (state.of is None or state.of in graph.initializers):  # a table without values has none for both
             raise _no_state(state, "has no stored value, as other states have")
-    elif state.updated not in step.tainted and uncopied(step.index, state.updated) != name and _only_shown(step, state):
+    elif updated not in step.tainted and copied_from(step.index, updated) != name and _only_shown(step, state):
         raise _no_state(state, "follows no batch")
 
 

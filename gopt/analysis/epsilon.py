@@ -9,7 +9,8 @@ from __future__ import annotations
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
-from gopt.operators.kinds import LAYOUT, QUOTIENTS, SCALES
+from gopt.ir.node_kinds import in_proportion
+from gopt.operators.kinds import QUOTIENTS, RELAYS, SCALES
 
 NOTE = (
     "{label}{more} divides by the square root of {state} with no epsilon: where that is zero, as in an embedding row "
@@ -54,11 +55,11 @@ def _rooted(index: GraphIndex, name: str, states: dict[str, str]) -> str:
             return ""
         if node.is_a("Sqrt") or (node.is_a("Pow") and _half(index, node.inputs[1])):
             rooted, name = True, node.inputs[0]
-        elif node.is_a("Cast", *LAYOUT):
+        elif node.is_in(RELAYS):
             name = node.inputs[0]
         elif node.is_in(SCALES):
             tensors = [name for name in node.inputs if not index.one_element(name)]
-            if len(tensors) != 1 or (node.is_a("Div") and tensors[0] != node.inputs[0]):
+            if len(tensors) != 1 or not in_proportion(node, tensors[0]):
                 return ""
             name = tensors[0]
         else:

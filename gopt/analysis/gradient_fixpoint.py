@@ -146,13 +146,13 @@ def _refuse_factor(
 ) -> None:
     """Refuse a one-element value of one rank that no backward would multiply by.
 
-    A backward behind a contraction scales by the forward's divisor: a token count. Any other factor, such as a count
-    unknown to the loss, would be a rate of a single rank."""
+    A backward behind a contraction scales by the forward's divisor, a token count, or by a size of the batch. Any other
+    factor, such as a count unknown to the loss, would be a rate of a single rank."""
     for node in mixed:
         for name in node.reads:
             if not step.index.one_element(name) or name in reduced or name not in step.tainted:
                 continue
-            if not _of_divisors(step, context, name):
+            if name not in step.sizes and not _of_divisors(step, context, name):
                 raise _own_value(step, name, node, gradients)
 
 
@@ -313,7 +313,12 @@ def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> di
             context.of_other_gradients = descendants(step.index, chosen) - chosen
             derived = _of_gradients_alone(step, chosen)
         named = step.roles.params.get(name, "")
-        gradient = named or find_gradient(context, name, step.updated[name])
+        try:
+            gradient = named or find_gradient(context, name, step.updated[name])
+        except LayoutError as error:
+            if error.nearest and step.may_average(name, error.nearest):
+                continue  # rows that a queue holds in columns
+            raise
         single = types[name].elements == 1 and not named
         if gradient is None or (single and (gradient in derived or gradient in chosen)):
             continue

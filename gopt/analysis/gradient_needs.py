@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
+from gopt.ir.node_kinds import in_proportion
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import (
     ARG_EXTREMES,
@@ -28,7 +29,7 @@ from gopt.operators.kinds import (
     SCATTERS,
     STEPWISE,
     SUMS,
-    VIEWS,
+    UNMOVED,
 )
 from gopt.operators.operator import Slope
 from gopt.operators.table import names
@@ -39,7 +40,7 @@ _CURVED = names(lambda record: record.slope(0) is Slope.CURVED) - POOLS - RECURR
 _BENT = names(lambda record: record.slope(0) is Slope.BENT) - EXTREMES - SCATTERS - {"Clip"}
 """Functions whose derivative follows comparisons of their first operand. Behind a Clip it may be passed straight
 through."""
-_TERMS = SUMS | CASTS | VIEWS | {"Neg"}
+_TERMS = UNMOVED | SUMS | {"Neg"}
 _FACTORS = SCALES | PRODUCTS | CASTS | MOVES | {"Neg"}
 _CHAIN = 16
 _MOST = 256
@@ -105,7 +106,7 @@ def _only_added(index: GraphIndex, forward: set[int], losses: Iterable[str], upd
         terms = list(node.inputs)
         if node.is_in(SCALES):
             terms = [term for term in terms if not _fixed(index, term, updated)]
-            if len(terms) != 1 or (node.is_a("Div") and terms[0] != node.inputs[0]):
+            if len(terms) != 1 or not in_proportion(node, terms[0]):
                 continue
         inside.add(id(node))
         stack += terms

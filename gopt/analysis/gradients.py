@@ -44,12 +44,14 @@ def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str
 
 
 class LayoutError(UnsupportedError):
-    """No gradient was found, or a gradient that leaves a value of one rank in the update; ``turned``: values that may
-    be gradients where the update turns the layout back."""
+    """No gradient was found, or a gradient that leaves a value of one rank in the update.
 
-    def __init__(self, message: str, *hints: str, turned: Iterable[str]) -> None:
+    ``turned``: values that may be gradients where the update turns the layout back; ``nearest``: the value through
+    which the whole update depends on the batch, or ''."""
+
+    def __init__(self, message: str, *hints: str, turned: Iterable[str], nearest: str = "") -> None:
         super().__init__(message, *hints)
-        self.turned = tuple(turned)
+        self.turned, self.nearest = tuple(turned), nearest
 
 
 def _refuse_written(context: AnalysisContext, parameter: str, updated: str) -> None:
@@ -120,6 +122,7 @@ class _DominatorChoice:
                 f"{self.types[self.nearest]}, and the parameter is {self.types[self.parameter]}",
                 f"give the update a gradient of the parameter's shape, or name it: --params {self.parameter}=VALUE",
                 turned=filter(self.fits, layouts),
+                nearest=self.nearest,
             )
         self._refuse_open(stretch[-1])
         return chosen

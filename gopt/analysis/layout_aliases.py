@@ -15,9 +15,8 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Graph, Node
 from gopt.ir.node_kinds import elementwise
 from gopt.ir.opaque.origin import Origin
-from gopt.operators.kinds import CASTS, PARTS, RESHAPES, VARIADIC
+from gopt.operators.kinds import COPIES, PARTS, RESHAPES, VARIADIC
 
-COPIES = CASTS | {"Identity"}
 SHAPE_CHANGES = RESHAPES | {"Expand"}
 KEEP_ORDER = frozenset((*SHAPE_CHANGES, "Transpose"))
 """Operators that may keep all elements in their order."""

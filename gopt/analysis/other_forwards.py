@@ -14,9 +14,12 @@ from collections.abc import Iterator, Sequence
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import GraphIndex, ancestors, descendants
+from gopt.ir.graph_index import GraphIndex, ancestors, copy_chain, descendants
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import CONTRACTIONS
+from gopt.operators.kinds import CONTRACTIONS, COPIES
+
+_MEETING = CONTRACTIONS | {"Gather"}
+"""Operators in which a state meets values of the batch."""
 
 
 def refuse_second_forward(step: StepSkeleton, losses: Sequence[str]) -> None:
@@ -28,7 +31,7 @@ def refuse_second_forward(step: StepSkeleton, losses: Sequence[str]) -> None:
         return
     index = step.index
     behind = descendants(index, new)
-    meeting = [node for node in index.graph.nodes if node.is_a(*CONTRACTIONS, "Gather") and _meets(step, node, behind)]
+    meeting = [node for node in index.graph.nodes if node.is_in(_MEETING) and _meets(step, node, behind)]
     if not meeting:
         return
     wanted, _ = ancestors(index, step.updated.values())
@@ -53,12 +56,7 @@ def _new_values(step: StepSkeleton) -> dict[str, str]:
     for name, output in step.updated.items():
         if name not in step.forward_values or output not in step.tainted or output in step.forward_values:
             continue
-        value, node = output, step.index.producers.get(output)
-        values[value] = output
-        while node is not None and node.is_a("Identity", "Cast"):
-            value = node.inputs[0]
-            node = step.index.producers.get(value)
-            values[value] = output
+        values.update(dict.fromkeys(copy_chain(step.index.producers, output, COPIES), output))
     return {name: output for name, output in values.items() if name not in step.forward_values}
 
 
@@ -98,7 +96,7 @@ def _hidden_products(step: StepSkeleton) -> Iterator[tuple[Node, str, str]]:
         if of_state.keys().isdisjoint(reads):
             continue
         states = [of_state[name] for name in reads if name in of_state]
-        if node.is_a(*CONTRACTIONS) and id(node) not in step.forward:
+        if node.is_in(CONTRACTIONS) and id(node) not in step.forward:
             for name in reads:
                 feeds = name in settings or (name in step.tainted and (name in inside or name in step.batch))
                 state = next((state for state in states if name in settings or state not in step.forward_values), None)

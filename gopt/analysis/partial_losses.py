@@ -11,8 +11,9 @@ from gopt import limits
 from gopt.analysis.analysis_context import AnalysisContext
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
+from gopt.ir.node_kinds import in_proportion
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import LAYOUT, MEANS, SCALES, TERMS
+from gopt.operators.kinds import CASTS, LAYOUT, MEANS, SCALES, TERMS
 
 _SUMS = TERMS - {"Where"} | MEANS | {"Neg"}
 
@@ -37,7 +38,7 @@ def _factors(context: AnalysisContext, parameter: str) -> set[str] | None:
             met = [name for name in node.reads if name in tainted]
             if met and not _is_linear(context, node, name):
                 return None
-            if name not in tainted and node.is_a(*SCALES):
+            if name not in tainted and node.is_in(SCALES):
                 factors.update(met)
             fresh = [output for output in node.outputs if output not in visited]
             visited.update(fresh)
@@ -52,16 +53,12 @@ def _is_linear(context: AnalysisContext, node: Node, name: str) -> bool:
     no batch or is the only value of the batch."""
     if node.is_in(_SUMS) or _moves(context.index, node):
         return True
-    if not node.is_a(*SCALES) or len(node.inputs) != 2 or node.inputs[0] == node.inputs[1]:
-        return False
-    factor = node.inputs[1] if node.inputs[0] == name else node.inputs[0]
-    if name in context.tainted:
-        return factor not in context.tainted and (node.is_a("Mul") or node.inputs[0] == name)
-    return node.is_a("Mul") or node.inputs[1] == name
+    follows = [operand for operand in node.inputs if operand in context.tainted]
+    return len(follows) == 1 and in_proportion(node, follows[0])
 
 
 def _moves(index: GraphIndex, node: Node) -> bool:
-    return node.is_in(LAYOUT) or (node.is_a("Cast") and index.graph.type_of(node.outputs[0]).dtype in FLOATS)
+    return node.is_in(LAYOUT) or (node.is_in(CASTS) and index.graph.type_of(node.outputs[0]).dtype in FLOATS)
 
 
 def _is_made_of(context: AnalysisContext, value: str, factors: set[str]) -> bool:
@@ -76,7 +73,7 @@ def _is_made_of(context: AnalysisContext, value: str, factors: set[str]) -> bool
         if node is None or len(visited) > limits.UPDATE_VALUES:
             return False
         follows = list(_following(context, node))
-        scales = node.is_a(*SCALES) and len(follows) == 1 and (node.is_a("Mul") or follows[0] == node.inputs[0])
+        scales = len(follows) == 1 and in_proportion(node, follows[0])
         if not (scales or node.is_in(_SUMS) or _moves(context.index, node)):
             return False
         stack += follows

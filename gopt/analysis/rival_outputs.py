@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from gopt.analysis.name_hints import pairs_by_name
 from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.role_hints import others
-from gopt.analysis.state_matching import FACTOR_COST, reaches, uncopied
+from gopt.analysis.state_matching import FACTOR_COST, reaches
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import GraphIndex, walk
+from gopt.ir.graph_index import GraphIndex, copied_from, walk
 from gopt.operators.kinds import ELEMENTWISE
 from gopt.operators.operator import Slope
 from gopt.operators.table import names
@@ -61,7 +61,7 @@ def _factor(reach: Mapping[str, Mapping[str, int]], name: str, rival: str, depth
 
 def _made_of(index: GraphIndex, outputs: Collection[str], name: str, rival: str, output: str) -> bool:
     """Return whether ``output`` is a copy of ``rival``, or made of ``rival`` and of more."""
-    if uncopied(index, output) == uncopied(index, rival):
+    if copied_from(index, output) == copied_from(index, rival):
         return True
     if reaches(index, output, name, {name, rival}):
         return False

@@ -10,7 +10,7 @@ import numpy as np
 from gopt.analysis.row_values import RowValues
 from gopt.ir.constant_folding import as_folded
 from gopt.ir.graph import Node
-from gopt.operators.kinds import COMPARISONS, VIEWS
+from gopt.operators.kinds import COMPARISONS, UNMOVED, VIEWS
 
 
 def masked_ids(values: RowValues, ids: str, rows: str, count: int, numbers: frozenset[int]) -> tuple[int, ...]:
@@ -26,7 +26,7 @@ def masked_ids(values: RowValues, ids: str, rows: str, count: int, numbers: froz
         node = values.producer(rows)
         if node is None:
             break
-        if node.is_a(*VIEWS, "Cast") or _repeats_nothing(values, node):
+        if node.is_in(UNMOVED) or _repeats_nothing(values, node):
             rows = node.inputs[0]
         elif node.is_a("Where", "Mul"):
             mask = _mask(values, node)

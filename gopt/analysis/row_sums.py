@@ -13,7 +13,8 @@ from gopt.analysis.row_reads import keeps_rows, repeated_ids
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import Phase
 from gopt.ir.graph import Node
-from gopt.operators.kinds import CASTS, SCALES
+from gopt.ir.node_kinds import in_proportion
+from gopt.operators.kinds import CASTS, COPIES, SCALES
 
 _PASSED = SCALES | CASTS | {"Neg"}
 
@@ -116,9 +117,8 @@ class RowSums:
         out = self.values.shape(node.outputs[0])
         type_of = self.values.graph.type_of
         big = [name for name in node.inputs if type_of(name).elements != 1 and not self._by_row(name, out)]
-        passes = (
-            len(big) == 1 and self.values.shape(big[0]) == out and not (node.is_a("Div") and node.inputs[1] == big[0])
-        )
+        passes = len(big) == 1 and self.values.shape(big[0]) == out
+        passes = passes and (not node.is_in(SCALES) or in_proportion(node, big[0]))
         zeros = not node.is_a("Where") or all(name == big[0] or self.values.zero(name) for name in node.inputs[1:])
         if not passes or not zeros or not out or out[0] != self.rows:
             raise NoRowSum(f"{node.op_type} {node.label} mixes it with something else")
@@ -176,7 +176,7 @@ class RowSums:
                     return ""
             elif node.is_a("OneHot"):
                 return self._one_hot(node, ids_last)
-            elif not node.is_a("Identity", "Cast"):
+            elif not node.is_in(COPIES):
                 return ""
             name = node.inputs[0]
 

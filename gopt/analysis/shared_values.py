@@ -6,7 +6,7 @@ call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from gopt.ir.graph import Graph, Node, clone
 from gopt.ir.graph_index import GraphIndex, ancestors
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, numpy_dtype
+from gopt.operators.kinds import RELAYS
 
 SUFFIX = ".over_ranks"
 STAND_IN = 0.7310585786300049
@@ -62,10 +63,12 @@ def _apart(graph: Graph, values: Sequence[str]) -> Graph:
         if not any(name in node.reads for node in graph.nodes):
             raise OptionError(f"--shared {name}: nothing reads it", "leave it out")
     new = {name: f"{name}{SUFFIX}" for name in fresh}
+    shown = _shown(graph, new)
+    new |= {node.outputs[0]: new[node.inputs[0]] for node in shown if node.is_a("Identity")}
     nodes: list[Node] = []
     for old in graph.nodes:
         node = old
-        if any(name in new for name in old.inputs):
+        if any(name in new for name in old.inputs) and old not in shown:
             node = clone(old)
             node.inputs = [new.get(name, name) for name in old.inputs]
         if any(name in new for name in old.captures):
@@ -75,9 +78,19 @@ def _apart(graph: Graph, values: Sequence[str]) -> Graph:
                 "inline the body, or pass the value in as an input of the node",
             )
         nodes.append(node)
-        nodes += [Node("Identity", [name], [new[name]]) for name in old.outputs if name in new]
-    types = graph.types | {value: graph.types[name] for name, value in new.items()}
+        nodes += [Node("Identity", [name], [new[name]]) for name in old.outputs if name in fresh]
+    types = graph.types | {new[name]: graph.types[name] for name in fresh}
     return replace(graph, nodes=nodes, types=types)
+
+
+def _shown(graph: Graph, values: Mapping[str, str]) -> list[Node]:
+    """The nodes by which a value becomes an output, in another type or layout: what is shown is the rank's own."""
+    read = {name for node in graph.nodes for name in node.reads}
+    return [
+        node for node in graph.nodes
+        if node.is_in(RELAYS) and node.inputs[0] in values and node.outputs[0] in graph.outputs
+        and (node.is_a("Identity") or node.outputs[0] not in read)
+    ]  # fmt: skip
 
 
 def _check_reach(training: TrainingGraph, names: dict[str, str]) -> None:

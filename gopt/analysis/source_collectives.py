@@ -18,9 +18,10 @@ from gopt.analysis.training import Phase, TrainingGraph
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node, clone
 from gopt.ir.graph_index import GraphIndex, descendants
+from gopt.ir.node_kinds import in_proportion
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
-from gopt.operators.kinds import LAYOUT, SCALES
+from gopt.operators.kinds import LAYOUT
 from gopt.records.mesh import Mesh
 
 HINT = "gopt reduces over axes that see different data itself: leave only the calls that reduce gradients"
@@ -166,11 +167,8 @@ class _Finder:
             return node.inputs[0] if dtypes <= FLOATS else None
         if node.is_a("Neg", *LAYOUT):
             return None if any(name in self.tainted for name in node.inputs[1:]) else node.inputs[0]
-        if node.is_in(SCALES):
-            moving = [name for name in node.inputs if name in self.tainted]
-            if len(moving) == 1 and (node.is_a("Mul") or moving[0] == node.inputs[0]):
-                return moving[0]
-        return None
+        moving = [name for name in node.inputs if name in self.tainted]
+        return moving[0] if len(moving) == 1 and in_proportion(node, moving[0]) else None
 
     def _check_readers(self, followed: dict[str, set[int]]) -> None:
         """The update may see a gradient through the call alone."""

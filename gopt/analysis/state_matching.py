@@ -18,10 +18,10 @@ from gopt.analysis.name_hints import one_of_two, propose
 from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.role_hints import others
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import GraphIndex, ancestors
+from gopt.ir.graph_index import GraphIndex, ancestors, copied_from
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import numpy_dtype
-from gopt.operators.kinds import ELEMENTWISE, SCALES
+from gopt.operators.kinds import CASTS, ELEMENTWISE, SCALES
 from gopt.text.sanitize import listed
 
 JOIN_COST = 1 << 10
@@ -263,13 +263,13 @@ def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> di
     graph = index.graph
     casts: dict[str, Node] = {}
     for output in graph.outputs:
-        node = None if output in pairs else index.producers.get(uncopied(index, output))
-        if node is not None and node.is_a("Cast"):
+        node = None if output in pairs else index.producers.get(copied_from(index, output))
+        if node is not None and node.is_in(CASTS):
             casts[output] = node
-    root = {uncopied(index, output): name for output, name in pairs.items()} if casts else {}
+    root = {copied_from(index, output): name for output, name in pairs.items()} if casts else {}
     master_of: dict[str, str] = {}
     for output, node in casts.items():
-        master = root.get(uncopied(index, node.inputs[0]))
+        master = root.get(copied_from(index, node.inputs[0]))
         if master is not None and graph.types[output].shape == graph.types[master].shape:
             master_of[output] = master
     copies: dict[str, str] = {}
@@ -285,12 +285,6 @@ def match_copies(index: GraphIndex, pairs: dict[str, str], free: set[str]) -> di
         elif inputs:
             copies |= _by_value(index, {output: master_of[output] for output in outputs}, inputs)
     return copies
-
-
-def uncopied(index: GraphIndex, name: str) -> str:
-    """The source of a value that is a copy, or the value itself."""
-    node = index.producers.get(name)
-    return node.inputs[0] if node is not None and node.is_a("Identity") else name
 
 
 def _by_value(index: GraphIndex, master_of: dict[str, str], inputs: list[str]) -> dict[str, str]:

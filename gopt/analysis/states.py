@@ -17,7 +17,7 @@ from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, descendants, walk
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import CASTS, LAYOUT, SCALES
+from gopt.operators.kinds import CASTS, COPIES, LAYOUT, SCALES
 from gopt.text.sanitize import listed
 
 
@@ -132,11 +132,13 @@ def _refuse_loose(step: StepSkeleton, states: list[State], mapping: GradientMap)
 
 def _made_by_backward(step: StepSkeleton, mapping: GradientMap) -> list[str]:
     """Values of the batch computed by the backward; a copy of a value of the forward, in another type or layout, is
-    left out: a normalisation's backward reads copies of the means read by the running statistics."""
+    left out: a normalisation's backward reads copies of the means read by the running statistics. So are sizes of the
+    batch and what is made of sizes alone: a number of samples may divide a gradient and a statistic."""
     outputs: list[str] = []
     copies: set[str] = set()
+    moving = step.tainted - step.sizes
     for node in step.index.graph.nodes:
-        tainted = [name for name in node.outputs if name in step.tainted] if id(node) in mapping.backward else ()
+        tainted = [name for name in node.outputs if name in moving] if id(node) in mapping.backward else ()
         if not tainted:
             continue
         source = node.inputs[0] if node.is_in(LAYOUT) or node.is_in(CASTS) else ""
@@ -253,26 +255,9 @@ def _accumulates(index: GraphIndex, state: State, gradient: str) -> bool:
             stack += [(branch, factor) for branch in node.inputs[1:]]
         elif node.is_a("Add") and state.tensor in node.inputs and factor == 1:
             return _scaled(index, next((name for name in node.inputs if name != state.tensor), ""), gradient)
-        else:
-            stack += [(operand, factor * by) for operand, by in _factor(index, node)]
+        elif (multiple := index.constants.multiple(node)) is not None:
+            stack.append((multiple[0], factor * multiple[1]))
     return False
-
-
-def _factor(index: GraphIndex, node: Node) -> list[tuple[str, float]]:
-    """The operand of which a node's result is a multiple known from the file, and the multiple; empty otherwise."""
-    if node.is_a("Identity", "Cast"):
-        return [(node.inputs[0], 1.0)]
-    if node.is_a("Neg"):
-        return [(node.inputs[0], -1.0)]
-    if not node.is_in(SCALES) or len(node.inputs) != 2:
-        return []
-    for operand, factor in (node.inputs, node.inputs[::-1]):
-        value = index.constants.number(factor)
-        if value is not None:
-            if node.is_a("Mul"):
-                return [(operand, value)]
-            return [(operand, 1 / value)] if factor == node.inputs[1] and value else []
-    return []
 
 
 def _scaled(index: GraphIndex, name: str, gradient: str) -> bool:
@@ -282,7 +267,7 @@ def _scaled(index: GraphIndex, name: str, gradient: str) -> bool:
         if producer is None:
             return False
         scaled = producer.is_in(SCALES) and any(map(index.one_element, producer.inputs))
-        if not scaled and not producer.is_a("Cast", "Identity", "Neg"):
+        if not scaled and not producer.is_in(COPIES | {"Neg"}):
             return False
         rest = [operand for operand in producer.inputs if not scaled or not index.one_element(operand)]
         if len(rest) != 1:

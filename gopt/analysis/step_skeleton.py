@@ -8,10 +8,11 @@ from functools import cached_property
 from gopt.analysis.gradient_needs import multiplied, without_needs
 from gopt.analysis.role_map import RoleMap
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import GraphIndex, ancestors, descendants
+from gopt.ir.graph_index import GraphIndex, ancestors, copy_chain, descendants
 from gopt.ir.node_kinds import elementwise, random
-from gopt.operators.kinds import LAYOUT, MAY_DRAW, SCALES
+from gopt.operators.kinds import CASTS, MAY_DRAW, RELAYS, SCALES, SIZES, SUMS
 
+_LINEAR = RELAYS | SUMS | {"Neg"}
 _NEAR = 16
 
 
@@ -47,6 +48,16 @@ class StepSkeleton:
         self.tainted = descendants(index, sources)
 
     @cached_property
+    def sizes(self) -> set[str]:
+        """Values of ``tainted`` that are made of sizes of the batch alone, which are alike on all ranks."""
+        found: set[str] = set()
+        for node in self.index.graph.nodes:
+            read = self.tainted.intersection(node.reads)
+            if read and (node.is_in(SIZES) or read <= found):
+                found.update(node.outputs)
+        return found
+
+    @cached_property
     def lacking(self) -> dict[str, str]:
         """States that follow the batch and hold no gradient of a loss -> an input upstream of every gradient."""
         return self.lacking_of(self.roots)
@@ -63,12 +74,17 @@ class StepSkeleton:
         State -> input that the value lacks."""
         near = {
             name: multiplied(self.index, value) for name, value in gradients.items()
-            if name not in self.roles.params and self._near_forward(value) and self._averaged(name, value)
+            if name not in self.roles.params and self.may_average(name, value)
         }  # fmt: skip
         if not near:
             return {}
         needs = without_needs(self.index, self.forward, losses, self.batch, {**self.updated, **near})
         return {name: lost for name, lost in needs.items() if name in near}
+
+    def may_average(self, name: str, value: str) -> bool:
+        """Return whether a value may be no gradient, but what a state averages, or keeps rows of: few nodes stand
+        between the forward and the value, and the new value is a sum of the value and the old one."""
+        return self._near_forward(value) and self._averaged(name, value)
 
     def _averaged(self, name: str, value: str) -> bool:
         """Return whether the new value of a state is a sum of the old value and of another value, each times numbers
@@ -82,7 +98,7 @@ class StepSkeleton:
             if len(operands) == len(node.reads):
                 continue
             scaled = node.is_in(SCALES) and len(operands) == 1 and operands[0] not in averaged
-            if not (scaled or node.is_in(LAYOUT) or node.is_a("Add", "Sub", "Sum", "Neg", "Cast")):
+            if not (scaled or node.is_in(_LINEAR)):
                 return False
             behind.update(node.outputs)
         return update is not None
@@ -147,7 +163,7 @@ class StepSkeleton:
         values = [name]
         for value in values:
             for node in self.index.users.get(value, ()):
-                if len(values) < _NEAR and (node.is_in(LAYOUT) or node.is_a("Cast")):
+                if len(values) < _NEAR and node.is_in(RELAYS):
                     values += node.outputs
         return values
 
@@ -173,7 +189,8 @@ class StepSkeleton:
             return False
         types = self.index.graph.types
         forward = [(node, read) for node, read in users if id(node) in self.forward]
-        masked = [self._cast_from(name) for node, read in forward for name in node.inputs if name != read]
+        read_beside = (name for node, read in forward for name in node.inputs if name != read)
+        masked = [copy_chain(self.index.producers, name, CASTS)[-1] for name in read_beside]
         tensors = [tensor for tensor in masked if tensor in self.updated or not self.index.one_element(tensor)]
         alike = all(tensor in self.updated and types[tensor].shape == types[name].shape for tensor in tensors)
         return bool(tensors) and alike and len(users) - len(forward) > 1
@@ -182,9 +199,5 @@ class StepSkeleton:
         """Return the readers of a value or of a cast of the value, each with the name read."""
         readers: list[tuple[Node, str]] = []
         for node in self.index.users.get(name, []):
-            readers += self._past_casts(node.outputs[0]) if node.is_a("Cast") else [(node, name)]
+            readers += self._past_casts(node.outputs[0]) if node.is_in(CASTS) else [(node, name)]
         return readers
-
-    def _cast_from(self, name: str) -> str:
-        node = self.index.producers.get(name)
-        return self._cast_from(node.inputs[0]) if node is not None and node.is_a("Cast") else name

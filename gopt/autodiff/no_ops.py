@@ -8,6 +8,7 @@ import numpy as np
 
 from gopt.autodiff.values import Values
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import in_proportion
 from gopt.operators.kinds import RESHAPES
 
 
@@ -109,11 +110,10 @@ def _only_one(node: Node, values: Values) -> str | None:
 def _neutral(node: Node, values: Values) -> str | None:
     """A product with ones, a quotient by ones: constant ones alone, and of the same shape."""
     types, after = values.graph.types, values.graph.types.get(node.outputs[0])
-    sides = ((0, 1), (1, 0)) if node.is_a("Mul") else ((0, 1),)
-    for side, neutral in sides:
-        value = values.array(node.inputs[neutral])
-        if value is not None and value.size <= 1024 and types.get(node.inputs[side]) == after and (value == 1).all():
-            return node.inputs[side]
+    for side, neutral in (node.inputs, node.inputs[::-1]):
+        value = values.array(neutral) if in_proportion(node, side) and types.get(side) == after else None
+        if value is not None and value.size <= 1024 and (value == 1).all():
+            return side
     return None
 
 

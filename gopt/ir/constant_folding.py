@@ -16,12 +16,13 @@ import onnx
 
 from gopt import limits
 from gopt.ir.graph import Graph, Node
+from gopt.ir.node_kinds import record_of
 from gopt.ir.opset import opset_of
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import dtype_name, numpy_dtype
-from gopt.operators.kinds import CASTS, LINEAR_IN_FIRST, SIZES, SPREADS
+from gopt.operators.kinds import CASTS, LINEAR_IN_FIRST, SCALES, SIZES, SPREADS
 from gopt.operators.moves import filled
-from gopt.operators.operator import Kernel
+from gopt.operators.operator import Kernel, Slope
 from gopt.operators.table import operator
 
 _SMALL = 64
@@ -148,6 +149,19 @@ class Constants:
         while (node := self._producers.get(name)) is not None and node.is_in(_KEEP_ZEROS) and not fills(node):
             name = node.inputs[0]
         return self.uniform(name) == 0
+
+    def multiple(self, node: Node) -> tuple[str, float] | None:
+        """The operand of which a node's result is a known multiple, and the multiple; None without such a constant."""
+        record = record_of(node)
+        if record.elementwise and record.linear_in_first:
+            one = as_folded(node, [np.ones(1)])
+            return None if one is None else (node.inputs[0], float(one[0]))
+        for slot in (0, 1) if node.is_in(SCALES) else ():
+            number = self.number(node.inputs[1 - slot]) if record.slope(slot) is Slope.LINEAR else None
+            inverse = record.slope(1 - slot) is not Slope.LINEAR
+            if number is not None and (number or not inverse):
+                return node.inputs[slot], 1 / number if inverse else number
+        return None
 
     def _only_number(self, name: str) -> float | None:
         while (node := self._producers.get(name)) is not None and node.is_in(SPREADS):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TypeVar
 
@@ -82,11 +82,17 @@ def walk(starts: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator
             stack.extend(following(top))
 
 
+def copy_chain(producers: Mapping[str, Node], name: str, through: Container[str] = ("Identity",)) -> list[str]:
+    """A value, and the values of which it is a copy, or a result of operators ``through``, the nearest first."""
+    chain = [name]
+    while (node := producers.get(chain[-1])) is not None and node.is_in(through):
+        chain.append(node.inputs[0])
+    return chain
+
+
 def copied_from(index: GraphIndex, name: str) -> str:
     """The value a value is, through copies."""
-    while (node := index.producers.get(name)) is not None and node.is_a("Identity"):
-        name = node.inputs[0]
-    return name
+    return copy_chain(index.producers, name)[-1]
 
 
 def ancestors(index: GraphIndex, values: Iterable[str]) -> tuple[set[int], set[str]]:

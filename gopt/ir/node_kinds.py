@@ -6,8 +6,19 @@ from collections.abc import Sequence
 
 from gopt.ir.graph import Node
 from gopt.ir.nodes import nested
-from gopt.operators.kinds import CONTROL_FLOW, ELEMENTWISE, HEAVY, MAY_DRAW, RANDOM
-from gopt.operators.table import operator
+from gopt.operators.kinds import CONTROL_FLOW, ELEMENTWISE, HEAVY, MAY_DRAW, RANDOM, SCALES
+from gopt.operators.operator import Operator, Slope
+from gopt.operators.table import UNKNOWN, operator
+
+
+def record_of(node: Node) -> Operator:
+    """The record of a node's operator; ``UNKNOWN`` for operators of other domains."""
+    return operator(node.op_type) if node.domain in ("", "ai.onnx") else UNKNOWN
+
+
+def in_proportion(node: Node, name: str) -> bool:
+    """Return whether a node is a product, or a quotient with ``name`` as the dividend."""
+    return node.is_in(SCALES) and record_of(node).slope(node.inputs.index(name)) is Slope.LINEAR
 
 
 def elementwise(node: Node) -> bool:

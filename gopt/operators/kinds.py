@@ -21,6 +21,12 @@ PARTS = frozenset({"Slice", "Split"})
 """Some of the elements."""
 CASTS = frozenset({"Cast", "CastLike"})
 """The elements in another type."""
+COPIES = CASTS | {"Identity"}
+"""The elements in place, at most in another type."""
+UNMOVED = VIEWS | CASTS
+"""The elements in the same order, at most in another shape or type."""
+RELAYS = LAYOUT | CASTS
+"""The elements in other places, or in another type."""
 SUMS = frozenset({"Add", "Sub", "Sum"})
 VARIADIC = frozenset({"Concat", "Max", "Mean", "Min", "Sum"})
 """Of any number of operands: of one, a copy."""

@@ -13,14 +13,13 @@ from typing import TypeAlias
 from gopt.artifact.server_entries import PullAt
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Node
-from gopt.operators.kinds import CASTS, SCALES, VIEWS
+from gopt.operators.kinds import SCALES, UNMOVED
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import KeyBucket, ServerPlan
 from gopt.spmd.program import SpmdProgram
 
 Range: TypeAlias = tuple[str, int, int]
 """Some elements of a flattened tensor: its name, the first, and the one behind the last."""
-SAME = VIEWS | CASTS
 
 
 def check_trainer_messages(program: SpmdProgram, plan: ServerPlan, options: SplitOptions) -> int:
@@ -102,7 +101,7 @@ class _MessageCheck:
                 row = type.elements // max(type.dims[0], 1)
                 start_row, last = (self._number(name) * row for name in node.inputs[1:3])
                 return base, start + start_row, start + last
-            elif node.is_in(SAME | SCALES):
+            elif node.is_in(UNMOVED | SCALES):
                 name = node.inputs[0]
             else:
                 raise InvariantError(f"a push has {name!r}, which {node.op_type} {node.label!r} makes")
@@ -115,7 +114,7 @@ class _MessageCheck:
             return [(node.attributes["bucket"], node.outputs.index(name))]
         if node is not None and node.is_a("Concat"):
             return [span for name in node.inputs for span in self._joined(name)]
-        if node is not None and node.is_in(SAME):
+        if node is not None and node.is_in(UNMOVED):
             return self._joined(node.inputs[0])
         raise InvariantError(f"{name!r} of a parameter is not pulled")
 

@@ -14,6 +14,7 @@ from gopt.analysis.isomorphism import signature
 from gopt.analysis.training import Phase, StateKind
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Node
+from gopt.ir.graph_index import copy_chain
 from gopt.spmd.program import SpmdProgram
 
 PACKED = ("AllReduce", "Reduce", "Broadcast")
@@ -103,12 +104,10 @@ class _KeptNodes:
             return new not in self._types or new in self._replaced
         if not self._step:
             self._step = self._graph.producers()
-        maker = self._step.get(old)
         if new not in self._types:
+            maker = self._step.get(old)
             return maker is not None and maker.phase is Phase.UPDATE and maker.domain != COMM
-        while maker is not None and maker.is_a("Identity") and maker.inputs[0] != new:
-            maker = self._step.get(maker.inputs[0])
-        return maker is not None and maker.is_a("Identity")
+        return new in copy_chain(self._step, old)[1:]
 
     def check_added(self, node: Node) -> None:
         """Check a node of a pass: the results for nodes of the step, and the receivers."""

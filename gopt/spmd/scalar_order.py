@@ -11,13 +11,13 @@ from typing import TypeAlias
 
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
-from gopt.operators.kinds import CASTS, COMPARISONS, EXTREMES, LOGIC, SUMS, VIEWS
+from gopt.operators.kinds import COMPARISONS, EXTREMES, LOGIC, SUMS, UNMOVED
 from gopt.spmd.program import SpmdProgram
 
 Terms: TypeAlias = frozenset[str]
 """Results of reductions of the source."""
 NONE: Terms = frozenset()
-FOLLOWED = VIEWS | CASTS | SUMS | EXTREMES | COMPARISONS | LOGIC | {"Sqrt"}
+FOLLOWED = UNMOVED | SUMS | EXTREMES | COMPARISONS | LOGIC | {"Sqrt"}
 """Operators that join terms, or give what is joined its form."""
 
 

@@ -5,32 +5,32 @@ one batch grow with the batch; values computed from shapes grow by themselves.""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import isclose
 
 import numpy as np
 
 from gopt.analysis.coupling.context import CouplingContext
+from gopt.analysis.coupling.loss_terms import loss_terms
 from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, Untraceable, products
 from gopt.analysis.coupling.propagate import propagate, start
 from gopt.analysis.coupling.sample_counts import Multiplied, SampleCounts, corrects_variance
+from gopt.analysis.coupling.uniform_factors import UniformFactors
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph, Node, clone
-from gopt.ir.graph_index import ancestors
+from gopt.ir.graph_index import ancestors, descendants
 from gopt.ir.inference import infer_types
 from gopt.ir.node_kinds import elementwise
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
-from gopt.operators.kinds import COMPARISONS, EXTREMES, MATRIX_PRODUCTS, SIZES, SUMS
+from gopt.operators.kinds import COMPARISONS, EXTREMES, MATRIX_PRODUCTS, SCALES, SIZES, SUMS
 from gopt.operators.table import operator
 from gopt.verification.compare import Values
 from gopt.verification.reference_graphs import subgraph
 
 _PARTS = (1, 2)
 """Numerators of constants that divide by a number of samples: 2 of a square's derivative."""
-
-
 _NO_FACTORS = SUMS | EXTREMES | COMPARISONS
 """Operators that read constants, and multiply by none."""
 ASKED = ".asked"
@@ -198,6 +198,9 @@ class JoinedGraph:
         """Constants behind some values that may divide by the number of samples; constants of one number together."""
         index, sizes = self.context.index, self._sizes()
         cone, _ = ancestors(index, values)
+        parts = (*_PARTS, *self._rates(cone))
+        trained = descendants(index, [state.tensor for state in self.training.parameters])
+        terms = loss_terms(self.context, UniformFactors(self.context), list(self.training.losses), trained)
         by_number: dict[str, Dividers] = {}
         for node in index.graph.nodes:
             factors = id(node) in cone and not node.is_in(_NO_FACTORS) and not node.is_a("Clip", "Pow")
@@ -205,7 +208,9 @@ class JoinedGraph:
                 value = index.constants.value(name) if name else None
                 number = _one_number(value) if value is not None else 1.0
                 neutral = number == 1 and not (node.is_a("Mul") and self.context.batch == 2)  # 2 over 2 samples is one
-                growth = 1.0 if neutral else self._growth(number, sizes, below=node.is_a("Div") and slot == 1)
+                growth = 1.0 if neutral else self._growth(number, sizes, parts, below=node.is_a("Div") and slot == 1)
+                if growth == 1 and terms.is_mean(number):  # a weight of the loss stands in it as well
+                    growth = 1 / self.times
                 if value is not None and growth != 1 and not self._grown_value(name):
                     of_number = by_number.setdefault(f"{number:.6g}", Dividers())
                     of_number.larger[name] = np.asarray(np.asarray(value, np.float64) * growth).astype(value.dtype)
@@ -248,14 +253,27 @@ class JoinedGraph:
             small is not None and large is not None and not np.array_equal(small.reshape(-1)[:1], large.reshape(-1)[:1])
         )
 
-    def _growth(self, number: float, sizes: set[int], *, below: bool) -> float:
-        """The factor of a constant in the larger batch: for a divisor by the number of samples, or n / (n - 1) of an
-        unbiased variance; 1 for any other. ``below``: the constant is a divisor."""
+    def _rates(self, cone: Collection[int]) -> set[float]:
+        """The rates of running averages, 1 less the factor of a state: a constant may be a rate divided by the number
+        of samples. ``cone``: the nodes to look at."""
+        states = {state.tensor for state in self.training.states}
+        by_state = [
+            self.context.scalar(other)
+            for node in self.context.index.graph.nodes
+            if id(node) in cone and node.is_in(SCALES)
+            for name, other in (node.inputs, node.inputs[::-1])
+            if name in states
+        ]
+        return {1 - abs(by) for by in by_state if by and 0 < abs(by) < 1}
+
+    def _growth(self, number: float, sizes: set[int], parts: Iterable[float], *, below: bool) -> float:
+        """The factor of a constant in the larger batch: for a divisor of one of ``parts`` by the number of samples, or
+        n / (n - 1) of an unbiased variance; 1 for any other. ``below``: the constant is a divisor."""
         batch, over = self.context.batch, number if below else 1 / number
         if (
             batch > 1
             and over >= 1
-            and any(isclose(part * over / batch, size, rel_tol=1e-5) for part in _PARTS for size in sizes)
+            and any(isclose(part * over / batch, size, rel_tol=1e-5) for part in parts for size in sizes)
         ):
             return self.times if below else 1 / self.times
         count = next((batch * size for size in sizes if corrects_variance(number, batch * size)), None)

@@ -323,6 +323,32 @@ def test_labels_that_are_ignored_are_no_note(ignored, kind, tmp_path, capsys):
         assert ("one large batch" in capsys.readouterr().out) is told, words
 
 
+@pytest.mark.parametrize(
+    ("reduce", "adjoint", "kind"), [("ReduceMean", 0.0025, "ignored_labels"), ("ReduceSum", 0.2, "nonlinear_loss")]
+)
+def test_a_mean_beside_labels_that_may_be_ignored_is_no_note(reduce, adjoint, kind, tmp_path):
+    """A penalty, a distillation or a second head beside a cross-entropy: all are means where no label is ignored."""
+    model = onnx.load(FIXTURES / "mlp_adamw.onnx")
+    nodes, stored = model.graph.node, model.graph.initializer
+    for place, (name, add) in enumerate({"loss": "penalty", "sub": "more"}.items()):
+        made = next(index for index, node in enumerate(nodes) if name in node.output)
+        nodes[made].output[0] = f"own_{name}"
+        stored.append(onnx.numpy_helper.from_array(np.float32([0.1, adjoint][place]), f"weight_{name}"))
+        operand, first = "addmm_1", []
+        if name == "loss":
+            first = [onnx.helper.make_node("Mul", ["addmm_1", "addmm_1"], ["square"])]
+            first += [onnx.helper.make_node(reduce, ["square"], ["whole"], keepdims=0)]
+            operand = "whole"
+        first += [onnx.helper.make_node("Mul", [operand, f"weight_{name}"], [add])]
+        first += [onnx.helper.make_node("Add", [f"own_{name}", add], [name])]
+        for offset, node in enumerate(first, 1):
+            nodes.insert(made + offset, node)
+    onnx.save(model, tmp_path / "step.onnx")
+    found = gopt.shard(tmp_path / "step.onnx", 2).report()
+    assert [each.kind.value for each in found.couplings] == [kind], found.couplings
+    assert any("one large batch" in each for each in found.notes) is (kind == "nonlinear_loss")
+
+
 def test_padding_of_sequences_is_a_note():
     """Sequences are padded to different lengths, so that ranks have different numbers of labels."""
     found = gopt.shard(FIXTURES / "real" / "tagger_padding.onnx", 2).report()

@@ -46,6 +46,15 @@ def test_a_run(capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("rule", "ranks", "told"), [("sum", 2, True), ("sum:w", 2, True), ("mean", 2, False), ("sum", 1, False)]
+)
+def test_a_loss_beside_summed_gradients_is_said_to_be_a_mean(rule, ranks, told, capsys):
+    """A loss summed over samples stood there as the mean over the ranks, without a word."""
+    text = shown(capsys, [2.5, 2.0], loss_reduction=rule, ranks=ranks)
+    assert ("mean over the ranks; their gradients are added up" in text) == told
+
+
 def test_facts_of_a_step_fit_beside_a_bar():
     usage = JobUsage(tokens=64_000, memory=12_345_678_901, flops=10**12, peak=4e12)
     step = Progress(1234, (2.34567,), 0.5, 32, usage=usage)

@@ -12,9 +12,10 @@ from whole_gen.judge import Setting, drawn, judged
 from whole_gen.writer import Writer
 
 import gopt
+from gopt.analysis.coupling import find_couplings
 from gopt.analysis.role_map import RoleMap
 
-_OF = ("roles", "statistics", "counts", "rows", "weights", "taken")
+_OF = ("roles", "statistics", "counts", "rows", "weights", "taken", "open")
 MODULES = [f"whole_gen.kinds_{each}" for each in _OF]
 NAMES = sorted(name for name, step in kinds.load_all().items() if step.__module__ in MODULES)
 REFUSED = ("may be the new value", "may divide by their number", "a rate, or one over their number", "may replace any")
@@ -23,8 +24,10 @@ REFUSED = ("may be the new value", "may divide by their number", "a rate, or one
 
 @pytest.mark.parametrize("seed", part(range(len(NAMES), 8 * len(NAMES)), 6))
 def test_every_state_is_that_of_the_whole_batch(seed):
-    name = NAMES[seed % len(NAMES)]
+    check(seed, NAMES[seed % len(NAMES)])
 
+
+def check(seed: int, name: str) -> None:
     def make(samples: int, scale: int) -> Writer:
         w = Writer(seed, samples, scale)
         kinds.KINDS[name](w)
@@ -40,7 +43,7 @@ def test_every_state_is_that_of_the_whole_batch(seed):
 
 
 def test_a_constant_that_may_be_a_share_of_the_samples_is_noted():
-    test_every_state_is_that_of_the_whole_batch(102)
+    check(102, "counted_otherwise")
 
 
 @pytest.mark.parametrize("seed", [12, 13, 26, 28, 33, 35])
@@ -52,6 +55,18 @@ def test_what_weighs_losses_is_trained(seed, tmp_path):
     onnx.save(w.model(), str(tmp_path / "step.onnx"))
     training = gopt.load(tmp_path / "step.onnx", roles=RoleMap(states=dict(w.states))).training
     assert set(training.gradients) == set(w.gradients)
+
+
+OPEN = sorted(name for name in NAMES if kinds.KINDS[name].__module__ == "whole_gen.kinds_open")
+
+
+@pytest.mark.parametrize("seed", part(range(24 * len(OPEN)), 4))
+def test_means_over_open_batches_are_read_as_means(seed, tmp_path):
+    w = Writer(seed, 4, 1)
+    kinds.KINDS[OPEN[seed % len(OPEN)]](w)
+    if not w.refusal:
+        onnx.save(w.model(), str(tmp_path / "step.onnx"))
+        assert not find_couplings(gopt.load(tmp_path / "step.onnx", roles=RoleMap(states=dict(w.states))).training)
 
 
 SPLIT = {"running_unread": ("shard=2,tp=2", ""), "running_read": ("shard=2,tp=2", ""),

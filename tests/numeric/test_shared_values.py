@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import onnx
 import pytest
 from helpers import Builder, perceptron
 from large_batch import Values, worst_difference
@@ -62,6 +63,32 @@ def test_it_is_the_step_of_one_large_batch(kind, mesh, stage, tmp_path):
     worst = worst_difference(
         lambda batch: step(kind, batch), 4, mesh, tmp_path, draw=apart, roles=SHARED, steps=4, stage=stage
     )
+    assert worst < 2e-4
+
+
+@pytest.mark.parametrize("way", ["Identity", "Reshape", "both"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_may_be_shown_through_another_value(kind, way, tmp_path):
+    """What is shown stays the rank's own, and is the loss all the same; ``both``: the update reads what is shown."""
+
+    def model(batch: int) -> onnx.ModelProto:
+        made = step(kind, batch)
+        shown = next(each for each in made.graph.output if each.name == "loss")
+        for node in made.graph.node:
+            node.output[:] = ["own" if name == "loss" else name for name in node.output]
+            if way != "both":
+                node.input[:] = ["own" if name == "loss" else name for name in node.input]
+        at = next(place for place, node in enumerate(made.graph.node) if "own" in node.output) + 1
+        if way == "Reshape":
+            made.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "one"))
+            shown.type.tensor_type.shape.dim.add(dim_value=1)
+        given = ["own", "one"] if way == "Reshape" else ["own"]
+        new = onnx.helper.make_node("Reshape" if way == "Reshape" else "Identity", given, ["loss"])
+        made.graph.node.insert(at, new)
+        return made
+
+    roles = RoleMap(shared=["own"])
+    worst = worst_difference(model, 4, "shard=3", tmp_path, draw=apart, roles=roles, steps=4, stage=2)
     assert worst < 2e-4
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 
 import numpy as np
+import onnx
 import pytest
-from helpers import source
+from helpers import Builder, perceptron, sgd, source
 
 import gopt
 
@@ -25,6 +26,17 @@ def test_ranks_train_as_one(tmp_path):
     more = gopt.run(folder, batch(), 3, settings={"lr": 0.1}, checkpoint=tmp_path / "kept", resume=True)
     assert [step.step for step in more.steps] == [3]
     assert "loss" in repr(more) and "step 3" in more._repr_html_()
+
+
+def test_a_loss_may_have_dimensions(tmp_path):
+    """Losses of one element and of two dimensions, as some exporters write them."""
+    b = Builder()
+    sgd(b, perceptron(b, (3, 5, 2)))
+    at, shown = next(each for each in enumerate(b.outputs) if not each[1].type.tensor_type.shape.dim)
+    b.outputs[at] = onnx.helper.make_tensor_value_info("table", 1, [1, 1])
+    b.nodes.append(onnx.helper.make_node("Reshape", [shown.name, b.const([1, 1], "int64")], ["table"]))
+    data = {"x": np.ones((8, 3), np.float32), "y": np.ones((8, 2), np.float32)}
+    assert len(gopt.run(gopt.shard(b.save(tmp_path / "step.onnx"), 2), data, 1).losses) == 1
 
 
 def test_objects_go_from_verb_to_verb(tmp_path):

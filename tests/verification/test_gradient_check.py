@@ -130,6 +130,18 @@ def test_a_mean_over_a_count_is_trained_and_a_plain_one_shown(name, tmp_path):
     assert found.verdict is (Verdict.CONFIRMED if name in SAME else Verdict.REFUTED), found
 
 
+@pytest.mark.parametrize("name", [*(each for each in SAME if each not in ("affine in it", "turned", "flat")), *WRONG])
+def test_a_plain_mean_is_trained_and_a_mean_over_a_count_shown(name, tmp_path):
+    """The gradient is a sum over samples, and the loss that is shown is none."""
+    shown = """sm = Mul(s, mask)  total = ReduceSum<keepdims=0>(sm)  count = ReduceSum<keepdims=0>(mask)
+        loss = Div(total, count)"""
+    made = {**SAME, **WRONG}[name]
+    text = layer("decoupled", made).replace("loss = Identity(m)", shown)
+    text = text.replace("y, float", "y, float[4,1] mask, float", 1)
+    found = confirm(training_of(text, tmp_path, {"w": "c"}, ("x", "y", "mask")), points=3)["w"]
+    assert found.verdict is (Verdict.CONFIRMED if name in SAME else Verdict.REFUTED), found
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_gradient_of_a_normalised_weight_is_confirmed(loss, tmp_path):
     """w = v · s / ‖v‖, and the update of both runs through the gradient of w."""
@@ -249,6 +261,28 @@ def test_what_is_made_of_rounding_is_refuted(text, tmp_path):
     found = confirm(training_of(softmax(text), tmp_path, {"w": "gw", "b": "gb"}))
     assert found["w"].holds
     assert found["b"].verdict is Verdict.REFUTED
+
+
+def averaged(read: str) -> str:
+    """A softmax on which a bias of a whole row has no effect, held against a teacher's tenth of that bias: its gradient
+    takes the teacher for a constant, and is zero. ``read``: what the softmax is taken of."""
+    return f"""step (float[4,3] x, float[4,5] y, float[3,5] w, float[1] b) => (float loss, gw, gb) {{
+        xw = MatMul(x, w)  z = Add(xw, b)  p = LogSoftmax<axis=1>({read})
+        tenth = Constant<value = float {{0.1}}>()  teacher = Mul(b, tenth)  off = Sub(p, teacher)  d = Sub(off, y)
+        s = Mul(d, d)  m = ReduceMean<keepdims=0>(s)  loss = Identity(m)  two = Constant<value = float {{0.1}}>()
+        u = Mul(d, two)  a = Constant<value_ints = [1]>()  t = ReduceSum<keepdims=1>(u, a)  e = Exp(p)  et = Mul(e, t)
+        delta = Sub(u, et)  xt = Transpose<perm=[1, 0]>(x)  gw = MatMul(xt, delta)  sum = ReduceSum<keepdims=0>(delta)
+        one = Constant<value_ints = [1]>()  gb = Reshape(sum, one) }}"""
+
+
+def test_a_zero_gradient_beside_a_teacher_is_confirmed(tmp_path):
+    """As of a bias in front of a normalisation in BYOL: the loss depends on it through the teacher alone."""
+    roles = {"w": "gw", "b": "gb"}
+    found = confirm(training_of(averaged("z"), tmp_path, roles))
+    assert found["w"].holds and not found["w"].stops
+    assert found["b"].holds and found["b"].stops == ("'b', read by the node of 'teacher'",)
+    bent = averaged("bent").replace("p = ", "bz = Mul(b, z)  bent = Tanh(bz)  p = ")  # the loss depends on it
+    assert confirm(training_of(bent, tmp_path, roles))["b"].verdict is Verdict.REFUTED
 
 
 @pytest.mark.parametrize("candidate", ["c = Mul(g, gate)", "gg = Mul(g, g)  c = Mul(gg, gate)"])

@@ -90,6 +90,19 @@ def test_a_rule_that_the_user_states_wrong_is_a_finding(tmp_path):
     assert result.to_json()["large_batch"]["apart"][0]["name"] == "s"
 
 
+def test_a_batch_of_open_size_is_compared(tmp_path, monkeypatch):
+    """It is no batch of one sample, and no excuse for a difference that no note tells of."""
+
+    def open_total(b: Builder, s: str) -> str:
+        for each in b.inputs[:2]:
+            each.type.tensor_type.shape.dim[0].dim_param = "N"
+        return b.op("Add", s, b.op("ReduceSum", "x", b.const([0], "int64"), keepdims=0))
+
+    monkeypatch.setattr(joined_step._Joined, "_told_of", lambda *_: set())
+    found = verified(step(tmp_path, open_total, statistics={"s": "mean"})).large_batch
+    assert found.outcome is LargeBatch.DIFFERENT and "s" in {each.name for each in found.apart}, found.line()
+
+
 def test_a_rule_for_all_statistics_that_contradicts_the_data_flow_is_seen_as_noted():
     states = {"acc": "acc_out", "s": "s_out", "cnt": "cnt_out"}
     found = verified(gopt.load(COUNTS / "sumcount_shape.onnx", roles=RoleMap(states=states)), statistics="mean")
@@ -135,6 +148,28 @@ def test_the_line_of_a_finding():
     assert line == (
         "NOT the step of one large batch: parameter 'w' is 0.5 of its change off and 1 more, and no note said so"
     )
+
+
+def weighed(tmp_path, reduce, weight, adjoint):
+    """A linear model, and a squared error times a weight, whose number and its derivative's are one constant."""
+    b = Builder()
+    x, y, lr, w = b.input("x", (5, 3)), b.input("y", (5, 2)), b.input("lr", ()), b.parameter("w", (3, 2))
+    off = b.op("Sub", b.op("MatMul", x, w), y)
+    b.output("loss", b.op("Mul", b.op(reduce, b.op("Mul", off, off), keepdims=0), b.const(weight)), ())
+    turned = b.op("Transpose", x, perm=[1, 0])
+    gradient = b.op("MatMul", turned, b.op("Mul", off, b.const(2 * adjoint)))
+    b.output("w_out", b.op("Sub", w, b.op("Mul", gradient, lr)), (3, 2))
+    return b.save(tmp_path / "step.onnx")
+
+
+@pytest.mark.parametrize(
+    ("reduce", "adjoint", "outcome"),
+    [("ReduceMean", 0.63, LargeBatch.EQUAL), ("ReduceSum", 6.3, LargeBatch.DIFFERENT)],
+)
+def test_a_weight_of_the_loss_hides_no_number_of_samples(reduce, adjoint, outcome, tmp_path):
+    """6.3 / 10 is one over no number of samples: "NOT the step of one large batch, and no note said so"."""
+    found = verified(weighed(tmp_path, reduce, 6.3, adjoint)).large_batch
+    assert (found.outcome, found.unnoted) == (outcome, False), found.line()
 
 
 def test_labels_to_ignore_are_left_out_of_the_large_batch():

@@ -121,6 +121,8 @@ def shown_apart(w: Writer) -> None:
     updated(w, p, g)
     if shown == "counted" != back:
         w.refusal = "name parameters with --params"  # a gradient of what is shown would read the mask
+    elif back == "mean":
+        w.refusal = "--batch mask"  # whose size alone is read
 
 
 @kind

@@ -122,6 +122,8 @@ class Writer:
     """The choices made, in order."""
     refusal: str = ""
     """A pattern of the refusal that is right for this step, too."""
+    open: bool = False
+    """Whether the file leaves the number of samples open."""
     apart: list[str] = field(default_factory=list)
     """States of which each trainer of a split has its own."""
 
@@ -249,7 +251,8 @@ class Writer:
 
     def model(self) -> onnx.ModelProto:
         def info(name: str, array: Array) -> onnx.ValueInfoProto:
-            return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            shape = ("samples", *array.shape[1:]) if self.open and name in self.batch else array.shape
+            return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), shape)
 
         graph = helper.make_graph(
             self.nodes, "step", [info(*each) for each in self.inputs.items()],

@@ -32,6 +32,7 @@ def contract(context: CouplingContext, node: Node, operands: Sequence[tuple[str,
     """The mark of a sum of products; dimensions that go together have one letter."""
     found: dict[Hashable, Mark] = {}
     factor = 1.0
+    divided: int | None = 0
     for name, letters in operands:
         mark = context.samples(name)
         if mark is None:
@@ -41,6 +42,7 @@ def contract(context: CouplingContext, node: Node, operands: Sequence[tuple[str,
         if (first.outer, first.inner) != (mark.outer, mark.inner):
             raise Untraceable("two operands count the samples of one dimension differently")
         factor *= mark.factor
+        divided = None if divided is None or mark.divided is None else divided + mark.divided
     if not found:
         raise Untraceable("random numbers are contracted")
     if len(found) > 1:
@@ -48,7 +50,7 @@ def contract(context: CouplingContext, node: Node, operands: Sequence[tuple[str,
     mixed = len(found) > 1 or any(mark.mixed for mark in found.values())
     kept = [letter for letter in found if letter in output]
     letter = kept[0] if kept else next(iter(found))
-    mark = changed(found[letter], mixed=mixed, factor=factor)
+    mark = changed(found[letter], mixed=mixed, factor=factor, divided=divided)
     for name, letters in operands:
         if context.samples(name) is None and letter in letters:
             place = list(letters).index(letter)
@@ -65,10 +67,13 @@ def contract(context: CouplingContext, node: Node, operands: Sequence[tuple[str,
 
 
 def summed(context: CouplingContext, node: Node, mark: Mark, sizes: Sequence[int]) -> Mark:
-    """The mark of a sum over all samples, and ``sizes`` other elements."""
+    """The mark of a sum over all samples, and ``sizes`` other elements; a mean where it was divided by their number."""
     origin = node.outputs[0]
     context.origins[origin] = node
     count = context.batch * prod(sizes)
+    if mark.divided != 0:
+        kind = Relation.MEAN if mark.divided == 1 else Relation.JOINT
+        return Mark(kind, origin=origin, mixed=mark.mixed, count=count, even=mark.divided == 1)
     total = Mark(Relation.SUM, factor=mark.factor, origin=origin, sizes=tuple(sizes), mixed=mark.mixed, count=count)
     return settled(context, total)
 
@@ -148,7 +153,7 @@ def reduction(context: CouplingContext, node: Node) -> Marks:
         return [summed(context, node, mark if linear else changed(mark, factor=1.0), (*sizes, mark.outer, mark.inner))]
     if pieces in ("max", "min"):
         return [Mark(Relation(pieces), origin=out, mixed=mark.mixed, even=False)]
-    average = node.is_a("ReduceMean")
+    average = node.is_a("ReduceMean") and mark.divided == 0
     count = context.batch * prod(sizes) * mark.outer * mark.inner
     return [Mark(Relation.MEAN if average else Relation.JOINT, origin=out, mixed=mark.mixed, count=count, even=average)]
 

@@ -9,7 +9,7 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.ignored_labels import counts_labels
 from gopt.analysis.coupling.joint_gradients import BackwardReading
 from gopt.analysis.coupling.marks import REDUCED, Coupling, CouplingKind, Relation
-from gopt.analysis.coupling.units import Unit
+from gopt.analysis.coupling.units import MIXED, Unit
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph_index import ancestors
@@ -26,7 +26,7 @@ _KINDS = {
 @dataclass(frozen=True, slots=True)
 class GradientReading:
     """Relation of a gradient to the samples: MEAN, SUM, WEIGHTED ``by`` a count, JOINT (no linear function of such
-    sums), UNKNOWN (cannot be followed).
+    sums; ``by``: the count of some terms beside means), UNKNOWN (cannot be followed).
 
     ``sure``: whether constants tell a sum from a mean. ``cause``: a statistic that makes it JOINT, '' where that is a
     sum of terms that are reduced differently. ``labels``: whether the count is the number of labels not ignored.
@@ -65,7 +65,8 @@ def read_gradients(context: CouplingContext, training: TrainingGraph, backward: 
             if unit.by and unit.by not in trained:
                 trained[unit.by] = not ancestors(context.index, [unit.by])[1].isdisjoint(states)
             found = _reading(unit, trained.get(unit.by, False))
-            labels = found.relation is Relation.WEIGHTED and counts_labels(context.index, training.batch, unit.by)
+            counted = found.by and found.relation in (Relation.WEIGHTED, Relation.JOINT)
+            labels = bool(counted) and counts_labels(context.index, training.batch, found.by)
             known[value] = replace(found, labels=labels)
     plain = {each for each in known.values() if each is not None and each.relation in _RULES}
     if not any(each is not None and each.relation is not Relation.UNKNOWN for each in known.values()):
@@ -79,7 +80,8 @@ def read_gradients(context: CouplingContext, training: TrainingGraph, backward: 
 
 def _reading(unit: Unit, trained: bool) -> GradientReading:
     if unit.coupled or trained or unit.mixed:
-        return GradientReading(Relation.JOINT, cause=unit.coupled or (unit.by if trained else ""))
+        cause = unit.coupled or (unit.by if trained else "")
+        return GradientReading(Relation.JOINT, by="" if cause or unit.mixed == MIXED else unit.mixed, cause=cause)
     if unit.by and unit.degree == 0:
         return GradientReading(Relation.WEIGHTED, unit.by, unit.sure)
     if not unit.by and unit.degree in (0, 1):
@@ -155,6 +157,12 @@ def _told(reading: GradientReading, who: str, rule: LossRule, weight: str, exact
             "terms that are reduced differently are added"
         )  # fmt: skip
         what = f"{who} are no sums over samples of one kind: {why}"
+        if reading.labels:
+            return (
+                CouplingKind.IGNORED,
+                f"{what}, some divided by the number of the rank's own labels {reading.by!r}",
+                "",
+            )
         return CouplingKind.NONLINEAR, what, "--statistics sync may make it exact" if reading.cause else ""
     if not reading.sure:
         other = LossRule.SUM if rule is LossRule.MEAN else LossRule.MEAN

@@ -19,7 +19,7 @@ from gopt.analysis.coupling.loss_terms import loss_terms
 from gopt.analysis.coupling.marks import REDUCED, UNKNOWN, Mark, Relation, products
 from gopt.analysis.coupling.reduced import unguarded
 from gopt.analysis.coupling.uniform_factors import UniformFactors
-from gopt.analysis.coupling.units import Unit, UnitConstants
+from gopt.analysis.coupling.units import MIXED, Unit, UnitConstants
 from gopt.ir.graph import COMM, Node
 from gopt.ir.graph_index import ancestors, descendants, walk
 from gopt.ir.types import FLOATS
@@ -71,7 +71,9 @@ class GradientUnits:
         moving = descendants(self.context.index, self.context.marks)
         self.proportional = set(walk(gradients, partial(_followed, self.context, moving)))
         factors = UniformFactors(self.context)
-        self.constants = UnitConstants(self.context, factors, loss_terms(self.context, factors, self.losses))
+        self.constants = UnitConstants(
+            self.context, factors, loss_terms(self.context, factors, self.losses, self.trained)
+        )
         self.statistics = set(self.context.fed)
         self._behind = ancestors(self.context.index, self.statistics)[1]
         producers = self.context.index.producers
@@ -279,7 +281,7 @@ class GradientUnits:
             settled = [self.constants.settled(unit, name) for unit, name in zip(units, among)]
             degrees = {unit.degree for unit in settled} | ({self.constants.terms.common} - {None})
             contrary = not self.constants.terms.differ and len(degrees) > 1
-            begun = any(self.constants.terms.begun(unit.factor, bool(unit.lone)) for unit in units)
+            begun = any(u.explicit or self.constants.terms.begun(u.factor, bool(u.lone)) for u in units)
             sure = begun and not contrary and self.constants.all_sure(settled)
             if all(unit.start for unit in units) and not sure:
                 # terms of a derivative of the model, such as that of an error function
@@ -293,13 +295,15 @@ class GradientUnits:
                 return replace(first, degree=self.constants.terms.common or 0, sure=False, start=False)
             if not coupled and not (sure and of_one_kind):
                 return None
-            return replace(first, coupled=coupled, mixed=True, start=False)
+            counts = {unit.by for unit in units} - {""}
+            means = len(counts) == 1 and all(unit.degree == int(not unit.by) for unit in units)
+            return replace(first, coupled=coupled, mixed=counts.pop() if means else MIXED, start=False)
         linear = first.degree == int(reduced and not first.by) and (reduced or not first.by)
         if not linear and not all(self.constants.is_adjoint(name, first) for name in free):
             return None
         unit = replace(
             first, sure=sure, lone=lone, coupled=coupled,
-            mixed=any(unit.mixed for unit in units), model=all(unit.model for unit in units),
+            mixed=next((unit.mixed for unit in units if unit.mixed), ""), model=all(unit.model for unit in units),
             over=first.over if len({u.over for u in units}) == 1 else 1.0,
         )  # fmt: skip
         if reduced and context.marks[moving[0]].kind is Relation.SAMPLES:
@@ -335,7 +339,8 @@ class GradientUnits:
         reduced = mark.kind is not Relation.SAMPLES
         samples = [name for name in moving if context.marks[name].kind is Relation.SAMPLES]
         found = Unit(degree=0 if samples else 1, start=True, model=bool(samples))
-        ordered = sorted(enumerate(node.inputs[:2]), key=lambda each: each[1] not in moving)
+        factors = node.inputs if node.is_a("Einsum") else node.inputs[:2]
+        ordered = sorted(enumerate(factors), key=lambda each: each[1] not in moving)
         signs = [-1 if (node.is_a("Div") and place) or node.is_a("Reciprocal") else 1 for place, _ in ordered]
         counts = [self._is_count(name, sign) for (_, name), sign in zip(ordered, signs) if name in moving]
         single = not samples and counts.count(False) == 1

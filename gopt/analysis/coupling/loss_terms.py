@@ -79,6 +79,11 @@ class LossTerms:
         known = (factor, factor / 2) if lone else (factor,)
         return factor != 1.0 and any(isclose(n, term.factor, rel_tol=2e-6) for term in self.terms for n in known)
 
+    def is_mean(self, factor: float) -> bool:
+        """Return whether a constant is that of terms that are means, for certain, or twice that."""
+        near = [term for term in self.terms if any(isclose(factor, two * term.factor, rel_tol=2e-6) for two in (1, 2))]
+        return bool(near) and factor != 1.0 and all(term.degree == 1 and term.sure for term in near)
+
     def _but_for_two(self, factor: float) -> bool:
         """Return whether a constant is a term's own but for a two of the model, and the number of samples explains no
         other difference."""
@@ -100,8 +105,8 @@ class LossTerms:
         return None
 
 
-def loss_terms(context: CouplingContext, factors: UniformFactors, losses: list[str]) -> LossTerms:
-    """Walk back from the losses to the values of single samples."""
+def loss_terms(context: CouplingContext, factors: UniformFactors, losses: list[str], trained: set[str]) -> LossTerms:
+    """Walk back from the losses to the values of single samples; ``trained``: values that depend on parameters."""
     terms: list[LossTerm] = []
     values: set[str] = set()
     stack: list[tuple[str, UniformFactor, Mark | None]] = [(name, UniformFactor(), None) for name in losses]
@@ -114,7 +119,7 @@ def loss_terms(context: CouplingContext, factors: UniformFactors, losses: list[s
             continue
         if top is None and mark.kind in (Relation.MEAN, Relation.SUM):
             top = mark
-        following = _following(context, factors, node, mark) if node is not None else []
+        following = _following(context, factors, node, mark, trained) if node is not None else []
         stack += [(operand, factor.times(times), top) for operand, times in following]
         if not following and top is not None:
             says = division(top.factor, context.batch, top.sizes) if context.batch else None
@@ -127,9 +132,10 @@ def loss_terms(context: CouplingContext, factors: UniformFactors, losses: list[s
 
 
 def _following(
-    context: CouplingContext, factors: UniformFactors, node: Node, mark: Mark
+    context: CouplingContext, factors: UniformFactors, node: Node, mark: Mark, trained: set[str]
 ) -> list[tuple[str, UniformFactor]]:  # fmt: skip
-    """The operands that a value is linear in, as far as a loss is made of them, with their constants."""
+    """The operands that a value is linear in, as far as a loss is made of them, with their constants; weights of
+    samples, such as a mask, are no constants."""
     marked = [name for name in node.inputs if name in context.marks]
     if node.is_a(*_COPIES):
         return [(name, UniformFactor()) for name in marked[:1]]
@@ -143,6 +149,11 @@ def _following(
         if not factor.uniform:
             return []
         return [(marked[0], UniformFactor().times(factor, -1 if node.is_a("Div") else 1))]
+    if node.is_a("Mul") and mark.kind is Relation.SAMPLES and len({*marked}) == 2:
+        weighed = [name for name in marked if name in trained]
+        maker = context.index.producers.get(weighed[0]) if len(weighed) == 1 else None
+        alone = maker is not None and (maker.is_in(MEANS) or len({*maker.inputs}) < len(maker.inputs))
+        return [(weighed[0], UniformFactor())] if alone else []  # what else the model makes is not of the loss
     if node.is_a("Div") and len(marked) == 2 and mark.kind is Relation.WEIGHTED:
         return [(marked[0], UniformFactor())]
     if node.is_in(MEANS) and len(marked) == 1:

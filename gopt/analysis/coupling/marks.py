@@ -44,7 +44,8 @@ class Mark:
     """Relation of a value to the samples of a batch, with its details.
 
     ``SAMPLES``: dimension ``axis`` is ``outer`` x samples x ``inner``, row-major. ``factor``: constants multiplied into
-    it since it was last changed otherwise, 0 where one is not known. ``mixed``: an earlier fact says already that
+    it since it was last changed otherwise, 0 where one is not known; ``divided``: how often it was divided by a size of
+    the batch, None where it is another function of one. ``mixed``: an earlier fact says already that
     samples meet samples.
 
     A reduced value: ``origin`` is the value in which samples were reduced, ``sizes`` the other dimensions reduced with
@@ -57,6 +58,7 @@ class Mark:
     outer: int = 1
     inner: int = 1
     factor: float = 1.0
+    divided: int | None = 0
     origin: str = ""
     sizes: tuple[int, ...] = ()
     by: str = ""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Marks, Relation, Untraceable, changed
+from gopt.analysis.coupling.uniform_factors import UniformFactors
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import walk
 from gopt.ir.node_kinds import value_reads
+from gopt.ir.types import FLOATS
+from gopt.operators.kinds import CASTS, LINEAR_IN_FIRST, SCALES, TERMS
 
 
 def pointwise(context: CouplingContext, node: Node) -> Marks:
     """Mark of the one result of an operator that works element by element after broadcasting."""
     mark = aligned(context, node, [name for name in value_reads(node) if name], context.rank(node.outputs[0]))
-    return [changed(mark, factor=_factor(context, node, mark)) for _ in node.outputs]
+    return [changed(mark, factor=_factor(context, node, mark), divided=_divided(context, node)) for _ in node.outputs]
 
 
 def aligned(context: CouplingContext, node: Node, names: list[str], rank: int) -> Mark:
@@ -78,6 +84,34 @@ def _factor(context: CouplingContext, node: Node, mark: Mark) -> float:
     if mark.kind is not Relation.SAMPLES or not node.is_a("Mul", "Div", "Neg", "Cast", "Identity"):
         return 1.0
     return times(context, node, next((name for name in node.inputs if context.samples(name)), ""))
+
+
+def _divided(context: CouplingContext, node: Node) -> int | None:
+    """How often single samples were divided by a size of the batch; None where another function was taken of both."""
+    names = [name for name in value_reads(node) if name and context.index.graph.type_of(name).dtype in FLOATS]
+    powers = [_power(context, name) for name in names]
+    if not any(power != 0 for power in powers):
+        return 0
+    if node.is_in(SCALES) and len(powers) == 2 and powers[0] is not None and powers[1] is not None:
+        return powers[0] + powers[1] * (-1 if node.is_a("Div") else 1)
+    added = {power for name, power in zip(names, powers) if not context.index.constants.zero(name)}
+    linear = node.is_in(TERMS | LINEAR_IN_FIRST | CASTS) or node.is_a("Where")
+    return added.pop() if linear and len(added) == 1 else None
+
+
+def _power(context: CouplingContext, name: str) -> int | None:
+    mark, index = context.marks.get(name), context.index
+    if mark is not None:
+        return mark.divided
+    if name not in index.producers or index.graph.type_of(name).elements != 1 or context.constant(name) is not None:
+        return 0
+    power = -UniformFactors(context).of(name).batches
+
+    def following(value: str) -> Iterable[str]:
+        node = index.producers.get(value)
+        return () if node is None or value in context.marks or value in context.shared else node.reads
+
+    return power or (None if any(value in context.marks for value in walk([name], following)) else 0)
 
 
 def times(context: CouplingContext, node: Node, name: str) -> float:

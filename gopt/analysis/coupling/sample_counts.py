@@ -63,7 +63,7 @@ class SizesBehind:
 _NOTHING = SizesBehind()
 
 
-_OPEN = 7
+OPEN = 7
 """Samples of a batch whose number the file leaves open."""
 _TIMES = (2, 3, 64)
 """Batches that are tried: a bound on a size shows in a large one."""
@@ -84,7 +84,7 @@ class Multiplied(Constants):
             return super().sizes(name)
         sizes = list(shape)
         own = sizes[mark.axis]
-        sizes[mark.axis] = self.times * (own if isinstance(own, int) else _OPEN * mark.outer * mark.inner)
+        sizes[mark.axis] = self.times * (own if isinstance(own, int) else OPEN * mark.outer * mark.inner)
         known = tuple(size for size in sizes if isinstance(size, int))
         return known if len(known) == len(sizes) else None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from itertools import zip_longest
+from typing import Any
 
 from gopt.analysis.coupling import contract, lookups, shapes
 from gopt.analysis.coupling.context import CouplingContext
@@ -11,7 +13,8 @@ from gopt.analysis.coupling.marks import DRAWN, Marks, Relation, Untraceable, ch
 from gopt.analysis.coupling.pointwise import by_place, pointwise
 from gopt.ir.graph import Node
 from gopt.ir.operator_use import use_of
-from gopt.operators.dims.link import OLDEST, DimFactor, DimFactors
+from gopt.ir.types import TensorType
+from gopt.operators.dims.link import OLDEST, DimFactor, DimFactors, ValueType
 from gopt.operators.kinds import (
     ALL_REDUCTIONS,
     ARG_EXTREMES,
@@ -62,10 +65,26 @@ def _factors(context: CouplingContext, node: Node, rule: DimFactors) -> list[Dim
     """The dimensions along which a node is split; none where they follow sizes that are no numbers."""
     for name in filter(None, (*node.inputs, *node.outputs)):
         context.shape(name)
+    use = use_of(node, context.index.graph, context.index.constants)
+    use = replace(use, operands=_open(use.operands), results=_open(use.results))
     try:
-        return list(rule(use_of(node, context.index.graph, context.index.constants))) if context.opset >= OLDEST else []
+        return list(rule(use)) if context.opset >= OLDEST else []
     except TypeError:
         return []
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenType:
+    """A type whose dimensions may be names."""
+
+    dtype: str
+    dims: tuple[Any, ...]
+    static: bool = False
+
+
+def _open(types: Iterable[ValueType | None]) -> tuple[ValueType | None, ...]:
+    """The types of which rank and dimensions can be read where a size is open, too."""
+    return tuple(_OpenType(each.dtype, each.shape or ()) if isinstance(each, TensorType) else each for each in types)
 
 
 RULES: dict[str, TransferFunction] = {

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import isclose, prod
 
 import numpy as np
 
 from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.marks import Relation
+from gopt.analysis.coupling.sample_counts import OPEN, Multiplied
 from gopt.ir.graph import Node
 from gopt.operators.kinds import AVERAGES, CASTS, LAYOUT, SCALES, SUMS
 
+TIMES = (1, 2, 3)
+"""Batches that are tried."""
 DEPTH = 64
 """Nodes behind one another that are looked at."""
 _COPIES = LAYOUT | CASTS | {"Neg"}
@@ -54,6 +57,10 @@ class UniformFactors:
 
     context: CouplingContext
     _known: dict[str, UniformFactor] = field(default_factory=dict)
+    _multiplied: list[Multiplied] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._multiplied = [Multiplied(self.context, times) for times in TIMES]
 
     def of(self, name: str, depth: int = 0) -> UniformFactor:
         if name not in self._known:
@@ -66,7 +73,20 @@ class UniformFactors:
 
     def _find(self, name: str, depth: int) -> UniformFactor:
         factor, value = self._made(name, depth), self.context.constant(name)  # a Size may be a constant, too
-        return factor if factor.batches or value is None else _of_array(value)
+        if value is not None and not factor.batches:
+            return _of_array(value)
+        return factor if factor not in (UNKNOWN_FACTOR, UNEQUAL) else self._grown(name) or factor
+
+    def _grown(self, name: str) -> UniformFactor | None:
+        """A number made of sizes in any other way, such as a sum of ones: by what it is with more samples."""
+        if self.context.index.graph.type_of(name).elements != 1 or name in self.context.marks:
+            return None
+        made = [each.value(name) for each in self._multiplied]
+        numbers = [abs(float(each.reshape(-1)[0])) for each in made if each is not None and each.dtype.kind in "fiu"]
+        if len(numbers) < len(made) or not numbers[0]:
+            return None
+        grown = all(isclose(each, numbers[0] * by, rel_tol=1e-6) for each, by in zip(numbers, TIMES))
+        return UniformFactor(numbers[0] / (self.context.batch or OPEN), 1) if grown else None
 
     def _made(self, name: str, depth: int) -> UniformFactor:
         context = self.context
@@ -90,9 +110,9 @@ class UniformFactors:
             return replace(terms[0], uniform=False, literal=False) if alike else UNEQUAL
         if node.is_in(AVERAGES):
             return replace(self.of(node.inputs[0], depth + 1), uniform=False, literal=False)
-        if node.is_a("MatMul"):
+        if node.is_a("MatMul", "Gemm", "Einsum") and len(node.inputs) == 2:
             left, right = (self.of(each, depth + 1) for each in node.inputs)
-            number = left.number if left.literal else 1.0
+            number = left.number * abs(float(node.attributes.get("alpha", 1.0))) if left.literal else 1.0
             return UniformFactor(number, left.batches, False, left.literal).times(right.weights())
         one = context.index.graph.type_of(name).elements == 1
         return UNKNOWN_FACTOR if one else UNEQUAL

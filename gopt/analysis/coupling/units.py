@@ -11,6 +11,9 @@ from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
 from gopt.ir.graph import Node
 from gopt.operators.kinds import SCALES
 
+MIXED = "?"
+"""Of ``Unit.mixed``, where terms are not all means."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -22,8 +25,9 @@ class Unit:
     value is one product with the value that the loss squares, and not (False) the sum of two. ``sure``: whether
     constants tell the degree. ``coupled``: a value reduced over samples that it is multiplied by, which is a statistic.
     ``sizes``: other dimensions that were summed. ``over``: constants that a reduced value was multiplied by since.
-    ``mixed``: terms of different units were added. ``model``: a value of the forward alone, no constant of a loss in
-    it. ``scattered``: a sum that samples were scattered to, such as of the rows of a table.
+    ``mixed``: terms of different units were added: the count that divides some where all others are means, else MIXED.
+    ``model``: a value of the forward alone, no constant of a loss in it. ``scattered``: a sum that samples were
+    scattered to, such as of the rows of a table.
     """
 
     degree: int = 0
@@ -35,7 +39,7 @@ class Unit:
     coupled: str = ""
     sizes: tuple[int, ...] = ()
     over: float = 1.0
-    mixed: bool = False
+    mixed: str = ""
     model: bool = False
     scattered: bool = False
     root: str = ""

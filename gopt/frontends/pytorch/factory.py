@@ -200,6 +200,12 @@ def make_recipe(parts: Any) -> Recipe:
                 f"the optimizer is not a torch.optim.Optimizer, but {type(optimizer).__name__}",
                 "gopt help export says what FACTORY returns",
             )
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise UnsupportedError(
+                f"{type(optimizer).__name__} runs forward and backward several times a step, by a closure",
+                "take an optimizer whose step() needs none, such as torch.optim.AdamW: a graph has one forward",
+            )
     named, positional, form = _batch(module, loss, batch)
     scheduler = rest[0] if rest else None
     is_scheduler = isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler) or hasattr(scheduler, "last_epoch")

@@ -107,7 +107,7 @@ class RecordedStep:
             raise
         except Exception as error:
             raise UnsupportedError(
-                f"the eager step raised {type(error).__name__}: {_line(error)}", "--debug shows where",
+                f"the eager step raised {type(error).__name__}: {_line(error)}{line_of(error)}", "--debug shows where",
                 *([_CALLS] if recipe.loss is not None else []),
             ) from error  # fmt: skip
         around = {path: tensor for path, tensor in tensors_around(recipe).items() if path in eager.around}

@@ -21,6 +21,7 @@ from gopt.text.sanitize import show
 GUARD = 'if __name__ == "__main__":'
 _LOSSES = ("criterion", "loss", "loss_fn", "loss_function", "compute_loss", "objective")
 _BATCHES = ("batch", "example", "example_batch", "sample")
+_LOOPS = (ast.For, ast.While)
 _LOADERS = ("train_loader", "train_dataloader", "trainloader", "loader", "dataloader")
 
 
@@ -35,7 +36,7 @@ class Script:
     def read(cls, path: Path) -> Script:
         """The script of a file; raises InputError."""
         try:
-            return cls(path, ast.parse(path.read_bytes(), path.name))
+            return cls(path, _WithoutSelf().visit(ast.parse(path.read_bytes(), path.name)))
         except (OSError, SyntaxError, ValueError) as error:
             raise InputError(f"{path} raised {type(error).__name__}: {error}", "--debug shows where") from error
 
@@ -74,7 +75,14 @@ class Script:
         if batch is None:
             names = ", ".join((*_BATCHES, *_LOADERS))
             raise OptionError(f"{self.path} has no batch, where it is imported: none of {names}", *self._missing())
-        schedulers = _unique(v for v in named.values() if isinstance(v, torch.optim.lr_scheduler.LRScheduler))
+        found = {name: v for name, v in named.items() if isinstance(v, torch.optim.lr_scheduler.LRScheduler)}
+        late = next((name for name in self._once_an_epoch() if name in found), None)
+        if late is not None:
+            raise OptionError(
+                f"{self.path} moves {show(late)} once an epoch, and a step's scheduler moves at each step",
+                *self._missing(),
+            )
+        schedulers = _unique(found.values())
         optimizer = optimizers[0] if len(optimizers) == 1 else optimizers
         return (model, loss, optimizer, batch, *(schedulers if len(schedulers) == 1 else ()))
 
@@ -108,34 +116,66 @@ class Script:
         model, optimizer, loss, batch = self.names()
         scheduler = self._scheduler(optimizer[0])
         written = f"    return {', '.join([model[0], loss, optimizer[0], batch, *scheduler])}"
-        function = next((f for f in _functions(self.tree).values() if optimizer[0] in dict(_assignments(f))), None)
-        if function is not None:
+        late = [
+            f"{name} moves once an epoch, and is left out: gopt run --set lr=step:START:EVERY:FACTOR, or table:FILE, "
+            "gives the rate of every step"
+            for name in self._once_an_epoch()
+        ]
+        places: list[tuple[str, ast.AST]] = [(f"{name}()", body) for name, body in _functions(self.tree).items()]
+        places += [(GUARD, body) for body in self.tree.body if isinstance(body, ast.If) and _is_guard(body.test)]
+        where, place = next((each for each in places if optimizer[0] in dict(_assignments(each[1]))), ("", None))
+        if place is not None:
             parts = (model[0], optimizer[0], *scheduler, *(node.id for node in ast.walk(ast.parse(f"{loss}, {batch}"))
                      if isinstance(node, ast.Name)))  # fmt: skip
-            last = max(value.end_lineno or 0 for name, value in _assignments(function) if name in parts)
-            advice = (
-                f"copy the lines of {function.name}() up to line {last}, which make {model[0]} and {optimizer[0]}, into"
-            )
-            return [f"{advice} a function make, let it end as follows, and export {self.path.name}:make", written]
+            last = max(value.end_lineno or 0 for name, value in _assignments(place) if name in parts)
+            copied = f"copy the lines of {where} up to line {last}, which make {model[0]} and {optimizer[0]}, into"
+            return [
+                f"{copied} a function make, let it end as follows, and export {self.path.name}:make",
+                written,
+                *late,
+            ]
         lines = ("def make():", f"    {model[0]} = {model[1]}", f"    {optimizer[0]} = {optimizer[1]}",
                  *(f"    {name} = {ast.unparse(call)}" for name, call in scheduler.items()), written)  # fmt: skip
         count = "five" if scheduler else "four"
         advice = f"add these {count} lines to {self.path.name}, and export {self.path.name}:make"
-        return [advice, *lines, "gopt init writes a file with such a function and its comments"]
+        return [advice, *lines, *late, "gopt init writes a file with such a function and its comments"]
 
     def _scheduler(self, optimizer: str) -> dict[str, ast.expr]:
-        """Each name that moves beside a backward, at every step, with the call making it of the optimizer."""
-        blocks = [block for block in _bodies(self.tree) if any(_called(node).endswith(".backward") for node in block)]
-        moved = {_called(node).removesuffix(".step") for block in blocks for node in block}
-        calls = {name: call for name, call in _assignments(self.tree) if name in moved and isinstance(call, ast.Call)}
+        """Each name that moves at every step, with the call making it of the optimizer."""
+        moved = self._moved()
+        return {name: call for name, call in self._made_of(optimizer).items() if moved.get(name)}
+
+    def _once_an_epoch(self) -> list[str]:
+        """Names made of an optimizer that move, and not at every step."""
+        made, moved = [self._made_of(name) for name in _optimizers(self.tree)], self._moved()
+        return [name for calls in made for name in calls if moved.get(name) is False]
+
+    def _made_of(self, optimizer: str) -> dict[str, ast.Call]:
+        calls = {name: call for name, call in _assignments(self.tree) if isinstance(call, ast.Call)}
         return {name: call for name, call in calls.items() if optimizer in map(ast.unparse, call.args)}
+
+    def _moved(self) -> dict[str, bool]:
+        """Each name with a ``step()``, and whether a backward stands beside it, in the same loop or function."""
+        at_once = {name for name, body in _functions(self.tree).items() if _trains_in(body, set())}
+        moved: dict[str, bool] = {}
+        for place in (node for node in ast.walk(self.tree) if isinstance(node, (*_LOOPS, ast.FunctionDef, ast.Module))):
+            for called in (_called(node) for node in _own_nodes(place, _LOOPS)):
+                name, dot, method = called.rpartition(".")
+                if dot and method == "step":
+                    moved[name] = moved.get(name, False) or _trains_in(place, at_once)
+        return moved
+
+    def _read(self) -> Iterator[str]:
+        """The names that loops with a backward go through, such as a loader in ``enumerate(loader)``."""
+        for loop in (node for node in ast.walk(self.tree) if isinstance(node, ast.For)):
+            if _trains_in(loop, set()):
+                yield from (node.id for node in ast.walk(loop.iter) if isinstance(node, ast.Name))
 
     def names(self) -> tuple[tuple[str, str], tuple[str, str], str, str]:
         """Module and optimizer with what makes them, loss and batch; stand-ins where nothing is found."""
         values = dict(_assignments(self.tree))
-        optimizers = ((name, value) for name, value in values.items() if _makes_optimizer(_called(value)))
-        optimizer, call = next(optimizers, ("optimizer", None))
-        owner = next((node for node in ast.walk(call) if _is_parameters(node)), None) if call is not None else None
+        optimizer, call = next(iter(_optimizers(self.tree).items()), ("optimizer", None))
+        owner = next((node for node in ast.walk(self.tree if call is None else call) if _is_parameters(node)), None)
         model = owner.func.value.id if owner is not None else "model"  # type: ignore[attr-defined]
         called = _compared(values, self.tree)
         loss = next(
@@ -144,11 +184,20 @@ class Script:
         )
         loss = loss or next(iter(called.values()), "loss")
         batch = next((name for name in (*_BATCHES,) if name in values), None)
-        loader = next((name for name in _LOADERS if name in values), None)
+        loader = next((name for name in (*_LOADERS, *self._read()) if name in values), None)
         example = batch or (f"tuple(next(iter({loader})))" if loader else "(x, y)")
         model_text = ast.unparse(values[model]) if model in values else "Model()"
         optimizer_text = ast.unparse(call) if call is not None else f"torch.optim.AdamW({model}.parameters())"
         return (model, model_text), (optimizer, optimizer_text), loss, example
+
+
+class _WithoutSelf(ast.NodeTransformer):
+    """Takes attributes of ``self``, as trainers have them, for names."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.value, ast.Name) and node.value.id == "self":
+            return ast.copy_location(ast.Name(node.attr, node.ctx), node)
+        return self.generic_visit(node)
 
 
 def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -162,24 +211,22 @@ def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
             yield statement
 
 
-def _bodies(tree: ast.AST) -> Iterator[list[ast.expr]]:
-    """The expressions standing as statements side by side, of each block of a script."""
-    for node in ast.walk(tree):
-        block = getattr(node, "body", None)
-        yield [line.value for line in block if isinstance(line, ast.Expr)] if isinstance(block, list) else []
-
-
 def _is_guard(test: ast.expr) -> bool:
     parts = [test.left, *test.comparators] if isinstance(test, ast.Compare) else []
     return any(isinstance(part, ast.Name) and part.id == "__name__" for part in parts)
 
 
-def _own_nodes(statement: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a statement without the bodies of functions in it."""
+def _own_nodes(statement: ast.AST, others: tuple[type[ast.AST], ...] = ()) -> Iterator[ast.AST]:
+    """The nodes of a statement without the bodies of functions, and of the others, in it."""
     yield statement
     for node in ast.iter_child_nodes(statement):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from _own_nodes(node)
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, *others)):
+            yield from _own_nodes(node, others)
+
+
+def _trains_in(place: ast.AST, training: set[str]) -> bool:
+    """Return whether a loop or function has a backward outside of loops in it."""
+    return any(_trains(node, training) for node in _own_nodes(place, _LOOPS))
 
 
 def _called(node: ast.AST) -> str:
@@ -224,10 +271,12 @@ def _is_recipe(value: ast.expr | None) -> bool:
 
 
 def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Names with the assigned expressions, anywhere in the script."""
+    """Names with the assigned expressions, anywhere in the script, but for what is assigned to its own name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            yield node.targets[0].id, node.value
+            name = node.targets[0].id
+            if not (isinstance(node.value, ast.Name) and node.value.id == name):
+                yield name, node.value
 
 
 def _compared(assignments: Mapping[str, ast.expr], tree: ast.AST) -> dict[str, str]:
@@ -236,6 +285,10 @@ def _compared(assignments: Mapping[str, ast.expr], tree: ast.AST) -> dict[str, s
     ends = {_called(node).removesuffix(".backward") for node in ast.walk(tree) if _called(node).endswith(".backward")}
     values = {name: assignments[name] for name in assignments if name in ends}
     return {name: _called(call) for name, call in values.items() if isinstance(call, ast.Call) and len(call.args) == 2}
+
+
+def _optimizers(tree: ast.AST) -> dict[str, ast.expr]:
+    return {name: value for name, value in dict(_assignments(tree)).items() if _makes_optimizer(_called(value))}
 
 
 def _is_parameters(node: ast.AST) -> bool:

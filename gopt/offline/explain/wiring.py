@@ -6,9 +6,7 @@ from functools import cached_property
 
 from gopt.ir.graph import COMM, Node
 from gopt.ir.graph_index import GraphIndex, walk
-from gopt.operators.kinds import CASTS, LAYOUT
-
-_VIEWS = LAYOUT | CASTS
+from gopt.operators.kinds import RELAYS
 
 
 class Wiring(GraphIndex):
@@ -21,7 +19,7 @@ class Wiring(GraphIndex):
 
     def sent_by(self, name: str) -> list[Node]:
         """Calls that receive a value, also through casts and reshapes."""
-        values = walk([name], lambda value: self.results(value, lambda node: node.op_type in _VIEWS))
+        values = walk([name], lambda value: self.results(value, lambda node: node.op_type in RELAYS))
         users = (node for value in values for node in self.users.get(value, ()))
         return list(dict.fromkeys(node for node in users if node.domain == COMM))
 
@@ -31,7 +29,7 @@ class Wiring(GraphIndex):
         while name not in visited and (node := self.producers.get(name)) is not None:
             if node.domain == COMM:
                 return [node]
-            if node.op_type not in _VIEWS:
+            if node.op_type not in RELAYS:
                 break
             visited.add(name)
             name = node.inputs[0]

@@ -84,22 +84,12 @@ def _scaled(subgraph: ForwardSubgraph, draw: str, mask: str, reader: Node) -> No
     if _fits(share * height):
         return _identity(value, output)
     before, after = subgraph.index.producers.get(value), subgraph.readers(output)
-    if before is not None and (scale := _scale(subgraph, before)) and _fits(share * height * scale[1]):
+    scale = subgraph.constants.multiple(before) if before is not None else None
+    if scale is not None and _fits(share * height * scale[1]):
         return _identity(scale[0], output)
-    scale = _scale(subgraph, after[0]) if len(after) == 1 else None
+    scale = subgraph.constants.multiple(after[0]) if len(after) == 1 else None
     if scale is not None and scale[0] == output and _fits(share * height * scale[1]):
         return _identity(value, after[0].outputs[0])
-    return None
-
-
-def _scale(subgraph: ForwardSubgraph, node: Node) -> tuple[str, float] | None:
-    """Return the value that a node multiplies by a constant, and the constant."""
-    if node.op_type == "Div" and (number := subgraph.constants.number(node.inputs[1])):
-        return node.inputs[0], 1 / number
-    if node.op_type == "Mul":
-        for value, factor in (node.inputs, reversed(node.inputs)):
-            if (number := subgraph.constants.number(factor)) is not None:
-                return value, number
     return None
 
 

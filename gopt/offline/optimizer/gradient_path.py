@@ -11,6 +11,7 @@ import numpy as np
 from gopt.analysis.isomorphism import signature
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import in_proportion
 from gopt.ir.types import FLOATS
 from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction
 from gopt.operators.kinds import ALL_REDUCTIONS, CARRIES
@@ -86,8 +87,7 @@ class GradientPaths:
         summed = [x for x in beside if x in self._accumulators]
         values = self._values(path.end, name, nodes, beside, summed, reduced)
         if values is None:
-            scales = nodes[0].is_a("Mul") or (nodes[0].is_a("Div") and nodes[0].inputs[0] == path.end)
-            return len(nodes) == 1 and scales and all(map(self._of_the_chain, beside))
+            return len(nodes) == 1 and in_proportion(nodes[0], path.end) and all(map(self._of_the_chain, beside))
         linear = np.allclose(values, values[:, -1:] / _SAMPLE[-1] * _SAMPLE, 1e-12, 0)
         values = values[: len(self.runs)]
         factors = values[:, -1] / _SAMPLE[-1]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from gopt.analysis.training import StateKind
+from gopt.analysis.training import Phase, StateKind
 from gopt.ir.graph import SPMD, Graph, Node
 from gopt.ir.opaque.operator_schema import Values
 from gopt.ir.opaque.origin import OpaqueCall, Origin
@@ -84,6 +84,8 @@ class _Folder:
         elsewhere = []
         for weight in range(len(call.slot_values.weights)):
             try:
+                if any(node.phase is not Phase.UPDATE for node in pieces.source.get(weight, ())):
+                    raise NoFoldError("it is not in the update alone")  # a layer's backward may be a function, too
                 match = Match(self.now, pieces, weight)
                 if match.gone():
                     elsewhere.append(match.title)

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gopt.analysis.loss_reduction import LossRule
 from gopt.artifact.checkpoint_index import BEST_DIR, INDEX_FILE, BestEntry, open_index
 from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
@@ -57,6 +58,8 @@ class RunResult:
     settings: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, DefaultValue] = field(default_factory=dict)
     """Hyper-parameters that the step has values for, which ``settings`` go before."""
+    loss_reduction: str = LossRule.MEAN.value
+    """The rule by which gradients were combined; losses are means over the ranks by any rule."""
 
     @cached_property
     def losses(self) -> list[float]:

@@ -253,7 +253,7 @@ class Trainer:
                         batches.append(batch)
                 shown = program.advance(self.held, feeds, collectives)
                 for name in micro_losses.keys() & shown.keys():
-                    micro_losses[name].append(float(self.device.to_host(shown[name])))
+                    micro_losses[name].append(float(self.device.to_host(shown[name]).reshape(())))
         mine = {name: mean(values) for name, values in micro_losses.items()}
         cause = first_nan(self.job, batches, hyper, self.states, self._start) if batches and not_finite(mine) else ""
         if self.job.stop_on_nan and not_finite(mine):

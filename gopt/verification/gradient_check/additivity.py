@@ -31,11 +31,13 @@ class Additivity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SampleExchange:
-    """Gradients where two batches meet: of both unchanged, and with samples exchanged."""
+    """Gradients where two batches meet: of both unchanged, and with samples exchanged. ``due``: whether the loss is a
+    sum over samples, as a gradient then is too."""
 
     first: Values
     second: Values
     crossed: tuple[Values, Values]
+    due: bool = True
 
     def judge(self, name: str, exact: float) -> Additivity:
         """Test whether a value is additive, up to ``exact`` relative; OPEN if few entries depend on both parts."""
@@ -59,7 +61,8 @@ def sample_exchanges(
     forward: CheckedForward, points: Sequence[Values], batch: Sequence[str], generator: np.random.Generator,
     counts: Mapping[str, str],
 ) -> list[SampleExchange]:  # fmt: skip
-    """Squares over exchanges of samples with an additive loss, along the first such axis.
+    """Squares over exchanges of samples, along the first axis with an additive loss, or else along the first axis with
+    samples: a step may show another loss than the trained loss.
 
     ``counts``: gradient -> the count of the batch that divides the gradient, multiplied again here."""
     batch_a, batch_b = ({name: point[name] for name in batch if name in point} for point in points[:2])
@@ -67,23 +70,28 @@ def sample_exchanges(
         return []
     # What has no samples is the same in all four.
     batch_b = {name: value if value.ndim else batch_a[name] for name, value in batch_b.items()}
+    shown_apart: list[list[Values]] = []
     for axis in (0, 1):
         count = _samples(batch_a, axis)
         if count < 2:
             continue
         rolled = {name: _rolled(value, count, axis) for name, value in batch_a.items()}
-        exchanges: list[SampleExchange] = []
+        squares: list[list[Values]] = []
         for partner in (batch_b, rolled) * SPLITS:
             mask = _some(count, generator)
             square = [batch_a, partner, _crossed(batch_a, partner, mask, axis), _crossed(partner, batch_a, mask, axis)]
-            corners = [{**points[0], **values} for values in square]
-            if not _losses_are_additive(forward, corners, generator):
-                break
-            aa, bb, ab, ba = (_sums(forward, corner, counts) for corner in corners)
-            exchanges.append(SampleExchange(aa, bb, (ab, ba)))
-        else:
-            return exchanges
-    return []
+            squares.append([{**points[0], **values} for values in square])
+        if all(_losses_are_additive(forward, corners, generator) for corners in squares):
+            return [_exchange(forward, corners, counts, due=True) for corners in squares]
+        shown_apart = shown_apart or squares
+    return [_exchange(forward, corners, counts, due=False) for corners in shown_apart]
+
+
+def _exchange(
+    forward: CheckedForward, corners: Sequence[Values], counts: Mapping[str, str], *, due: bool
+) -> SampleExchange:
+    aa, bb, ab, ba = (_sums(forward, corner, counts) for corner in corners)
+    return SampleExchange(aa, bb, (ab, ba), due)
 
 
 def _sums(forward: CheckedForward, point: Values, counts: Mapping[str, str]) -> Values:

@@ -356,7 +356,7 @@ class _GradientChecker:
             self.say(name, Verdict.CONFIRMED, said.IMAGE.format(image[0]), image[1])
         elif image is not None:
             self.say(name, Verdict.REFUTED, said.NOT_LINEAR.format(image[0]), fit)
-        elif additive is Additivity.YES:
+        elif additive is Additivity.YES and (self._sum_is_due or not part.is_near):
             self.say(name, Verdict.CONFIRMED, self._as_sum(name), fit)
         elif additive is Additivity.NO:
             self.say(name, Verdict.REFUTED, said.NOT_ADDITIVE, fit)
@@ -389,13 +389,18 @@ class _GradientChecker:
         exact = 100 * self.slope_meter.forward.precision.rounding
         answers = {square.judge(self.training.gradients[name], exact) for square in self._sample_exchanges}
         if Additivity.NO in answers:
-            return Additivity.NO
+            return Additivity.NO if self._sum_is_due else Additivity.OPEN
         return Additivity.YES if Additivity.YES in answers else Additivity.OPEN
 
     @cached_property
     def _sample_exchanges(self) -> list[SampleExchange]:
         meter = self.slope_meter
         return sample_exchanges(meter.forward, self.points, self.training.batch, meter.generator, self._counts)
+
+    @property
+    def _sum_is_due(self) -> bool:
+        """Whether the loss is a sum over samples, as all gradients then are."""
+        return all(exchange.due for exchange in self._sample_exchanges)
 
     @cached_property
     def _counts(self) -> dict[str, str]:
@@ -408,7 +413,9 @@ class _GradientChecker:
         }
 
     def _as_sum(self, name: str) -> str:
-        return said.COUNTED if self.training.gradients[name] in self._counts else said.ADDITIVE
+        if self.training.gradients[name] in self._counts:
+            return said.COUNTED
+        return said.ADDITIVE if self._sum_is_due else said.APART_FROM_SHOWN
 
     def is_computed_weight(self, name: str, points: list[Values], at: tuple[np.ndarray, ...]) -> bool:
         """Return whether the value is the gradient of something made of the states alone; says so."""
@@ -440,7 +447,7 @@ class _GradientChecker:
         self._say_stopped(part, *explanation)
         return True
 
-    def _say_stopped(self, part: Candidate, stops: Sequence[Stop], fit: QuotientFit) -> None:
+    def _say_stopped(self, part: Candidate, stops: Sequence[Stop], fit: QuotientFit | None = None) -> None:
         names = tuple(map(str, stops))
         self.say(part.parameter, Verdict.CONFIRMED, said.STOPPED.format("; ".join(names)), fit, names)
 
@@ -463,21 +470,35 @@ class _GradientChecker:
             self.zeros(faint[:middle], rest, points, levels)
             self.zeros(faint[middle:], rest, points, levels)
         elif faint[0].moved.any():
-            self.check_together(faint, points, levels)
+            if not self._silenced(faint[0], points):
+                self.check_together(faint, points, levels)
         else:
             self.say(faint[0].parameter, Verdict.UNCONFIRMED, said.SILENT)
 
-    def still(self, parts: Sequence[Candidate], companions: Sequence[Candidate], points: Sequence[Values]) -> bool:
+    def _silenced(self, part: Candidate, points: list[Values]) -> bool:
+        """Return whether the loss does not depend on a parameter but by one reading of it, taken for a constant as an
+        averaged teacher's is; notes the finding."""
+        for stop, held_forward in () if self.whole else self._stops.own_readings(part.name):
+            if self.still([part], [], held_forward.on(held_forward.points(points), [stop]), held_forward.losses):
+                self._say_stopped(part, [stop])
+                return True
+        return False
+
+    def still(
+        self, parts: Sequence[Candidate], companions: Sequence[Candidate], points: Sequence[Values],
+        losses: Losses | None = None,
+    ) -> bool:  # fmt: skip
         """Return whether large steps along all ``parts`` leave all losses unchanged, relative to such steps along
-        ``companions``.
+        ``companions``. ``losses``: those with some readings held.
         """
         forward, generator = self.slope_meter.forward, self.slope_meter.generator
+        losses = losses or forward.losses
         names, rest = [part.name for part in parts], [part.name for part in companions]
         for point in points:
-            base = forward.losses(point)
-            reach = np.abs(forward.losses(beside(point, rest, FAR, generator)) - base) if rest else np.zeros_like(base)
+            base = losses(point)
+            reach = np.abs(losses(beside(point, rest, FAR, generator)) - base) if rest else np.zeros_like(base)
             bound = 64 * forward.precision.rounding * np.abs(base) + 1e-9 * np.where(np.isfinite(reach), reach, 0.0)
-            if not (np.abs(forward.losses(beside(point, names, FAR, generator)) - base) <= bound).all():
+            if not (np.abs(losses(beside(point, names, FAR, generator)) - base) <= bound).all():
                 return False
         return True
 

@@ -14,6 +14,8 @@ from gopt.verification.gradient_check.forward import Precision, Values
 DIRECTIONS = 3
 CLEAR = 0.3
 """Maximum share of the tolerance that rounding of a slope may use; a smaller slope is ignored."""
+NEAR = 0.2
+"""Share of a parameter's length by which a new value may differ from the parameter."""
 Losses = Callable[[Values], np.ndarray]
 
 
@@ -49,6 +51,12 @@ class Candidate:
         moved: np.ndarray = np.logical_or.reduce([array != 0 for array in self.at])
         moved = np.full_like(moved, True) if self.whole and moved.any() else moved
         return moved if self.inside is None else moved & self.inside
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the value is about the parameter, as a new value of the parameter is."""
+        near = NEAR * float(np.linalg.norm(self.origin))
+        return all(float(np.linalg.norm(array - self.origin)) < near for array in self.at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,13 @@ class StopFinder:
                 return chosen, fit
         return None
 
+    def own_readings(self, name: str) -> Iterator[tuple[Stop, HeldForward]]:
+        """Each reading of a parameter itself that may be taken for a constant, with the losses under it."""
+        tried = _readings(self.forward.graph, self.forward.training.losses, name)
+        for stop in tried:
+            if stop.value == name and not stop.through:
+                yield stop, HeldForward(self.forward, [stop])
+
     def _on_the_way(self, name: str) -> list[Stop]:
         way = reached(self.forward.graph, {name}) if self.known else set()
         return [stop for stop in dict.fromkeys(chain.from_iterable(self.known)) if stop.value in way]

@@ -17,6 +17,10 @@ SIZES = {
     f" t = Slice(s, a, b)\n {PART}",
     "part": "s = Shape<start = 0, end = 1>(d)\n t = Squeeze(s)\n two = Constant<value_int = 2>()\n n = Mul(t, two)",
     "all": "n = Size(d)",
+    "ones": "s = Shape(d)\n o = ConstantOfShape(s)\n i = Constant<value_float = 1.0>()\n c1 = Add(o, i)\n"
+    " n = ReduceSum<keepdims = 0>(c1)",
+    "places": "s = Size(d)\n a = Constant<value_int = 0>()\n b = Constant<value_int = 1>()\n t = Range(a, s, b)\n"
+    " m1 = ReduceMax<keepdims = 0>(t)\n n = Add(m1, b)",
 }
 STEP = """<ir_version: 9, opset_import: ["" : 18]>
 step (float[N,3] x, float[N,2] y, float[3,2] w, float seen, float[3] m)

@@ -207,6 +207,8 @@ def test_a_loss_that_does_not_fit_says_how_it_is_called(tmp_path):
         lambda module, batch: F.cross_entropy(module(batch[0]), batch[1]),
         torch.optim.Adam(net.parameters()),
     )
-    with pytest.raises(UnsupportedError, match="the eager step raised") as raised:
+    with pytest.raises(
+        UnsupportedError, match=r"the eager step raised .*, in test_factory.py, line .*: lambda"
+    ) as raised:
         export((*recipe, BATCH), tmp_path / "step.onnx")
     assert "loss(module(*inputs), target)" in raised.value.hints[-1]

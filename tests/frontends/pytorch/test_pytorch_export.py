@@ -109,7 +109,7 @@ def test_a_schedule_without_a_closed_form_is_fed(tmp_path):
 
 
 REFUSED = {
-    "lbfgs": (recipes.with_optimizer(lambda p: torch.optim.LBFGS(p)), UnsupportedError, "closure"),
+    "lbfgs": (recipes.with_optimizer(lambda p: torch.optim.LBFGS(p)), UnsupportedError, "by a closure"),
     "dropout computed again": (recipes.checkpointed(False, 0.5), UnsupportedError, "random numbers"),
     "no tuple": (lambda: None, InputError, "NoneType"),
     "no loss": (

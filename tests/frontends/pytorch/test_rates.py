@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.optim import lr_scheduler as schedules  # noqa: E402
 
+import gopt  # noqa: E402
 from gopt.errors import UnsupportedError  # noqa: E402
 from gopt.frontends.pytorch.export import export  # noqa: E402
 from gopt.frontends.pytorch.factory import make_recipe  # noqa: E402
@@ -67,8 +68,34 @@ def test_a_first_group_at_rest_leaves_the_rate_to_the_next(tmp_path):
 
 
 def test_a_rate_that_waits_for_a_metric_is_refused(tmp_path):
-    with pytest.raises(UnsupportedError, match="ReduceLROnPlateau computes the rate from a metric"):
+    with pytest.raises(UnsupportedError, match="ReduceLROnPlateau computes the rate from a metric") as raised:
         export(code(two, schedules.ReduceLROnPlateau), tmp_path / "step.onnx")
+    assert raised.value.hints == ("leave it out, and feed lr: gopt run --resume --set lr=... goes on at another rate",)
+
+
+def test_a_rate_that_waited_for_a_metric_is_fed_by_hand(tmp_path):
+    """What the hint of that refusal says, beside eager PyTorch with the scheduler itself."""
+    recipe = code(lambda module: [torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)])
+    module, loss, (optimizer,), _ = recipe
+    export(recipe, tmp_path / "step.onnx")
+    gopt.shard(gopt.load(tmp_path / "step.onnx"), 1).write(tmp_path / "ranks")
+    rows = {"input": torch.randn(12, 4), "target": torch.arange(12) % 3}
+    arrays = {name: value.numpy() for name, value in rows.items()}
+    scheduler = schedules.ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
+    for step, rate in ((2, "0.1"), (4, "0.01")):
+        run = gopt.run(
+            tmp_path / "ranks", arrays, step, settings={"lr": rate}, checkpoint=tmp_path / "kept", resume=step > 2
+        )
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(float(rate))
+        for made in run.steps:
+            optimizer.zero_grad()
+            part = slice(3 * made.step - 3, 3 * made.step)
+            found = loss(module(rows["input"][part]), rows["target"][part])
+            found.backward()
+            optimizer.step()
+            assert made.loss == pytest.approx(found.item(), rel=1e-5)
+        scheduler.step(1.0)
+        scheduler.step(1.0)
 
 
 def test_schedules_in_a_chain_are_fed(tmp_path):

@@ -72,7 +72,8 @@ def test_the_hints_that_are_followed_make_a_factory(moves, tmp_path):
     path = written(tmp_path, HEAD + loop)
     with pytest.raises(OptionError) as raised:
         load_factory(str(path))
-    lines = [line.rstrip() for line in raised.value.hints[2:-1]]
+    lines = [line.rstrip() for line in raised.value.hints[2:-1] if "moves once an epoch" not in line]
+    assert (len(lines) < len(raised.value.hints[2:-1])) == moves.startswith("sched")
     text = path.read_text().replace(loop, "if True:\n" + "".join(f"    {line}\n" for line in loop.splitlines()))
     path.write_text(text.replace("if True:", 'if __name__ == "__main__":') + "\n".join(lines) + "\n")
     recipe = call_factory(load_factory(str(path)), "script")
@@ -86,6 +87,28 @@ def test_a_guarded_script_needs_no_factory(text, tmp_path):
     assert (tmp_path / "ran").exists()
     assert isinstance(recipe.loss, torch.nn.CrossEntropyLoss) and len(recipe.module) == 3
     assert recipe.batch["input"].shape == (8, 4) and recipe.scheduler is not None
+
+
+EPOCHS = {
+    "for epoch in range(9):\n    train()\n    sched.step()\n": False,
+    "for epoch in range(9):\n    for x, y in train_loader:\n        one(x, y)\n    sched.step()\n": False,
+    "for x, y in train_loader:\n    one(x, y)\n    if x.sum() > 0:\n        sched.step()\n": True,
+    "def again(sched):\n    criterion(net(x), y).backward()\n    sched.step()\n": True,
+}
+ONE = "def one(x, y):\n    criterion(net(x), y).backward()\n    opt.step()\n"
+
+
+@pytest.mark.parametrize(("loop", "taken"), EPOCHS.items())
+def test_a_schedule_that_moves_once_an_epoch_is_none_of_the_step(loop, taken, tmp_path):
+    """The scheduler that an import made was taken, and its rate fell at every step instead."""
+    started = "if __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in loop.splitlines())
+    path = written(tmp_path, FUNCTION + ONE + started)
+    if taken:
+        assert call_factory(load_factory(str(path)), "script").scheduler is not None
+        return
+    with pytest.raises(OptionError, match="moves 'sched' once an epoch") as raised:
+        call_factory(load_factory(str(path)), "script")
+    assert any("--set lr=step:START:EVERY:FACTOR" in hint for hint in raised.value.hints)
 
 
 OTHER = "def a():\n    return 1, 2, 3, 4\ndef b():\n    return 1, 2, 3, 4\n"
@@ -137,6 +160,63 @@ def test_a_script_sees_no_arguments_of_gopt(where, tmp_path, monkeypatch, capsys
     path.write_text(path.read_text().replace("default=2", "required=True"))
     assert main(["export", f"{path}{where}", "-o", str(tmp_path / "other.onnx")]) == 3
     assert "ended itself, as sys.exit and argument parsers do: 2" in capsys.readouterr().err
+
+
+INSIDE = HEAD[: HEAD.index("net =")] + "if __name__ == '__main__':\n    net = nn.Linear(4, 2)\n    net.double()\n"
+INSIDE += """
+    train_dl = DataLoader(TensorDataset(torch.randn(16, 4), torch.randint(0, 2, (16,))), batch_size=8)
+    opt = torch.optim.NAdam(net.parameters())
+    crit = nn.CrossEntropyLoss()
+    for i, (x, y) in enumerate(train_dl):
+        loss = crit(net(x), y)
+        loss.backward()
+        opt.step()
+"""
+TRAINER = (
+    HEAD[: HEAD.index("net =")]
+    + """
+class Trainer:
+    def __init__(self, model, loader):
+        self.model, self.loader = model, loader
+        self.optimizer = torch.optim.NAdam(self.model.parameters(), lr=0.1)
+        self.criterion = nn.CrossEntropyLoss()
+    def run(self):
+        for x, y in self.loader:
+            loss = self.criterion(self.model(x), y)
+            loss.backward()
+            self.optimizer.step()
+
+def main():
+    model = nn.Linear(4, 2)
+    loader = DataLoader(TensorDataset(torch.randn(16, 4), torch.randint(0, 2, (16,))), batch_size=8)
+    Trainer(model, loader).run()
+"""
+)
+PLACES = {
+    "under the guard": (
+        INSIDE, "copy the lines of if __name__ == \"__main__\": up to line 13, which make net and opt",
+        "    return net, crit, opt, tuple(next(iter(train_dl)))",
+    ),
+    "of a trainer": (
+        TRAINER, "    optimizer = torch.optim.NAdam(model.parameters(), lr=0.1)",
+        "    return model, criterion, optimizer, tuple(next(iter(loader)))",
+    ),
+    "without an optimizer": (
+        HEAD[: HEAD.index("opt =")] + HEAD[HEAD.index("criterion") :] + "for p in net.parameters():\n    pass\n",
+        "    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))",
+        "    return net, criterion, optimizer, tuple(next(iter(train_loader)))",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_names_are_found_where_a_script_has_them(place, tmp_path):
+    """Lines of the guard stood alone, a loader of another name was (x, y), and a trainer's loss was self.criterion."""
+    text, *told = PLACES[place]
+    with pytest.raises(OptionError, match="has no optimizer") as raised:
+        call_factory(load_factory(str(written(tmp_path, text))), "script")
+    for line in told:
+        assert any(hint.startswith(line) for hint in raised.value.hints), raised.value.hints
 
 
 @pytest.mark.parametrize("where", ["", ":main"])

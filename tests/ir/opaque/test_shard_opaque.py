@@ -381,3 +381,42 @@ def test_functions_of_equal_bodies_in_one_run(stage, tmp_path):
     operand is which of another's."""
     path = save(make(Plan(seed=1213, batch=2, gate_form="mix", tail_on="all", function=True)).model, tmp_path)
     assert gopt.verify(gopt.shard(gopt.load(path), "shard=2", stage=stage), steps=2).equal
+
+
+LAYERS = """<ir_version: 9, opset_import: ["" : 18, "my" : 1]>
+step (float[4,3] x, float[4,2] y, float[3,4] W, float[4,2] U) => (float[3,4] W_out, float[4,2] U_out, float loss) {
+  h = my.Layer(x, W)
+  p = my.Layer(h, U)
+  e = Sub(p, y)
+  q = Mul(e, e)
+  loss = ReduceMean<keepdims = 0>(q)
+  n = Constant<value_float = 4.0>()
+  d = Div(e, n)
+  dh, gU = my.LayerGrad(h, U, p, d)
+  dx, gW = my.LayerGrad(x, W, h, dh)
+  W_out = my.Sgd(W, gW)
+  U_out = my.Sgd(U, gU)
+}
+<opset_import: ["" : 18], domain: "my"> Layer (x, W) => (h) { loss = MatMul(x, W) h = Tanh(loss) }
+<opset_import: ["" : 18], domain: "my"> LayerGrad (x, W, h, dy) => (dx, dW) {
+  one = Constant<value_float = 1.0>()
+  q = Mul(h, h)
+  y = Sub(one, q)
+  z = Mul(dy, y)
+  Wt = Transpose<perm = [1, 0]>(W)
+  dx = MatMul(z, Wt)
+  xt = Transpose<perm = [1, 0]>(x)
+  dW = MatMul(xt, z)
+}
+<opset_import: ["" : 18], domain: "my"> Sgd (W, g) => (n) {
+  lr = Constant<value_float = 0.05>()
+  U = Mul(g, lr)
+  n = Sub(W, U)
+}"""
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_backward_may_be_a_function_beside_the_optimizer(stage, tmp_path):
+    """Its result has the shape of the weight that it reads, as an optimizer's has; it is no part of the update."""
+    folder, _ = sharded(onnx.parser.parse_model(LAYERS), tmp_path, 2, stage=stage)
+    assert gopt.verify(folder, steps=1).equal

@@ -1,0 +1,51 @@
+"""``verify`` on steps of the table ``KINDS``: where ranks hold what the source makes, it says so."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from products import part
+from whole_gen.judge import Verdict, drawn, judged
+from whole_gen.kinds import load_all
+from whole_gen.writer import Writer
+
+KINDS = load_all()
+FINE = ("right", "noted", "unconfirmed")
+
+
+def verified(name: str, seed: int) -> tuple[Verdict, Writer]:
+    def make(samples: int, scale: int) -> Writer:
+        w = Writer(seed, samples, scale)
+        KINDS[name](w)
+        return w
+
+    w = make(4, 1)
+    return judged(make, drawn(seed, w=w), seed, verify=True), w
+
+
+@pytest.mark.parametrize("name, seed", part([(name, seed) for seed in range(6) for name in sorted(KINDS)], 12))
+def test_a_right_step_is_no_alarm(name, seed):
+    found, w = verified(name, seed)
+    assert found.kind in FINE or (found.kind == "refused" and w.refusal and re.search(w.refusal, found.text)), found
+
+
+@pytest.mark.parametrize("seed", [2, 7, 21, 79, 83])
+def test_the_gradient_of_a_loss_that_is_not_shown(seed):
+    """A mean over a count was shown beside the gradient of a plain mean: "not proportional to the change of the loss";
+    and once a sum was averaged without a note, since a two of a square was taken for one over the samples."""
+    found, _ = verified("shown_apart", seed)
+    assert found.kind in ("right", "noted"), found
+
+
+@pytest.mark.parametrize("seed", [3, 78, 91])
+def test_a_constant_that_divides_a_rate_by_the_samples(seed):
+    found, _ = verified("divided_sum", seed)
+    assert found.kind in ("right", "noted"), found
+
+
+@pytest.mark.parametrize("seed", [0, 158, 351])
+def test_a_queue_in_columns_is_asked_for_as_one_in_rows_is(seed):
+    """The rows that it keeps stand turned before they are joined: a gradient of its shape was looked for."""
+    found, w = verified("queue_gathered", seed)
+    assert found.kind == "refused" and re.search(w.refusal, found.text), found
