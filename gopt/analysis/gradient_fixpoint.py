@@ -13,7 +13,7 @@ from gopt.analysis.chosen_statistics import without_choices
 from gopt.analysis.gradients import LayoutError, find_gradient
 from gopt.analysis.layout_aliases import KEEP_ORDER
 from gopt.analysis.local_taint import LocalTaint, local_taint
-from gopt.analysis.name_hints import propose
+from gopt.analysis.name_hints import pairs_by_name, propose
 from gopt.analysis.role_hints import others, states_option
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
@@ -217,7 +217,7 @@ def _reads_late(late: str) -> str:
 
 
 def _late_hint(step: StepSkeleton, late: str) -> str:
-    if late not in step.updated:
+    if late not in step.updated and late not in pairs_by_name(step.index.graph):
         return f"if {late} is fed with each batch, say so: --batch {late}; or show the loss that depends on it"
     return (
         f"if {late} is a statistic that the backward reads, say how ranks combine it: --statistics {late}=max, where "

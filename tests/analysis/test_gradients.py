@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from helpers import FIXTURES, Builder, Network, perceptron
 
@@ -308,3 +310,41 @@ def test_an_adjoint_behind_a_sum_of_itself_belongs_to_the_backward(tmp_path):
     assert source.training.gradients == {"w": gradient}
     gopt.shard(source, 3).write(tmp_path / "out")
     assert Verifier(tmp_path / "out").run(steps=3).exit_code == 0
+
+
+HISTORY = """<ir_version: 9, opset_import: ["" : 18]>
+step (float[4,3] x, float[4,2] y, float[3,2] w, float[2] amax) => (float loss, float[3,2] w_out, float[2] amax_out)
+<float[3,2] w = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6}, float[2] amax = {0.5, 0.7}> {
+  p = MatMul(x, w)
+  e = Sub(p, y)
+  q = Mul(e, e)
+  loss = ReduceMean<keepdims = 0>(q)
+  four = Constant<value_float = 4.0>()
+  d = Div(e, four)
+  scale = ReduceMax<keepdims = 0>(amax)
+  wide = Div(d, scale)
+  whole = Round(wide)
+  back = Mul(whole, scale)
+  t = Transpose<perm = [1, 0]>(x)
+  g = MatMul(t, back)
+  rate = Constant<value_float = 0.1>()
+  s = Mul(g, rate)
+  w_out = Sub(w, s)
+  size = Abs(d)
+  one = Constant<value_ints = [1]>()
+  zero = Constant<value_ints = [0]>()
+  top = ReduceMax<keepdims = 0>(size)
+  row = Reshape(top, one)
+  old = Slice(amax, zero, one)
+  amax_out = Concat<axis = 0>(row, old)
+}"""
+
+
+def test_a_history_that_names_pair_is_asked_for_as_a_statistic(tmp_path):
+    """It was asked for as an input that is fed, which no step that follows the hint can run with."""
+    onnx.save(onnx.parser.parse_model(HISTORY), str(tmp_path / "step.onnx"))
+    with pytest.raises(UnsupportedError, match="it reads 'amax', which no loss depends on") as caught:
+        gopt.load(tmp_path / "step.onnx")
+    assert caught.value.hints[0].startswith("if amax is a statistic that the backward reads, say how ranks combine it")
+    roles = RoleMap(statistics={"amax": "max"})
+    assert gopt.verify(gopt.shard(gopt.load(tmp_path / "step.onnx", roles=roles), 2), steps=1).outcome.value == "equal"

@@ -152,3 +152,27 @@ def open_critic(w: Writer) -> None:
         w.gradients[name] = g
         old = made if name == "made" else critic
         w.becomes(old, old - g * 0.01)
+
+
+@kind
+def open_tokens(w: Writer) -> None:
+    """Tokens are joined with the samples, in one dimension, and taken apart again; the mean is over all of them."""
+    w.open = True
+    many = w.pick(2, 5)
+    x, y = w.fed("x", [many, 3]), w.fed("y", [many, 2])
+    w0, a = parameter(w, "w0", 3, 4), parameter(w, "a", 4, 2)
+    rows = x.reshape(-1, 3)
+    h = w.op("Tanh", rows @ w0)
+    apart = w.pick(True, False)
+    p = (h @ a).reshape(-1, many, 2) if apart else h @ a
+    e = p - (y if apart else y.reshape(-1, 2))
+    w.out("loss", (e * e).mean())
+    if w.pick(True, False):
+        n = w.op("Gather", w.op("Shape", rows), _whole(w, 0)).to(w.dtype)
+    else:
+        n = w.op("Size", e).to(w.dtype) / 2.0
+    d = (e / n).reshape(-1, 2)
+    dh = _product(w, d, a) * (1.0 - h * h)
+    for each, g in ((w0, rows.turn(1, 0) @ dh), (a, h.turn(1, 0) @ d)):
+        w.gradients[each.name] = g
+        w.becomes(each, each - g * 0.1)

@@ -29,7 +29,8 @@ class GradientReading:
     sums; ``by``: the count of some terms beside means), UNKNOWN (cannot be followed).
 
     ``sure``: whether constants tell a sum from a mean. ``cause``: a statistic that makes it JOINT, '' where that is a
-    sum of terms that are reduced differently. ``labels``: whether the count is the number of labels not ignored.
+    sum of terms that are reduced differently. ``labels``: whether the count is the number of labels not ignored;
+    ``bent``: whether the cause is a function of single derivatives.
     """
 
     relation: Relation
@@ -37,6 +38,7 @@ class GradientReading:
     sure: bool = True
     cause: str = ""
     labels: bool = False
+    bent: bool = False
 
     def fits(self, rule: LossRule, by: str) -> bool:
         """Return whether ranks that combine it by a rule get the gradient of one large batch."""
@@ -67,7 +69,8 @@ def read_gradients(context: CouplingContext, training: TrainingGraph, backward: 
             found = _reading(unit, trained.get(unit.by, False))
             counted = found.by and found.relation in (Relation.WEIGHTED, Relation.JOINT)
             labels = bool(counted) and counts_labels(context.index, training.batch, found.by)
-            known[value] = replace(found, labels=labels)
+            bent = found.cause in context.marks and context.samples(found.cause) is not None
+            known[value] = replace(found, labels=labels, bent=bent)
     plain = {each for each in known.values() if each is not None and each.relation in _RULES}
     if not any(each is not None and each.relation is not Relation.UNKNOWN for each in known.values()):
         return {}
@@ -152,6 +155,9 @@ def _told(reading: GradientReading, who: str, rule: LossRule, weight: str, exact
     }[rule]  # fmt: skip
     if reading.relation is Relation.UNKNOWN:
         return CouplingKind.UNKNOWN, f"gopt cannot follow the samples to {who}, and {ranks}", ""
+    if reading.bent:
+        why = f"{reading.cause!r} is no multiple of the derivative by a sample, which the number of samples divides"
+        return CouplingKind.NONLINEAR, f"{who} are no sums over samples of one kind: {why}", ""
     if reading.relation is Relation.JOINT:
         why = f"{reading.cause!r}, taken over a rank's own samples, enters them" if reading.cause else (
             "terms that are reduced differently are added"

@@ -41,6 +41,8 @@ from gopt.operators.table import operator
 FACTORS = CONTRACTIONS | SCALES | QUOTIENTS
 _TERMS = TERMS | SCATTERS
 _KEEPING = LINEAR_IN_FIRST | CASTS
+_KINKED = frozenset({"Abs", "Relu", "LeakyRelu", "Max", "Min"})
+"""Functions of which a positive multiple of their operands makes the same multiple; other operands are zero."""
 LINEAR = _KEEPING | {"Pad"}
 """Operators that are linear in their first operand."""
 
@@ -212,6 +214,9 @@ class GradientUnits:
         reduced = mark.kind is not Relation.SAMPLES
         units = self._beside(moving, reduced=reduced) or []
         alike = bool(units) and all(not unit.by and unit.degree == int(reduced) for unit in units)
+        zeros = all(name in moving or self.context.index.constants.zero(name) for name in node.inputs)
+        if not (reduced or (node.is_in(_KINKED) and zeros)) and any(map(self._is_share, moving)):
+            return Unit(coupled=node.outputs[0])
         if not alike or (reduced and self.context.marks[moving[0]].kind is Relation.SAMPLES):
             return None
         if reduced:
@@ -219,6 +224,14 @@ class GradientUnits:
         factor = 1.0 if node.is_in(ELEMENTWISE) else units[0].factor
         start = all(unit.start for unit in units) and factor == 1.0
         return Unit(start=start, sure=all(unit.sure for unit in units), model=all(unit.model for unit in units))
+
+    def _is_share(self, name: str) -> bool:
+        """Return whether a value is a derivative by a sample that the number of samples divides, for sure."""
+        unit = self.units.get(name)
+        if unit is None or unit.model or unit.by:
+            return False
+        settled = self.constants.settled(unit, name)
+        return settled.degree == 1 and settled.sure
 
     def _linear(self, node: Node, mark: Mark, name: str) -> Unit | None:
         unit = self.of(name)

@@ -25,10 +25,10 @@ def restrided(context: CouplingContext, mark: Mark, before: Shape, after: Shape)
         same = before[: mark.axis + 1] == after[: mark.axis + 1] and (mark.outer, mark.inner) == (1, 1)
         if same and None not in before[: mark.axis + 1]:
             return mark
-        axis = _only_open(before, after, mark)
-        if axis is None:
+        found = _only_open(before, after, mark)
+        if found is None:
             raise Untraceable("a Reshape of dimensions that are not numbers")
-        return changed(mark, axis=axis)
+        return found
     stride = mark.inner * prod(before[mark.axis + 1 :])  # type: ignore[arg-type]
     span = stride * context.batch
     fits = []
@@ -47,16 +47,19 @@ def restrided(context: CouplingContext, mark: Mark, before: Shape, after: Shape)
     return whole[0] if whole and context.batch > 1 else fits[0]
 
 
-def _only_open(before: Shape, after: Shape, mark: Mark) -> int | None:
-    """Where the dimension of samples is after a Reshape, if it is the only one that is no number, before and after."""
+def _only_open(before: Shape, after: Shape, mark: Mark) -> Mark | None:
+    """The mark after a Reshape, if the dimension of samples is the only one that is no number, before and after: it
+    takes in neighbouring dimensions, or gives them back."""
     open_ = [place for place, size in enumerate(after) if not isinstance(size, int)]
     was = [place for place, size in enumerate(before) if not isinstance(size, int)]
-    if was != [mark.axis] or len(open_) != 1 or (mark.outer, mark.inner) != (1, 1):
+    if was != [mark.axis] or len(open_) != 1:
         return None
     sizes = [(part[:place], part[place + 1 :]) for part, place in ((before, mark.axis), (after, open_[0]))]
-    (front, behind), (front_after, behind_after) = sizes
-    alike = prod(front) == prod(front_after) and prod(behind) == prod(behind_after)  # type: ignore[arg-type]
-    return open_[0] if alike and 0 not in (*front, *behind) else None
+    (front, behind), (front_after, behind_after) = ([prod(part) for part in parts] for parts in sizes)  # type: ignore[arg-type]
+    outer, inner = mark.outer * front, mark.inner * behind
+    if not (front_after and behind_after and outer and inner) or outer % front_after or inner % behind_after:
+        return None
+    return changed(mark, axis=open_[0], outer=outer // front_after, inner=inner // behind_after)
 
 
 def squeeze(context: CouplingContext, node: Node) -> Marks:

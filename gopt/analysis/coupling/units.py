@@ -23,11 +23,11 @@ class Unit:
 
     ``start``: no operator of the model was passed yet, and ``factor`` holds constants of the loss alone. ``lone``: the
     value is one product with the value that the loss squares, and not (False) the sum of two. ``sure``: whether
-    constants tell the degree. ``coupled``: a value reduced over samples that it is multiplied by, which is a statistic.
-    ``sizes``: other dimensions that were summed. ``over``: constants that a reduced value was multiplied by since.
-    ``mixed``: terms of different units were added: the count that divides some where all others are means, else MIXED.
-    ``model``: a value of the forward alone, no constant of a loss in it. ``scattered``: a sum that samples were
-    scattered to, such as of the rows of a table.
+    constants tell the degree. ``coupled``: a value reduced over samples that it is multiplied by, which is a statistic;
+    or a function of a derivative that the number of samples divides. ``sizes``: other dimensions that were summed.
+    ``over``: constants that a reduced value was multiplied by since. ``mixed``: terms of different units were added:
+    the count that divides some where all others are means, else MIXED. ``model``: a value of the forward alone, no
+    constant of a loss in it. ``scattered``: a sum that samples were scattered to, such as of the rows of a table.
     """
 
     degree: int = 0
