@@ -19,7 +19,7 @@ from gopt.analysis.role_map import RoleMap
 from gopt.errors import GoptError, InvariantError
 
 _WORD = r"(?:'[^']*'|[^\s,;]+(?:,[^\s,;]+)*)"
-_OPTION = re.compile(rf"--(states|batch|params|loss) ({_WORD})")
+_OPTION = re.compile(rf"--(states|batch|params|loss|statistics) ({_WORD})")
 _LEAVE = re.compile(r"\bleave (?!it\b|the\b|its\b|out\b)(\S+(?:, \S+)*) out of the step")
 _OWN = re.compile(r"\bgopt\.(?!toml\b)[a-z_]+\.")
 PLACEHOLDERS = frozenset({"INPUT", "OUTPUT", "VALUE", "PARAMETER"})
@@ -99,8 +99,8 @@ def _told(step: Step, option: str, value: str) -> Step:
     if option == "batch":
         return replace(step, roles=replace(roles, batch=(*roles.batch, *value.split(","))))
     table = dict(each.partition("=")[::2] for each in value.split(","))
-    if option == "params":
-        return replace(step, roles=replace(roles, params={**roles.params, **table}))
+    if option in ("params", "statistics"):
+        return replace(step, roles=replace(roles, **{option: {**getattr(roles, option), **table}}))
     return replace(step, roles=replace(roles, states={**roles.states, **table}))
 
 

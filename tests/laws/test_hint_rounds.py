@@ -13,6 +13,7 @@ from laws.test_drawn_roles import Draw
 from products import part
 from steps_gen.make import make
 from steps_gen.plan import Plan
+from whole_gen import kinds
 from whole_gen.odd import load_all
 from whole_gen.steps import written as whole
 from whole_gen.writer import Writer
@@ -20,6 +21,7 @@ from whole_gen.writer import Writer
 from gopt.analysis.role_map import RoleMap
 
 STEPS = load_all()
+KINDS = kinds.load_all()
 NAMES = [
     "mlp_adamw", "mlp_lamb", "mlp_mom_clip_sched", "mlp_adamw_accum", "mlp_adamw_fp16_scaler", "emb_adamw",
 ]  # fmt: skip
@@ -50,6 +52,25 @@ def test_written_steps(name: str, tmp_path: Path) -> None:
     w = written(name, 5)
     assert faults(Step(w.model()), tmp_path) == []
     assert rounds(Step(w.model()), w.states, tmp_path) <= 2
+
+
+@pytest.mark.parametrize("name, seed", part([(name, seed) for seed in range(4) for name in sorted(KINDS)], 12))
+def test_steps_of_all_structures(name: str, seed: int, tmp_path: Path) -> None:
+    """Rules of statistics are hints, too."""
+    w = Writer(seed, 4, 1)
+    KINDS[name](w)
+    for states in ({}, dict(w.states)):
+        assert faults(Step(w.model(), RoleMap(states=states), mesh="shard=2"), tmp_path) == []
+
+
+def test_rules_of_statistics_are_followed(tmp_path: Path) -> None:
+    w = Writer(1, 4, 1)
+    KINDS["queue_gathered"](w)
+    step = Step(w.model(), mesh="shard=2")
+    error = step.refusal(tmp_path)
+    assert error is not None
+    (way,) = ways(step, error)
+    assert way.roles.statistics == {"queue": "gather"} and way.refusal(tmp_path) is None
 
 
 @pytest.mark.parametrize("name", ["exchanged_states", "kept_gradients"])
