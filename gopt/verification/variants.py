@@ -55,7 +55,7 @@ INFINITE = Variant("one infinite gradient", infinite=True)
 
 @dataclass(slots=True)
 class FirstRun:
-    """What a rank's program made of its feeds in its first run, before calls: later runs on equal feeds take it."""
+    """Results of a rank's program before its calls, in its first run: later runs on equal feeds take them."""
 
     feeds: Values = field(default_factory=dict)
     results: EarlyResults = field(default_factory=dict)
