@@ -249,11 +249,27 @@ def print_left(out: Console, rest: int, what: str = "", where: str = "--json") -
         out.print(f"… and {rest} more{what and ' '}{what} in {where}")
 
 
+def written_to(result: Any) -> str:
+    """Where the model of a result is, and the values."""
+    return f"written to {result.model}" + (f", values in {result.data}" if result.data else "")
+
+
+def render_step(out: Console, step: Any, before: str = "", feeds: str = "") -> None:
+    """Print the size of a written step, and the inputs of a run. ``before``, ``feeds``: begin and end the two lines."""
+    counts = f"{step.nodes} nodes, {step.parameters} parameters, {step.states} states, {format_bytes(step.nbytes)}"
+    out.print(before + counts)
+    out.print(f"inputs: {', '.join(step.inputs)}{feeds}")
+
+
+def render_shards_it(out: Console, step: Any) -> None:
+    """Print the file of a step, and the next command."""
+    out.print(f"{written_to(step)}; gopt shard {step.model} --ranks 2 shards it")
+
+
 def render_merged(merged: Merged) -> None:
     """Print the result of ``gopt merge``."""
     out = console()
-    beside = f", values in {merged.data}" if merged.data else ""
-    out.print(f"{merged.states} states, {format_bytes(merged.nbytes)}: written to {merged.model}{beside}")
+    out.print(f"{merged.states} states, {format_bytes(merged.nbytes)}: {written_to(merged)}")
     if merged.missing:
         out.print(f"note: {len(merged.missing)} states have no value: {listed(merged.missing)}")
 
@@ -268,8 +284,7 @@ def render_sealed(done: Sealed) -> None:
 def render_inference(written: Inference) -> None:
     """Print the result of ``gopt merge --inference``."""
     out = console()
-    beside = f", values in {written.data}" if written.data else ""
-    out.print(f"{format_bytes(written.nbytes)}: written to {written.model}{beside}")
+    out.print(f"{format_bytes(written.nbytes)}: {written_to(written)}")
     out.print(f"reads {', '.join(written.inputs)}; computes {', '.join(written.outputs)}")
     if written.dropped:
         names = listed(written.dropped)
@@ -281,8 +296,7 @@ def render_inference(written: Inference) -> None:
 def render_training_info(written: TrainingInfo) -> None:
     """Print the result of ``gopt merge --training-info``."""
     out = console()
-    beside = f", values in {written.data}" if written.data else ""
-    out.print(f"{format_bytes(written.nbytes)}: written to {written.model}{beside}")
+    out.print(f"{format_bytes(written.nbytes)}: {written_to(written)}")
     fed = f", with {', '.join(written.fed)} besides" if written.fed else ""
     for line in (
         f"graph: {written.nodes} nodes; reads {', '.join(written.inputs)}; computes {', '.join(written.outputs)}",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gopt.spmd.pass_records import format_bytes
-
-from .render import console
+from .render import console, render_shards_it, render_step
 
 if TYPE_CHECKING:
     from gopt.frontends.pytorch.check import ExportCheck
@@ -16,12 +14,7 @@ if TYPE_CHECKING:
 def render_exported(exported: Exported) -> None:
     """The file, the inputs fed by a run, and the distance from eager PyTorch."""
     out = console()
-    beside = f", values in {exported.data}" if exported.data else ""
-    out.print(
-        f"{exported.nodes} nodes, {exported.parameters} parameters, {exported.states} states, "
-        f"{format_bytes(exported.nbytes)}"
-    )
-    out.print(f"inputs: {', '.join(exported.inputs)}")
+    render_step(out, exported)
     if exported.draws:
         names = ", ".join(f"{name} from {draw}" for name, draw in exported.draws.items())
         out.print(f"gopt run draws, where the data does not give them: {names}")
@@ -33,7 +26,7 @@ def render_exported(exported: Exported) -> None:
     _render_check(exported.checked)
     for note in exported.notes:
         out.print(f"note: {note}")
-    out.print(f"written to {exported.model}{beside}; gopt shard {exported.model} --ranks 2 shards it")
+    render_shards_it(out, exported)
 
 
 def _render_check(checked: ExportCheck | None) -> None:

@@ -138,7 +138,7 @@ def without_aliases(graph: Graph, named: Collection[str] = ()) -> AliasFreeView 
                 continue
             node = _identity(node, aliases[outputs[0]]) if len(outputs) == 1 else node
         else:
-            node = _cast(graph, node) if node.op_type == "CastLike" and node.origin is None else node
+            node = _cast(graph, node) if node.origin is None else node
             if not aliases.keys().isdisjoint(node.inputs):
                 node = _past_aliases(node, aliases, set() if node.origin is None else outer)
         nodes.append(node)
@@ -161,8 +161,8 @@ def _past_aliases(node: Node, aliases: Mapping[str, str], outside: Set[str]) -> 
 
 def _cast(graph: Graph, node: Node) -> Node:
     """A CastLike without the operand read for the type alone."""
-    dtype = graph.type_of(node.outputs[0]).dtype
-    if not node.is_a("CastLike") or not known(dtype):
+    dtype = graph.type_of(node.outputs[0]).dtype if node.is_a("CastLike") else "undefined"
+    if not known(dtype):
         return node
     cast = Node("Cast", node.inputs[:1], node.outputs, name=node.name, attributes={"to": dtype_code(dtype)})
     cast.proto = cast.to_proto()

@@ -8,7 +8,8 @@ from gopt.analysis.losses import LossRoots
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, descendants, walk
-from gopt.operators.kinds import SCALES, SUMS, UNMOVED
+from gopt.ir.node_kinds import chosen_by, divisor_of
+from gopt.operators.kinds import COUNTS, SCALES, SUMS, UNMOVED
 
 _OF_LOSS = UNMOVED | SUMS | SCALES | {"Neg"}
 """Operators whose one-element result is as good as the loss that they are computed from."""
@@ -62,7 +63,7 @@ class AnalysisContext:
 
     def masks_locally(self, node: Node) -> bool:
         """Return whether a node keeps a value or zero by a flag of the forward, as the backward of a ReLU does."""
-        if not node.is_a("Where") or not any(self.index.constants.zero(name) for name in node.inputs[1:]):
+        if not any(self.index.constants.zero(name) for name in chosen_by(node)):
             return False
         producer = self.index.producers.get(node.inputs[0])
         masks = [name for name in producer.reads if name in self.tainted] if producer is not None else []
@@ -93,8 +94,8 @@ def build_context(step: StepSkeleton) -> AnalysisContext:
     context.update_only = descendants(index, [name for name in foreign if not index.one_element(name)])
     context.settings = {name for name in foreign if name not in step.updated}
     for node in index.graph.nodes:
-        if id(node) in step.forward and node.is_a("Div") and len(node.inputs) == 2:
-            context.divisors.update(_scalar_chain(index, node.inputs[1]))
+        if id(node) in step.forward and (divisor := divisor_of(node)):
+            context.divisors.update(_scalar_chain(index, divisor))
     return context
 
 
@@ -115,9 +116,7 @@ def _same_as_loss(step: StepSkeleton) -> list[str]:
 
 def _scalar_chain(index: GraphIndex, name: str) -> list[str]:
     """A one-element value, and the sources of its casts, bounds and shifts: a count, clipped to at least 1."""
-
-    def counts(node: Node) -> bool:
-        return node.is_a("Cast", "Max", "Clip", "Add", "Identity", "Reshape", "Squeeze")
-
-    numbers = walk([name], lambda value: filter(index.one_element, index.operands(value, counts)))
+    numbers = walk(
+        [name], lambda value: filter(index.one_element, index.operands(value, lambda node: node.is_in(COUNTS)))
+    )
     return list(numbers) if index.one_element(name) else []

@@ -11,12 +11,13 @@ from gopt.analysis.local_taint import LocalTaint
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, copied_from, copy_chain, descendants
+from gopt.ir.node_kinds import chosen_by
 
 
 def branch_of(index: GraphIndex, name: str, updated: str, check: LocalTaint) -> str:
     """The value chosen beside the old value ``name`` by a condition on gradients; '' without such a choice."""
     node = index.producers.get(copied_from(index, updated))
-    if node is None or not node.is_a("Where") or name not in node.inputs[1:]:
+    if node is None or name not in chosen_by(node):
         return ""
     condition, *values = node.inputs
     branch = values[values[0] == name]

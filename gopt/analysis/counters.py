@@ -53,14 +53,15 @@ def added_constant(index: GraphIndex, old: str, new: str) -> str:
         if value == old:
             return added
         node = index.producers.get(value)
-        if node is None or not (node.is_in(UNMOVED) or node.is_a("Add", "Mul")):
+        if node is None:
+            return ""
+        adds, scales = node.is_a("Add"), node.is_a("Mul")
+        if not (node.is_in(UNMOVED) or adds or scales):
             return ""
         fixed = [name for name in node.inputs if name != old and index.constants.value(name) is not None]
-        if node.is_a("Add") and (added or len(fixed) != 1):
+        if (adds or scales) and (bool(added) is adds or len(fixed) != 1):
             return ""
-        if node.is_a("Mul") and (not added or len(fixed) != 1):
-            return ""
-        added = fixed[0] if node.is_a("Add") else added
+        added = fixed[0] if adds else added
         value = next((name for name in node.inputs if name not in fixed), "")
     return ""
 

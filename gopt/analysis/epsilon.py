@@ -7,9 +7,8 @@ zero by zero.
 from __future__ import annotations
 
 from gopt.analysis.training import Phase, TrainingGraph
-from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
-from gopt.ir.node_kinds import in_proportion
+from gopt.ir.node_kinds import divisor_of, in_proportion
 from gopt.operators.kinds import QUOTIENTS, RELAYS, SCALES
 
 NOTE = (
@@ -26,7 +25,7 @@ def unguarded_roots(training: TrainingGraph, index: GraphIndex | None = None) ->
     for node in training.graph.nodes:
         if node.op_type not in QUOTIENTS or node.phase is not Phase.UPDATE:
             continue
-        divisor = _divisor(node)
+        divisor = divisor_of(node)
         if divisor and not index.one_element(divisor):
             state = _rooted(index, divisor, states)
             if state:
@@ -35,13 +34,6 @@ def unguarded_roots(training: TrainingGraph, index: GraphIndex | None = None) ->
         return []
     more = f" (as do {len(unguarded) - 1} more)" if len(unguarded) > 1 else ""
     return [NOTE.format(label=unguarded[0][0], state=unguarded[0][1], more=more)]
-
-
-def _divisor(node: Node) -> str:
-    """Return the divisor of a node, or '' for a node without division."""
-    if node.is_a("Div"):
-        return node.inputs[1]
-    return node.inputs[0] if node.is_a("Reciprocal") else ""
 
 
 def _rooted(index: GraphIndex, name: str, states: dict[str, str]) -> str:

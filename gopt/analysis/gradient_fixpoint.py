@@ -19,6 +19,7 @@ from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors, copied_from, descendants, walk
+from gopt.ir.node_kinds import record_of
 from gopt.ir.types import FLOATS
 
 _FAR = 32
@@ -133,7 +134,7 @@ def _shared_hint(step: StepSkeleton, value: str) -> list[str]:
             continue
         if not step.index.one_element(name) or len(stack) > _FAR:
             return []
-        if node.is_a("ReduceMean") and not all(map(step.index.one_element, node.inputs[:1])):
+        if record_of(node).pieces == "mean" and not all(map(step.index.one_element, node.inputs[:1])):
             leaves[name] = None
         else:
             stack += node.reads

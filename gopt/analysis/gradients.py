@@ -22,7 +22,7 @@ from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors, walk
 from gopt.ir.node_kinds import elementwise
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import LAYOUT, SCALES, SUMS
+from gopt.operators.kinds import LAYOUT, MOVES, SCALES, SUMS
 
 
 def find_gradient(context: AnalysisContext, parameter: str, updated: str) -> str | None:
@@ -173,7 +173,7 @@ class _DominatorChoice:
 
     def _mixes(self, node: Node) -> bool:
         """Return whether the node is not elementwise, and so cannot run on a piece of the parameter."""
-        if node.is_in(LAYOUT) and not node.is_a("Slice", "Expand"):
+        if node.is_in(MOVES):
             return False
         return not elementwise(node) or not all(map(self._fits, node.inputs))
 

@@ -8,7 +8,7 @@ from onnx import NodeProto
 
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph
-from gopt.ir.node_kinds import control_flow
+from gopt.ir.node_kinds import control_flow, never_draws
 from gopt.ir.nodes import nested
 from gopt.operators.kinds import RANDOM
 from gopt.text.sanitize import show
@@ -46,6 +46,5 @@ def called_nodes(graph: Graph, nodes: Iterable[NodeProto]) -> Iterator[NodeProto
 
 def _draws(node: NodeProto) -> bool:
     """Return whether a node draws; a Dropout without a mode passes the operand on."""
-    if node.op_type not in RANDOM or node.domain not in ("", "ai.onnx"):
-        return False
-    return node.op_type != "Dropout" or (len(node.input) > 2 and node.input[2] != "")
+    standard = node.domain in ("", "ai.onnx") and node.op_type in RANDOM
+    return standard and not never_draws(node.op_type, node.input)

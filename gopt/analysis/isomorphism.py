@@ -2,34 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 
 from gopt.analysis.state_order import StateOrder
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.analysis.updates import UpdateMode, Updates, UpdateSubgraph
 from gopt.ir.graph import Node
-from gopt.ir.node_kinds import control_flow
+from gopt.ir.node_kinds import control_flow, record_of
 
 
 def assign_classes(training: TrainingGraph, updates: Updates, unowned: Sequence[Node] = ()) -> None:
     """Bring the states of every subgraph in order, and give every split subgraph an equivalence class. ``unowned``:
     known nodes of the update outside of every subgraph."""
-    numbers, order = _ValueNumbering(training, updates, unowned), StateOrder(training.graph)
+    numbering, order = _ValueNumbering(training, updates, unowned), StateOrder(training.graph)
     classes: dict[Hashable, tuple[list[int], int]] = {}
     """Structure of an update with its states as listed -> their order, by their places, and its class."""
     for subgraph in updates.subgraphs.values():
         if subgraph.mode is not UpdateMode.SPLIT:
             order.sort(subgraph)
             continue
-        keys, outside = numbers.structure(subgraph)
+        keys, outside = numbering.structure(subgraph)
         structure, listed = (keys, *map(order.leaf, outside)), subgraph.states
         if structure not in classes:
             order.sort(subgraph)
             permutation = [next(at for at, old in enumerate(listed) if old is state) for state in subgraph.states]
-            classes[structure] = permutation, numbers.number(numbers.structure(subgraph)[0])
+            classes[structure] = permutation, numbering.numbers.of_key(numbering.structure(subgraph)[0])
         permutation, subgraph.equivalence_class = classes[structure]
         subgraph.states = [listed[position] for position in permutation]
+
+
+class ValueNumbers:
+    """Numbers values: equal numbers for the same function of the same leaves. ``maker``: the producer of a value, None
+    for a leaf; ``leaf``: the key of a leaf; ``root``: an equal value, for each value."""
+
+    def __init__(
+        self, maker: Callable[[str], Node | None], leaf: Callable[[str], Hashable], root: Callable[[str], str] = str
+    ) -> None:  # fmt: skip
+        self._maker, self._leaf, self._root = maker, leaf, root
+        self._numbers: dict[Hashable, int] = {}
+        self._values = {"": -1}
+
+    def of_key(self, key: Hashable) -> int:
+        """The number of all values with an equal key."""
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def of_value(self, name: str) -> int:
+        stack = [self._root(name)]
+        while stack:
+            top = stack[-1]
+            if top in self._values:
+                stack.pop()
+                continue
+            node = self._maker(top)
+            if node is None or control_flow(node):
+                self._values[top] = self.of_key(self._leaf(top))
+                continue
+            operands = [self._root(operand) for operand in node.inputs]
+            missing = [operand for operand in operands if operand not in self._values]
+            if missing:
+                stack.extend(missing)
+                continue
+            key = signature(node), tuple(self._values[operand] for operand in operands), node.outputs.index(top)
+            self._values[top] = self.of_key(key)
+        return self._values[self._root(name)]
 
 
 class _ValueNumbering:
@@ -38,8 +74,7 @@ class _ValueNumbering:
     def __init__(self, training: TrainingGraph, updates: Updates, unowned: Sequence[Node]) -> None:
         self.graph = training.graph
         self.updates = updates
-        self._numbers: dict[Hashable, int] = {}
-        self._values: dict[str, int] = {}
+        self.numbers = ValueNumbers(self._producer, self._leaf)
         leaves = {leaf for reduction in updates.scalar_reductions.values() for leaf in reduction.leaves}
         self._opaque = leaves | set(training.gradients.values())
 
@@ -53,33 +88,11 @@ class _ValueNumbering:
         return {name: node for node in nodes if node.phase is Phase.UPDATE for name in node.outputs}
 
     def _producer(self, name: str) -> Node | None:
-        """The node of the update that makes a value."""
+        """The node of the update that makes a value; None of a gradient, and of a partial value to be reduced."""
+        if name in self._opaque:
+            return None
         node = self._outside.get(name)
         return node if node is not None or name in self._given else self._inside.get(name)
-
-    def number(self, key: Hashable) -> int:
-        """A number for all values with an equal ``key``."""
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    def scalar(self, name: str) -> int:
-        """A number for a one-element value: equal for the same pure function of the same inputs."""
-        stack = [name]
-        while stack:
-            top = stack[-1]
-            if top in self._values:
-                stack.pop()
-                continue
-            node = None if top in self._opaque else self._producer(top)
-            if node is None or control_flow(node):
-                self._values[top] = self.number(self._leaf(top))
-                continue
-            missing = [x for x in node.reads if x not in self._values]
-            if missing:
-                stack.extend(missing)
-                continue
-            operands = tuple(self._values[x] if x else -1 for x in node.inputs)
-            self._values[top] = self.number((signature(node), operands, node.outputs.index(top)))
-        return self._values[name]
 
     def _leaf(self, name: str) -> Hashable:
         tensor = self.graph.initializers.get(name)
@@ -101,7 +114,7 @@ class _ValueNumbering:
             keys.append(signature(node))
             for name in node.inputs:
                 keys.append(local[name] if name in local else self._operand(name, outside))
-            if node.is_a("ReduceMean"):
+            if record_of(node).pieces == "mean":
                 keys.append(("elements", types[node.inputs[0]].elements))  # each divides by a count of its own
             if len(node.outputs) != 1:
                 keys.append(("outputs", len(node.outputs)))
@@ -117,7 +130,7 @@ class _ValueNumbering:
         """A number for a value from outside of a subgraph; a value of more than one element is added to ``outside``."""
         type = self.graph.type_of(name)
         if type.static and type.elements == 1:
-            return ("scalar", self.scalar(name))
+            return ("scalar", self.numbers.of_value(name))
         outside.append(name)
         return ("outside", type.dtype)
 

@@ -13,6 +13,7 @@ from gopt.analysis.role_hints import others
 from gopt.analysis.state_matching import FACTOR_COST, reaches
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, copied_from, walk
+from gopt.ir.node_kinds import divisor_of
 from gopt.operators.kinds import ELEMENTWISE
 from gopt.operators.operator import Slope
 from gopt.operators.table import names
@@ -68,7 +69,7 @@ def _made_of(index: GraphIndex, outputs: Collection[str], name: str, rival: str,
     nodes, leaves = _slice(index, output, rival)
     if index.one_element(name):
         initializers = index.graph.initializers
-        return any(node.is_in(_CURVES) or (node.is_a("Div") and node.inputs[1] not in initializers) for node in nodes)
+        return any(node.is_in(_CURVES) or divisor_of(node) not in {"", *initializers} for node in nodes)
     shape = index.graph.types[name].shape
     whole = [leaf for leaf in leaves - {rival} if index.graph.type_of(leaf).shape == shape]
     return any(leaf in outputs or not _constant(index, leaf) for leaf in whole)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
+from gopt.analysis.layout_aliases import keeps_order
 from gopt.analysis.row_values import RowValues
 from gopt.ir.constant_folding import as_folded
 from gopt.ir.graph import Node
-from gopt.operators.kinds import COMPARISONS, UNMOVED, VIEWS
+from gopt.operators.kinds import COMPARISONS, LOGIC, MASKS, UNMOVED, VIEWS
 
 
 def masked_ids(values: RowValues, ids: str, rows: str, count: int, numbers: frozenset[int]) -> tuple[int, ...]:
@@ -26,9 +28,9 @@ def masked_ids(values: RowValues, ids: str, rows: str, count: int, numbers: froz
         node = values.producer(rows)
         if node is None:
             break
-        if node.is_in(UNMOVED) or _repeats_nothing(values, node):
+        if node.is_in(UNMOVED) or keeps_order(values.graph, node):
             rows = node.inputs[0]
-        elif node.is_a("Where", "Mul"):
+        elif node.is_in(MASKS):
             mask = _mask(values, node)
             if mask is None:
                 break
@@ -64,14 +66,6 @@ def _mask(values: RowValues, node: Node) -> _Mask | None:
     return None
 
 
-def _repeats_nothing(values: RowValues, node: Node) -> bool:
-    """Return whether an Expand or a Transpose leaves all elements in their order."""
-    shape = values.shape(node.inputs[0])
-    if node.is_a("Transpose") and shape is not None:
-        return list(node.attributes.get("perm", ())) == list(range(len(shape)))
-    return node.is_a("Expand") and shape is not None and shape == values.shape(node.outputs[0])
-
-
 def _leads(values: RowValues, flag: str, rows: str, ids: int) -> bool:
     """Return whether a flag has one element for each id, and masks whole rows in order."""
     mask, shape = values.shape(flag), values.shape(rows)
@@ -101,7 +95,7 @@ class _Condition:
         """Return the producer of a flag, looking through nodes that keep elements and order."""
         while True:
             node = self.values.producer(name)
-            if node is None or not (node.is_in(VIEWS) or _repeats_nothing(self.values, node)):
+            if node is None or not (node.is_in(VIEWS) or keeps_order(self.values.graph, node)):
                 return node
             name = node.inputs[0]
 
@@ -115,7 +109,7 @@ class _Condition:
             if node.is_a("Equal"):
                 sides = [(sign, number) for sign in (-1, 0) for _, number in self._sides(node, sign)]
                 ids |= {int(number) for sign, number in sides if (number < 0) == (sign < 0)}
-            elif node.is_a("And", "Or", "Not"):
+            elif node.is_in(LOGIC):
                 stack.extend(node.inputs)
         return ids
 
@@ -136,15 +130,11 @@ class _Condition:
         node = self._node(flag)
         if node is None:
             return None
-        if node.is_a("Not"):
-            inner = self._at(node.inputs[0], id)
-            return None if inner is None else not inner
-        if node.is_a("And", "Or"):
-            decides = node.is_a("Or")
-            parts = [self._at(name, id) for name in node.inputs]
-            if decides in parts:
-                return decides
-            return None if None in parts else not decides
+        if node.is_in(LOGIC):
+            flags = [self._at(name, id) for name in node.inputs]
+            cases = product(*((False, True) if flag is None else (flag,) for flag in flags))
+            results = {bool(as_folded(node, list(map(np.array, case)))) for case in cases}
+            return results.pop() if len(results) == 1 else None
         if node.is_in(COMPARISONS):
             for on_left, number in self._sides(node, id):
                 return bool(as_folded(node, [np.array(id), np.array(number)][:: 1 if on_left else -1]))

@@ -13,8 +13,8 @@ from gopt.analysis.row_reads import keeps_rows, repeated_ids
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import Phase
 from gopt.ir.graph import Node
-from gopt.ir.node_kinds import in_proportion
-from gopt.operators.kinds import CASTS, COPIES, SCALES
+from gopt.ir.node_kinds import chosen_by, in_proportion
+from gopt.operators.kinds import CASTS, COPIES, MATRIX_PRODUCTS, RESHAPES, SCALES, SCATTERS
 
 _PASSED = SCALES | CASTS | {"Neg"}
 
@@ -102,9 +102,9 @@ class RowSums:
                 raise NoRowSum(f"{node.op_type} {node.label} adds something that is not of its shape")
             self.joins.append(node)
             return [replace(part, value=name) for name in summands]
-        if node.is_a("ScatterND", "ScatterElements"):
+        if node.is_in(SCATTERS):
             return self._scatter(part, node)
-        if node.is_a("MatMul", "Gemm"):
+        if node.is_in(MATRIX_PRODUCTS):
             return [self._product(part, node)]
         return [_Part(self._passed(node), (*part.behind, node))]
 
@@ -112,14 +112,15 @@ class RowSums:
         """The gradient as operand of a node that acts on single rows, and keeps a row of zeros."""
         if keeps_rows(self.values, node):
             return node.inputs[0]
-        if not (node.is_in(_PASSED) or node.is_a("Where")):
+        branches = chosen_by(node)
+        if not node.is_in(_PASSED) and not branches:
             raise NoRowSum(f"{node.op_type} {node.label} makes a part of it that is not a sum of rows")
         out = self.values.shape(node.outputs[0])
         type_of = self.values.graph.type_of
         big = [name for name in node.inputs if type_of(name).elements != 1 and not self._by_row(name, out)]
         passes = len(big) == 1 and self.values.shape(big[0]) == out
         passes = passes and (not node.is_in(SCALES) or in_proportion(node, big[0]))
-        zeros = not node.is_a("Where") or all(name == big[0] or self.values.zero(name) for name in node.inputs[1:])
+        zeros = all(name == big[0] or self.values.zero(name) for name in branches)
         if not passes or not zeros or not out or out[0] != self.rows:
             raise NoRowSum(f"{node.op_type} {node.label} mixes it with something else")
         return big[0]
@@ -170,7 +171,7 @@ class RowSums:
             shape = self.values.shape(node.outputs[0])
             if node.is_a("Transpose") and shape and len(shape) == 2 and node.attributes.get("perm", [1, 0]) == [1, 0]:
                 ids_last = not ids_last
-            elif node.is_a("Reshape", "Flatten", "Squeeze"):
+            elif node.is_in(RESHAPES):
                 before = self.values.shape(node.inputs[0])
                 if ids_last or not shape or not before or shape[-1] != self.rows or before[-1] != self.rows:
                     return ""

@@ -242,11 +242,10 @@ def _odd(node: Node, contents: list[_RowContent]) -> _RowContent:
 def _extreme(node: Node, contents: list[_RowContent]) -> _RowContent:
     if all(content == contents[0] for content in contents):
         return contents[0]
+    extreme, join = (max, any) if node.op_type == "Max" else (min, all)
     if all(content.number is not None for content in contents):
-        numbers = [content.number for content in contents if content.number is not None]
-        return _number(max(numbers) if node.op_type == "Max" else min(numbers))
+        return _number(extreme(content.number for content in contents if content.number is not None))
     signs = [_signs([content]) for content in contents]
-    join = any if node.op_type == "Max" else all
     return _RowContent(positive=join(sign[0] for sign in signs), non_negative=join(sign[1] for sign in signs))
 
 

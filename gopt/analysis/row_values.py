@@ -11,11 +11,11 @@ from functools import cached_property
 
 import numpy as np
 
-from gopt.analysis.isomorphism import signature
+from gopt.analysis.isomorphism import ValueNumbers
 from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases
 from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_index import GraphIndex, walk
-from gopt.ir.node_kinds import control_flow, draws
+from gopt.ir.node_kinds import draws
 from gopt.operators.kinds import EXTREMES, SPREADS, VIEWS
 
 _WHOLE = frozenset({"int32", "int64"})
@@ -29,8 +29,7 @@ class RowValues:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.index = GraphIndex(graph)
-        self._numbers: dict[Hashable, int] = {}
-        self._values: dict[str, int] = {}
+        self._numbers = ValueNumbers(self._maker, self._leaf, self.root)
 
     @cached_property
     def _aliases(self) -> dict[str, str]:
@@ -130,9 +129,9 @@ class RowValues:
         """Return values with all elements of ``name`` between them, in any order and number; [] for no Concat or
         repetition."""
         node = self.index.producers.get(name)
-        if node is None or not (node.is_a("Concat") or node.is_in(SPREADS)):
+        if node is None:
             return []
-        return list(node.inputs) if node.is_a("Concat") else node.inputs[:1]
+        return node.inputs[:1] if node.is_in(SPREADS) else list(node.inputs) if node.is_a("Concat") else []
 
     def _bounded(self, node: Node, rows: int) -> str:
         """The ids that a node takes without changing any id of the table; '' where a change is possible."""
@@ -143,8 +142,7 @@ class RowValues:
             low, high = ([*node.inputs, "", ""][slot] for slot in (1, 2))
             return node.inputs[0] if self._at_most(low, -rows) and self._at_least(high, rows - 1) else ""
         if node.is_in(EXTREMES) and len(node.inputs) == 2:
-            fits = self._at_most if node.is_a("Max") else self._at_least
-            limit = -rows if node.is_a("Max") else rows - 1
+            fits, limit = (self._at_most, -rows) if node.is_a("Max") else (self._at_least, rows - 1)
             return next((a for a, b in _both(node) if b and self.constant(b) is not None and fits(b, limit)), "")
         if node.is_a("Mod") and not node.attributes.get("fmod", 0):
             return node.inputs[0] if self.number(node.inputs[1]) == rows else ""
@@ -175,27 +173,11 @@ class RowValues:
 
     def value_number(self, name: str) -> int:
         """Equal for values that are the same function of the same values; random numbers are equal to themselves."""
-        stack = [self.root(name)]
-        while stack:
-            top = stack[-1]
-            if top in self._values:
-                stack.pop()
-                continue
-            node = self.index.producers.get(top)
-            if node is None or node.is_a("Constant") or control_flow(node) or draws(node):
-                self._values[top] = self._numbered(self._leaf(top))
-                continue
-            operands = [self.root(operand) for operand in node.inputs]
-            missing = [operand for operand in operands if operand and operand not in self._values]
-            if missing:
-                stack.extend(missing)
-                continue
-            key = (signature(node), tuple(self._values.get(operand, -1) for operand in operands))
-            self._values[top] = self._numbered((key, node.outputs.index(top)))
-        return self._values[self.root(name)]
+        return self._numbers.of_value(name)
 
-    def _numbered(self, key: Hashable) -> int:
-        return self._numbers.setdefault(key, len(self._numbers))
+    def _maker(self, name: str) -> Node | None:
+        node = self.index.producers.get(name)
+        return None if node is None or node.is_a("Constant") or draws(node) else node
 
     def _leaf(self, name: str) -> Hashable:
         value = self.constant(name) if self.graph.type_of(name).nbytes <= _SMALL else None

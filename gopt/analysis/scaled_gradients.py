@@ -15,13 +15,12 @@ from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, walk
-from gopt.ir.node_kinds import elementwise
+from gopt.ir.node_kinds import chosen_by, elementwise, record_of
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import LAYOUT
-from gopt.operators.table import names
+from gopt.operators.kinds import EXTREMES, LAYOUT, TERMS
+from gopt.operators.operator import Slope
 
-_VANISHING = names(lambda record: record.elementwise and record.zero) | LAYOUT
-"""Operators whose result is zero where their first operand is; so is a Clip or a Pow by the constants of steps."""
+_TERMS = TERMS | EXTREMES
 
 
 def refuse_scaled(step: StepSkeleton, training: TrainingGraph) -> None:
@@ -81,17 +80,14 @@ def _vanishing(index: GraphIndex, gradients: AbstractSet[str]) -> set[str]:
 
 
 def _vanishes(index: GraphIndex, node: Node, vanishing: AbstractSet[str]) -> bool:
-    if node.is_a("Mul"):
-        return True
-    if node.is_a("Add", "Sub", "Sum", "Max", "Min", "Mean"):
-        return _all_vanish(index, node.inputs, vanishing)
-    if node.is_a("Where"):
-        return _all_vanish(index, node.inputs[1:], vanishing)
-    return node.inputs[0] in vanishing and (node.is_in(_VANISHING) or node.is_a("Clip", "Pow"))
-
-
-def _all_vanish(index: GraphIndex, names: Iterable[str], vanishing: AbstractSet[str]) -> bool:
-    return all(name in vanishing or index.constants.zero(name) for name in names)
+    if not elementwise(node) and not node.is_in(LAYOUT):
+        return False
+    if node.is_in(_TERMS):
+        terms = chosen_by(node) or node.inputs
+        return all(name in vanishing or index.constants.zero(name) for name in terms)
+    record = record_of(node)
+    linear = any(name in vanishing and record.slope(slot) is Slope.LINEAR for slot, name in enumerate(node.inputs))
+    return linear or (record.zero and node.inputs[0] in vanishing)
 
 
 def _masks(step: StepSkeleton, output: str, state: str) -> bool:

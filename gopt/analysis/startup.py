@@ -32,7 +32,7 @@ def why_unusable(startup: Graph, training: TrainingGraph) -> str:
 def _all_nodes(startup: Graph) -> Iterator[NodeProto]:
     """The nodes of a graph, of the bodies, and of the called functions."""
     functions = bool(startup.header.functions)
-    protos = [node.to_proto() for node in startup.nodes if functions or node.is_a(*MAY_DRAW)]
+    protos = [node.to_proto() for node in startup.nodes if functions or node.is_in(MAY_DRAW)]
     yield from nested(protos)
     yield from called_nodes(startup, protos)
 

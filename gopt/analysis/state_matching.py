@@ -19,6 +19,7 @@ from gopt.analysis.open_pairs import OpenPairsError
 from gopt.analysis.role_hints import others
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, ancestors, copied_from
+from gopt.ir.node_kinds import chosen_by, in_proportion
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import numpy_dtype
 from gopt.operators.kinds import CASTS, ELEMENTWISE, SCALES
@@ -88,7 +89,7 @@ def walk_to_states(
                 if type is not want and type.dtype == "bool" != want.dtype:
                     if want.elements > 1:
                         queues[2].append((operand, max(depth, FLAG_COST)))
-                    elif node.is_a("Where") and not moving.isdisjoint(node.inputs[1:]):
+                    elif not moving.isdisjoint(chosen_by(node)):
                         queues[2].append((operand, max(depth, DOUBT_COST)))
                 elif scaling and _scales(node, operand, moving):
                     queues[1].append((operand, further + FACTOR_COST))
@@ -98,9 +99,8 @@ def walk_to_states(
 
 def _scales(node: Node, operand: str, moving: AbstractSet[str]) -> bool:
     """Return whether an operand of a product or quotient is a factor of a batch-dependent value, or a divisor."""
-    if node.op_type == "Div":
-        return operand != node.inputs[0]
-    return not moving.isdisjoint([name for name in node.inputs if name != operand])
+    beside = [name for name in node.inputs if name != operand and name in moving]
+    return not in_proportion(node, operand) or any(in_proportion(node, name) for name in beside)
 
 
 def match_states(reach: dict[str, dict[str, int]]) -> tuple[dict[str, str], dict[str, list[str]]]:

@@ -16,6 +16,7 @@ from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, descendants, walk
+from gopt.ir.node_kinds import chosen_by
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import CASTS, COPIES, LAYOUT, SCALES
 from gopt.text.sanitize import listed
@@ -251,8 +252,8 @@ def _accumulates(index: GraphIndex, state: State, gradient: str) -> bool:
         if node is None or (name, factor) in visited:
             continue
         visited.add((name, factor))
-        if node.is_a("Where"):
-            stack += [(branch, factor) for branch in node.inputs[1:]]
+        if branches := chosen_by(node):
+            stack += [(branch, factor) for branch in branches]
         elif node.is_a("Add") and state.tensor in node.inputs and factor == 1:
             return _scaled(index, next((name for name in node.inputs if name != state.tensor), ""), gradient)
         elif (multiple := index.constants.multiple(node)) is not None:

@@ -10,7 +10,7 @@ from gopt.analysis.role_map import RoleMap
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, ancestors, copy_chain, descendants
 from gopt.ir.node_kinds import elementwise, random
-from gopt.operators.kinds import CASTS, MAY_DRAW, RELAYS, SCALES, SIZES, SUMS
+from gopt.operators.kinds import CASTS, MASKS, MAY_DRAW, RELAYS, SCALES, SIZES, SUMS
 
 _LINEAR = RELAYS | SUMS | {"Neg"}
 _NEAR = 16
@@ -185,7 +185,7 @@ class StepSkeleton:
         The forward reads the mask beside a parameter of the same shape alone. One more reader would be the backward's;
         a second reader is the update, which may read nothing that differs from rank to rank."""
         users = self._past_casts(name)
-        if not all(node.is_a("Mul", "Where") for node, _ in users):
+        if not all(node.is_in(MASKS) for node, _ in users):
             return False
         types = self.index.graph.types
         forward = [(node, read) for node, read in users if id(node) in self.forward]

@@ -16,7 +16,7 @@ from gopt.analysis.updates import ScalarReduction, UpdateMode, Updates, UpdateSu
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.graph_index import GraphIndex, ancestors, descendants
-from gopt.ir.node_kinds import control_flow, elementwise
+from gopt.ir.node_kinds import control_flow, elementwise, record_of
 from gopt.operators.kinds import COMBINERS, CONTROL_FLOW, REDUCTIONS, RESHAPES
 
 FLATTENING = RESHAPES | {"Transpose"}
@@ -281,7 +281,7 @@ class _Finder:
             if id(node) in owned or len(node.outputs) != 1:
                 continue
             kinds = {kind[name] for name in node.inputs if name in kind}
-            if len(kinds) == 1 and node.is_a(*COMBINERS.get(next(iter(kinds)), ())) and self._scalars(node):
+            if len(kinds) == 1 and node.is_in(COMBINERS.get(next(iter(kinds)), ())) and self._scalars(node):
                 kind[node.outputs[0]] = next(iter(kinds))
                 joins.append(node)
         root: dict[str, str] = {}
@@ -313,6 +313,6 @@ class _Finder:
     def _kind(self, node: Node, mode: UpdateMode) -> str:
         dtype = self.graph.type_of(node.outputs[0]).dtype
         if dtype == "bool":
-            return "all" if node.is_a("ReduceMin") else "any"
+            return "all" if record_of(node).pieces == "min" else "any"
         # A whole subgraph's scalar is complete on its owner; the others add nothing to it.
         return REDUCTIONS[node.op_type] if mode is UpdateMode.SPLIT else "sum"

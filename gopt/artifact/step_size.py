@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.report_record import BeforeAfter, RankBytes, RankUsage, SourceEntry, StepSize
@@ -40,16 +41,10 @@ def before_after(
         most = max(usages, key=lambda usage: held(usage) + peak(usage.rank))
     parts = [rank for rank in ranks if rank.rank == most.rank]
     largest = StepSize(
-        nodes=sum(len(block.nodes) for part in parts for block in part.blocks),
-        parameters=most.nbytes.parameters,
-        optimizer_states=most.nbytes.optimizer_states,
-        gradients=most.nbytes.gradients,
-        peak_live=peak(most.rank),
-        initializers=_stored(program, common, parts),
-        calls=sum(call.calls for call in most.communication),
-        traffic=most.bytes_sent,
+        peak_live=peak(most.rank), initializers=_stored(program, common, parts), **rank_sizes(most, parts)
     )
-    return BeforeAfter(most.rank, _source_size(program.source, source), largest)
+    before = StepSize(peak_live=live_in_source(program.source).peak, **source_sizes(program.source, source))
+    return BeforeAfter(most.rank, before, largest)
 
 
 def source_bytes(training: TrainingGraph) -> RankBytes:
@@ -65,18 +60,18 @@ def source_bytes(training: TrainingGraph) -> RankBytes:
     )
 
 
-def _source_size(training: TrainingGraph, source: SourceEntry) -> StepSize:
-    nbytes = source_bytes(training)
-    return StepSize(
-        nodes=source.counts["nodes"],
-        parameters=nbytes.parameters,
-        optimizer_states=nbytes.optimizer_states,
-        gradients=nbytes.gradients,
-        peak_live=live_in_source(training).peak,
-        initializers=sum(tensor.nbytes for tensor in training.graph.initializers.values()),
-        calls=len(training.calls),
-        traffic=0,
-    )
+def source_sizes(training: TrainingGraph, source: SourceEntry) -> dict[str, int]:
+    """The sizes of the source, for a table beside ranks or roles."""
+    stored = sum(tensor.nbytes for tensor in training.graph.initializers.values())
+    counts = {"nodes": source.counts["nodes"], "calls": len(training.calls), "traffic": 0, "initializers": stored}
+    return counts | asdict(source_bytes(training))
+
+
+def rank_sizes(usage: RankUsage, parts: Sequence[RankGraph]) -> dict[str, int]:
+    """The sizes of a rank with some files, except for the stored bytes."""
+    nodes = sum(len(block.nodes) for part in parts for block in part.blocks)
+    calls = sum(call.calls for call in usage.communication)
+    return {"nodes": nodes, "calls": calls, "traffic": usage.bytes_sent} | asdict(usage.nbytes)
 
 
 def _stored(program: SpmdProgram, common: Sequence[RankState], parts: Sequence[RankGraph]) -> int:

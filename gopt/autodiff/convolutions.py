@@ -31,6 +31,7 @@ class ConvolutionSizes:
     kernel: tuple[int, ...]
     large: tuple[int, ...]
     small: tuple[int, ...]
+    transposed: bool
 
     @property
     def rank(self) -> int:
@@ -69,7 +70,8 @@ def window_of(operator: ForwardOperator) -> ConvolutionSizes:
         pads = (*firsts, *(total - before for total, before in zip(totals, firsts)))
     elif padding == "VALID":
         pads = (0,) * 2 * rank
-    return ConvolutionSizes(attrs.get("group", 1), strides, dilations, pads, tuple(kernel), tuple(large), tuple(small))
+    group = attrs.get("group", 1)
+    return ConvolutionSizes(group, strides, dilations, pads, tuple(kernel), tuple(large), tuple(small), transposed)
 
 
 def differentiate_convolution(
@@ -78,7 +80,7 @@ def differentiate_convolution(
     """Emit the derivatives by the operands ``wanted``, given the derivative by the result; returns them by operand."""
     node, window = operator.node, window_of(operator)
     x, weight, adjoints = node.input[0], node.input[1], {}
-    transposed = node.op_type == "ConvTranspose"
+    transposed = window.transposed
     if 0 in wanted:
         adjoints[0] = (_by_small if transposed else _by_large)(window, emit, adjoint, weight)
     if 1 in wanted:

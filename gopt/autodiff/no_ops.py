@@ -31,14 +31,20 @@ def as_reshape(node: Node, values: Values) -> Node:
             source = maker.inputs[0]
         target = values.constant(np.array(after, np.int64))
         return Node("Reshape", [source, target], node.outputs, name=node.name)
-    maker = values.producers.get(source)
-    if node.is_a("Transpose") and maker is not None and maker.is_a("Transpose"):
-        inner, outer = _permutation(maker, len(before)), _permutation(node, len(before))
-        return Node(
-            "Transpose", [maker.inputs[0]], node.outputs, name=node.name,
-            attributes={"perm": [inner[axis] for axis in outer]},
-        )  # fmt: skip
+    if node.is_a("Transpose"):
+        base, order = _turned(node, values, len(before))
+        if base != source:
+            return Node("Transpose", [base], node.outputs, name=node.name, attributes={"perm": order})
     return node
+
+
+def _turned(node: Node, values: Values, rank: int) -> tuple[str, list[int]]:
+    """The operand of a Transpose, or of another in front of it, and the permutation from there."""
+    order, maker = _permutation(node, rank), values.producers.get(node.inputs[0])
+    if maker is None or not maker.is_a("Transpose"):
+        return node.inputs[0], order
+    inner = _permutation(maker, rank)
+    return maker.inputs[0], [inner[axis] for axis in order]
 
 
 def _permutation(node: Node, rank: int) -> list[int]:
@@ -76,15 +82,10 @@ def _transpose(node: Node, values: Values) -> str | None:
     shape = values.shape(node.inputs[0])
     if shape is None:
         return None
-    permutation = _permutation(node, len(shape))
-    if permutation == sorted(permutation):
+    own, (base, order) = _permutation(node, len(shape)), _turned(node, values, len(shape))
+    if own == sorted(own):
         return node.inputs[0]
-    maker = values.producers.get(node.inputs[0])
-    if maker is not None and maker.is_a("Transpose"):
-        inner = _permutation(maker, len(shape))
-        if [inner[axis] for axis in permutation] == sorted(permutation):
-            return maker.inputs[0]
-    return None
+    return base if order == sorted(order) else None
 
 
 def _cast(node: Node, values: Values) -> str | None:

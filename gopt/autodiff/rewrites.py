@@ -15,8 +15,7 @@ import onnx.inliner
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from gopt.autodiff.operators import ForwardOperator, between, types_of
-from gopt.ir.attributes import attribute_value
-from gopt.ir.constant_folding import constant_array
+from gopt.ir.constant_folding import constant_of
 from gopt.ir.model_file import refill
 from gopt.ir.opset import opset_of
 from gopt.ir.tape import ProtoTape
@@ -72,10 +71,8 @@ def constants_of(model: ModelProto) -> dict[str, np.ndarray]:
     """The values of a model's initializers and Constant nodes."""
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-            value = constant_array({attribute.name: attribute_value(attribute) for attribute in node.attribute})
-            if value is not None:
-                arrays[node.output[0]] = value
+        if (value := constant_of(node)) is not None:
+            arrays[node.output[0]] = value
     return arrays
 
 
@@ -162,10 +159,10 @@ def _reduction(operator: ForwardOperator, constants: Constants, emit: ProtoTape)
     """Leave out an empty list of axes, which stands for all; write a product as products of halves."""
     node, attributes = operator.node, operator.attributes
     axes, noop = _integers(operator, constants, 1), attributes.get("noop_with_empty_axes", 0)
-    if axes == [] and not noop:
-        if node.op_type != "ReduceProd":
-            return emit.op(node.op_type, node.input[0], keepdims=attributes.get("keepdims", 1))
-    elif node.op_type != "ReduceProd" or (axes is None and _given(operator, 1)) or (noop and not axes):
+    of_all = axes == [] and not noop
+    if node.op_type != "ReduceProd":
+        return emit.op(node.op_type, node.input[0], keepdims=attributes.get("keepdims", 1)) if of_all else None
+    if not of_all and ((axes is None and _given(operator, 1)) or (noop and not axes)):
         return None
     shape = operator.shape(node.input[0])
     if 0 in shape or not shape:

@@ -131,6 +131,14 @@ class Remover:
         self.squeezed[name] = SqueezedValue(squeezed, axis)
         return True
 
+    def shaped(self, node: Node, squeezed: str, axis: int, out: tuple[int, ...], op_type: str = "") -> bool:
+        """Add the node, with a shape for its last operand, for a result shaped ``out`` with the axis; nothing where the
+        value has the shape already."""
+        shorter = out[:axis] + out[axis + 1 :]
+        if self.shape(squeezed) == shorter:
+            return self.same(node, squeezed, axis)
+        return self.put(node, [squeezed, self.ints(shorter)], axis, {}, op_type)
+
     def same(self, node: Node, squeezed: str, axis: int) -> bool:
         """The node does nothing but to move the axis."""
         self.squeezed[node.outputs[0]] = SqueezedValue(squeezed, axis)

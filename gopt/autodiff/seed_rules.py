@@ -75,10 +75,7 @@ def _expand(remover: Remover, node: Node) -> bool:
     axis = len(out) - (len(shape) - squeezed.axis)
     if out[axis] != 1:
         return False
-    shorter = out[:axis] + out[axis + 1 :]
-    if remover.shape(squeezed.name) == shorter:
-        return remover.same(node, squeezed.name, axis)
-    return remover.put(node, [squeezed.name, remover.ints(shorter)], axis)
+    return remover.shaped(node, squeezed.name, axis, out)
 
 
 def _regroup(remover: Remover, node: Node) -> bool:
@@ -89,11 +86,7 @@ def _regroup(remover: Remover, node: Node) -> bool:
     ones = [axis for axis, size in enumerate(out) if size == 1]
     if not ones:
         return remover.plain(node, squeezed.name, out)
-    axis = len(out) - 1 if out[-1] == 1 else ones[0]
-    shorter = out[:axis] + out[axis + 1 :]
-    if remover.shape(squeezed.name) == shorter:
-        return remover.same(node, squeezed.name, axis)
-    return remover.put(node, [squeezed.name, remover.ints(shorter)], axis, {}, "Reshape")
+    return remover.shaped(node, squeezed.name, len(out) - 1 if out[-1] == 1 else ones[0], out, "Reshape")
 
 
 def _transpose(remover: Remover, node: Node) -> bool:
@@ -123,20 +116,6 @@ def _reduce(remover: Remover, node: Node) -> bool:
     if not kept_axes:
         return remover.same(node, squeezed.name, axis)
     return remover.put(node, [squeezed.name, remover.ints(kept_axes)], axis)
-
-
-def _concat(remover: Remover, node: Node) -> bool:
-    out = remover.shape(node.outputs[0])
-    value = next(remover.squeezed[name] for name in node.inputs if name in remover.squeezed)
-    assert out is not None
-    along = int(node.attributes["axis"]) % len(out)
-    if along == value.axis:
-        return False
-    inputs = [remover.without(name, value.axis) for name in node.inputs]
-    if any(name is None for name in inputs):
-        return False
-    attributes = {"axis": along - (along > value.axis)}
-    return remover.put(node, [name for name in inputs if name is not None], value.axis, attributes)
 
 
 def _slice(remover: Remover, node: Node) -> bool:
@@ -179,7 +158,7 @@ def _gather(remover: Remover, node: Node) -> bool:
 
 
 def _elements(remover: Remover, node: Node) -> bool:
-    """GatherElements, ScatterElements: operands of the same rank."""
+    """Concat, GatherElements, ScatterElements: operands of the same rank."""
     value = next(remover.squeezed[name] for name in node.inputs if name in remover.squeezed)
     out = remover.shape(node.outputs[0])
     assert out is not None
@@ -216,7 +195,7 @@ RULES: Rules = {
     **dict.fromkeys(RESHAPES, _regroup),
     "Transpose": _transpose,
     **dict.fromkeys(MEANS | EXTREME_REDUCTIONS, _reduce),
-    "Concat": _concat,
+    "Concat": _elements,
     "Slice": _slice,
     "Pad": _pad,
     "Gather": _gather,

@@ -28,9 +28,10 @@ def split_without_sequences(model: ModelProto) -> ModelProto:
         for name in set(node.input) & set(readers):
             readers[name].append(node)
     parts: dict[str, list[str]] = {}
+    inner = readers.keys() - outer
     nodes: list[NodeProto] = []
     for node in model.graph.node:
-        if node.op_type == "SplitToSequence" and node.output[0] not in outer:
+        if not inner.isdisjoint(node.output):
             sizes = _sizes(ForwardOperator.of(node, types), constants, types)
             if sizes is not None and all(_at(reader, len(sizes), constants) for reader in readers[node.output[0]]):
                 parts[node.output[0]] = [names.take(f"{node.output[0]}.{index}") for index in range(len(sizes))]

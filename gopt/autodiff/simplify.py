@@ -13,8 +13,9 @@ from onnx.reference import ReferenceEvaluator
 
 from gopt.autodiff.no_ops import aliased, as_reshape
 from gopt.autodiff.values import Values
+from gopt.ir.constant_folding import measured
 from gopt.ir.graph import Graph, Node
-from gopt.operators.kinds import RANDOM
+from gopt.operators.kinds import RANDOM, SIZES
 
 FOLDED = 1024
 """Largest constant, in bytes, that folding makes."""
@@ -101,19 +102,18 @@ def constant_result(node: Node, values: Values) -> np.ndarray | None:
     """Return the only result of a node if constant and of at most FOLDED bytes, else None."""
     graph = values.graph
     kind = graph.type_of(node.inputs[0]) if node.inputs and node.inputs[0] else None
-    if node.is_a("Size") and kind is not None and kind.static:
-        return np.array(kind.elements, np.int64)
-    if node.is_a("Shape") and kind is not None and kind.static:
-        return np.array(kind.dims, np.int64)[slice(node.attributes.get("start", 0), node.attributes.get("end"))]
+    if node.is_in(SIZES) and kind is not None and kind.static:
+        return measured(node, kind.dims)
     result = graph.type_of(node.outputs[0])
-    if not node.is_a("Constant") and result.static and result.nbytes > FOLDED:
+    stored = node.is_a("Constant")
+    if not stored and result.static and result.nbytes > FOLDED:
         return None
     operands = {name: values.array(name) for name in node.inputs if name}
     arrays = {name: array for name, array in operands.items() if array is not None}
     if len(arrays) < len(operands):
         return None
     folded = _evaluated(node, arrays, graph)
-    return folded if folded is not None and (node.is_a("Constant") or folded.nbytes <= FOLDED) else None
+    return folded if folded is not None and (stored or folded.nbytes <= FOLDED) else None
 
 
 def _evaluated(node: Node, arrays: dict[str, np.ndarray], graph: Graph) -> np.ndarray | None:

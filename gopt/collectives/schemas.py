@@ -5,7 +5,7 @@ Importing this module is cheap; ``register`` imports onnx.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gopt.collectives.call import Attribute, PartialType
@@ -50,17 +50,27 @@ def schema(record: Collective) -> OpSchema:
         return [OpSchema.FormalParameter(name, "T")] * high
 
     moved = FLOATS | INTEGERS | {"bool"} if record.reduces else ITEM_BYTES
+    inputs = parameters("X", record.min_inputs, record.max_inputs)
+    return _declared(record, inputs, parameters("Y", record.min_outputs, record.max_outputs), moved, "call")
+
+
+def _declared(
+    record: Collective | MessageOperator,
+    inputs: list[OpSchema.FormalParameter],
+    outputs: list[OpSchema.FormalParameter],
+    moved: Iterable[str],
+    what: str,
+) -> OpSchema:
+    """The schema with shape inference. ``moved``: types that tensors may have; ``what``: has tensors of one type."""
+    from onnx.defs import OpSchema
+
     types = sorted(f"tensor({_ONNX_WORDS.get(name, name)})" for name in moved)
+    used = any(parameter.type_str == "T" for parameter in (*inputs, *outputs))
     result = OpSchema(
-        record.name,
-        DOMAIN,
-        VERSION,
-        record.doc,
-        inputs=parameters("X", record.min_inputs, record.max_inputs),
-        outputs=parameters("Y", record.min_outputs, record.max_outputs),
-        type_constraints=[("T", types, "All tensors of one call have one type.")],
+        record.name, DOMAIN, VERSION, record.doc, inputs=inputs, outputs=outputs,
+        type_constraints=[("T", types, f"All tensors of one {what} have one type.")] if used else [],
         attributes=[_attribute(attribute) for attribute in record.attributes],
-    )
+    )  # fmt: skip
     result.set_type_and_shape_inference_function(_inference(record))
     return result
 
@@ -96,20 +106,7 @@ def message_schema(record: MessageOperator) -> OpSchema:
         outputs = [OpSchema.FormalParameter("ids", number), OpSchema.FormalParameter("Y", "T")]
     else:
         outputs = many("Y", "T", record.min_outputs, record.max_outputs)
-    used = any(parameter.type_str == "T" for parameter in (*inputs, *outputs))
-    types = sorted(f"tensor({_ONNX_WORDS.get(name, name)})" for name in ITEM_BYTES)
-    result = OpSchema(
-        record.name,
-        DOMAIN,
-        VERSION,
-        record.doc,
-        inputs=inputs,
-        outputs=outputs,
-        type_constraints=[("T", types, "All tensors of one message have one type.")] if used else [],
-        attributes=[_attribute(attribute) for attribute in record.attributes],
-    )
-    result.set_type_and_shape_inference_function(_inference(record))
-    return result
+    return _declared(record, inputs, outputs, ITEM_BYTES, "message")
 
 
 def _attribute(attribute: Attribute) -> OpSchema.Attribute:

@@ -6,15 +6,16 @@ behind it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import onnx
+from onnx import NodeProto
 
 from gopt import limits
+from gopt.ir.attributes import attribute_value
 from gopt.ir.graph import Graph, Node
 from gopt.ir.node_kinds import record_of
 from gopt.ir.opset import opset_of
@@ -98,6 +99,13 @@ def constant_array(attributes: Mapping[str, Any]) -> np.ndarray | None:
     return None
 
 
+def constant_of(node: NodeProto) -> np.ndarray | None:
+    """The value of a Constant node of a model; None for other nodes."""
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    return constant_array({attribute.name: attribute_value(attribute) for attribute in node.attribute})
+
+
 class Constants:
     """The constants of a graph, each computed on demand: stored values, and results of nodes on constants alone, of at
     most ``limits.FOLDED_ELEMENTS`` elements. ``arrays``: values taken for constants."""
@@ -151,7 +159,7 @@ class Constants:
         return self.uniform(name) == 0
 
     def multiple(self, node: Node) -> tuple[str, float] | None:
-        """The operand of which a node's result is a known multiple, and the multiple; None without such a constant."""
+        """The operand of a node with a known multiple of the operand for a result, and the multiple; or None."""
         record = record_of(node)
         if record.elementwise and record.linear_in_first:
             one = as_folded(node, [np.ones(1)])
@@ -197,9 +205,7 @@ class Constants:
         rule, kind = _kernel(node), self._graph.type_of(node.outputs[0])
         if node.is_in(SIZES):
             sizes = self.sizes(node.inputs[0])
-            if sizes is None or node.is_a("Size"):
-                return None if sizes is None else np.array(math.prod(sizes), np.int64)
-            return np.array(sizes[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64)
+            return None if sizes is None else measured(node, sizes)
         if (rule is None and node.op_type != "CastLike") or (kind.static and kind.elements > limits.FOLDED_ELEMENTS):
             return None
         operands: list[Any] = []
@@ -232,6 +238,11 @@ def as_folded(node: Node, operands: Sequence[np.ndarray]) -> np.ndarray | None:
         return None if rule is None else np.asarray(rule(node.attributes, operands))
     except _MALFORMED:
         return None
+
+
+def measured(node: Node, dims: tuple[int, ...]) -> np.ndarray | None:
+    """Return the result of a Shape or a Size for a value with dimensions ``dims``."""
+    return as_folded(node, [np.broadcast_to(np.False_, dims)])
 
 
 def as_constant(name: str, value: np.ndarray) -> onnx.NodeProto:

@@ -83,7 +83,7 @@ def walk(starts: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator
 
 
 def copy_chain(producers: Mapping[str, Node], name: str, through: Container[str] = ("Identity",)) -> list[str]:
-    """A value, and the values of which it is a copy, or a result of operators ``through``, the nearest first."""
+    """A value, and the sources of copies in front, or of operators ``through``, the nearest first."""
     chain = [name]
     while (node := producers.get(chain[-1])) is not None and node.is_in(through):
         chain.append(node.inputs[0])

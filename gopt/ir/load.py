@@ -23,7 +23,7 @@ from gopt.ir.inference import add_types, declared_types
 from gopt.ir.model_file import ModelFile
 from gopt.ir.node_reader import read_nodes
 from gopt.ir.nodes import captures, name_apart
-from gopt.ir.onnx_checker import check_legal
+from gopt.ir.onnx_checker import check_legal, merge_fields
 from gopt.ir.scopes import name_bodies_apart
 from gopt.ir.symbol_table import SymbolTable, text
 from gopt.ir.tensor import Tensor
@@ -230,14 +230,9 @@ def header_of(model: ModelProto) -> ModelProto:
     """The model without the graph; raises InputError for texts that are not UTF-8."""
     header = ModelProto()
     for field, value in model.ListFields():
-        if field.name == "graph":
-            continue
-        if isinstance(value, (int, str)):
-            setattr(header, field.name, value)
-        elif isinstance(value, bytes):
+        if isinstance(value, bytes):
             raise InputError(f"{field.name} is {show(value)}, which is not UTF-8")
-        else:
-            getattr(header, field.name).MergeFrom(value)
+    merge_fields(header, model, ("graph",))
     header.ir_version = max(header.ir_version, _OWN_VALUES)
     for each in (model.graph.name, *(part for entry in model.metadata_props for part in (entry.key, entry.value))):
         text(each)

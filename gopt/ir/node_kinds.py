@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gopt.ir.graph import Node
 from gopt.ir.nodes import nested
-from gopt.operators.kinds import CONTROL_FLOW, ELEMENTWISE, HEAVY, MAY_DRAW, RANDOM, SCALES
+from gopt.operators.kinds import CONTROL_FLOW, ELEMENTWISE, HEAVY, MAY_DRAW, QUOTIENTS, RANDOM, SCALES
 from gopt.operators.operator import Operator, Slope
 from gopt.operators.table import UNKNOWN, operator
 
@@ -14,6 +14,23 @@ from gopt.operators.table import UNKNOWN, operator
 def record_of(node: Node) -> Operator:
     """The record of a node's operator; ``UNKNOWN`` for operators of other domains."""
     return operator(node.op_type) if node.domain in ("", "ai.onnx") else UNKNOWN
+
+
+def chosen_by(node: Node) -> Sequence[str]:
+    """The operands among which an elementwise node chooses, as a Where does; empty for other nodes."""
+    choosers = record_of(node).choosers if elementwise(node) else ()
+    return [name for slot, name in enumerate(node.inputs) if slot not in choosers] if choosers else []
+
+
+def never_draws(op_type: str, operands: Sequence[str]) -> bool:
+    """Return whether an operator lacks the operand to switch draws on."""
+    switch = operator(op_type).switch
+    return switch is not None and not any(operands[switch : switch + 1])
+
+
+def divisor_of(node: Node) -> str:
+    """The divisor of a quotient; '' for other nodes."""
+    return node.inputs[-1] if node.is_in(QUOTIENTS) else ""
 
 
 def in_proportion(node: Node, name: str) -> bool:
@@ -43,8 +60,7 @@ def random(node: Node) -> bool:
     if node.op_type not in MAY_DRAW:
         return False
     if node.is_in(RANDOM):
-        passes = node.is_a("Dropout") and not any(node.inputs[2:])  # without a mode nothing is dropped
-        return "seed" not in node.attributes and not passes
+        return "seed" not in node.attributes and not never_draws(node.op_type, node.inputs)
     if not control_flow(node) or (proto := node.proto) is None:
         return False
     return any(

@@ -43,7 +43,7 @@ class Archive(Mapping[str, Tensor]):
         self._made: dict[str, Tensor] = {}
         self._members: dict[str, zipfile.ZipInfo] = {}
         with _reading(""):
-            _check_directory(path, size)
+            check_directory(path, size)
             self._archive = zipfile.ZipFile(path)
         for entry in self._archive.infolist():
             name = entry.filename.removesuffix(".npy")
@@ -97,7 +97,7 @@ def _damaged(name: str, error: Exception, kind: str) -> InputError:
     return InputError(f"is not an {kind} file, or is damaged{where}: {reason(error)}")
 
 
-def _check_directory(path: str, size: int) -> None:
+def check_directory(path: str | os.PathLike[str], size: int, members: str = "arrays") -> None:
     """Raise InputError for a list of members, read at once by zipfile, beyond the limit."""
     with open(path, "rb") as file:
         file.seek(max(0, size - (1 << 16) - 22))
@@ -112,7 +112,7 @@ def _check_directory(path: str, size: int) -> None:
     if min(listed, size) > limits.ARCHIVE_DIRECTORY:
         most = limits.ARCHIVE_DIRECTORY
         raise InputError(
-            f"its list of arrays is {listed} bytes long; at most {most} are read (ARCHIVE_DIRECTORY)",
+            f"its list of {members} is {listed} bytes long; at most {most} are read (ARCHIVE_DIRECTORY)",
             limits.hint("ARCHIVE_DIRECTORY", min(listed, size)),
         )
 

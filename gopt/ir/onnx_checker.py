@@ -130,8 +130,8 @@ def _slim(model: ModelProto) -> ModelProto | None:
     if not stored and not constants:
         return None
     copy = ModelProto()
-    _merge(copy, model, {"graph"})
-    _merge(copy.graph, body, {"initializer", "node"})
+    merge_fields(copy, model, ("graph",))
+    merge_fields(copy.graph, body, ("initializer", "node"))
     _store(copy.graph, body, stored)
     for node in body.node:
         if constants and node.output and node.output[0] in constants:
@@ -146,8 +146,8 @@ def _slim(model: ModelProto) -> ModelProto | None:
 def without_nodes(model: ModelProto) -> ModelProto:
     """Return a copy without nodes and results, with large values as inputs."""
     copy, body = ModelProto(), model.graph
-    _merge(copy, model, {"graph"})
-    _merge(copy.graph, body, {"initializer", "node", "output", "value_info"})
+    merge_fields(copy, model, ("graph",))
+    merge_fields(copy.graph, body, ("initializer", "node", "output", "value_info"))
     _store(copy.graph, body, {tensor.name for tensor in body.initializer if _large(tensor)})
     stored = {tensor.name for tensor in body.initializer}
     copy.graph.value_info.extend(info for info in body.value_info if info.name in stored)
@@ -156,7 +156,7 @@ def without_nodes(model: ModelProto) -> ModelProto:
     return copy
 
 
-def _merge(copy: Message, source: Message, skipped: set[str]) -> None:
+def merge_fields(copy: Message, source: Message, skipped: tuple[str, ...]) -> None:
     """Copy all fields but ``skipped``."""
     for field, value in source.ListFields():
         if field.name in skipped:

@@ -12,6 +12,7 @@ from gopt.analysis.training import Phase, StateKind
 from gopt.errors import GoptError, InvariantError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, descendants
+from gopt.ir.node_kinds import reads_value
 from gopt.records.placements import PerMember, Placement, Placements, Replicated, Shard, holder
 from gopt.spmd.program import ShardedState, SpmdProgram
 from gopt.spmd.shardings import Shardings
@@ -75,8 +76,8 @@ def _sizes(program: SpmdProgram) -> set[str]:
     """Return the source's shapes of values made of the batch: for a split value, the shape is a constant by now."""
     source = GraphIndex(program.source.graph)
     fed = descendants(source, program.training.batch)
-    shapes = (node for node in source.graph.nodes if node.is_a("Shape", "Size") and node.inputs[0] in fed)
-    return {name for node in shapes for name in node.outputs}
+    users = ((node, name) for name in fed for node in source.users.get(name, ()))
+    return {output for node, name in users if not reads_value(node, name) for output in node.outputs}
 
 
 @dataclass(slots=True)

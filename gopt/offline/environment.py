@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 import gopt
+from gopt.documents.records import to_document
 from gopt.text.sanitize import show
 
 RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
@@ -47,11 +48,7 @@ class Environment:
         return not any(finding.required and finding.get for finding in self.findings)
 
     def to_json(self) -> dict[str, object]:
-        parts = [
-            {"name": e.name, "found": e.found, "needed": e.needed, "get": e.get, "required": e.required}
-            for e in self.findings
-        ]
-        return {"format": "gopt-doctor/1", "sound": self.sound, "parts": parts}
+        return {"format": "gopt-doctor/1", "sound": self.sound, "parts": list(map(to_document, self.findings))}
 
 
 def examine() -> Environment:

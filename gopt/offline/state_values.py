@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,6 +14,7 @@ from gopt.artifact.checkpoint_index import open_index
 from gopt.artifact.model_file import check_model, put_file
 from gopt.artifact.output_paths import resolve_output
 from gopt.artifact.safetensors_file import safetensors_chunks
+from gopt.documents.records import key, to_document
 from gopt.documents.torch_record import TorchRecord
 from gopt.errors import InputError, OptionError, RunError
 from gopt.ir.external_data import load_state
@@ -42,17 +43,14 @@ class StateDict:
     ``missing``: states without a value.
     """
 
-    file: str
-    tensors: int
-    nbytes: int
+    file: str = field(metadata=key("state_dict"))
+    tensors: int = field(metadata=key("states"))
+    nbytes: int = field(metadata=key("bytes"))
     missing: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """The record that ``gopt merge --state-dict --json`` prints."""
-        return {
-            "format": "gopt-merge/1", "state_dict": self.file, "states": self.tensors, "bytes": self.nbytes,
-            "missing": list(self.missing),
-        }  # fmt: skip
+        return {"format": "gopt-merge/1"} | to_document(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +68,7 @@ class Loaded:
 
     def to_json(self) -> dict[str, Any]:
         """The record that ``gopt load-state --json`` prints."""
-        return {
-            "format": "gopt-load-state/1", "model": self.model, "data": self.data, "loaded": self.loaded,
-            "kept": list(self.kept), "unknown": list(self.unknown),
-        }  # fmt: skip
+        return {"format": "gopt-load-state/1"} | to_document(self)
 
 
 @dataclass(frozen=True, slots=True)

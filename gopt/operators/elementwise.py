@@ -149,7 +149,7 @@ OPERATORS = (
     binary("BitwiseOr", (NONE,), np.bitwise_or),
     binary("BitwiseXor", (NONE,), np.bitwise_xor),
     # --- element by element where nothing is drawn, or along one axis ---
-    Operator("Dropout", dims=elements.dropout),
+    Operator("Dropout", switch=2, dims=elements.dropout),
     Operator("QuantizeLinear", dims=elements.quantised),
     Operator("DequantizeLinear", dims=elements.quantised),
 )

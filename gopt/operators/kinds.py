@@ -27,10 +27,14 @@ UNMOVED = VIEWS | CASTS
 """The elements in the same order, at most in another shape or type."""
 RELAYS = LAYOUT | CASTS
 """The elements in other places, or in another type."""
+COUNTS = UNMOVED | {"Add", "Clip", "Max"}
+"""A number in another shape or type, shifted or bounded: a count, of at least one."""
 SUMS = frozenset({"Add", "Sub", "Sum"})
 VARIADIC = frozenset({"Concat", "Max", "Mean", "Min", "Sum"})
 """Of any number of operands: of one, a copy."""
 SCALES = frozenset({"Mul", "Div"})
+MASKS = frozenset({"Mul", "Where"})
+"""Keep some elements of a value, by a flag or a factor of zero."""
 QUOTIENTS = frozenset({"Div", "Reciprocal"})
 EXTREMES = frozenset({"Max", "Min"})
 COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})

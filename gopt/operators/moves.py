@@ -11,7 +11,7 @@ import onnx
 
 from gopt import limits
 from gopt.operators.dims import choices, elements, moves, normalise
-from gopt.operators.operator import Array, Attributes, Operator, Slope
+from gopt.operators.operator import Array, Attributes, Operator, Slope, of_operands
 
 NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
 _FIRST = (LINEAR, NONE)
@@ -47,6 +47,10 @@ def _unsqueezed(attributes: Attributes, operands: Sequence[Any]) -> Array:
 
 def _transposed(attributes: Attributes, operands: Sequence[Any]) -> Array:
     return np.asarray(np.transpose(operands[0], attributes.get("perm")))
+
+
+def _dims(attributes: Attributes, operands: Sequence[Any]) -> Array:
+    return np.array(operands[0].shape[attributes.get("start", 0) : attributes.get("end")], np.int64)
 
 
 def _expanded(attributes: Attributes, operands: Sequence[Any]) -> Array:
@@ -132,6 +136,6 @@ OPERATORS = (
     Operator("Constant", total=True),
     Operator("ConstantOfShape", (NONE,), total=True, shape=0, kernel=filled),
     Operator("Range", (NONE,), lengths=(0, 1, 2), kernel=_range),
-    Operator("Shape", (NONE,), total=True, by_type=(0,)),
-    Operator("Size", (NONE,), total=True, by_type=(0,)),
+    Operator("Shape", (NONE,), total=True, by_type=(0,), kernel=_dims),
+    Operator("Size", (NONE,), total=True, by_type=(0,), kernel=of_operands(lambda x: np.array(x.size, np.int64))),
 )

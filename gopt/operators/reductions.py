@@ -41,6 +41,7 @@ def _softmax_sum(x: Array, **how: Any) -> Array:
     return np.asarray(rest if how["keepdims"] else np.squeeze(rest, how["axis"]))
 
 
+_BATCH_NORM = (CURVED, AFFINE, AFFINE, AFFINE, CURVED)
 OPERATORS = (
     _reduction("ReduceSum", LINEAR, "sum", np.sum),
     _reduction("ReduceMean", LINEAR, "mean", np.mean),
@@ -61,9 +62,7 @@ OPERATORS = (
     Operator("LpNormalization", (CURVED,), total=True, zero=True, dims=beside()),
     Operator("LayerNormalization", (CURVED, AFFINE), total=True, dims=elements.in_front),
     Operator("RMSNormalization", (CURVED, LINEAR), total=True, zero=True, dims=elements.in_front),
-    Operator(
-        "BatchNormalization", (CURVED, AFFINE, AFFINE, AFFINE, CURVED), total=True, dims=normalise.batch_normalization
-    ),
+    Operator("BatchNormalization", _BATCH_NORM, total=True, running=(3, 4), dims=normalise.batch_normalization),
     Operator("InstanceNormalization", (CURVED, AFFINE), total=True, dims=normalise.instance_normalization),
     Operator("GroupNormalization", (CURVED, AFFINE), total=True, dims=normalise.group_normalization),
     Operator("MeanVarianceNormalization", (CURVED,), total=True, zero=True, dims=normalise.mean_variance),

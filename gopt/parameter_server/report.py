@@ -31,6 +31,7 @@ from gopt.collectives.table import COLLECTIVES
 from gopt.documents.records import to_document
 from gopt.ir.graph import COMM, Node, origin
 from gopt.ir.graph_index import GraphIndex, ancestors
+from gopt.ir.node_kinds import record_of
 from gopt.ir.phase import Phase
 from gopt.ir.types import LOW_PRECISION, TensorType
 from gopt.lower.rank_graph import RankGraph
@@ -166,7 +167,7 @@ def _own_statistics(training: TrainingGraph) -> Iterator[Coupling]:
     A BatchNormalization that is trained only carries its running statistics on."""
     index = GraphIndex(training.graph)
     _, read = ancestors(index, training.losses)
-    read.difference_update(*(node.inputs[3:5] for node in training.graph.nodes if node.is_a("BatchNormalization")))
+    read.difference_update(node.inputs[slot] for node in training.graph.nodes for slot in record_of(node).running)
     for state in training.states:
         if state.kind is StateKind.STATISTIC and state.tensor in read:
             node = index.producers.get(state.updated)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gopt.artifact.pass_facts import RoleSize
 from gopt.artifact.report_record import RankUsage, SourceEntry
-from gopt.artifact.step_size import source_bytes
+from gopt.artifact.step_size import rank_sizes, source_sizes
 from gopt.lower.rank_graph import RankGraph, RankState
 from gopt.parameter_server.split import SplitStep
 
@@ -14,7 +14,7 @@ from gopt.parameter_server.split import SplitStep
 def role_sizes(split: SplitStep, source: SourceEntry, usages: Sequence[RankUsage]) -> Iterator[RoleSize]:
     """The source, a trainer, and the fullest server. ``usages``: of trainers, then servers."""
     trainers = split.options.trainers
-    yield _source_size(split, source)
+    yield RoleSize(role="source", **source_sizes(split.training, source))
     yield _size(split, "trainer", usages[0], split.trainer_graphs.ranks, split.trainer_graphs.common)
     most = max(usages[trainers:], key=lambda usage: usage.nbytes.parameters + usage.nbytes.optimizer_states)
     number = most.rank - trainers
@@ -22,34 +22,10 @@ def role_sizes(split: SplitStep, source: SourceEntry, usages: Sequence[RankUsage
     yield _size(split, f"server {number}", most, graphs, split.server_graphs.common)
 
 
-def _source_size(split: SplitStep, source: SourceEntry) -> RoleSize:
-    training = split.training
-    source_size = source_bytes(training)
-    return RoleSize(
-        role="source",
-        nodes=source.counts["nodes"],
-        parameters=source_size.parameters,
-        optimizer_states=source_size.optimizer_states,
-        gradients=source_size.gradients,
-        initializers=sum(tensor.nbytes for tensor in training.graph.initializers.values()),
-        calls=len(training.calls),
-        traffic=0,
-    )
-
-
 def _size(
     split: SplitStep, role: str, usage: RankUsage, graphs: Sequence[RankGraph], common: Sequence[RankState]
 ) -> RoleSize:
-    return RoleSize(
-        role=role,
-        nodes=sum(len(block.nodes) for graph in graphs for block in graph.blocks),
-        parameters=usage.nbytes.parameters,
-        optimizer_states=usage.nbytes.optimizer_states,
-        gradients=usage.nbytes.gradients,
-        initializers=_stored(split, role, graphs, common),
-        calls=sum(call.calls for call in usage.communication),
-        traffic=usage.bytes_sent,
-    )
+    return RoleSize(role=role, initializers=_stored(split, role, graphs, common), **rank_sizes(usage, graphs))
 
 
 def _stored(split: SplitStep, role: str, graphs: Sequence[RankGraph], common: Sequence[RankState]) -> int:

@@ -81,7 +81,7 @@ class _BucketOrder:
         sent = any(node.domain == COMM and node.op_type in MESSAGES for node in program.graph.nodes)
         self._gradients = set() if sent else unshared  # a message does not say whose elements it brings
         for node in training.graph.nodes:
-            if node.op_type == "Cast" and node.is_a("Cast") and node.inputs[0] in self._expected:
+            if node.is_a("Cast") and node.inputs[0] in self._expected:
                 self._expected.setdefault(node.outputs[0], self._expected[node.inputs[0]])
         for sharded in program.states:
             if sharded.copy:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import COMBINERS, ELEMENTWISE, SPREADS
-from gopt.operators.table import OPERATORS
+from gopt.operators.kinds import COMBINERS, ELEMENTWISE, QUOTIENTS, SPREADS
+from gopt.operators.operator import Slope
+from gopt.operators.table import OPERATORS, operator
 from gopt.records.placements import (
     FLAG_COUNT,
     PER_MEMBER,
@@ -172,15 +173,14 @@ def _through(use: Use, placement: Partial, terms: Sequence[Operand], operands: S
         return Partial("all" if op == "any" else "any", on)
     if kind in COMBINERS.get(op, ()):
         return placement if not operands or op not in ("sum", "mean", "count") else None
-    if op in ("sum", "mean"):
-        if kind == "Neg" or (kind == "Concat" and not operands):
-            return placement
-        if kind == "Mul" and len(terms) == 1:
-            return placement
-        floating = not terms[0].dtype or terms[0].dtype in FLOATS  # a quotient of whole numbers is cut off
-        if kind == "Div" and len(terms) == 1 and use.operands[0] is terms[0] and floating:
-            return placement
-    return None
+    if op not in ("sum", "mean"):
+        return None
+    if kind == "Concat":
+        return None if operands else placement
+    record, slot = operator(kind), use.operands.index(terms[0])
+    scales = record.elementwise and not record.by_type and len(terms) == 1 and record.slope(slot) is Slope.LINEAR
+    cut_off = kind in QUOTIENTS and terms[0].dtype not in {"", *FLOATS}  # as a quotient of whole numbers is
+    return placement if scales and not cut_off else None
 
 
 def _cast(placement: Partial, old: str, new: str) -> Partial | None:

@@ -126,7 +126,7 @@ class ShardingInference:
             self._shape(node)
             return
         rows = self.known
-        typed = node.op_type == "CastLike" and node.is_a("CastLike")  # its second operand gives a type alone
+        typed = node.is_a("CastLike")  # its second operand gives a type alone
         read = [rows[name] for name in (node.inputs[:1] if typed else node.inputs) if name in rows]
         if node.captures:
             read += [rows[name] for name in node.captures if name in rows]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import record_of
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
 from gopt.operators.kinds import CLASS_LOSSES, PART_NORMS, SMOOTH_MAXIMA
 from gopt.records.placements import Placement, Shard
@@ -46,7 +47,7 @@ def expansion(node: Node, operator: OperatorUse, placements: Sequence[Placement]
     axes = axes_of(operator) if node.op_type in _REDUCED else None
     if axes is None or shard.dim not in axes:
         return None
-    if node.op_type == "ReduceMean" and len(set(shard.sizes)) == 1:
+    if record_of(node).pieces == "mean" and len(set(shard.sizes)) == 1:
         return None
     return _REDUCED[node.op_type]
 

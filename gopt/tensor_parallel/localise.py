@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx
 
-from gopt.ir.constant_folding import Constants
+from gopt.ir.constant_folding import Constants, measured
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.operator_use import use_of
 from gopt.ir.tensor import Tensor
@@ -77,12 +77,10 @@ class _Local:
 
     def _shape(self, node: Node) -> None:
         """Replace ``Shape`` or ``Size`` by a constant: the whole value's shape."""
-        dims = self.logical[node.inputs[0]].dims
-        value = np.array(dims if node.op_type == "Shape" else int(np.prod(dims)), np.int64)
-        if node.op_type == "Shape":
-            value = value[slice(node.attributes.get("start"), node.attributes.get("end"))]
-        constant = Node("Constant", [], node.outputs, attributes={"value": onnx.numpy_helper.from_array(value)})
-        node.op_type, node.inputs, node.encoded, node._attributes = "Constant", [], None, constant.attributes
+        value = measured(node, self.logical[node.inputs[0]].dims)
+        assert value is not None
+        node.op_type, node.inputs, node.encoded = "Constant", [], None
+        node._attributes = {"value": onnx.numpy_helper.from_array(value)}
 
     def _mapping(self, node: Node) -> None:
         """Set the local lengths of a dimension sharded along another axis as well."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from onnx.helper import make_attribute
 
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.server_entries import Mode, ServerPlanEntry
@@ -32,8 +33,10 @@ def without_absent_operands(graph: Graph) -> Graph:
     Changes the graph, which was loaded for a run."""
     for node in graph.nodes:
         if node.domain == COMM and node.op_type in ("Push", "PushRows"):
-            node._attributes = {**node.attributes, "weighted": bool(node.inputs[1])}
-            node.inputs = [name for name in node.inputs if name]
+            proto = node.to_proto()
+            proto.attribute.append(make_attribute("weighted", int(bool(node.inputs[1]))))
+            proto.input[:] = [name for name in node.inputs if name]
+            node.proto, node.inputs, node._attributes = proto, list(proto.input), None
     return graph
 
 

@@ -207,3 +207,20 @@ def test_absent_operands_keep_the_places_of_others(tmp_path):
     assert constants.value(sliced).tolist() == [1, 3]
     assert constants.value(ranged).tolist() == [0.5, 1.5, 2.5]
     assert fold_small(graph.nodes, graph.initializers, graph.inputs)[sliced].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "operands", "multiple"),
+    [
+        ("Mul", "x2", ("x", 2)), ("Mul", "2x", ("x", 2)), ("Div", "x2", ("x", 0.5)), ("Div", "2x", None),
+        ("Div", "x0", None), ("Mul", "x0", ("x", 0)), ("Mul", "xx", None), ("Neg", "x", ("x", -1)),
+        ("Identity", "x", ("x", 1)), ("Abs", "x", None), ("Add", "x2", None),
+    ],
+)  # fmt: skip
+def test_a_known_multiple_of_an_operand(op_type, operands, multiple, tmp_path):
+    b = Builder()
+    b.input("x", (2,))
+    names = {"x": "x", "2": b.const([2.0]), "0": b.const([0.0])}
+    b.output("out", b.op(op_type, *(names[name] for name in operands)), (2,))
+    graph = load(b.save(tmp_path / "g.onnx"))
+    assert Constants(graph).multiple(graph.nodes[-1]) == multiple

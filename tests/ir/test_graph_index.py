@@ -2,7 +2,8 @@
 
 from small_graphs import chain
 
-from gopt.ir.graph_index import GraphIndex, ancestors, depth, descendants, walk
+from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex, ancestors, copied_from, copy_chain, depth, descendants, walk
 from gopt.ir.types import TensorType
 
 GRAPH = chain("xa", "ab", "ybc", "yd")
@@ -60,3 +61,12 @@ def test_operands_and_results_are_those_of_the_nodes_around_a_value():
     assert list(index.operands("a", lambda node: node.name != "xya")) == []
     assert list(index.operands("x")) == []
     assert list(index.results("a")) == ["b", "c"]
+
+
+def test_a_chain_of_copies_ends_at_the_first_other_operator():
+    nodes = [Node("Neg", ["x"], ["a"]), Node("Cast", ["a"], ["b"]), Node("Identity", ["b"], ["c"])]
+    producers = {node.outputs[0]: node for node in nodes}
+    assert copy_chain(producers, "c") == ["c", "b"]
+    assert copy_chain(producers, "c", ("Identity", "Cast")) == ["c", "b", "a"]
+    assert copy_chain(producers, "x") == ["x"]
+    assert copied_from(GraphIndex(chain("xa")), "a") == "a"

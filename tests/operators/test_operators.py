@@ -217,6 +217,15 @@ def test_operands_by_type_are_not_looked_at(name):
         np.testing.assert_array_equal(probe.result(rest), probe.result())
 
 
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.running or each.switch is not None)))
+def test_statistics_and_switches_stand_where_the_standard_names_them(name):
+    record, declared = OPERATORS[name], [each.name for each in onnx.defs.get_schema(name).inputs]
+    assert [declared[place] for place in record.running] == [
+        each for each in declared if "mean" in each or "var" in each
+    ]
+    assert record.switch is None or declared[record.switch] == "training_mode"
+
+
 def test_an_unknown_operator_has_no_facts():
     from gopt.operators.table import UNKNOWN, operator
 

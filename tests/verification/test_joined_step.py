@@ -172,6 +172,25 @@ def test_a_weight_of_the_loss_hides_no_number_of_samples(reduce, adjoint, outcom
     assert (found.outcome, found.unnoted) == (outcome, False), found.line()
 
 
+def test_a_maximum_of_samples_keeps_its_mean(tmp_path):
+    """Its derivative is chosen from two constants, a half at a tie: the mean was told to be a sum (of PPO's loss)."""
+    b = Builder()
+    x, y, lr, w = b.input("x", (4, 3)), b.input("y", (4, 1)), b.input("lr", ()), b.parameter("w", (3, 1))
+    off = b.op("Sub", b.op("MatMul", x, w), y)
+    other, zero = b.op("Mul", off, b.const(-0.5)), b.const(0.0)
+    b.output("loss", b.op("ReduceMean", b.op("Max", off, other), keepdims=0), ())
+    tie = b.op("Equal", off, other)
+    seed = b.op("Where", tie, b.const(np.full((4, 1), 0.125)), b.const(np.full((4, 1), 0.25)))
+    one = b.op("Where", b.op("Less", off, other), zero, seed)
+    two = b.op("Mul", b.op("Where", b.op("Greater", off, other), zero, seed), b.const(-0.5))
+    gradient = b.op("MatMul", b.op("Transpose", x, perm=[1, 0]), b.op("Add", one, two))
+    b.output("w_out", b.op("Sub", w, b.op("Mul", gradient, lr)), (3, 1))
+    sharded = gopt.shard(b.save(tmp_path / "step.onnx"), 2)
+    assert sharded.report().couplings == ()
+    found = gopt.verify(sharded, steps=1, confirm=False).large_batch
+    assert (found.outcome, found.unnoted) == (LargeBatch.EQUAL, False), found.line()
+
+
 def test_labels_to_ignore_are_left_out_of_the_large_batch():
     """Ranks average means over their own labels, which differ where some are ignored: drawn ones then are not."""
     result = verified(FIXTURES / "mlp_adamw.onnx")

@@ -202,6 +202,9 @@ class GradientUnits:
         names = [name for name in node.inputs if name and name not in self.context.marks and name not in self.zeros]
         names = [name for name in names if self.context.index.graph.type_of(name).dtype in FLOATS]
         placed = [name for name in names if not self.context.index.constants.zero(name)]
+        if len(placed) > 1:  # a maximum's has a half of it where two values are equal
+            own = [name for name in placed if self.constants.terms.begun(abs(self.constants.factors.of(name).number))]
+            placed = own[:1]
         if not node.is_in(_TERMS) or len(placed) != 1:
             return Unit(start=True)
         factor = self.constants.factors.of(placed[0])

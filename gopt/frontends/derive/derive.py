@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
+from gopt.documents.records import key, to_document
 from gopt.errors import OptionError, RunError
 from gopt.frontends.derive.confirm import confirm
 from gopt.frontends.derive.forward_model import read_forward
@@ -42,7 +43,7 @@ class Derived(HtmlTable):
     nodes: int
     parameters: int
     states: int
-    nbytes: int
+    nbytes: int = field(metadata=key("bytes"))
     inputs: tuple[str, ...]
     lr: float | None
     lr_input: str
@@ -51,12 +52,7 @@ class Derived(HtmlTable):
 
     def to_json(self) -> dict[str, Any]:
         """The record printed by ``gopt derive --json``."""
-        return {
-            "format": "gopt-derived/1", "model": self.model, "data": self.data, "forward_nodes": self.forward_nodes,
-            "nodes": self.nodes, "parameters": self.parameters, "states": self.states, "bytes": self.nbytes,
-            "inputs": list(self.inputs), "lr": self.lr, "lr_input": self.lr_input,
-            "confirmed": self.confirmed, "notes": list(self.notes),
-        }  # fmt: skip
+        return {"format": "gopt-derived/1"} | to_document(self)
 
 
 def derive(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
@@ -18,6 +18,7 @@ from gopt.frontends.derive.branches import take_branches
 from gopt.frontends.derive.conversion import check_conversion, mend_pools, mend_resizes
 from gopt.frontends.derive.functions import OPSET
 from gopt.frontends.derive.options import BATCHES
+from gopt.ir.constant_folding import constant_of
 from gopt.ir.functions import inline_functions
 from gopt.ir.graph import ROLES, Graph
 from gopt.ir.load import graph_of, load
@@ -218,26 +219,16 @@ def _lift_constants(model: ModelProto, stored: dict[str, Tensor]) -> frozenset[s
     """Turn floating-point tensors of several elements in Constant nodes into stored values; returns the names."""
     nodes, lifted = [], set()
     for node in model.graph.node:
-        value = next(
-            (attribute.t for attribute in node.attribute if attribute.name == "value"),
-            next((_row(attribute.floats) for attribute in node.attribute if attribute.name == "value_floats"), None),
-        )
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and value is not None:
-            array = numpy_helper.to_array(value)
-            kind = TensorType(dtype_name(value.data_type), tuple(array.shape))
-            if kind.dtype in FLOATS and kind.elements > 1:
-                name = node.output[0]
-                stored[name] = Tensor(kind, array=array)
-                lifted.add(name)
-                model.graph.input.append(value_info(name, kind))
-                continue
-        nodes.append(node)
+        array = constant_of(node)
+        if array is None or array.dtype.name not in FLOATS or array.size < 2:
+            nodes.append(node)
+            continue
+        name, kind = node.output[0], TensorType(array.dtype.name, array.shape)
+        stored[name] = Tensor(kind, array=array)
+        lifted.add(name)
+        model.graph.input.append(value_info(name, kind))
     refill(model.graph.node, nodes)
     return frozenset(lifted)
-
-
-def _row(values: Iterable[float]) -> TensorProto:
-    return numpy_helper.from_array(np.array(list(values), np.float32))
 
 
 def _bind(model: ModelProto, dims: Mapping[str, int]) -> None:

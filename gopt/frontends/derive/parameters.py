@@ -22,8 +22,6 @@ MASK = 1e4
 """A constant with an element of this size or above is a mask, such as -10000 in front of a softmax."""
 _FEW = 8
 """Elements below which equal values may be chance."""
-_STATISTICS = 3
-"""The operand of a BatchNormalization from which on they are running statistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +86,8 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
 
 def running_statistics(forward: ForwardModel) -> set[str]:
     """Means and variances a BatchNormalization reads."""
-    nodes = [node for node in nested(forward.model.graph.node) if node.op_type == "BatchNormalization"]
-    return {name for node in nodes for name in node.input[_STATISTICS:]}
+    nodes = nested(forward.model.graph.node)
+    return {node.input[slot] for node in nodes for slot in operator(node.op_type).running}
 
 
 def _in_bodies(forward: ForwardModel) -> list[str]:

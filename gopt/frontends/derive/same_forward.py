@@ -34,7 +34,7 @@ def check_same_forward(model: Graph, step: Graph, point: Mapping[str, np.ndarray
         results, second = _results(model, names, point), _results(step, names, point)
     except GoptError:
         return
-    wrong = next((name for name in names if not _near(results[name], second[name])), None)
+    wrong = next((name for name in names if not near(results[name], second[name], _TOLERANCE, _FLOOR)), None)
     if wrong is not None:
         raise UnsupportedError(
             f"onnx-ad writes the model with other results: {show(wrong)} differs",
@@ -56,10 +56,11 @@ def _results(graph: Graph, names: list[str], point: Mapping[str, np.ndarray]) ->
     return program.run(feeds, refuse_call)
 
 
-def _near(expected: np.ndarray, second: np.ndarray) -> bool:
+def near(expected: np.ndarray, second: np.ndarray, tolerance: float, floor: float) -> bool:
+    """Return whether numbers differ by at most a share of the largest expected number, in the same finite places."""
     one, two = np.asarray(expected, np.float64), np.asarray(second, np.float64)
     if one.shape != two.shape:
         return False
     finite = np.isfinite(one)
-    most = np.abs(one[finite]).max(initial=0) * _TOLERANCE + _FLOOR
+    most = np.abs(one[finite]).max(initial=0) * tolerance + floor
     return bool((finite == np.isfinite(two)).all() and (np.abs(one[finite] - two[finite]) <= most).all())

@@ -22,6 +22,7 @@ from gopt.frontends.derive.options import DeriveOptions, Norms
 from gopt.ir.model_file import refill
 from gopt.ir.type_proto import read_type, value_info
 from gopt.ir.types import TensorType, dtype_code, numpy_dtype
+from gopt.operators.table import operator
 from gopt.text.sanitize import show
 
 DRAW = "draw_"
@@ -144,8 +145,9 @@ def _number(node: NodeProto, name: str, default: float) -> float:
 
 def updated_statistics(forward: ForwardModel, options: DeriveOptions) -> set[str]:
     """Stored running statistics a step updates: states, not constants."""
-    nodes = (node for node in forward.model.graph.node if node.op_type == "BatchNormalization")
-    return {name for node in nodes if _updates(node, options) for name in node.input[3:5]} & set(forward.stored)
+    nodes = [node for node in forward.model.graph.node if _updates(node, options)]
+    names = {node.input[slot] for node in nodes for slot in operator(node.op_type).running}
+    return names & set(forward.stored)
 
 
 def _updates(node: NodeProto, options: DeriveOptions) -> bool:

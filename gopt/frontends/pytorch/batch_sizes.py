@@ -16,8 +16,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helpe
 
 from gopt.errors import UnsupportedError
 from gopt.frontends.pytorch.sized_constants import SizedConstants, affine
-from gopt.ir.attributes import attribute_value
-from gopt.ir.constant_folding import constant_array
+from gopt.ir.constant_folding import constant_of
 from gopt.ir.model_file import refill
 from gopt.text.sanitize import show
 
@@ -74,8 +73,7 @@ def _lifted(model: ModelProto) -> ModelProto:
     lifted = deepcopy(model)
     del lifted.graph.node[:]
     for node in model.graph.node:
-        attributes = {attribute.name: attribute_value(attribute) for attribute in node.attribute}
-        value = constant_array(attributes) if node.op_type == "Constant" else None
+        value = constant_of(node)
         if value is None:
             lifted.graph.node.append(node)
         else:

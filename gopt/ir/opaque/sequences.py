@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from gopt.ir.constant_folding import constant_array
 from gopt.ir.graph import Node
 from gopt.ir.tensor import Tensor
 
@@ -15,20 +16,8 @@ def constant_index(name: str, producers: Mapping[str, Node], stored: Mapping[str
     if name in stored:
         return int(np.asarray(stored[name].numpy()).reshape(-1)[0]) if stored[name].type.elements == 1 else None
     producer = producers.get(name)
-    if producer is None or not producer.is_a("Constant"):
-        return None
-    for attribute in ("value", "value_int"):
-        if attribute in producer.attributes:
-            value = producer.attributes[attribute]
-            array = np.asarray(value if attribute == "value_int" else _array(value)).reshape(-1)
-            return int(array[0]) if array.size == 1 else None
-    return None
-
-
-def _array(value: object) -> np.ndarray:
-    import onnx
-
-    return onnx.numpy_helper.to_array(value)  # type: ignore[arg-type]
+    array = constant_array(producer.attributes) if producer is not None and producer.is_a("Constant") else None
+    return int(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
 
 def look_through_sequences(

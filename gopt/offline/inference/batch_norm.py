@@ -12,6 +12,7 @@ import numpy as np
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import walk
+from gopt.ir.node_kinds import record_of
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.offline.inference.forward_subgraph import ForwardSubgraph, evaluate
@@ -44,7 +45,7 @@ def evaluated(subgraph: ForwardSubgraph, statistics: Iterable[tuple[str, str]]) 
 
 
 def _trains(node: Node) -> bool:
-    return node.is_a("BatchNormalization") and bool(node.attributes.get("training_mode"))
+    return bool(record_of(node).running and node.attributes.get("training_mode"))
 
 
 def _as_evaluated(node: Node) -> Node:

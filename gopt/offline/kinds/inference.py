@@ -23,6 +23,7 @@ from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.ir.functions import inline_functions
 from gopt.ir.graph import Graph
 from gopt.ir.load import graph_of, load, outline
+from gopt.ir.node_kinds import record_of
 from gopt.ir.types import TensorType, dtype_name
 from gopt.offline.inspect import NamedValue
 from gopt.offline.kinds.candidate import FileCandidate
@@ -176,7 +177,7 @@ def _notes(graph: Graph) -> tuple[str, ...]:
     )
     if quantized:
         notes.append(f"{quantized} quantized operators: export from the model before quantization")
-    norms = sum(node.is_a("BatchNormalization") and not node.attributes.get("training_mode") for node in graph.nodes)
+    norms = sum(record_of(node).running != () and not node.attributes.get("training_mode") for node in graph.nodes)
     if norms:
         notes.append(f"{norms} BatchNormalization in inference mode: export in training mode, or statistics stay")
     if any(tensor.external for tensor in graph.initializers.values()):

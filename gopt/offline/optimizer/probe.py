@@ -16,7 +16,7 @@ from gopt.analysis.ownership import Ownership
 from gopt.analysis.training import Phase, State, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, walk
-from gopt.ir.node_kinds import control_flow
+from gopt.ir.node_kinds import chosen_by, control_flow
 from gopt.ir.types import FLOATS, TensorType
 from gopt.operators.kinds import CASTS, MOVES, RESHAPES
 from gopt.operators.table import operator
@@ -60,8 +60,6 @@ def _computed(node: Node, operands: Sequence[Array | None], type: TensorType, fl
         return x if moves and type.static else None
     if node.op_type in RESHAPES and type.static:
         return np.reshape(x, type.dims)
-    if node.op_type == "Shape":
-        return np.array(np.shape(x)[node.attributes.get("start", 0) : node.attributes.get("end")], np.int64)
     return None if record.kernel is None else record.kernel(node.attributes, operands)
 
 
@@ -219,7 +217,7 @@ class Probe:
         with the value that selects the new value."""
         name, conditions = state.updated, list[tuple[str, bool]]()
         while (node := self.producers.get(name)) is not None:
-            if node.is_a("Where") and state.tensor in node.inputs[1:] and self.single(node.inputs[0]):
+            if state.tensor in chosen_by(node) and self.single(node.inputs[0]):
                 advances = node.inputs[2] == state.tensor
                 conditions.append((node.inputs[0], advances))
                 name = node.inputs[1 if advances else 2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from gopt.documents.records import from_document, to_document
 from gopt.errors import InputError, OptionError
 from gopt.ir.external_data import naming, reason, regular_size, show
 from gopt.ir.model_file import parse_model
+from gopt.ir.npz import check_directory
 from gopt.ir.wire_format import check_parts
 from gopt.offline.reproducer.inputs import VALUES_FILE, Content
 from gopt.offline.reproducer.record import FORMAT, Input, Reproducer
@@ -30,7 +30,6 @@ from gopt.system.staging import staged_file
 RECORD_FILE = "reproducer.json"
 _TIME = (1980, 1, 1, 0, 0, 0)
 _BLOCK = 1 << 20
-_END = b"PK\x05\x06"
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _AS_WRITTEN = "give a file that gopt COMMAND --reproducer FILE wrote"
 
@@ -116,7 +115,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     with naming(os.fspath(path)):
         size = regular_size(os.fspath(path))
         try:
-            _check_directory(path, size)
+            check_directory(path, size, "files")
             with zipfile.ZipFile(path) as archive:
                 _check_members(archive, size)
                 yield archive
@@ -126,23 +125,6 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
             raise InputError(error.message, *(error.hints or (_AS_WRITTEN,))) from error
         except Exception as error:  # on damaged bytes zipfile and zlib raise a dozen types
             raise InputError(f"is not a reproducer, or is damaged: {reason(error)}", _AS_WRITTEN) from error
-
-
-def _check_directory(path: Path, size: int) -> None:
-    """Raise InputError for a list of members beyond the limit, since zipfile reads the list at once."""
-    with path.open("rb") as file:
-        file.seek(max(0, size - (1 << 16) - 22))
-        tail = file.read()
-    offset = tail.rfind(_END)
-    if offset < 0 or len(tail) < offset + 22:
-        raise InputError("is not a reproducer")
-    (listed,) = struct.unpack_from("<L", tail, offset + 12)
-    if min(listed, size) > limits.ARCHIVE_DIRECTORY:
-        most = limits.ARCHIVE_DIRECTORY
-        raise InputError(
-            f"its list of files is {listed} bytes long; at most {most} are read (ARCHIVE_DIRECTORY)",
-            limits.hint("ARCHIVE_DIRECTORY", min(listed, size)),
-        )
 
 
 def _check_members(archive: zipfile.ZipFile, size: int) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gopt.artifact.model_file import check_model
 from gopt.artifact.output_paths import resolve_output
+from gopt.documents.records import key, to_document
 from gopt.offline.folder_contents import step_at
 from gopt.offline.inference.forward import forward_only
 from gopt.offline.merge import save_model
@@ -27,7 +28,7 @@ class TrainingInfo:
 
     model: str
     data: str
-    nbytes: int
+    nbytes: int = field(metadata=key("bytes"))
     nodes: int
     algorithm: int
     inputs: tuple[str, ...]
@@ -40,12 +41,7 @@ class TrainingInfo:
 
     def to_json(self) -> dict[str, Any]:
         """The record that ``gopt merge --training-info --json`` prints."""
-        return {
-            "format": "gopt-merge/1", "model": self.model, "data": self.data, "bytes": self.nbytes,
-            "nodes": self.nodes, "algorithm": self.algorithm, "inputs": list(self.inputs),
-            "outputs": list(self.outputs), "fed": list(self.fed), "loss": self.loss, "states": self.states,
-            "initialized": self.initialized, "twice": self.twice,
-        }  # fmt: skip
+        return {"format": "gopt-merge/1"} | to_document(self)
 
 
 def merge_training_info(

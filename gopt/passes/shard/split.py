@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gopt.analysis.updates import UpdateSubgraph
 from gopt.errors import InvariantError
 from gopt.ir.graph import Node
-from gopt.ir.node_kinds import elementwise
+from gopt.ir.node_kinds import elementwise, record_of
 from gopt.ir.rewriter import GraphRewriter, Removal
 from gopt.ir.types import TensorType, dtype_code
 from gopt.operators.kinds import LAYOUT
@@ -201,9 +201,9 @@ class GroupEmitter:
         value = self._operand(node.inputs[0], index, 0)
         source = node.outputs[0]
         dtype = rewriter.graph.types[source].dtype
-        op_type = "ReduceSumSquare" if node.is_a("ReduceL2") else node.op_type
+        op_type = "ReduceSumSquare" if record_of(node).pieces == "l2" else node.op_type
         share = self._shares[source] = self._named(f"share{index}")
-        if node.is_a("ReduceMean"):
+        if record_of(node).pieces == "mean":
             self._mean(value, share, self.rewriter.graph.types[node.inputs[0]].elements, dtype)
         else:
             self._add(op_type, [value], share, TensorType(dtype, ()), keepdims=0)

@@ -177,8 +177,8 @@ def _scratch_layout(
         done = [
             layout.place[name] for name in dict.fromkeys(node.inputs) if last[name] == place and name in layout.place
         ]
-        if not node.is_a("Where"):
-            free += done
+        late_free = done if node.is_a("Where") else []
+        free += done[len(late_free) :]
         result = node.outputs[0]
         if result not in results or result in late:
             dtype = numpy_dtype(types[result].dtype)
@@ -189,6 +189,5 @@ def _scratch_layout(
             else:
                 free.remove(fits)
             layout.place[result] = fits
-        if node.is_a("Where"):
-            free += done
+        free += late_free
     return layout

@@ -420,3 +420,5 @@ def test_a_backward_may_be_a_function_beside_the_optimizer(stage, tmp_path):
     """Its result has the shape of the weight that it reads, as an optimizer's has; it is no part of the update."""
     folder, _ = sharded(onnx.parser.parse_model(LAYERS), tmp_path, 2, stage=stage)
     assert gopt.verify(folder, steps=1).equal
+    split = gopt.split(tmp_path / "step.onnx", gopt.SplitOptions(trainers=2, servers=2))
+    assert gopt.verify(split, steps=1, confirm=False).equal
