@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +24,8 @@ from gopt.runtime.session import Array, SessionCache, session_of
 from gopt.runtime.shared_memory import NOT_SHARED, SharedMemory
 
 TimingCallback: TypeAlias = Callable[[str, float, float], None]
+EarlyResults: TypeAlias = dict[int, dict[str, Any]]
+"""Number of a segment that no call stands before -> its results that are read behind such segments."""
 
 
 def no_timing(name: str, begin: float, end: float) -> None:
@@ -193,25 +196,49 @@ class Executor:
             inputs[name] = HeldInput(self._device.to_device(shown))
         return inputs
 
-    def run(self, feeds: Mapping[str, Array | HeldInput], call: CollectiveCallback) -> dict[str, Array]:
+    @cached_property
+    def _early(self) -> dict[int, list[str]]:
+        """The segments computed from inputs alone, by ways without a call, with their results that others read."""
+        late: set[str] = set()
+        early, read = [], set(self._outputs)
+        for number, step in enumerate(self._steps):
+            if isinstance(step, BoundCall) or step.overwrites or self.plans_memory or not late.isdisjoint(step.inputs):
+                late.update(step.outputs)
+                read.update(step.inputs)
+            else:
+                early.append(number)
+        return {number: [name for name in self._steps[number].outputs if name in read] for number in early}
+
+    @cached_property
+    def early_inputs(self) -> list[str]:
+        """The inputs that ``early`` results of a run follow."""
+        return [name for name in self._inputs if any(name in self._steps[number].inputs for number in self._early)]
+
+    def run(
+        self, feeds: Mapping[str, Array | HeldInput], call: CollectiveCallback, early: EarlyResults | None = None
+    ) -> dict[str, Array]:  # fmt: skip
         """Run one step on values for the inputs; returns the graph's outputs.
 
         A state without a feed has the stored value. Outputs have their own memory, except inputs or constants of the
         graph, which may be the fed arrays. ``call`` is called for every collective in file order; it may return an
-        empty list for undefined outputs (Reduce off the root). Raises RunError on feeds of another type or shape, and
-        when a segment fails."""
+        empty list for undefined outputs (Reduce off the root). ``early``: results of an earlier run on equal
+        ``early_inputs``, which are not computed again; an empty dict gets them. Raises RunError on feeds of another
+        type or shape, and when a segment fails."""
         if unknown := sorted(feeds.keys() - self._inputs.keys()):
             raise RunError(f"the graph has no input {unknown[0]!r}")
         values = self._start({}, feeds)
-        self._execute(values, call)
+        self._execute(values, call, early)
         shown = {name: self._device.view(values[name]) for name in self._outputs}
         return shown | {name: shown[name].copy() for name in self._forwarded}
 
-    def _execute(self, values: dict[str, Any], call: CollectiveCallback) -> None:
-        """Run all steps on values for the inputs, and add the results."""
-        mark = self.mark
+    def _execute(self, values: dict[str, Any], call: CollectiveCallback, early: EarlyResults | None = None) -> None:
+        """Run all steps on values for the inputs, and add the results; ``early``: see ``run``."""
+        mark, known = self.mark, early or {}
+        kept = {} if early is None or known else self._early
+        new: EarlyResults = {}
         pending: dict[str, PendingCall] = {}
-        for step, waits, gone in zip(self._steps, self._waits, self._last_uses, strict=True):
+        steps = zip(self._steps, self._waits, self._last_uses, strict=True)
+        for number, (step, waits, gone) in enumerate(steps):
             if pending:
                 _finish(pending, waits, step.overwrites, values)
             if isinstance(step, BoundCall):
@@ -220,14 +247,20 @@ class Executor:
                     values.update(step.store(results))
                 else:
                     pending.update(dict.fromkeys(step.node.outputs or [f"{step.number}"], PendingCall(step, results)))
+            elif number in known:
+                values.update(known[number])
             else:
                 begin = time.perf_counter()
                 values.update(step.run(values))
                 mark(step.title, begin, time.perf_counter())
+                if number in kept:
+                    new[number] = {name: values[name] for name in kept[number]}
             for name in gone:
                 values.pop(name, None)
         while pending:
             next(iter(pending.values())).resolve(values, pending)
+        if early is not None:
+            early.update(new)
 
     def _start(self, states: dict[str, Any], feeds: Mapping[str, Array | HeldInput]) -> dict[str, Any]:
         """Values for all inputs, and the values with the same memory in every step."""

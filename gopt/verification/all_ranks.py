@@ -15,7 +15,7 @@ from gopt.records.mesh import Mesh
 from gopt.verification.compare import Values
 from gopt.verification.rank_programs import RankPrograms, joined
 from gopt.verification.reference_step import Batches, ReferenceProgram
-from gopt.verification.variants import Variant, VariantProgram
+from gopt.verification.variants import FirstRun, Variant, VariantProgram
 
 Transport = Callable[[Sequence[Any], Sequence[Values], Mesh], list[Values]]
 Tamper = Callable[[int, Values], None]
@@ -74,6 +74,7 @@ class AllRanks:
         """One step: every phase as often as due. ``states`` gets the new values."""
         results = RankResults([Values() for _ in self.ranks], [], [[Values() for _ in turn] for turn in batches])
         last = max(self.which)
+        remembers = tamper is None and reference.keeps(sum(self.phases.values()), len(self.ranks))
         marked = {r for r in range(len(self.ranks)) if self.which[r] == last and self._has_first(r, reference.marked)}
         for phase, times in self.phases.items():
             members = [r for r, rank in enumerate(self.ranks) if phase in rank.programs]
@@ -95,6 +96,7 @@ class AllRanks:
                     VariantProgram(
                         program, variant, reference.gradients, reference.marked if r in marked else "", data,
                         reference.training.gradients,
+                        self.ranks[r].first.setdefault((phase, turn), FirstRun()) if remembers else None,
                     )
                     for r, program in zip(members, programs)
                 ]  # fmt: skip

@@ -48,6 +48,13 @@ def same_bits(one: np.ndarray, twin: np.ndarray) -> bool:
     return bool(np.array_equal(one.view(np.uint8), twin.view(np.uint8)))
 
 
+def same_values(ours: Values, theirs: Values) -> bool:
+    """Return whether values have the same names and bits."""
+    return ours.keys() == theirs.keys() and all(
+        value is theirs[name] or same_bits(value.ravel(), theirs[name].ravel()) for name, value in ours.items()
+    )
+
+
 def allowance(wanted: np.ndarray, start: np.ndarray, tolerance: float) -> float:
     """tol·‖Δref‖ + tol·1e-3·‖value‖ (contract section 7); ``start`` is the value before the first step."""
     if not floating(wanted):

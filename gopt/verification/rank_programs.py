@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from gopt.verification.compare import Values
 from gopt.verification.message_rounds import without_absent_operands
 from gopt.verification.random_inputs import RandomInputs, feed_graph
 from gopt.verification.reference_graphs import probed
+from gopt.verification.variants import FirstRun
 
 Held = dict[tuple[str, int, TensorType], np.ndarray]
 """Values of files by their place."""
@@ -36,6 +37,8 @@ class RankPrograms:
     values: Values
     """Stored values by input name; ranks share those that they have in common."""
     record: RankEntry
+    first: dict[tuple[str, int], FirstRun] = field(default_factory=dict)
+    """By phase and micro-step."""
 
     def type_of(self, input: str) -> TensorType:
         """The type of a state in the rank's files."""

@@ -15,7 +15,7 @@ from gopt.errors import UnsupportedError
 from gopt.records.mesh import Mesh
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
-from gopt.verification.compare import Values, same_bits
+from gopt.verification.compare import Values, same_values
 from gopt.verification.conditions import Condition, condition_outputs
 from gopt.verification.lazy_tables import LazyTable, with_kept_rows
 from gopt.verification.lockstep import run_in_lockstep, with_reduced_statistics, with_shared_means
@@ -24,6 +24,8 @@ from gopt.verification.reference_graphs import local_graph, update_graph
 from gopt.verification.source_members import Feeds, SourceMembers, read_by, run_source
 from gopt.verification.variants import PLAIN, Variant
 
+KEPT = 1 << 30
+"""Bytes of local gradients up to which the results of more than one step are kept, and those of the ranks."""
 Batches = Sequence[Sequence[Values]]
 """Inputs by micro-step and by data rank."""
 
@@ -42,6 +44,8 @@ class LocalResults:
     shown: list[Values] = field(default_factory=list)
     touched: dict[str, np.ndarray] = field(default_factory=dict)
     """Row ids that were pushed, by table with lazy updates."""
+    first: Values = field(default_factory=dict)
+    """All results of the first batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class ReferenceProgram:
         self.gradients = set(training.gradients.values())
         self.apart: Sequence[Values] = ()
         """For each batch, the values of statistics that its ranks hold apart; none: as in the states."""
-        self._kept: tuple[list[Values], LocalResults] | None = None
+        self._kept: list[tuple[list[Values], LocalResults]] = []
         self.marked = next(iter(training.gradients.values()))
         """The gradient that an infinity is put into."""
         self.statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
@@ -120,18 +124,39 @@ class ReferenceProgram:
 
     def forget(self) -> None:
         """Let ``kept`` begin elsewhere."""
-        self._kept = None
+        self._kept.clear()
 
-    def kept(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> LocalResults:
-        """As ``local``; for the same operands as in the first call, forward and backward run once."""
+    def keeps(self, steps: int, parts: int) -> bool:
+        """Return whether the gradients of so many steps on so many batches take at most KEPT bytes."""
+        types = self.training.graph.types
+        return sum(types[name].nbytes for name in self.training.gradients) * steps * parts <= KEPT
+
+    def kept(
+        self, variant: Variant, states: Values, settings: Values, batches: Batches, again: bool = False
+    ) -> LocalResults:  # fmt: skip
+        """As ``local``; for the same operands as in the first call, or in one whose results are asked for ``again``,
+        forward and backward run once."""
         names = {*self.local_inputs, *(state.tensor for state in self.statistics)}
         fixed = {name: value for name, value in {**states, **settings}.items() if name in names}
         read = [fixed, *self.apart, *(batch for turn in batches for batch in turn)]
-        if self._kept is None:
-            self._kept = read, self.local(PLAIN, states, settings, batches)
-        if len(read) == len(self._kept[0]) and all(map(_same, read, self._kept[0])):
-            return self.as_varied(variant, self._kept[1])
-        return self.local(variant, states, settings, batches)
+        for known, results in self._kept:
+            if len(read) == len(known) and all(map(same_values, read, known)):
+                return self.as_varied(variant, results)
+        if self._kept and not (again and self.keeps(len(self._kept) + 1, len(batches) * len(batches[0]))):
+            return self.local(variant, states, settings, batches)
+        self._kept.append((read, self.local(PLAIN, states, settings, batches)))
+        return self.as_varied(variant, self._kept[-1][1])
+
+    def known(self, point: Values) -> Values | None:
+        """All results up to the gradients at a point, if it was the first batch of kept results."""
+        read = {name: value for name, value in point.items() if name in self.local_inputs}
+        for (fixed, *batches), results in self._kept if not self.meeting else ():
+            first = dict(fixed)
+            for values in reversed(batches):  # statistics of ranks, then batches: the first of each is read
+                first |= values
+            if same_values(read, {name: value for name, value in first.items() if name in read}):
+                return results.first
+        return None
 
     def local(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> LocalResults:
         """Losses, gradients and statistics of every batch; micro-steps hand statistics on."""
@@ -140,8 +165,10 @@ class ReferenceProgram:
         names = self.training.losses
         losses, gradients, weights, shown = [], [], [], []
         ids: list[Values] = []
+        first: Values = {}
         for turn in batches:
             outputs = self._locals([{**fixed, **statistics, **batch} for statistics, batch in zip(current, turn)])
+            first = first or outputs[0]
             losses.append([{name: np.asarray(out[name], np.float64) for name in names} for out in outputs])
             weights += [float(np.asarray(out[self.reduction.value]).item()) for out in outputs if self.reduction.value]
             ids += [{name: np.asarray(out[name]) for table in self.lazy for name in table.ids} for out in outputs]
@@ -157,7 +184,7 @@ class ReferenceProgram:
         weighed = self.reduction.rule is LossRule.WEIGHTED
         pushed = [pushes for number, pushes in enumerate(ids) if not weighed or weights[number]]
         touched = {table.parameter: table.touched(pushed) for table in self.lazy}
-        return LocalResults(losses, gradients, statistics, weights, shown, touched)
+        return LocalResults(losses, gradients, statistics, weights, shown, touched, first)
 
     def varied(self, variant: Variant, values: Values, last: bool) -> Values:
         """Return the gradients among some values, modified by the variant; ``last``: of the last data rank."""
@@ -215,13 +242,6 @@ class ReferenceProgram:
         return run_in_lockstep(self._local, [read_by(self._local, value) for value in values], self.call)
 
 
-def _same(ours: Values, theirs: Values) -> bool:
-    """Return whether values have the same names and bits."""
-    return ours.keys() == theirs.keys() and all(
-        value is theirs[name] or same_bits(value.ravel(), theirs[name].ravel()) for name, value in ours.items()
-    )
-
-
 def _put_together(rule: LossRule, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
     """Combine the gradients of all ranks and micro-steps; terms of weight zero are left out."""
     if rule is LossRule.MEAN:
@@ -241,5 +261,8 @@ def mean_of(values: Sequence[np.ndarray]) -> np.ndarray:
     mean: np.ndarray = np.empty(values[0].shape, values[0].dtype)
     with np.errstate(all="ignore"):
         for mine, *arrays in pieces(mean, *values):
-            mine[:] = np.mean([np.asarray(one, np.float64) for one in arrays], axis=0)
+            total = np.array(arrays[0], np.float64)
+            for one in arrays[1:]:
+                total += np.asarray(one, np.float64)
+            mine[:] = total / len(arrays)
     return mean

@@ -92,7 +92,7 @@ class VariantRunner:
         """Return whether the reference alone leaves the numbers in any of ``steps`` steps."""
         states = start
         for number in range(1, steps + 1):
-            local = self.reference.kept(variant, states, settings, batches(number))
+            local = self.reference.kept(variant, states, settings, batches(number), again=True)
             step = self.reference.finish(states, settings, local)
             if _not_finite_states(self.reference, step, states):
                 return True

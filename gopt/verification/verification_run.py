@@ -116,7 +116,8 @@ class VerificationRun:
         passed, start, usual, measured = self.runner.left, self.start, self.settings, self.runner.measured
         for on, slower, turn in self._other_starts():
             self.start, self.settings, self.skipped = {**start, **on}, {**usual, **slower}, turn * self.steps
-            self.verifier.reference.forget()
+            if on or turn:  # else forward and backward of the first step are the same
+                self.verifier.forget()
             if self.runner.leaves(PLAIN, self.steps, dict(self.start), dict(self.settings), self.given):
                 continue
             self._begin()

@@ -192,14 +192,16 @@ class Verifier:
             result.say(f"{who} would have drawn")
         start, settings = self._start(seed), self._hyper(hyper)
         check_startup(result, self.folder, self.manifest, self.ranks, start, self.startup, self.cache.deadline)
-        self.reference.forget()
+        self.forget()
         batches = self._batches(seed, data, start, settings)
         session = VerificationRun(self, result, steps, seed, start, settings, batches, tamper, advance, hyper)
         if variants is None:
             session.all_variants()
             advance("evaluating one step by a second engine")
             point = {**session.start, **session.settings, **session.given(1)[0][0]}
-            result.hold_engines(check_step(self.training, point, self.cache, self.reference.call))
+            result.hold_engines(
+                check_step(self.training, point, self.cache, self.reference.call, self.reference.known(point))
+            )
         else:
             for variant in variants:
                 session.one(variant)
@@ -218,6 +220,12 @@ class Verifier:
             if sample is not None:
                 result.sample = replace(sample, widened=len(result.gradients) > len(sample.parameters))
         return result
+
+    def forget(self) -> None:
+        """Hold no results of steps that are run no more."""
+        self.reference.forget()
+        for rank in self.ranks:
+            rank.first.clear()
 
     def groups(self) -> list[str]:
         """Every group with a call on some rank."""
@@ -264,7 +272,7 @@ class Verifier:
             except RunError:
                 return drawn.plain()
             if not all(finite(loss) for losses in local.losses[0] for loss in losses.values()):
-                self.reference.forget()
+                self.forget()
                 return drawn.plain()
         return drawn
 

@@ -17,6 +17,7 @@ from gopt.runtime.executor import Executor
 from gopt.runtime.shared_memory import SharedGather, SharedMemory
 from gopt.runtime.tuning.tiling import MIN_TILED_LENGTH
 from gopt.runtime.tuning.tuning import tuning_of
+from gopt.verification.variants import FirstRun
 
 REPLACES = {"w.new": "w", "b.new": "b", "p.new": "p", "m.new": "m"}
 CUTS = [0, 8]
@@ -50,6 +51,25 @@ def test_states_advance_as_if_they_were_fed(tuned, tmp_path):
         assert {name: value.array.tobytes() for name, value in states.items()} == {
             name: fed[name].tobytes() for name in states
         }
+
+
+def test_what_stands_before_calls_is_taken_from_a_run_on_equal_feeds(tmp_path):
+    graph = sharded_sgd(tmp_path, 0, CUTS)
+    made, feeds, early, ran = Executor(graph, Host().sessions()), dict(sgd_feeds(CUTS)[0]), {}, []
+    made.mark = lambda name, begin, end: ran.append(name)
+    due = made.run(feeds, call)
+    runs, first = len(ran), made.run(feeds, call, early)
+    again = made.run(feeds, call, early)
+    assert len(ran) == 3 * runs - len(early) and early and "x" in made.early_inputs
+    assert {name: value.tobytes() for name, value in due.items()} == {n: value.tobytes() for n, value in first.items()}
+    assert {name: value.tobytes() for name, value in due.items()} == {n: value.tobytes() for n, value in again.items()}
+    twice = made.run(feeds, lambda *given: [2 * array for array in call(*given)], early)
+    assert any(twice[name].tobytes() != value.tobytes() for name, value in due.items()), "what is behind calls runs"
+    remembered = FirstRun()
+    assert remembered.results_for(made, feeds) == {}
+    remembered.results = early
+    assert remembered.results_for(made, {name: np.array(value) for name, value in feeds.items()}) is early
+    assert remembered.results_for(made, {**feeds, "x": feeds["x"] + 1}) is None
 
 
 @pytest.mark.parametrize("same", [False, True])

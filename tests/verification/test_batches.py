@@ -339,7 +339,13 @@ def test_a_step_that_was_computed_is_not_computed_again(tmp_path, monkeypatch):
     gopt.shard(gopt.load(FIXTURES / "gpt_adamw.onnx"), 2).write(tmp_path / "out")
     verifier, ran = Verifier(tmp_path / "out"), []
     local = verifier.reference.local
+    before_calls: list[str] = []
+    for rank in verifier.ranks:
+        for program in rank.programs.values():
+            program.mark = lambda name, begin, end: before_calls.append(name)
     monkeypatch.setattr(limits, "LARGE_BATCH_BYTES", 1)
     monkeypatch.setattr(verifier.reference, "local", lambda *given: ran.append(given[0].name) or local(*given))
     assert verifier.run(steps=1, confirm=False).equal
     assert ran == [PLAIN.name] * 3  # two are disturbed, to see what rounding moves
+    longest = max(before_calls, key=lambda name: int(name.split()[-1]))
+    assert before_calls.count(longest) == len(verifier.ranks), "forward and backward of a rank"

@@ -194,7 +194,7 @@ class _Slopes:
             self.forward.loss, self.forward.moved, self.forward.precision, generator, self.scale, level=self._level
         )
         looks = self._at(self._near(amount), names)
-        right = {name for group, _ in check.agreeing(looks, names) for name in group}
+        right = {name for group, *_ in check.agreeing(looks, names) for name in group}
         return [name for name in names if name not in right]
 
     def _near(self, amount: float) -> Iterator[Values]:

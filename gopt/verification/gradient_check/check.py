@@ -78,11 +78,12 @@ def check_gradients(
     others than ``names`` are checked."""
     forward = CheckedForward(training, call)
     generator = np.random.default_rng(seed + 3)
-    ordered = _with_numbers_first(forward, forward.points(batches))
+    ordered, losses = _with_numbers_first(forward, forward.points(batches))
     points = with_a_third(ordered[:POINTS], training.batch, generator)
-    return _GradientChecker(training, SlopeMeter(forward, generator), points, ordered[POINTS:], advance, whole).all(
-        names
+    checker = _GradientChecker(
+        training, SlopeMeter(forward, generator), points, ordered[POINTS:], advance, whole, losses
     )
+    return checker.all(names)
 
 
 @dataclass
@@ -95,9 +96,13 @@ class _GradientChecker:
     spare: list[Values]
     advance: ProgressCallback
     whole: bool
+    losses: np.ndarray
+    """At the first point."""
     found: dict[str, GradientCheck] = field(default_factory=dict)
     due: list[str] = field(default_factory=list)
     """Parameters that are looked at."""
+    factors: dict[int, float] = field(default_factory=dict)
+    """Index of a loss -> the last factor between gradients and its slopes: the next group's first guess."""
 
     def all(self, names: Sequence[str] | None) -> list[GradientCheck]:
         parameters = list(self.training.gradients)
@@ -129,8 +134,8 @@ class _GradientChecker:
         self.advance(PHASE, len(self.found), len(self.due))
 
     def _unsteady(self) -> bool:
-        losses, again = (self.slope_meter.forward.losses(self.points[0]) for _ in range(2))
-        return bool((losses != again).any() and np.isfinite([losses, again]).all())
+        again = self.slope_meter.forward.losses(self.points[0])
+        return bool((self.losses != again).any() and np.isfinite([self.losses, again]).all())
 
     # --- one set of points after the other --------------------------------------------------------------------------
 
@@ -280,7 +285,7 @@ class _GradientChecker:
             lambda point: float(losses(point)[loss_index]), forward.moved, forward.precision,
             self.slope_meter.generator,
             masks={name: part.moved for name, part in by_name.items() if not part.moved.all()},
-            level=max(abs(float(level[loss_index])) for level in levels),
+            level=max(abs(float(level[loss_index])) for level in levels), guess=self.factors.get(loss_index),
         )  # fmt: skip
         heard = [k for k, level in enumerate(levels) if abs(float(level[loss_index])) >= SMALL * check.level]
         turns = islice(cycle(heard if len(heard) > 1 else range(len(points))), LOOKS)
@@ -288,7 +293,8 @@ class _GradientChecker:
             (points[k], float(levels[k][loss_index]), {name: part.at[k] for name, part in by_name.items()})
             for k in turns
         )
-        for names, ratios in check.agreeing(looks, list(by_name)):
+        for names, ratios, factor in check.agreeing(looks, list(by_name)):
+            self.factors[loss_index] = factor
             yield [by_name[name] for name in names], QuotientFit(True, True, ratios[0], 0.0, tuple(ratios))
 
     def _only_loss(self, parts: Sequence[Candidate]) -> int | None:
@@ -497,11 +503,13 @@ class _GradientChecker:
         return True
 
 
-def _with_numbers_first(forward: CheckedForward, points: list[Values]) -> list[Values]:
-    """The points in order, with points of a non-finite loss last if any is among the first."""
-    if all(np.isfinite(forward.losses(point)).all() for point in points[:POINTS]):
-        return points
-    return sorted(points, key=lambda point: not np.isfinite(forward.losses(point)).all())
+def _with_numbers_first(forward: CheckedForward, points: list[Values]) -> tuple[list[Values], np.ndarray]:
+    """The points in order, with points of a non-finite loss last if any is among the first; and the first's losses."""
+    known = [forward.losses(point) for point in points[:POINTS]]
+    if not np.isfinite(known).all():
+        known += [forward.losses(point) for point in points[POINTS:]]
+    order = sorted(range(len(points)), key=lambda k: k < len(known) and not np.isfinite(known[k]).all())
+    return [points[k] for k in order], known[order[0]]
 
 
 def _peak(array: np.ndarray) -> float:

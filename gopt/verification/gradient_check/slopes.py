@@ -58,7 +58,7 @@ class SlopeCheck:
     """Moves parameters of one loss. ``factor``: a gradient over its slope; None for any common factor.
 
     ``masks``: entries to move, by parameter; others are moved as a whole. ``level``: the largest known loss: a loss
-    near zero is often a difference of larger numbers, and rounds as they do."""
+    near zero is often a difference of larger numbers, and rounds as they do. ``guess``: a factor to try first."""
 
     loss: Loss
     move: Move
@@ -67,11 +67,12 @@ class SlopeCheck:
     factor: float | None = None
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
     level: float = 0.0
+    guess: float | None = None
 
     def agreeing(
         self, looks: Iterable[tuple[Values, float, dict[str, np.ndarray]]], names: Sequence[str]
-    ) -> Iterator[tuple[list[str], list[float]]]:
-        """The groups of ``names`` with gradients that agree at all looks, with ratios.
+    ) -> Iterator[tuple[list[str], list[float], float]]:
+        """The groups of ``names`` with gradients that agree at all looks, with ratios and factor.
 
         A look: a point, the loss, and the gradients there, in the shapes of the parameters; each gradient is taken out
         of the mapping after its last use."""
@@ -80,7 +81,7 @@ class SlopeCheck:
             if not math.isfinite(level):
                 return
             groups = self._groups(point, gradients, names) if groups is None else groups
-            guess = None  # gradients of one loss mostly have one factor: that of a group is the next one's first guess
+            guess = self.guess  # gradients of one loss mostly have one factor: that of a group is the next one's guess
             for group in groups[:]:
                 if not self._agrees(group, point, level, gradients, guess):
                     groups.remove(group)
@@ -88,7 +89,7 @@ class SlopeCheck:
             if not groups:
                 return
         for group in groups or ():
-            yield [name for name in group.names if group.lengths.get(name)], group.ratios
+            yield [name for name in group.names if group.lengths.get(name)], group.ratios, group.factor or 1.0
 
     def _groups(self, point: Values, gradients: Gradients, names: Sequence[str]) -> list[_Group]:
         """Groups of parameters with about the same change of the loss for a relative move."""
@@ -133,8 +134,10 @@ class SlopeCheck:
         if factor is None:
             factor, measured = self._guess(point, direction, rounding, wanted, total)
         slopes: list[float] = []
-        for number, count in enumerate(self.precision.changes[:most]):
+        for number, count in enumerate(self.precision.changes):
             step = count * rounding * abs(factor) / total
+            if len(slopes) == most:
+                break
             if step > FAR * group.weakest:
                 continue
             slope = measured if measured is not None and number == 0 else self._slope(point, direction, step)

@@ -55,7 +55,7 @@ def found(seed: int, change: Callable[[Values], None], factor: float | None = 1.
     names = [name for name in weights(seed) if name != "x"]
     masks = {"w1": np.eye(WIDTH)} if masked else {}
     check = SlopeCheck(lambda point: run(point)[0], moved, DOUBLE, np.random.default_rng(seed), factor, masks)
-    return {name for group, _ in check.agreeing(looks(), names) for name in group}
+    return {name for group, *_ in check.agreeing(looks(), names) for name in group}
 
 
 ALL = {f"{kind}{place}" for kind in "wb" for place in range(len(SCALES))}
