@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 import pytest
+from helpers import FIXTURES
 
 import gopt
 from gopt.analysis.coupling import find_couplings
