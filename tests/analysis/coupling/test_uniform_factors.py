@@ -101,4 +101,4 @@ def test_a_function_of_a_divided_derivative_is_noted_where_it_is_no_multiple(fun
 def test_a_type_or_a_shape_alone_makes_no_function_of_the_samples():
     """A count that ranks share divides the adjoint, which is made like the loss: six sums were shared beside it."""
     source = gopt.load(FIXTURES / "cases" / "exports" / "mlp_adamw_noopt.onnx")
-    assert gopt.shard(source, "dp=2", statistics="sync").program.synchronised.values == ("_to_copy",)
+    assert gopt.shard(source, "dp=2", statistics="sync").program.synchronised.points == ("_to_copy",)
