@@ -137,14 +137,24 @@ def _meets(index: GraphIndex, output: str, of: Mapping[str, int], one: int, fed:
 
 def apart_from_updates(step: StepSkeleton, candidates: Sequence[str]) -> tuple[str, ...]:
     """Other scalars that depend on the batch, and not on any value from which a new value is made element by element:
-    no gradient is upstream of such a scalar."""
-    index = step.index
-    rest = [name for name in candidates if name not in step.roots and name not in step.replaces]
-    if not rest:
-        return ()
-    fed = _fed(index, step.updated)
-    behind = descendants(index, _made_into_updates(step, fed))
-    return tuple(name for name in rest if name in fed and name not in behind)
+    no gradient is upstream of such a scalar. Where there is none, values made of scalars alone do not count: the
+    gradients of learned weights of losses are the losses."""
+    index, fed = step.index, _fed(step.index, step.updated)
+    rest = [name for name in candidates if name not in step.roots and name not in step.replaces and name in fed]
+    for moving in (fed, fed - _made_of_scalars(index, fed)) if rest else ():
+        behind = descendants(index, _made_into_updates(step, moving))
+        if apart := tuple(name for name in rest if name not in behind):
+            return apart
+    return ()
+
+
+def _made_of_scalars(index: GraphIndex, fed: set[str]) -> set[str]:
+    """Return the values that follow the batch through values of one element alone, and these values."""
+    found: set[str] = set()
+    for node in index.graph.nodes:
+        alone = found.issuperset(fed.intersection(node.reads))
+        found.update(name for name in node.outputs if name in fed and (alone or index.one_element(name)))
+    return found
 
 
 def _made_into_updates(step: StepSkeleton, fed: set[str]) -> set[str]:

@@ -16,7 +16,13 @@ from gopt.analysis.gradient_fixpoint import GradientMap, find_gradients
 from gopt.analysis.gradients import LayoutError
 from gopt.analysis.hidden_draws import refuse_hidden_draws
 from gopt.analysis.look_through import look_through
-from gopt.analysis.losses import apart_from_updates, before_updates, further_roots, loss_candidates, settle_losses
+from gopt.analysis.losses import (
+    apart_from_updates,
+    before_updates,
+    further_roots,
+    loss_candidates,
+    settle_losses,
+)
 from gopt.analysis.name_hints import names_first, pairs_by_name, propose, refuse_contradicted
 from gopt.analysis.open_pairs import OpenPairsError, settle_pairs
 from gopt.analysis.open_shapes import refuse_dynamic, refuse_open_shapes
@@ -219,6 +225,8 @@ def _gradients(
             if not more:
                 refuse_open_shapes(step)
                 refuse_hidden_forward(step)
+                if isinstance(refusal, LayoutError) and isinstance(error, LayoutError):
+                    refusal.turned += error.turned
                 raise refusal from error
         else:
             if not more:

@@ -40,9 +40,8 @@ def _weighed(w: Writer, losses: list[Value]) -> tuple[Value, list[Value]]:
     return total.sum() if total.shape else total, held
 
 
-@kind
-def learned_weights(w: Writer) -> None:
-    """Two losses with weights that are trained too, under clips, loss scales and all updates."""
+def _learned(w: Writer) -> tuple[Value, list[Value]]:
+    """A trained loss of two losses with weights that are trained too; and the two."""
     w.told = True
     x, y, t = w.fed("x", [3]), w.fed("y", [2]), w.fed("t", [1])
     params = [parameter(w, "w0", 3, 4), parameter(w, "w1", 4, 2), parameter(w, "w2", 4, 1)]
@@ -67,4 +66,20 @@ def learned_weights(w: Writer) -> None:
         w.becomes(p, new if good is None else w.op("Where", good, new, p))
     if good is not None and factor is not None:
         w.becomes(factor, w.op("Where", good, factor * 1.5, factor * 0.5))
+    return loss, losses
+
+
+@kind
+def learned_weights(w: Writer) -> None:
+    """Two losses with weights that are trained too, under clips, loss scales and all updates."""
+    loss, _ = _learned(w)
     w.out("loss", loss)
+
+
+@kind
+def learned_weights_shown(w: Writer) -> None:
+    """The same, and the two losses are shown as well."""
+    loss, losses = _learned(w)
+    named = [("loss", loss), *((f"l{at}", each) for at, each in enumerate(losses, 1))]
+    for name, value in named if w.pick(True, False) else named[::-1]:
+        w.out(name, value)

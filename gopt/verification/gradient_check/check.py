@@ -306,7 +306,7 @@ class _GradientChecker:
 
     def _proportional(self, parts: Sequence[Candidate], fit: QuotientFit) -> None:
         for part in parts:
-            if fit.replaces:
+            if fit.replaces and (part.origin.size > 1 or part.is_near):  # of one number any offset is a multiple
                 self.say(part.parameter, Verdict.REFUTED, said.REPLACEMENT, fit)
             else:
                 self.say(part.parameter, Verdict.CONFIRMED, said.PROPORTIONAL, fit)
