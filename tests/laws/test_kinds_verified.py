@@ -55,7 +55,7 @@ def test_a_queue_in_columns_is_asked_for_as_one_in_rows_is(seed):
     "name, seed", [("learned_weights_shown", 2), ("learned_weights_shown", 73), ("learned_weights", 189)]
 )
 def test_learned_weights_of_losses(name, seed):
-    """Where the weighed losses are shown too, the gradients of the weights are made of them: it was refused, with a hint
-    that calls a parameter a statistic. The gradient of a single number was called its new value."""
+    """Where the weighed losses are shown too, the gradients of the weights are made of them: it was refused, and a hint
+    called a parameter a statistic. The gradient of a single number was called its new value."""
     found, _ = verified(name, seed)
     assert found.kind == "right", found
