@@ -150,11 +150,11 @@ def apart_from_updates(step: StepSkeleton, candidates: Sequence[str]) -> tuple[s
 
 def _made_of_scalars(index: GraphIndex, fed: set[str]) -> set[str]:
     """Return the values that follow the batch through values of one element alone, and these values."""
-    found: set[str] = set()
+    scalars: set[str] = set()
     for node in index.graph.nodes:
-        alone = found.issuperset(fed.intersection(node.reads))
-        found.update(name for name in node.outputs if name in fed and (alone or index.one_element(name)))
-    return found
+        combines = scalars.issuperset(fed.intersection(node.reads))
+        scalars.update(name for name in node.outputs if name in fed and (combines or index.one_element(name)))
+    return scalars
 
 
 def _made_into_updates(step: StepSkeleton, fed: set[str]) -> set[str]:

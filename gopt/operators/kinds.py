@@ -38,7 +38,7 @@ MASKS = frozenset({"Mul", "Where"})
 QUOTIENTS = frozenset({"Div", "Reciprocal"})
 EXTREMES = frozenset({"Max", "Min"})
 RECTIFIERS = EXTREMES | {"Abs", "Relu", "LeakyRelu"}
-"""Functions of which a positive multiple of their operands makes the same multiple."""
+"""Functions with f(c x) = c f(x) for every positive c."""
 COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
 LOGIC = frozenset({"And", "Or", "Xor", "Not"})
 FLOAT_TESTS = frozenset({"IsNaN", "IsInf"})

@@ -233,8 +233,8 @@ class Executor:
 
     def _execute(self, values: dict[str, Any], call: CollectiveCallback, early: EarlyResults | None = None) -> None:
         """Run all steps on values for the inputs, and add the results; ``early``: see ``run``."""
-        mark, known = self.mark, early or {}
-        kept = {} if early is None or known else self._early
+        mark, reused = self.mark, early or {}
+        recorded = {} if early is None or reused else self._early
         new: EarlyResults = {}
         pending: dict[str, PendingCall] = {}
         steps = zip(self._steps, self._waits, self._last_uses, strict=True)
@@ -247,14 +247,14 @@ class Executor:
                     values.update(step.store(results))
                 else:
                     pending.update(dict.fromkeys(step.node.outputs or [f"{step.number}"], PendingCall(step, results)))
-            elif number in known:
-                values.update(known[number])
+            elif number in reused:
+                values.update(reused[number])
             else:
                 begin = time.perf_counter()
                 values.update(step.run(values))
                 mark(step.title, begin, time.perf_counter())
-                if number in kept:
-                    new[number] = {name: values[name] for name in kept[number]}
+                if number in recorded:
+                    new[number] = {name: values[name] for name in recorded[number]}
             for name in gone:
                 values.pop(name, None)
         while pending:

@@ -96,7 +96,7 @@ class AllRanks:
                     VariantProgram(
                         program, variant, reference.gradients, reference.marked if r in marked else "", data,
                         reference.training.gradients,
-                        self.ranks[r].first.setdefault((phase, turn), FirstRun()) if remembers else None,
+                        self.ranks[r].first_runs.setdefault((phase, turn), FirstRun()) if remembers else None,
                     )
                     for r, program in zip(members, programs)
                 ]  # fmt: skip

@@ -258,10 +258,10 @@ class JoinedGraph:
         of samples. ``cone``: the nodes to look at."""
         states = {state.tensor for state in self.training.states}
         by_state = [
-            self.context.scalar(other)
+            self.context.scalar(factor)
             for node in self.context.index.graph.nodes
             if id(node) in cone and node.is_in(SCALES)
-            for name, other in (node.inputs, node.inputs[::-1])
+            for name, factor in (node.inputs, node.inputs[::-1])
             if name in states
         ]
         return {1 - abs(by) for by in by_state if by and 0 < abs(by) < 1}

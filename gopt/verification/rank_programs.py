@@ -37,7 +37,7 @@ class RankPrograms:
     values: Values
     """Stored values by input name; ranks share those that they have in common."""
     record: RankEntry
-    first: dict[tuple[str, int], FirstRun] = field(default_factory=dict)
+    first_runs: dict[tuple[str, int], FirstRun] = field(default_factory=dict)
     """By phase and micro-step."""
 
     def type_of(self, input: str) -> TensorType:

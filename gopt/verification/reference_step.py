@@ -44,7 +44,7 @@ class LocalResults:
     shown: list[Values] = field(default_factory=list)
     touched: dict[str, np.ndarray] = field(default_factory=dict)
     """Row ids that were pushed, by table with lazy updates."""
-    first: Values = field(default_factory=dict)
+    first_results: Values = field(default_factory=dict)
     """All results of the first batch."""
 
 
@@ -151,11 +151,11 @@ class ReferenceProgram:
         """All results up to the gradients at a point, if it was the first batch of kept results."""
         read = {name: value for name, value in point.items() if name in self.local_inputs}
         for (fixed, *batches), results in self._kept if not self.meeting else ():
-            first = dict(fixed)
+            point_read = dict(fixed)
             for values in reversed(batches):  # statistics of ranks, then batches: the first of each is read
-                first |= values
-            if same_values(read, {name: value for name, value in first.items() if name in read}):
-                return results.first
+                point_read |= values
+            if same_values(read, {name: value for name, value in point_read.items() if name in read}):
+                return results.first_results
         return None
 
     def local(self, variant: Variant, states: Values, settings: Values, batches: Batches) -> LocalResults:
@@ -165,10 +165,10 @@ class ReferenceProgram:
         names = self.training.losses
         losses, gradients, weights, shown = [], [], [], []
         ids: list[Values] = []
-        first: Values = {}
+        first_results: Values = {}
         for turn in batches:
             outputs = self._locals([{**fixed, **statistics, **batch} for statistics, batch in zip(current, turn)])
-            first = first or outputs[0]
+            first_results = first_results or outputs[0]
             losses.append([{name: np.asarray(out[name], np.float64) for name in names} for out in outputs])
             weights += [float(np.asarray(out[self.reduction.value]).item()) for out in outputs if self.reduction.value]
             ids += [{name: np.asarray(out[name]) for table in self.lazy for name in table.ids} for out in outputs]
@@ -184,7 +184,7 @@ class ReferenceProgram:
         weighed = self.reduction.rule is LossRule.WEIGHTED
         pushed = [pushes for number, pushes in enumerate(ids) if not weighed or weights[number]]
         touched = {table.parameter: table.touched(pushed) for table in self.lazy}
-        return LocalResults(losses, gradients, statistics, weights, shown, touched, first)
+        return LocalResults(losses, gradients, statistics, weights, shown, touched, first_results)
 
     def varied(self, variant: Variant, values: Values, last: bool) -> Values:
         """Return the gradients among some values, modified by the variant; ``last``: of the last data rank."""

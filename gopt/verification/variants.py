@@ -79,7 +79,7 @@ class VariantProgram:
     """Axes that see different data: calls over others belong to the model."""
     of: Mapping[str, str] = field(default_factory=dict)
     """Parameter -> its gradient, for tables whose gradients are pushed row by row."""
-    first: FirstRun | None = None
+    first_run: FirstRun | None = None
 
     def run(self, feeds: Values, call: CollectiveCallback) -> Values:
         def varied(index: int, node: Node, inputs: list[np.ndarray]) -> Any:
@@ -93,7 +93,7 @@ class VariantProgram:
             ]
             return operands if node.op_type == PROBE else call(index, node, operands)
 
-        early = self.first.results_for(self.program, feeds) if self.first is not None else None
+        early = self.first_run.results_for(self.program, feeds) if self.first_run is not None else None
         return self.program.run(feeds, varied, early)
 
     def _rows(self, gradient: str, inputs: list[np.ndarray]) -> list[np.ndarray]:

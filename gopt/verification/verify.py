@@ -225,7 +225,7 @@ class Verifier:
         """Hold no results of steps that are run no more."""
         self.reference.forget()
         for rank in self.ranks:
-            rank.first.clear()
+            rank.first_runs.clear()
 
     def groups(self) -> list[str]:
         """Every group with a call on some rank."""

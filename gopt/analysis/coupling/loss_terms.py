@@ -152,8 +152,8 @@ def _following(
     if node.is_a("Mul") and mark.kind is Relation.SAMPLES and len({*marked}) == 2:
         weighed = [name for name in marked if name in trained]
         maker = context.index.producers.get(weighed[0]) if len(weighed) == 1 else None
-        alone = maker is not None and (maker.is_in(MEANS) or len({*maker.inputs}) < len(maker.inputs))
-        return [(weighed[0], UniformFactor())] if alone else []  # what else the model makes is not of the loss
+        reduces = maker is not None and (maker.is_in(MEANS) or len({*maker.inputs}) < len(maker.inputs))
+        return [(weighed[0], UniformFactor())] if reduces else []  # what else the model makes is not of the loss
     if node.is_a("Div") and len(marked) == 2 and mark.kind is Relation.WEIGHTED:
         return [(marked[0], UniformFactor())]
     if node.is_in(MEANS) and len(marked) == 1:

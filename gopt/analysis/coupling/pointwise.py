@@ -109,8 +109,8 @@ def _power(context: CouplingContext, name: str) -> int | None:
 
     def following(value: str) -> Iterable[str]:
         node = index.producers.get(value)
-        known = value in context.marks or value in context.shared or context.constant(value) is not None
-        return () if node is None or known else value_reads(node)
+        is_end = value in context.marks or value in context.shared or context.constant(value) is not None
+        return () if node is None or is_end else value_reads(node)
 
     return power or (None if any(value in context.marks for value in walk([name], following)) else 0)
 

@@ -83,7 +83,7 @@ class _OpenType:
 
 
 def _open(types: Iterable[ValueType | None]) -> tuple[ValueType | None, ...]:
-    """The types of which rank and dimensions can be read where a size is open, too."""
+    """The types, readable in rank and dimensions where a size is open."""
     return tuple(_OpenType(each.dtype, each.shape or ()) if isinstance(each, TensorType) else each for each in types)
 
 

@@ -78,7 +78,7 @@ class UniformFactors:
         return factor if factor not in (UNKNOWN_FACTOR, UNEQUAL) else self._grown(name) or factor
 
     def _grown(self, name: str) -> UniformFactor | None:
-        """A number made of sizes in any other way, such as a sum of ones: by what it is with more samples."""
+        """A number made of sizes in any other way, such as a sum of 1 over samples: the number grows as samples do."""
         if self.context.index.graph.type_of(name).elements != 1 or name in self.context.marks:
             return None
         values = [constants.value(name) for constants in self._multiplied]
