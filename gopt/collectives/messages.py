@@ -44,6 +44,9 @@ _REDUCE = Attribute(
 
 TypeRule = Callable[[Mapping[str, Any], Sequence[PartialType]], list[PartialType]]
 
+WITHOUT_ABSENT = "weighted"
+"""The attribute of a message whose absent operands verify has left out: whether the message has a weight."""
+
 
 @dataclass(frozen=True, slots=True)
 class MessageOperator:

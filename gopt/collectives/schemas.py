@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gopt.collectives.call import Attribute, PartialType
 from gopt.collectives.layout import FLOATS, INTEGERS, ITEM_BYTES
-from gopt.collectives.messages import MESSAGES, MessageOperator
+from gopt.collectives.messages import MESSAGES, WITHOUT_ABSENT, MessageOperator
 from gopt.collectives.spec import DOMAIN, VERSION, Collective
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import InputError
@@ -123,6 +123,8 @@ def _attribute(attribute: Attribute) -> OpSchema.Attribute:
 
 def _inference(record: Collective | MessageOperator) -> Callable[[Any], None]:
     def infer(context: Any) -> None:
+        if context.get_attribute(WITHOUT_ABSENT) is not None:
+            return
         attributes = {}
         for attribute in record.attributes:
             proto = context.get_attribute(attribute.name)

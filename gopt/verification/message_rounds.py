@@ -14,6 +14,7 @@ from onnx.helper import make_attribute
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.server_entries import Mode, ServerPlanEntry
 from gopt.collectives.layout import parse_shapes
+from gopt.collectives.messages import WITHOUT_ABSENT
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
@@ -34,7 +35,7 @@ def without_absent_operands(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.domain == COMM and node.op_type in ("Push", "PushRows"):
             proto = node.to_proto()
-            proto.attribute.append(make_attribute("weighted", int(bool(node.inputs[1]))))
+            proto.attribute.append(make_attribute(WITHOUT_ABSENT, int(bool(node.inputs[1]))))
             proto.input[:] = [name for name in node.inputs if name]
             node.proto, node.inputs, node._attributes = proto, list(proto.input), None
     return graph
@@ -139,8 +140,8 @@ class _Round:
             raise RunError(f"after {self._deadline:g} s, {what} has not arrived; raise --deadline if it is only slow")
 
     def _push(self, trainer: int, node: Node, inputs: list[np.ndarray]) -> list[Any]:
-        rest = inputs[2:] if node.attributes["weighted"] else inputs[1:]
-        weight = float(inputs[1]) if node.attributes["weighted"] else 1.0
+        rest = inputs[2:] if node.attributes[WITHOUT_ABSENT] else inputs[1:]
+        weight = float(inputs[1]) if node.attributes[WITHOUT_ABSENT] else 1.0
         flat = np.concatenate([array.reshape(-1) for array in rest])
         key = int(node.attributes["server"]), int(node.attributes["bucket"])
         with self._changed:
@@ -171,7 +172,7 @@ class _Round:
         return merge(pushes, attributes["reduce"], attributes["dtype"], parse_shapes(attributes["shapes"]))
 
     def _push_rows(self, trainer: int, node: Node, inputs: list[np.ndarray]) -> list[Any]:
-        weight = float(inputs[1]) if node.attributes["weighted"] else 1.0
+        weight = float(inputs[1]) if node.attributes[WITHOUT_ABSENT] else 1.0
         ids, rows = (np.array(array) for array in inputs[-2:])
         with self._changed:
             self._rows.setdefault(int(node.attributes["table"]), {})[trainer] = PushedRows(ids, rows, weight)

@@ -543,7 +543,8 @@ def test_ranks_that_never_begin_are_given_up(tmp_path, monkeypatch):
 
 def test_the_code_is_that_of_the_rank_that_said_why(monkeypatch):
     """Others may end in any other way."""
-    script = f'printf "3 1" > "${launch.HEARTBEATS}/{heartbeat.ERROR_CLAIMED}"; exit 9'
+    claim = f"${launch.HEARTBEATS}/{heartbeat.ERROR_CLAIMED}"
+    script = f'printf "3 1" > "{claim}.$$"; mv "{claim}.$$" "{claim}"; exit 9'
     monkeypatch.setattr(launch, "program", lambda arguments: ["sh", "-c", script])
     assert launch.launch(2, ["run"], 1.0, lambda line: None) == 3
 

@@ -277,7 +277,7 @@ class ErrorClaim:
 
 def read_claim(folder: Path) -> ErrorClaim | None:
     """Return the claim to report why the job ends, or None where no rank has failed."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # it may be written just now
         code, process = map(int, (folder / ERROR_CLAIMED).read_text().split())
         return ErrorClaim(code, process)
     return None

@@ -20,6 +20,7 @@ from steps_gen.plan import Plan
 import gopt
 from gopt.api import Sharded
 from gopt.artifact.report_groups import OpFact, expand_ops, expand_removed_vars
+from gopt.collectives import schemas
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.load import load
 from gopt.ir.opaque.table import OPERATORS
@@ -417,7 +418,9 @@ step (float[4,3] x, float[4,2] y, float[3,4] W, float[4,2] U) => (float[3,4] W_o
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_backward_may_be_a_function_beside_the_optimizer(stage, tmp_path):
-    """Its result has the shape of the weight that it reads, as an optimizer's has; it is no part of the update."""
+    """Its result has the shape of the weight that it reads, as an optimizer's has; it is no part of the update. Schemas
+    that a process has registered are no matter."""
+    schemas.register()
     folder, _ = sharded(onnx.parser.parse_model(LAYERS), tmp_path, 2, stage=stage)
     assert gopt.verify(folder, steps=1).equal
     split = gopt.split(tmp_path / "step.onnx", gopt.SplitOptions(trainers=2, servers=2))
