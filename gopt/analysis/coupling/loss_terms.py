@@ -9,11 +9,11 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, division
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
 from gopt.ir.graph import Node
-from gopt.operators.kinds import CASTS, CLASS_LOSSES, MEANS, SCALES, SUMS, VIEWS
+from gopt.operators.kinds import CLASS_LOSSES, MEANS, SCALES, SUMS, UNMOVED
 
 MOST = 64
 """Terms, and paths to them, that are looked at."""
-_COPIES = VIEWS | CASTS | {"Neg"}
+_COPIES = UNMOVED | {"Neg"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,17 @@ from gopt.operators.kinds import (
     CONTRACTIONS,
     FLOAT_TESTS,
     GATHERS,
-    LAYOUT,
     LINEAR_IN_FIRST,
     LOGIC,
     PARTS,
+    RELAYS,
     SCALES,
 )
 from gopt.operators.table import operator
 
 COMPARE = COMPARISONS | FLOAT_TESTS | LOGIC
 SAME = LINEAR_IN_FIRST | CASTS | {"Pad"}
-_MOVES = LAYOUT | CASTS | PARTS | GATHERS
+_MOVES = RELAYS | PARTS | GATHERS
 
 
 def reduced(context: CouplingContext, node: Node) -> Mark:

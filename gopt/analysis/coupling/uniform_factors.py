@@ -12,13 +12,13 @@ from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.marks import Relation
 from gopt.analysis.coupling.sample_counts import OPEN, Multiplied
 from gopt.ir.graph import Node
-from gopt.operators.kinds import AVERAGES, CASTS, LAYOUT, SCALES, SUMS
+from gopt.operators.kinds import AVERAGES, RELAYS, SCALES, SUMS
 
 TIMES = (1, 2, 3)
 """Batches that are tried."""
 DEPTH = 64
 """Nodes behind one another that are looked at."""
-_COPIES = LAYOUT | CASTS | {"Neg"}
+_COPIES = RELAYS | {"Neg"}
 
 
 @dataclass(frozen=True, slots=True)
