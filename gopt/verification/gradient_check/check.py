@@ -9,6 +9,7 @@ from itertools import cycle, islice
 
 import numpy as np
 
+from gopt.analysis.coupling.gradient_reductions import Readings
 from gopt.analysis.coupling.marks import Relation
 from gopt.analysis.coupling.step_couplings import analyse_couplings
 from gopt.analysis.training import TrainingGraph
@@ -364,8 +365,9 @@ class _GradientChecker:
             self.is_computed_weight(name, points, part.at) or self.sliced(part, points) or self.stopped(part, points)
         ):
             said_so = said.WRONG if fit.measured else said.FLAT if flat else said.FAINT
-            verdict = Verdict.UNCONFIRMED if said_so == said.FAINT else Verdict.REFUTED
-            self.say(name, verdict, said_so, fit)
+            bent = self._readings[name].cause if name in self._readings and self._readings[name].bent else ""
+            verdict = Verdict.UNCONFIRMED if said_so == said.FAINT or bent else Verdict.REFUTED
+            self.say(name, verdict, said.BENT.format(bent) if bent else said_so, fit)
 
     @property
     def _hopeless(self) -> bool:
@@ -403,12 +405,15 @@ class _GradientChecker:
         return all(exchange.due for exchange in self._sample_exchanges)
 
     @cached_property
+    def _readings(self) -> Readings:
+        return analyse_couplings(self.training).readings
+
+    @property
     def _counts(self) -> dict[str, str]:
         """Gradient -> the dividing count of a rank's own batch, as far as the data flow tells."""
-        readings = analyse_couplings(self.training).readings.items()
         return {
             self.training.gradients[name]: reading.by
-            for name, reading in readings
+            for name, reading in self._readings.items()
             if reading.relation is Relation.WEIGHTED and reading.by
         }
 
