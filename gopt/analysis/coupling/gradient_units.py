@@ -231,23 +231,22 @@ class GradientUnits:
         return Unit(start=start, sure=all(unit.sure for unit in units), model=all(unit.model for unit in units))
 
     def _bent(self, node: Node, moving: list[str]) -> Unit | None:
-        """What an operator that is not linear makes of derivatives by samples that the number of samples divides: a
-        power of them, or no multiple; None of any other values."""
-        shares = [unit for unit in map(self._derivative, moving) if unit is not None]
-        square = node.is_a("Mul") and len({*node.inputs}) == 1
+        """The unit of a function that is not linear, of derivatives by samples that the number of samples divides: a
+        power of theirs, or coupled where it is no multiple; None of any other values."""
+        shares = list(filter(None, map(self._derivative, moving)))
+        square = _is_square(self.context, node)
         if not shares or (node.is_in(FACTORS | LINEAR | CASTS) and not square):
             return None
-        first, types, scalar = shares[0], self.context.index.graph.types, self.context.scalar
-        rest = [name for name in node.inputs if name and name not in moving and types[name].dtype in FLOATS]
-        rest = [name for name in rest if not self.context.index.constants.zero(name)]
-        if node.is_in(_TERMS) and all(self.constants.is_adjoint(name, first) for name in rest):
+        share, index = shares[0], self.context.index
+        added = [name for name in node.inputs if name and name not in moving and not index.constants.zero(name)]
+        added = [name for name in added if index.graph.type_of(name).dtype in FLOATS and not square]
+        if node.is_in(_TERMS) and all(self.constants.is_adjoint(name, share) for name in added):
             return None
-        power = 2.0 if square else scalar(rest.pop()) if node.is_a("Pow") and rest else operator(node.op_type).power
-        alike = len(shares) == len(moving) and len({(unit.degree, unit.by) for unit in shares}) == 1 and not rest
-        degree = first.degree * power if power is not None and (power in (0, 1) or not first.by) else 0.5
-        if alike and degree % 1 == 0:
-            return replace(first, degree=int(degree), by=first.by if power else "", lone=None)
-        return Unit(coupled=node.outputs[0]) if first.sure else Unit(sure=False)
+        power = 2.0 if square else operator(node.op_type).power
+        alike = len(shares) == len(moving) and len({(unit.degree, unit.by) for unit in shares}) == 1 and not added
+        if not alike or power is None or share.degree * power % 1 or (share.by and power not in (0, 1)):
+            return Unit(coupled=node.outputs[0]) if share.sure else Unit(sure=False)
+        return replace(share, degree=int(share.degree * power), by=share.by if power else "", lone=None)
 
     def _derivative(self, name: str) -> Unit | None:
         """The unit of a derivative by a sample that the number of samples or a count divides, or may divide where its
@@ -256,8 +255,8 @@ class GradientUnits:
         if unit is None or unit.model or unit.coupled or name not in self._started or not self.context.samples(name):
             return None
         settled = self.constants.settled(unit, name)
-        known = settled.sure or self.constants.terms.begun(unit.factor, bool(unit.lone))
-        return settled if known and (settled.degree > 0 or settled.by or not settled.sure) else None
+        own = settled.sure or self.constants.terms.begun(unit.factor, bool(unit.lone))
+        return settled if own and (settled.degree > 0 or settled.by or not settled.sure) else None
 
     def _linear(self, node: Node, mark: Mark, name: str) -> Unit | None:
         unit = self.of(name)
@@ -414,10 +413,12 @@ class GradientUnits:
         if kind is Relation.SAMPLES:
             if unit.by and (found.by or sign < 0):
                 return None
+            pair = found, unit
             if sign > 0:
-                found, unit = self.constants.adjoint_first(found, unit, name)
+                pair = self.constants.adjoint_first(*pair, name)
             elif self._derivative(name) and not found.model:  # a derivative by another, such as the norm of its row
-                found, unit = self.constants.settled(found, name), self.constants.settled(unit, name)
+                pair = self.constants.settled(found, name), self.constants.settled(unit, name)
+            found, unit = pair
             sure, mixed = found.sure and unit.sure, found.mixed or unit.mixed
             lone = unit.lone if found.lone is None else found.lone and unit.lone is not False
             if lone is None and elementwise and name in self.squared and sign > 0:
