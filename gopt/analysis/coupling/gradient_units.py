@@ -67,7 +67,7 @@ class GradientUnits:
     _behind: set[str] = field(default_factory=set)
     """Values that statistics are made of."""
     _started: set[str] = field(init=False)
-    """Functions of what the terms of the losses are made of, as derivatives by samples are."""
+    """Functions of the values in the terms of the losses, as derivatives by samples are."""
 
     def __post_init__(self, gradients: Iterable[str]) -> None:
         moving = descendants(self.context.index, self.context.marks)
@@ -231,8 +231,8 @@ class GradientUnits:
         return Unit(start=start, sure=all(unit.sure for unit in units), model=all(unit.model for unit in units))
 
     def _bent(self, node: Node, moving: list[str]) -> Unit | None:
-        """The unit of a function that is not linear, of derivatives by samples that the number of samples divides: a
-        power of theirs, or coupled where it is no multiple; None of any other values."""
+        """The unit of a nonlinear function of derivatives divided by the number of samples: a power of theirs, or
+        coupled where it is no multiple; None of any other values."""
         shares = list(filter(None, map(self._derivative, moving)))
         square = _is_square(self.context, node)
         if not shares or (node.is_in(FACTORS | LINEAR | CASTS) and not square):
@@ -249,14 +249,15 @@ class GradientUnits:
         return replace(share, degree=int(share.degree * power), by=share.by if power else "", lone=None)
 
     def _derivative(self, name: str) -> Unit | None:
-        """The unit of a derivative by a sample that the number of samples or a count divides, or may divide where its
-        constant is the loss's own; None of any other value."""
+        """The unit of a derivative by a sample, divided by the number of samples or by a count, or maybe divided where
+        its constant is the loss's own; None of any other value."""
         unit = self.units.get(name)
         if unit is None or unit.model or unit.coupled or name not in self._started or not self.context.samples(name):
             return None
         settled = self.constants.settled(unit, name)
-        own = settled.sure or self.constants.terms.begun(unit.factor, bool(unit.lone))
-        return settled if own and (settled.degree > 0 or settled.by or not settled.sure) else None
+        if not (settled.sure or self.constants.terms.begun(unit.factor, bool(unit.lone))):
+            return None
+        return settled if settled.degree > 0 or settled.by or not settled.sure else None
 
     def _linear(self, node: Node, mark: Mark, name: str) -> Unit | None:
         unit = self.of(name)
