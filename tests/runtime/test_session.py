@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import os
 import sys
 import types
 import weakref
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -356,3 +358,19 @@ def test_a_result_keeps_neither_other_results_nor_what_was_read(tmp_path):
     del binding, made
     assert gone() is None
     assert [array_of(each).tolist() for each in results] == [[0, -1, -2], [0, 2, 4]]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="where the system tells a process's memory")
+def test_the_arena_gives_back_what_no_value_has(tmp_path):
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    large = ("float32", [1 << 24])
+    nodes = [op("Neg", ["x"], ["y"])]
+    program = alone(make(tmp_path, nodes, {"x": large}, {"y": large}))
+    x = np.ones(large[1], np.float32)
+    program.run({"x": x}, no_call)
+    before = resident()
+    session.shrink_arena()
+    assert before - resident() > x.nbytes // 2
+    assert program.run({"x": x}, no_call)["y"][0] == -1
