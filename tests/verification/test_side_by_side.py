@@ -46,7 +46,7 @@ def test_the_first_failure_is_raised_once_all_have_ended(cores):
         if item:
             raise ValueError(item)
 
-    with pytest.raises(ValueError, match="^1$"):
+    with pytest.raises(ValueError, match=r"^1$"):
         side_by_side(work, range(4))
     assert sorted(ended) == list(range(4))
 
