@@ -193,7 +193,8 @@ class _StepComparison:
     def _compare_from_own_states(self, comparisons: StepComparisons, names: Collection[str]) -> StepComparisons:
         """Judge some values again from the ranks' own states and gradients."""
         runner, reference = self.runner, self.runner.reference
-        base = reference.step(self.variant, self.own, self.settings, self.batches)
+        local = reference.kept(self.variant, self.own, self.settings, self.batches)
+        base = reference.finish(self.own, self.settings, local)
         sent = self._sent(base.local)
         update = reference.finish(self.own, self.settings, sent)
         speaks = self.variant is PLAIN and runner.heard(base)
