@@ -383,5 +383,5 @@ assert session.run(None, {"x": x})[0][0] < 0
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="where the system tells a process's memory")
 def test_the_arena_gives_back_what_no_value_has():
-    """In a process of its own: what other tests hold of the arena stands between what is free. (Its first piece stays.)"""
+    """In a process of its own: what other tests hold of the arena stands between what is free."""
     subprocess.run([sys.executable, "-c", _ARENA], check=True)
