@@ -18,7 +18,7 @@ from gopt.analysis.role_hints import others, states_option
 from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.errors import OptionError, UnsupportedError
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import ancestors, copied_from, descendants, walk
+from gopt.ir.graph_index import ancestors, descendants, walk
 from gopt.ir.node_kinds import record_of
 from gopt.ir.types import FLOATS
 
@@ -77,9 +77,12 @@ def find_gradients(step: StepSkeleton) -> GradientMap:
 def reads_new_statistic(step: StepSkeleton, name: str) -> UnsupportedError | None:
     """The refusal of an update that reads a statistic's new value before the ranks combine it; None for any other."""
     behind = ancestors(step.index, [step.updated[name]])[1]
-    for statistic, new in step.updated.items():
-        if statistic != name and new in behind and new not in step.forward_values and step.is_statistic(statistic):
-            return _reads_new(name, statistic, new)
+    trained = step.updated.keys() & step.forward_values
+    for state, new in step.updated.items():
+        if state != name and new in behind and new not in step.forward_values:
+            counted = new in step.tainted and trained.isdisjoint(ancestors(step.index, [new])[1])
+            if counted or step.is_statistic(state):
+                return _reads_new(name, state, new)
     return None
 
 
@@ -190,10 +193,7 @@ def _refuse_found(step: StepSkeleton, context: AnalysisContext, gradients: Mappi
         why = _disqualified(step, context, name, gradient)
         if why:
             late = _late(step, gradient) if gradient in context.update_only else ""
-            new = copied_from(step.index, step.updated[late]) if late in step.updated else ""
-            if new in step.tainted and new in ancestors(step.index, [step.updated[name]])[1]:
-                raise _reads_new(name, late, step.updated[late])
-            raise UnsupportedError(
+            raise reads_new_statistic(step, name) or UnsupportedError(
                 f"no gradient of {name!r} was found: all of its update that depends on the batch runs through "
                 f"{gradient!r}, but {_reads_late(late) or why}",
                 _late_hint(step, late) if late else f"name its gradient: --params {name}=VALUE",

@@ -17,9 +17,11 @@ NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
-def unary(name: str, slope: Slope, kernel: Callable[..., Any] | None = None, *, zero: bool = False) -> Operator:
+def unary(
+    name: str, slope: Slope, kernel: Callable[..., Any] | None = None, *, zero: bool = False, **facts: Any
+) -> Operator:  # fmt: skip
     """A function of one operand; ``zero``: it is zero at zero."""
-    return binary(name, (slope, NONE), kernel, zero=zero or slope is LINEAR)
+    return binary(name, (slope, NONE), kernel, zero=zero or slope is LINEAR, **facts)
 
 
 def binary(
@@ -33,12 +35,11 @@ def binary(
 
 
 def with_attributes(
-    name: str, slope: Slope, kernel: Kernel | None = None, *, zero: bool = False, total: bool = True
+    name: str, slope: Slope, kernel: Kernel | None = None, *, zero: bool = False, total: bool = True, **facts: Any
 ) -> Operator:
     """A function of one operand that attributes, or constants behind it, shape further."""
-    return Operator(
-        name, (slope, NONE), elementwise=True, zero=zero, total=total, kernel=kernel, dims=elements.elementwise
-    )
+    facts = {"dims": elements.elementwise, **facts}
+    return Operator(name, (slope, NONE), elementwise=True, zero=zero, total=total, kernel=kernel, **facts)
 
 
 def _divided(dividend: Array, right: Array) -> Array:
@@ -74,7 +75,7 @@ def _sigmoid(x: Array) -> Array:
 
 OPERATORS = (
     # --- functions of one operand ---
-    unary("Abs", BENT, np.abs, zero=True),
+    unary("Abs", BENT, np.abs, zero=True, power=1),
     unary("Acos", CURVED, np.arccos),
     unary("Acosh", CURVED, np.arccosh),
     unary("Asin", CURVED, np.arcsin, zero=True),
@@ -99,25 +100,25 @@ OPERATORS = (
     with_attributes("HardSigmoid", BENT),
     unary("HardSwish", CURVED, zero=True),
     unary("Identity", LINEAR, np.asarray),
-    unary("IsInf", NONE, np.isinf),
-    unary("IsNaN", NONE, np.isnan),
-    with_attributes("LeakyRelu", BENT, zero=True),
+    unary("IsInf", NONE, np.isinf, power=0),
+    unary("IsNaN", NONE, np.isnan, power=0),
+    with_attributes("LeakyRelu", BENT, zero=True, power=1),
     unary("Log", CURVED, np.log),
     unary("Mish", CURVED, zero=True),
     unary("Neg", LINEAR, np.negative),
     unary("Not", NONE, np.logical_not),
-    unary("Reciprocal", CURVED, lambda x: 1 / x),
-    unary("Relu", BENT, lambda x: np.maximum(x, 0), zero=True),
+    unary("Reciprocal", CURVED, lambda x: 1 / x, power=-1),
+    unary("Relu", BENT, lambda x: np.maximum(x, 0), zero=True, power=1),
     unary("Round", STEP, np.round, zero=True),
     with_attributes("Selu", CURVED, zero=True),
     with_attributes("Shrink", BENT, zero=True),
     unary("Sigmoid", CURVED, _sigmoid),
-    unary("Sign", STEP, np.sign, zero=True),
+    unary("Sign", STEP, np.sign, zero=True, power=0),
     unary("Sin", CURVED, np.sin, zero=True),
     unary("Sinh", CURVED, np.sinh, zero=True),
     unary("Softplus", CURVED),
     unary("Softsign", CURVED, zero=True),
-    unary("Sqrt", CURVED, np.sqrt, zero=True),
+    unary("Sqrt", CURVED, np.sqrt, zero=True, power=0.5),
     with_attributes("Swish", CURVED, zero=True),
     unary("Tan", CURVED, np.tan, zero=True),
     unary("Tanh", CURVED, np.tanh, zero=True),
@@ -128,10 +129,10 @@ OPERATORS = (
     binary("Sum", (AFFINE,), _joined(np.add)),
     binary("Mean", (AFFINE,), lambda *xs: reduce(np.add, xs) / len(xs)),
     binary("Mul", (LINEAR,), np.multiply, zero=True),
-    binary("Div", (LINEAR, CURVED), _divided, zero=True),
+    binary("Div", (LINEAR, CURVED), _divided, zero=True, power=0),
     binary("Pow", (CURVED,), lambda x, y: np.power(x, y).astype(x.dtype), zero=True),
-    binary("Max", (BENT,), _joined(np.maximum)),
-    binary("Min", (BENT,), _joined(np.minimum)),
+    binary("Max", (BENT,), _joined(np.maximum), power=1),
+    binary("Min", (BENT,), _joined(np.minimum), power=1),
     binary("PRelu", (BENT, AFFINE), zero=True),
     with_attributes("Mod", NONE, _remainder, total=False),
     binary("Where", (NONE, AFFINE), np.where, choosers=(0,), aside=(0,)),
@@ -139,11 +140,11 @@ OPERATORS = (
     binary("And", (NONE,), np.logical_and),
     binary("Or", (NONE,), np.logical_or),
     binary("Xor", (NONE,), np.logical_xor),
-    binary("Equal", (NONE,), np.equal),
-    binary("Greater", (NONE,), np.greater),
-    binary("GreaterOrEqual", (NONE,), np.greater_equal),
-    binary("Less", (NONE,), np.less),
-    binary("LessOrEqual", (NONE,), np.less_equal),
+    binary("Equal", (NONE,), np.equal, power=0),
+    binary("Greater", (NONE,), np.greater, power=0),
+    binary("GreaterOrEqual", (NONE,), np.greater_equal, power=0),
+    binary("Less", (NONE,), np.less, power=0),
+    binary("LessOrEqual", (NONE,), np.less_equal, power=0),
     with_attributes("BitShift", NONE),
     binary("BitwiseAnd", (NONE,), np.bitwise_and),
     binary("BitwiseOr", (NONE,), np.bitwise_or),

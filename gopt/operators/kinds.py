@@ -37,8 +37,6 @@ MASKS = frozenset({"Mul", "Where"})
 """Keep some elements of a value, by a flag or a factor of zero."""
 QUOTIENTS = frozenset({"Div", "Reciprocal"})
 EXTREMES = frozenset({"Max", "Min"})
-RECTIFIERS = EXTREMES | {"Abs", "Relu", "LeakyRelu"}
-"""Functions with f(c x) = c f(x) for every positive c."""
 COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
 LOGIC = frozenset({"And", "Or", "Xor", "Not"})
 FLOAT_TESTS = frozenset({"IsNaN", "IsInf"})

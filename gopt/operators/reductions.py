@@ -26,9 +26,13 @@ def _over(function: Callable[..., Any]) -> Kernel:
     return kernel
 
 
-def _reduction(name: str, slope: Slope, pieces: str, function: Callable[..., Any], *, zero: bool = True) -> Operator:
-    dims = elements.reduction(pieces)
-    return Operator(name, (slope, NONE), zero=zero, total=True, pieces=pieces, dims=dims, kernel=_over(function))
+def _reduction(
+    name: str, slope: Slope, pieces: str, function: Callable[..., Any], *, zero: bool = True, power: float | None = None
+) -> Operator:  # fmt: skip
+    return Operator(
+        name, (slope, NONE), zero=zero, total=True, pieces=pieces, power=power, dims=elements.reduction(pieces),
+        kernel=_over(function),
+    )  # fmt: skip
 
 
 def _logarithm(x: Array, **how: Any) -> Array:
@@ -45,21 +49,21 @@ _BATCH_NORM = (CURVED, AFFINE, AFFINE, AFFINE, CURVED)
 OPERATORS = (
     _reduction("ReduceSum", LINEAR, "sum", np.sum),
     _reduction("ReduceMean", LINEAR, "mean", np.mean),
-    _reduction("ReduceSumSquare", CURVED, "sum", lambda x, **how: np.sum(x * x, **how)),
-    _reduction("ReduceL1", BENT, "sum", lambda x, **how: np.sum(np.abs(x), **how)),
-    _reduction("ReduceL2", CURVED, "l2", lambda x, **how: np.sqrt(np.sum(x * x, **how))),
-    _reduction("ReduceMax", BENT, "max", np.max),
-    _reduction("ReduceMin", BENT, "min", np.min),
+    _reduction("ReduceSumSquare", CURVED, "sum", lambda x, **how: np.sum(x * x, **how), power=2),
+    _reduction("ReduceL1", BENT, "sum", lambda x, **how: np.sum(np.abs(x), **how), power=1),
+    _reduction("ReduceL2", CURVED, "l2", lambda x, **how: np.sqrt(np.sum(x * x, **how)), power=1),
+    _reduction("ReduceMax", BENT, "max", np.max, power=1),
+    _reduction("ReduceMin", BENT, "min", np.min, power=1),
     _reduction("ReduceProd", CURVED, "", np.prod),
     _reduction("ReduceLogSum", CURVED, "", _logarithm, zero=False),
     _reduction("ReduceLogSumExp", CURVED, "", _softmax_sum, zero=False),
-    Operator("ArgMax", (NONE,), total=True, dims=elements.arg),
-    Operator("ArgMin", (NONE,), total=True, dims=elements.arg),
-    Operator("TopK", (BENT, NONE), lengths=(1,), zero=True, dims=beside()),
+    Operator("ArgMax", (NONE,), total=True, dims=elements.arg, power=0),
+    Operator("ArgMin", (NONE,), total=True, dims=elements.arg, power=0),
+    Operator("TopK", (BENT, NONE), lengths=(1,), zero=True, dims=beside(), power=1),
     Operator("Softmax", (CURVED,), total=True, dims=elements.softmax),
     Operator("LogSoftmax", (CURVED,), total=True, dims=elements.softmax),
-    Operator("Hardmax", (STEP,), total=True, dims=elements.softmax),
-    Operator("LpNormalization", (CURVED,), total=True, zero=True, dims=beside()),
+    Operator("Hardmax", (STEP,), total=True, dims=elements.softmax, power=0),
+    Operator("LpNormalization", (CURVED,), total=True, zero=True, dims=beside(), power=0),
     Operator("LayerNormalization", (CURVED, AFFINE), total=True, dims=elements.in_front),
     Operator("RMSNormalization", (CURVED, LINEAR), total=True, zero=True, dims=elements.in_front),
     Operator("BatchNormalization", _BATCH_NORM, total=True, running=(3, 4), dims=normalise.batch_normalization),
@@ -68,11 +72,11 @@ OPERATORS = (
     Operator("MeanVarianceNormalization", (CURVED,), total=True, zero=True, dims=normalise.mean_variance),
     Operator("LRN", (CURVED,), total=True, zero=True, dims=normalise.across_channels),
     Operator("AveragePool", (LINEAR, NONE), total=True, zero=True, dims=normalise.pool),
-    Operator("MaxPool", (BENT,), total=True, zero=True, dims=normalise.pool),
-    Operator("LpPool", (CURVED,), total=True, zero=True, dims=normalise.pool),
+    Operator("MaxPool", (BENT,), total=True, zero=True, dims=normalise.pool, power=1),
+    Operator("LpPool", (CURVED,), total=True, zero=True, dims=normalise.pool, power=1),
     Operator("GlobalAveragePool", (LINEAR, NONE), total=True, zero=True, dims=normalise.pool),
-    Operator("GlobalMaxPool", (BENT,), total=True, zero=True, dims=normalise.pool),
-    Operator("GlobalLpPool", (CURVED,), total=True, zero=True, dims=normalise.pool),
+    Operator("GlobalMaxPool", (BENT,), total=True, zero=True, dims=normalise.pool, power=1),
+    Operator("GlobalLpPool", (CURVED,), total=True, zero=True, dims=normalise.pool, power=1),
     Operator("SoftmaxCrossEntropyLoss", (CURVED, NONE, CURVED), aside=(2,), dims=normalise.loss),
     Operator("NegativeLogLikelihoodLoss", (LINEAR, NONE, CURVED), aside=(2,), zero=True, dims=normalise.loss),
 )

@@ -59,3 +59,16 @@ def test_learned_weights_of_losses(name, seed):
     called a parameter a statistic. The gradient of a single number was called its new value."""
     found, _ = verified(name, seed)
     assert found.kind == "right", found
+
+
+def test_a_root_of_a_size_is_a_function_of_the_samples():
+    """Where no sample's elements, but shapes alone are behind it, it was taken for a constant: a mean was added up."""
+    found, w = verified("open_samples", 705)
+    assert found.kind == "refused" and re.search(w.refusal, found.text), found
+
+
+def test_a_gradient_of_a_masked_loss_beside_a_shown_sum_of_all():
+    """Samples meet in a normalisation, so that no sums over them tell: the sum that is shown refuted the gradient, and
+    the last two batches drawn confirmed each of its numbers, as they do any number."""
+    found, _ = verified("batch_norm", 707)
+    assert found.kind == "unconfirmed" and "show the loss" in found.text, found

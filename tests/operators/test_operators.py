@@ -13,6 +13,7 @@ from operator_probes import Probe, probes
 from gopt.operators.operator import Operator, Slope
 from gopt.operators.table import OPERATORS, names
 
+CURVES = (Slope.STEP, Slope.BENT, Slope.CURVED)
 UNSEEN = frozenset({
     "CausalConvWithState", "Constant", "DequantizeLinear", "Dropout", "GRU", "GlobalLpPool", "LSTM", "LinearAttention",
     "MeanVarianceNormalization", "QuantizeLinear", "RNN", "STFT",
@@ -45,6 +46,22 @@ def test_results_follow_operands_as_slopes_say(name):
             assert seen <= record.slope(place), (place, probe.case)
             observed[place] = max(observed.get(place, Slope.NONE), seen)
     assert all(seen is record.slope(place) for place, seen in observed.items()), observed
+
+
+def powers(probe: Probe) -> set[float]:
+    """The powers of 2 that multiply a result where 2 multiplies all floating operands, of either sign."""
+    values = {at: signed(*probe.inputs[at].shape) for at in probe.floats}
+    before, after = (probe.result({at: times * value for at, value in values.items()}) for times in (1, 2))
+    if before.dtype.kind != "f":
+        return {0.0} if np.array_equal(before, after) else set()
+    told = np.isfinite(before) & ((before != 0) | (after != 0))
+    return {each for each in (-1.0, 0.0, 0.5, 1.0, 2.0) if np.allclose(after[told], before[told] * 2.0**each)}
+
+
+@pytest.mark.parametrize("name", sorted(names(lambda each: not {*each.slopes} <= {*Slope} - {*CURVES}) & {*SEEN}))
+def test_results_are_multiplied_by_the_power_of_a_factor_that_records_say(name):
+    found = set.intersection(*map(powers, (each for each in probes(name) if each.floats)))
+    assert found == {OPERATORS[name].power} - {None}
 
 
 BOUNDS = {"Clip": [case(x(7, 13), -x(), x()), case(x(7, 13), opset=10, min=-0.3)]}

@@ -152,19 +152,21 @@ def judged(
                   for step in feeds]  # fmt: skip
         expected = truth(whole.model(), w.states, start, joined)
         world = World(folder / "ranks")
+        found = Verdict("right")
         for at, step in enumerate(feeds):
             world.step(step, w.hyper)
             wrong = different(world.whole(), expected[at], expected[at - 1] if at else start, tolerance)
             if wrong:  # a step that gopt says is not the step of one large batch may differ
                 noted = [each.what for each in open_couplings(sharded.program)]
-                return Verdict("noted" if noted else "WRONG", f"step {at}: {wrong} {noted}")
-        if verify:
+                found = Verdict("noted" if noted else "WRONG", f"step {at}: {wrong} {noted}")
+                break
+        if verify and found.kind != "WRONG":
             result = gopt.verify(sharded, steps=2)
             if result.outcome == "different":
                 return Verdict("alarm", str(result.to_json())[:3000])
             if result.outcome != "equal":
                 return Verdict("unconfirmed", str(result.to_json().get("unconfirmed"))[:600])
-        return Verdict("right")
+        return found
     except AssertionError as error:
         return Verdict("WRONG", f"{error} {traceback.format_exc()[-900:]}")
     finally:

@@ -115,7 +115,7 @@ def counted_samples(w: Writer) -> None:
     new = seen + many
     rate = 0.1
     if use == "late":
-        w.refusal = "counts samples|one rank's own batch"
+        w.refusal = "counts samples|its own batch|one rank's own batch"
         rate = 0.1 / w.reduced("ReduceMean", new, [], False)
     elif use == "update":
         rate = 0.1 * scale

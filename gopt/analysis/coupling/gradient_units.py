@@ -30,7 +30,6 @@ from gopt.operators.kinds import (
     FLOAT_TESTS,
     LINEAR_IN_FIRST,
     QUOTIENTS,
-    RECTIFIERS,
     SCALES,
     SCATTERS,
     SUMS,
@@ -67,6 +66,8 @@ class GradientUnits:
     _squares: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
     _behind: set[str] = field(default_factory=set)
     """Values that statistics are made of."""
+    _started: set[str] = field(init=False)
+    """Functions of the values in the terms of the losses, as derivatives by samples are."""
 
     def __post_init__(self, gradients: Iterable[str]) -> None:
         moving = descendants(self.context.index, self.context.marks)
@@ -78,7 +79,10 @@ class GradientUnits:
         self.statistics = set(self.context.fed)
         self._behind = ancestors(self.context.index, self.statistics)[1]
         producers = self.context.index.producers
-        for node in (producers[name] for name in self.constants.terms.values if name in producers):
+        ends = [producers[name] for name in self.constants.terms.values if name in producers]
+        made_of = [name for node in ends for name in node.inputs if name in self.context.marks]
+        self._started = descendants(self.context.index, made_of)
+        for node in ends:
             if _is_square(self.context, node):
                 self.squared.update(node.inputs[:2] if node.is_a("Mul") else node.inputs[:1])
         self._squares = {(producers[n].op_type, tuple(producers[n].inputs)) for n in self.squared if n in producers}
@@ -164,6 +168,8 @@ class GradientUnits:
             return None
         marked = [name for name in node.inputs if name in marks and marks[name].kind is not Relation.DRAWN]
         moving = [n for n in marked if n in types and types[n].dtype in FLOATS and n not in self.zeros]
+        if mark.kind is Relation.SAMPLES and (bent := self._bent(node, moving)):
+            return bent
         if types[node.outputs[0]].dtype not in FLOATS:
             return Unit(start=True)
         if not moving:
@@ -216,9 +222,6 @@ class GradientUnits:
         reduced = mark.kind is not Relation.SAMPLES
         units = self._beside(moving, reduced=reduced) or []
         alike = bool(units) and all(not unit.by and unit.degree == int(reduced) for unit in units)
-        zeros = all(name in moving or self.context.index.constants.zero(name) for name in node.inputs)
-        if not (reduced or (node.is_in(RECTIFIERS) and zeros)) and any(map(self._is_share, moving)):
-            return Unit(coupled=node.outputs[0])
         if not alike or (reduced and self.context.marks[moving[0]].kind is Relation.SAMPLES):
             return None
         if reduced:
@@ -227,13 +230,34 @@ class GradientUnits:
         start = all(unit.start for unit in units) and factor == 1.0
         return Unit(start=start, sure=all(unit.sure for unit in units), model=all(unit.model for unit in units))
 
-    def _is_share(self, name: str) -> bool:
-        """Return whether a value is a derivative by a sample that the number of samples divides, for sure."""
+    def _bent(self, node: Node, moving: list[str]) -> Unit | None:
+        """The unit of a nonlinear function of derivatives divided by the number of samples: a power of theirs, or
+        coupled where it is no multiple; None of any other values."""
+        shares = list(filter(None, map(self._derivative, moving)))
+        square = _is_square(self.context, node)
+        if not shares or (node.is_in(FACTORS | LINEAR | CASTS) and not square):
+            return None
+        share, index = shares[0], self.context.index
+        added = [name for name in node.inputs if name and name not in moving and not index.constants.zero(name)]
+        added = [name for name in added if index.graph.type_of(name).dtype in FLOATS and not square]
+        if node.is_in(_TERMS) and all(self.constants.is_adjoint(name, share) for name in added):
+            return None
+        power = 2.0 if square else operator(node.op_type).power
+        alike = len(shares) == len(moving) and len({(unit.degree, unit.by) for unit in shares}) == 1 and not added
+        if not alike or power is None or share.degree * power % 1 or (share.by and power not in (0, 1)):
+            return Unit(coupled=node.outputs[0]) if share.sure else Unit(sure=False)
+        return replace(share, degree=int(share.degree * power), by=share.by if power else "", lone=None)
+
+    def _derivative(self, name: str) -> Unit | None:
+        """The unit of a derivative by a sample, divided by the number of samples or by a count, or maybe divided where
+        its constant is the loss's own; None of any other value."""
         unit = self.units.get(name)
-        if unit is None or unit.model or unit.by:
-            return False
+        if unit is None or unit.model or unit.coupled or name not in self._started or not self.context.samples(name):
+            return None
         settled = self.constants.settled(unit, name)
-        return settled.degree == 1 and settled.sure
+        if not (settled.sure or self.constants.terms.begun(unit.factor, bool(unit.lone))):
+            return None
+        return settled if settled.degree > 0 or settled.by or not settled.sure else None
 
     def _linear(self, node: Node, mark: Mark, name: str) -> Unit | None:
         unit = self.of(name)
@@ -390,7 +414,12 @@ class GradientUnits:
         if kind is Relation.SAMPLES:
             if unit.by and (found.by or sign < 0):
                 return None
-            found, unit = self.constants.adjoint_first(found, unit, name) if sign > 0 else (found, unit)
+            pair = found, unit
+            if sign > 0:
+                pair = self.constants.adjoint_first(*pair, name)
+            elif self._derivative(name) and not found.model:  # a derivative by another, such as the norm of its row
+                pair = self.constants.settled(found, name), self.constants.settled(unit, name)
+            found, unit = pair
             sure, mixed = found.sure and unit.sure, found.mixed or unit.mixed
             lone = unit.lone if found.lone is None else found.lone and unit.lone is not False
             if lone is None and elementwise and name in self.squared and sign > 0:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Marks, Relation, Untraceable, changed
 from gopt.analysis.coupling.uniform_factors import UniformFactors
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import walk
 from gopt.ir.node_kinds import value_reads
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import CASTS, LINEAR_IN_FIRST, SCALES, TERMS
@@ -105,14 +102,8 @@ def _power(context: CouplingContext, name: str) -> int | None:
         return mark.divided
     if name not in index.producers or index.graph.type_of(name).elements != 1 or context.constant(name) is not None:
         return 0
-    power = -UniformFactors(context).of(name).batches
-
-    def following(value: str) -> Iterable[str]:
-        node = index.producers.get(value)
-        is_end = value in context.marks or value in context.shared or context.constant(value) is not None
-        return () if node is None or is_end else value_reads(node)
-
-    return power or (None if any(value in context.marks for value in walk([name], following)) else 0)
+    factors = UniformFactors(context)
+    return -factors.of(name).batches or (None if factors.sized(name) else 0)
 
 
 def times(context: CouplingContext, node: Node, name: str) -> float:

@@ -7,6 +7,7 @@ from gopt.analysis.coupling.contract import settled
 from gopt.analysis.coupling.marks import EXTREMES, REDUCED, Mark, Relation, changed
 from gopt.analysis.linearity import CONSTANT, level
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import GraphIndex
 from gopt.ir.node_kinds import value_reads
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import (
@@ -14,6 +15,7 @@ from gopt.operators.kinds import (
     COMBINERS,
     COMPARISONS,
     CONTRACTIONS,
+    COUNTS,
     FLOAT_TESTS,
     GATHERS,
     LINEAR_IN_FIRST,
@@ -133,8 +135,14 @@ def unguarded(context: CouplingContext, name: str) -> str:
     """A count before its cast or its guard against zero: the value that is summed over ranks."""
     while (node := context.index.producers.get(name)) is not None:
         inside = [each for each in node.inputs if each in context.marks]
-        through = node.is_a("Cast", "Max", "Clip", "Add", "Reshape", "Squeeze", "Unsqueeze", "Identity")
-        if not through or len(inside) != 1 or context.index.graph.type_of(inside[0]).elements != 1:
+        if not node.is_in(COUNTS) or len(inside) != 1 or context.index.graph.type_of(inside[0]).elements != 1:
             break
         name = inside[0]
+    return name
+
+
+def guarded(index: GraphIndex, name: str) -> str:
+    """The number that divides by a count: the count in another type or shape, kept from being zero."""
+    while readers := [node for node in index.users.get(name, ()) if node.is_in(COUNTS)]:
+        name = readers[0].outputs[0]
     return name

@@ -12,6 +12,8 @@ from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.marks import Relation
 from gopt.analysis.coupling.sample_counts import OPEN, Multiplied
 from gopt.ir.graph import Node
+from gopt.ir.graph_index import walk
+from gopt.ir.node_kinds import value_reads
 from gopt.operators.kinds import AVERAGES, RELAYS, SCALES, SUMS
 
 TIMES = (1, 2, 3)
@@ -70,6 +72,17 @@ class UniformFactors:
     def written(self, name: str) -> UniformFactor:
         """Return the factor of a value as marks read a constant Size: by number alone."""
         return self.of(name) if (value := self.context.constant(name)) is None else _of_array(value)
+
+    def sized(self, name: str) -> bool:
+        """Return whether the number of samples enters a value that follows no sample, by a shape behind it."""
+        producers = self.context.index.producers
+        made_of = walk([name], lambda value: value_reads(producers[value]) if value in producers else ())
+        return any(map(self._moves, made_of))
+
+    def _moves(self, name: str) -> bool:
+        """Return whether a value of constants and shapes is another one for more samples."""
+        first, *others = (constants.value(name) for constants in self._multiplied)
+        return any(first is not None and value is not None and not np.array_equal(value, first) for value in others)
 
     def _find(self, name: str, depth: int) -> UniformFactor:
         factor, value = self._made(name, depth), self.context.constant(name)  # a Size may be a constant, too

@@ -138,7 +138,7 @@ class UnitConstants:
         factor = self.factors.of(name)
         unit = replace(unit, degree=unit.degree - sign * factor.batches, explicit=unit.explicit or bool(factor.batches))
         if samples:
-            if self.terms.begun(unit.factor):  # what follows is of the model
+            if self.terms.begun(unit.factor, bool(unit.lone)):  # what follows is of the model
                 unit = self.settled(unit, samples)
             elif unit.start and unit.lone is None and self.terms.begun(factor.number**sign):
                 unit = replace(unit, factor=1.0, sure=True)  # as is what stands before

@@ -113,8 +113,9 @@ def where_taken(
 
 
 def in_slices(slope_meter: SlopeMeter, part: Candidate, points: Sequence[Values]) -> QuotientFit | None:
-    """A fit with ratios of slices along some axis, each with a separate factor."""
-    for masks in _masks(part):
+    """A fit with ratios of slices along some axis, each with a separate factor; None for two points, between which any
+    number is proportional."""
+    for masks in _masks(part) if len(points) > 2 else ():
         fits = []
         for inside in masks:
             slice = replace(part, inside=inside)

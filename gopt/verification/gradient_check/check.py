@@ -9,9 +9,13 @@ from itertools import cycle, islice
 
 import numpy as np
 
+from gopt.analysis.coupling.gradient_reductions import Readings
 from gopt.analysis.coupling.marks import Relation
+from gopt.analysis.coupling.reduced import guarded
 from gopt.analysis.coupling.step_couplings import analyse_couplings
 from gopt.analysis.training import TrainingGraph
+from gopt.ir.graph_index import GraphIndex, walk
+from gopt.ir.node_kinds import value_reads
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.gradient_check import verdict as said
@@ -177,9 +181,9 @@ class _GradientChecker:
         return all_beside(self.points, states, amount, seed)
 
     def _spare(self) -> Iterator[list[Values]]:
-        """The batches beyond the first three, three by three."""
+        """The batches beyond the first three, three by three: between two, every change of one number is a multiple."""
         for start in range(0, len(self.spare) - 1, POINTS):
-            yield self.spare[start : start + POINTS]
+            yield [*self.spare[start : start + POINTS], *self.points][:POINTS]
 
     def judge(self, names: list[str], points: list[Values], results: list[Results] | None = None) -> None:
         """Reach a verdict for each parameter, from these points alone; ``results``: losses and gradients there, if
@@ -370,8 +374,22 @@ class _GradientChecker:
             self.is_computed_weight(name, points, part.at) or self.sliced(part, points) or self.stopped(part, points)
         ):
             said_so = said.WRONG if fit.measured else said.FLAT if flat else said.FAINT
-            verdict = Verdict.UNCONFIRMED if said_so == said.FAINT else Verdict.REFUTED
-            self.say(name, verdict, said_so, fit)
+            reason = self._of_another_loss(name)
+            verdict = Verdict.UNCONFIRMED if said_so == said.FAINT or reason else Verdict.REFUTED
+            self.say(name, verdict, reason or said_so, fit)
+
+    def _of_another_loss(self, name: str) -> str:
+        """The reason why the shown loss says nothing of a gradient; '' where there is none."""
+        reading, producers = self._readings.get(name), self._index.producers
+        if reading is None or reading.bent:
+            return said.BENT.format(reading.cause) if reading else ""
+
+        def following(value: str) -> Sequence[str]:
+            return value_reads(producers[value]) if value in producers else ()
+
+        shown: set[str] = set(walk(self.training.losses, following))
+        unread = (value for value in walk([reading.by], following) if value not in shown)
+        return next((said.UNSHOWN.format(value) for value in unread if value in self.training.batch), "")
 
     @property
     def _hopeless(self) -> bool:
@@ -409,12 +427,19 @@ class _GradientChecker:
         return all(exchange.due for exchange in self._sample_exchanges)
 
     @cached_property
+    def _readings(self) -> Readings:
+        return analyse_couplings(self.training).readings
+
+    @cached_property
+    def _index(self) -> GraphIndex:
+        return GraphIndex(self.training.graph)
+
+    @property
     def _counts(self) -> dict[str, str]:
         """Gradient -> the dividing count of a rank's own batch, as far as the data flow tells."""
-        readings = analyse_couplings(self.training).readings.items()
         return {
-            self.training.gradients[name]: reading.by
-            for name, reading in readings
+            self.training.gradients[name]: guarded(self._index, reading.by)
+            for name, reading in self._readings.items()
             if reading.relation is Relation.WEIGHTED and reading.by
         }
 
