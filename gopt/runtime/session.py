@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
+import onnx
 
 from gopt.errors import RunError, UnsupportedError
 from gopt.ir.graph import Graph
@@ -164,6 +165,26 @@ def make_session(
         raise
     except Exception as error:  # its exceptions have no common base
         raise refusal(error) from error
+
+
+def shrink_arena() -> None:
+    """Give the memory of the sessions' arena that no value has back to the system: what runs next needs other sizes."""
+    options = runtime().RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    _idle_session().run(None, {}, options)
+
+
+@functools.cache
+def _idle_session() -> Any:
+    """A session of one constant: the arena is shrunk behind a run."""
+    node = onnx.helper.make_node("Constant", [], ["one"], value_float=1.0)
+    output = onnx.helper.make_tensor_value_info("one", onnx.TensorProto.FLOAT, [])
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "idle", [], [output]),
+        ir_version=8,
+        opset_imports=[onnx.helper.make_opsetid("", 17)],
+    )
+    return make_session(model.SerializeToString(), [CPU])
 
 
 def refusal(error: Exception) -> RunError:

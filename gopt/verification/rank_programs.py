@@ -52,14 +52,16 @@ class RankPrograms:
                 values[entry.input] = np.asarray(outputs[entry.output])
 
     def feeds(self, start: Values) -> Values:
-        """Return the rank's feeds for states, cut from whole tensors, and zero accumulators."""
+        """Return the rank's feeds for states, cut from whole tensors, and zero accumulators; states are not to be
+        written."""
         feeds = {}
         for state in self.states:
             parts = [cut(piece, start[piece.tensor]) for piece in state.pieces]
-            value = np.concatenate(parts) if len(parts) != 1 else parts[0].copy()
+            value = np.concatenate(parts) if len(parts) != 1 else parts[0]
             type = self.type_of(state.input)
             with np.errstate(over="ignore"):
                 feeds[state.input] = value.astype(numpy_dtype(type.dtype), copy=False).reshape(type.dims)
+            feeds[state.input].flags.writeable = False  # it may be a part of ``start``, and another rank's
         for accumulator in self.sums:
             feeds[accumulator.input] = np.zeros(accumulator.shape, numpy_dtype(accumulator.dtype))
         return feeds
@@ -110,7 +112,7 @@ def joined(
     """Tensors joined from every rank's parts: ``values`` by rank, under the ``key`` of a state; ``types``: of whole
     tensors.
 
-    A tensor with a missing element is left out, and so are narrow copies."""
+    A tensor with a missing element is left out, and so are narrow copies. A tensor of one part shares its memory."""
     parts: dict[str, dict[tuple[Place, int], np.ndarray]] = {}
     for rank, rank_values in zip(ranks, values):
         for state in rank.states:
@@ -125,7 +127,11 @@ def joined(
     whole: Values = {}
     for name, pieces_of in parts.items():
         if sum(part.size for part in pieces_of.values()) == types[name].elements:
-            whole[name] = np.empty(types[name].dims, next(iter(pieces_of.values())).dtype)
+            (within, start), part = next(iter(pieces_of.items()))
+            if within == (None, None) and len(pieces_of) == 1:
+                whole[name] = part.reshape(types[name].dims)
+                continue
+            whole[name] = np.empty(types[name].dims, part.dtype)
             for (within, start), part in pieces_of.items():
                 put(whole[name], within, part, start)
     return whole

@@ -21,6 +21,7 @@ from gopt.verification.lazy_tables import LazyTable, with_kept_rows
 from gopt.verification.lockstep import run_in_lockstep, with_reduced_statistics, with_shared_means
 from gopt.verification.piecewise import pieces
 from gopt.verification.reference_graphs import local_graph, update_graph
+from gopt.verification.side_by_side import side_by_side
 from gopt.verification.source_members import Feeds, SourceMembers, read_by, run_source
 from gopt.verification.variants import PLAIN, Variant
 
@@ -236,9 +237,9 @@ class ReferenceProgram:
         }
 
     def _locals(self, values: Sequence[Feeds]) -> list[Values]:
-        """Run the local part of every data rank: one by one, or together for values shared on the way."""
+        """Run the local part of every data rank: each by itself, or together for values shared on the way."""
         if not self.meeting:
-            return [run_source(self._local, value, self.call) for value in values]
+            return side_by_side(lambda value: run_source(self._local, value, self.call), values)
         return run_in_lockstep(self._local, [read_by(self._local, value) for value in values], self.call)
 
 

@@ -63,28 +63,33 @@ class VariantRunner:
         self.left = []
         for number in range(1, steps + 1):
             advance(f"steps of {variant.name!r}", number - 1, steps)
-            drawn = batches(number)
-            self.reference.apart = self.all_ranks.apart(rank_states)
-            local = self.reference.kept(variant, states, settings, drawn)
-            step = self.reference.finish(states, settings, local)
-            self._find_noise(variant, number, states, settings, drawn, step)
-            inputs = self.all_ranks.joined("input", rank_states)
-            results = self.all_ranks.step(self.reference, variant, rank_states, settings, drawn, tamper)
-            not_finite = _not_finite_states(self.reference, step, states)
-            self._tell(variant, number, not_finite)
-            comparison = _StepComparison(
-                self, variant, number, drawn, settings, {**states, **inputs}, results, not_finite
-            )
-            comparison.judge(step, begin)
-            self.observed.enter(states, step, settings)
-            self.last = step.states
-            if not_finite:
+            states = self._step(variant, number, begin, states, rank_states, settings, batches(number), tamper)
+            if self.left:
                 return False
-            states = step.states
             if variant is not PLAIN:
                 # Blown-up gradients make training chaotic: each step is judged on its own, from equal states.
                 begin, rank_states = states, self.all_ranks.held(states)
         return True
+
+    def _step(
+        self, variant: Variant, number: int, begin: Values, states: Values, rank_states: list[Values], settings: Values,
+        drawn: Batches, tamper: Tamper | None,
+    ) -> Values:  # fmt: skip
+        """Compare one step; returns the source's new states, and ``rank_states`` get the ranks'. Nothing else is held
+        beyond it."""
+        self.reference.apart = self.all_ranks.apart(rank_states)
+        local = self.reference.kept(variant, states, settings, drawn)
+        step = self.reference.finish(states, settings, local)
+        self._find_noise(variant, number, states, settings, drawn, step)
+        inputs = self.all_ranks.joined("input", rank_states)
+        results = self.all_ranks.step(self.reference, variant, rank_states, settings, drawn, tamper)
+        not_finite = _not_finite_states(self.reference, step, states)
+        self._tell(variant, number, not_finite)
+        comparison = _StepComparison(self, variant, number, drawn, settings, {**states, **inputs}, results, not_finite)
+        comparison.judge(step, begin)
+        self.observed.enter(states, step, settings)
+        self.last = step.states
+        return step.states
 
     def leaves(
         self, variant: Variant, steps: int, start: Values, settings: Values, batches: Callable[[int], Batches]
@@ -188,7 +193,8 @@ class _StepComparison:
     def _compare_from_own_states(self, comparisons: StepComparisons, names: Collection[str]) -> StepComparisons:
         """Judge some values again from the ranks' own states and gradients."""
         runner, reference = self.runner, self.runner.reference
-        base = reference.step(self.variant, self.own, self.settings, self.batches)
+        local = reference.kept(self.variant, self.own, self.settings, self.batches)
+        base = reference.finish(self.own, self.settings, local)
         sent = self._sent(base.local)
         update = reference.finish(self.own, self.settings, sent)
         speaks = self.variant is PLAIN and runner.heard(base)

@@ -38,7 +38,7 @@ from gopt.parameter_server.views import ROUND
 from gopt.records.mesh import Mesh
 from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import check_threads, run_ranks
-from gopt.runtime.session import SessionCache
+from gopt.runtime.session import SessionCache, shrink_arena
 from gopt.runtime.training.hyper_parameters import refuse_unknown
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
@@ -208,13 +208,17 @@ class Verifier:
         if self.manifest.parameter_server is None:
             for note in inexact_reductions(self.reference, session.start, session.settings, session.given(1)):
                 result.say(note)
+        start, settings = session.start, session.settings
+        del session
+        self.forget()
         if selected.confirm:
+            shrink_arena()
             for note in check_source_duals(self.training, self.mesh, seed):
                 result.say(note)
             sample = None if selected.every else sample_gradients(self.training, seed)
             names = None if sample is None else sample.parameters
             advance(PHASE, 0, len(names or self.training.gradients))
-            feeds = [{**session.start, **session.settings, **batch} for batch in self._several(batches)]
+            feeds = [{**start, **settings, **batch} for batch in self._several(batches)]
             result.gradients = check_gradients(self.training, feeds, seed, self.reference.call, advance, names)
             result.say_stops()
             if sample is not None:
@@ -245,8 +249,8 @@ class Verifier:
         generator = np.random.default_rng(seed + 1)
         values = {}
         for state in self.training.states:
-            drawn = sampling.initial_state(self.training, state, generator)
-            values[state.tensor] = np.array(self.stored.get(state.tensor, drawn))
+            known = self.stored.get(state.tensor)
+            values[state.tensor] = sampling.initial_state(self.training, state, generator) if known is None else known
         return values
 
     def _hyper(self, values: Mapping[str, float]) -> Values:

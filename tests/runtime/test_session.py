@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import subprocess
 import sys
 import types
 import weakref
@@ -356,3 +357,31 @@ def test_a_result_keeps_neither_other_results_nor_what_was_read(tmp_path):
     del binding, made
     assert gone() is None
     assert [array_of(each).tolist() for each in results] == [[0, -1, -2], [0, 2, 4]]
+
+
+_ARENA = """
+import os
+from pathlib import Path
+import numpy as np
+import onnx
+from gopt.runtime.session import CPU, make_session, shrink_arena
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+text = '<ir_version: 8, opset_import: ["": 17]> g (float[N] x) => (float[N] y) { h = Neg(x) k = Exp(h) y = Neg(k) }'
+model = onnx.parser.parse_model(text)
+session = make_session(model.SerializeToString(), [CPU])
+x = np.ones(1 << 24, np.float32)
+session.run(None, {"x": x})
+before = resident()
+shrink_arena()
+assert before - resident() > x.nbytes // 2, before - resident()
+assert session.run(None, {"x": x})[0][0] < 0
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="where the system tells a process's memory")
+def test_the_arena_gives_back_what_no_value_has():
+    """In a process of its own: what other tests hold of the arena stands between what is free."""
+    subprocess.run([sys.executable, "-c", _ARENA], check=True)

@@ -372,6 +372,17 @@ def test_the_command_says_so(tmp_path, capsys):
     assert "exp_avg" in capsys.readouterr().out
 
 
+def test_ranks_begin_with_the_same_memory_and_nothing_of_a_step_is_held_beyond_the_run(tmp_path):
+    """Copies for each rank, and results kept for steps that are over, are what a large model has no room for."""
+    verifier = Verifier(sharded(tmp_path, "mlp_adamw", 2, stage=0))
+    one, twin = verifier.all_ranks.held(verifier._start(0))
+    assert one.keys() == twin.keys() and all(np.shares_memory(one[name], twin[name]) for name in one)
+    with pytest.raises(ValueError, match="read-only"):
+        next(iter(one.values()))[...] = 1
+    assert verifier.run(steps=1).equal
+    assert not verifier.reference._kept and not any(rank.first_runs for rank in verifier.ranks)
+
+
 def test_a_rank_is_fed_something_else(tmp_path):
     out = sharded(tmp_path, "mlp_adamw", 2)
 

@@ -38,6 +38,7 @@ from gopt.verification.gradient_check.slopes import SlopeCheck
 from gopt.verification.gradient_check.stops import StopFinder
 from gopt.verification.gradient_check.verdict import GradientCheck, Verdict
 from gopt.verification.reference_graphs import refuse_call
+from gopt.verification.side_by_side import side_by_side
 
 TOGETHER = 256
 """Gradients in one measurement: a wrong one shows as a sixteenth of it, far above the tolerance."""
@@ -137,6 +138,10 @@ class _GradientChecker:
         """Report the number of verdicts; after each measurement, because many are reached at once."""
         self.advance(PHASE, len(self.found), len(self.due))
 
+    def _results(self, points: Sequence[Values]) -> list[Results]:
+        forward = self.slope_meter.forward
+        return side_by_side(forward.loss_and_gradients, points, forward.abreast)
+
     def _unsteady(self) -> bool:
         again = self.slope_meter.forward.losses(self.points[0])
         return bool((self.losses != again).any() and np.isfinite([self.losses, again]).all())
@@ -147,7 +152,7 @@ class _GradientChecker:
         """Judge at the given states, near them, and for other batches, until there is a verdict."""
         # At the states themselves a tie (a ReLU of exactly zero) has no derivative. Nothing else changes so near.
         near = self._moved(NEAR)
-        results = list(map(self.slope_meter.forward.loss_and_gradients, near))
+        results = self._results(near)
         finite = all(np.isfinite(losses).all() for losses, _ in results)
         for points in (near if finite else self.points, self._moved(FAR), *self._spare()):
             open = [name for name in names if name not in self.found or self._open(name)]
@@ -183,7 +188,7 @@ class _GradientChecker:
     def judge(self, names: list[str], points: list[Values], results: list[Results] | None = None) -> None:
         """Reach a verdict for each parameter, from these points alone; ``results``: losses and gradients there, if
         known."""
-        results = results or list(map(self.slope_meter.forward.loss_and_gradients, points))
+        results = results or self._results(points)
         usable = [index for index, (losses, _) in enumerate(results) if np.isfinite(losses).all()]
         points, values = [points[index] for index in usable], [results[index][1] for index in usable]
         largest = max((_peak(values_at[name]) for values_at in values for name in values_at), default=0.0)
@@ -290,6 +295,7 @@ class _GradientChecker:
             self.slope_meter.generator,
             masks={name: part.moved for name, part in by_name.items() if not part.moved.all()},
             level=max(abs(float(level[loss_index])) for level in levels), guess=self.factors.get(loss_index),
+            abreast=forward.abreast,
         )  # fmt: skip
         heard = [k for k, level in enumerate(levels) if abs(float(level[loss_index])) >= SMALL * check.level]
         turns = islice(cycle(heard if len(heard) > 1 else range(len(points))), LOOKS)

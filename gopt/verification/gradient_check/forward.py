@@ -19,6 +19,7 @@ from gopt.runtime.session import SessionCache
 from gopt.runtime.widen import NARROW, widened
 from gopt.verification.gradient_check.large_weights import along, length, with_large_weights
 from gopt.verification.reference_graphs import local_graph, subgraph
+from gopt.verification.side_by_side import ABREAST
 from gopt.verification.source_members import run_source
 
 Values = dict[str, np.ndarray]
@@ -49,6 +50,8 @@ SINGLE = Precision("float32", (1e-2, 3e-3, 1e-3, 3e-4), 8 * 2.0**-24, 8e-2, (1e3
 
 _LARGE = 1 << 28
 """Bytes of stored values above which sessions keep no memory between runs."""
+_BESIDE = 1 << 30
+"""Bytes of the parameters in float64 up to which runs stand side by side."""
 _SMALL = 1 << 20
 """Bytes up to which a value is kept bound: large ones cost memory, and no more to bind."""
 
@@ -96,6 +99,9 @@ class CheckedForward:
         self.gradients = list(dict.fromkeys(training.gradients.values()))
         self._losses: dict[tuple[str, ...], PointProgram] = {}
         self._graph, self.precision, self._all = self._finest()
+        widened = sum(training.graph.types[name].elements for name in training.gradients) * 8
+        self.abreast = 1 if self.large or widened > _BESIDE else ABREAST
+        """Runs at a time: each has parameters, or gradients, of its own."""
 
     @property
     def graph(self) -> Graph:

@@ -20,6 +20,7 @@ import numpy as np
 
 from gopt.verification.gradient_check.forward import Precision, Values
 from gopt.verification.piecewise import dot, normal, pieces
+from gopt.verification.side_by_side import side_by_side
 
 NOISE = 0.3
 """Share of the noise, relative to the gradient."""
@@ -68,6 +69,8 @@ class SlopeCheck:
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
     level: float = 0.0
     guess: float | None = None
+    abreast: int = 1
+    """Losses that are computed at a time."""
 
     def agreeing(
         self, looks: Iterable[tuple[Values, float, dict[str, np.ndarray]]], names: Sequence[str]
@@ -199,10 +202,11 @@ class SlopeCheck:
         return direction, parts
 
     def _slope(self, point: Values, direction: Gradients, step: float) -> float:
-        ends = []
-        for sign in (1, -1):
-            ends.append(self.loss(self.move(point, direction, sign * step)))
-        return (ends[0] - ends[1]) / (2 * step)
+        def moved(length: float) -> float:
+            return self.loss(self.move(point, direction, length))
+
+        above, below = side_by_side(moved, (step, -step), self.abreast)
+        return (above - below) / (2 * step)
 
 
 def _usual(value: np.ndarray) -> float:
