@@ -42,7 +42,7 @@ def refuse_formless(
 
 
 def _unknown(opset: int) -> Callable[[torch.fx.Node], bool]:
-    """Whether torch's exporter has no function for a node; never, where this version has other insides."""
+    """Return what tells the nodes that torch's exporter has no function for: none, where its insides are others."""
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         from torch.onnx._internal.exporter import _dispatching, _registration
 

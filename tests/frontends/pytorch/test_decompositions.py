@@ -62,15 +62,6 @@ def test_a_step_is_converted_at_once(name, tmp_path, monkeypatch):
     assert len(calls) == 1
 
 
-class Shaped(nn.Module):
-    def __init__(self, reshape):
-        super().__init__()
-        self.layer, self.reshape = nn.Linear(4, 3), reshape
-
-    def forward(self, x):
-        return self.reshape(self.layer(x))
-
-
 SQUEEZES = {
     "all": lambda y: y[:, :1].squeeze(), "all of a new axis": lambda y: y.unsqueeze(0).squeeze().sum(1),
     "one of several elements": lambda y: y.squeeze(1).sum(-1), "several": lambda y: y[:, None].squeeze((0, -2)).sum(-1),
@@ -83,7 +74,7 @@ def test_a_squeeze_leaves_dimensions_of_several_elements(name, tmp_path):
     """As PyTorch does, of one size and of any."""
 
     def factory():
-        net = Shaped(SQUEEZES[name])
+        net = recipes.Shaped(SQUEEZES[name])
         return net, nn.functional.mse_loss, torch.optim.SGD(net.parameters(), 0.1), (torch.randn(5, 4), torch.randn(5))
 
     export(factory, tmp_path / "step.onnx")
@@ -141,38 +132,3 @@ def test_diagonals_are_read_and_written(tmp_path):
 
     made = net, loss, torch.optim.SGD(net.parameters(), 0.1), {"x": torch.randn(5, 6)}
     assert export(made, tmp_path / "step.onnx").checked
-
-
-def trained(reshape):
-    def factory():
-        net = Shaped(reshape)
-        return (
-            net,
-            nn.functional.mse_loss,
-            torch.optim.Adam(net.parameters(), 0.1),
-            (torch.randn(5, 4), torch.ones(5, 3)),
-        )
-
-    return factory
-
-
-PRODUCTS = {
-    "of zeros and negatives": lambda y: torch.cumprod(torch.relu(y), 1) + y.cumprod(-1),
-    "in place": lambda y: (y * 1).cumprod_(0), "in float64": lambda y: y.cumprod(1, dtype=torch.float64).float(),
-    "of one element": lambda y: y[:, :1].cumprod(1) + y, "of integers": lambda y: y * (y > 0).cumprod(1),
-    "over rows, and over all": lambda y: y * torch.relu(y).prod(1, keepdim=True) + y.prod(),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_running_products_are_those_of_eager_training(name, tmp_path):
-    """Forward and backward; a rectifier gives zeros, by which PyTorch's own gradient does not divide either."""
-    found = export(trained(PRODUCTS[name]), tmp_path / "step.onnx")
-    assert found.checked.losses == pytest.approx(found.checked.eager_losses, rel=1e-5)
-
-
-def test_an_operator_of_no_form_is_told_before_the_step_is_converted(tmp_path, monkeypatch):
-    """By the name that code has for it, not by that of its parts."""
-    monkeypatch.setattr(convert, "_converted", lambda *given: pytest.fail("this takes most of the time"))
-    with pytest.raises(UnsupportedError, match=r"ONNX has none of aten\.lgamma"):
-        export(trained(lambda y: torch.lgamma(y.abs() + 1)), tmp_path / "step.onnx")
