@@ -125,15 +125,13 @@ def _recover(graph: Graph, roles: RoleMap) -> TrainingGraph:
                 "gopt reads one step as a graph: forward, backward and update with states as inputs and outputs",
                 "gopt derive makes one from a forward model, gopt export from PyTorch",
             )
-        if norms:
-            raise InputError(
-                f"no loss found: output {norms[0]!r} is computed from gradients",
-                "make the loss an output of the step, one floating number, or name it with --loss OUTPUT",
-            )
+        several = next((name for name, type in graph.outputs.items() if name not in pairs and type.dtype in FLOATS), "")
         raise InputError(
-            "no loss found: no output of one floating element depends on the batch and the parameters",
-            "name it with --loss OUTPUT",
-        )
+            f"no loss found: output {norms[0]!r} is computed from gradients" if norms
+            else "no loss found: no output of one floating element depends on the batch and the parameters",
+            "make the loss an output of the step, one floating number"
+            + (f", such as the mean of {several!r}" if several and not norms else ""),
+        )  # fmt: skip
     shown = named or (losses[0],)
     pairs |= pair_scalars(index, pairs, shown, losses, roles, moving)
     free = set(graph.inputs) - set(pairs.values()) - set(roles.batch)

@@ -106,3 +106,15 @@ def test_a_norm_of_gradients_alone_is_no_loss(tmp_path):
     w.out("norm", (found[0] * found[0]).sum().sqrt())
     with pytest.raises(InputError, match="no loss found: output 'norm' is computed from gradients"):
         load(w, tmp_path)
+
+
+def test_losses_of_single_samples_are_no_loss(tmp_path):
+    """The hint asked to name one with --loss, which takes one number alone."""
+    w = Writer(1, 4)
+    first, _ = two(w)
+    trained(w, first, "a")
+    w.out("each", w.fed("z", [2]).sum(1))
+    with pytest.raises(InputError, match="no output of one floating element depends on the batch") as caught:
+        load(w, tmp_path)
+    (hint,) = caught.value.hints
+    assert hint == "make the loss an output of the step, one floating number, such as the mean of 'each'"
