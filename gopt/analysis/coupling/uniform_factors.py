@@ -81,8 +81,8 @@ class UniformFactors:
 
     def _moves(self, name: str) -> bool:
         """Return whether a value of constants and shapes is another one for more samples."""
-        first, *others = (constants.value(name) for constants in self._multiplied)
-        return any(first is not None and value is not None and not np.array_equal(value, first) for value in others)
+        once, *grown = (constants.value(name) for constants in self._multiplied)
+        return any(once is not None and value is not None and not np.array_equal(value, once) for value in grown)
 
     def _find(self, name: str, depth: int) -> UniformFactor:
         factor, value = self._made(name, depth), self.context.constant(name)  # a Size may be a constant, too
