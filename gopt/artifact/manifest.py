@@ -295,7 +295,9 @@ class Manifest:
     """The file of this name has no inputs and computes first values of states of the source, an output of the same name
     for each; the key is absent when the source has no graph that computes them."""
     loss: str
-    """The loss is the output of this name, in the source and in the files of the ranks."""
+    """The loss is the output of this name, in the source and in the files of the ranks. It is not reduced over ranks
+    that see different data: each returns the loss of its own samples. The loss of a step, as gopt run shows it, is the
+    mean over all ranks and micro-steps, by any rule of loss_reduction."""
     more_losses: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     """The outputs in this list are losses beside the first; the key is absent when there is no other. Each item is the
     name of an output."""

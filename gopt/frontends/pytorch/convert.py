@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from gopt.documents.draws import Distribution
 from gopt.frontends.functional_step import LOSS, UPDATED
+from gopt.frontends.pytorch.onnx_forms import refuse_formless
 from gopt.frontends.pytorch.randomness import DrawnInput, draw_names
 from gopt.frontends.pytorch.tracing import TracedStep
 from gopt.ir.graph import Graph
@@ -38,6 +39,9 @@ def to_onnx(step: TracedStep, name: str) -> onnx.ModelProto:
     Inputs are in the order of ``step.arguments``, constants among them. Outputs are ``loss``, the states' names with
     ``_out``, then ``step.outputs``. Raises torch.onnx.OnnxExporterError.
     """
+    with quiet():
+        shown = 1 + len(step.states) + len(step.outputs)
+        refuse_formless(step.graph.graph, shown, OPSET, lambda graph, read: _exported(graph, read, {}))
     try:
         return _converted(step, name)
     except torch.onnx.OnnxExporterError:

@@ -10,6 +10,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 
 from gopt.frontends.pytorch.ctc import CTC
 from gopt.frontends.pytorch.linear_maps import linear_maps
+from gopt.frontends.pytorch.running_products import OPERATOR, cumprod
 
 aten = torch.ops.aten
 
@@ -288,6 +289,7 @@ def table() -> Any:
         aten.pow.Scalar: pow_scalar,
         aten.pow.Tensor_Tensor: pow_of_two_types,
         aten.scatter_reduce.two: scatter_reduce,
+        OPERATOR: cumprod,
         aten.as_strided_scatter.default: as_strided_scatter,
     }
     return rules | linear_maps() | written | CTC | {operator: in_float32(operator) for operator in NO_BFLOAT16}

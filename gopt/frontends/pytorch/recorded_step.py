@@ -28,6 +28,7 @@ from gopt.frontends.pytorch.eager_code import on_attention_math
 from gopt.frontends.pytorch.eager_steps import EagerSteps, eager_steps
 from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.first_steps import first_steps_apart
+from gopt.frontends.pytorch.onnx_forms import FormlessError
 from gopt.frontends.pytorch.optimizer_runs import OptimizerTracing, chooses_lists
 from gopt.frontends.pytorch.options import Draws, ExportOptions
 from gopt.frontends.pytorch.randomness import DrawnInput, RecordedDraws, named, no_draws_of_python
@@ -261,10 +262,11 @@ def _refuse_sized_draws(one: Sequence[DrawnInput], two: Sequence[DrawnInput]) ->
 def no_form(error: BaseException) -> UnsupportedError:
     """The refusal of a graph without an ONNX form in torch's exporter."""
     cause = _root(error)
-    operator = re.search(r"No ONNX function found for <OpOverload\(op='([^']*)'", cause)
+    found = re.search(r"No ONNX function found for <OpOverload\(op='([^']*)'", cause)
+    operator = error.operator if isinstance(error, FormlessError) else found and found[1]
     complexly = " of complex numbers" if "complex-valued" in cause else ""
     return UnsupportedError(
-        f"the step has no ONNX form: {f'ONNX has none of {operator[1]}{complexly}' if operator else cause}",
+        f"the step has no ONNX form: {f'ONNX has none of {operator}{complexly}' if operator else cause}",
         "write it with other operators, or compute it outside of the step; --debug shows where",
     )
 

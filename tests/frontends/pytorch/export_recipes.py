@@ -199,3 +199,25 @@ STEPS = {
     "checkpoint, reentrant": checkpointed(True), "groups": groups, "two optimizers": two_optimizers, "tied": tied,
     "lstm": lstm, "bags, sum": recommender("sum"), "bags, mean": recommender("mean"),
 }  # fmt: skip
+
+
+class Shaped(nn.Module):
+    def __init__(self, reshape):
+        super().__init__()
+        self.layer, self.reshape = nn.Linear(4, 3), reshape
+
+    def forward(self, x):
+        return self.reshape(self.layer(x))
+
+
+def reshaping(reshape):
+    def factory():
+        net = Shaped(reshape)
+        return (
+            net,
+            nn.functional.mse_loss,
+            torch.optim.Adam(net.parameters(), 0.1),
+            (torch.randn(5, 4), torch.ones(5, 3)),
+        )
+
+    return factory

@@ -62,15 +62,6 @@ def test_a_step_is_converted_at_once(name, tmp_path, monkeypatch):
     assert len(calls) == 1
 
 
-class Shaped(nn.Module):
-    def __init__(self, reshape):
-        super().__init__()
-        self.layer, self.reshape = nn.Linear(4, 3), reshape
-
-    def forward(self, x):
-        return self.reshape(self.layer(x))
-
-
 SQUEEZES = {
     "all": lambda y: y[:, :1].squeeze(), "all of a new axis": lambda y: y.unsqueeze(0).squeeze().sum(1),
     "one of several elements": lambda y: y.squeeze(1).sum(-1), "several": lambda y: y[:, None].squeeze((0, -2)).sum(-1),
@@ -83,7 +74,7 @@ def test_a_squeeze_leaves_dimensions_of_several_elements(name, tmp_path):
     """As PyTorch does, of one size and of any."""
 
     def factory():
-        net = Shaped(SQUEEZES[name])
+        net = recipes.Shaped(SQUEEZES[name])
         return net, nn.functional.mse_loss, torch.optim.SGD(net.parameters(), 0.1), (torch.randn(5, 4), torch.randn(5))
 
     export(factory, tmp_path / "step.onnx")
