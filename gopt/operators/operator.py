@@ -52,7 +52,7 @@ class Operator:
     of dimensions. ``by_type``: operands of which a type or a shape is read, and no element. ``choosers``: operands read
     as indices or conditions alone. ``aside``: floating operands that are no weights, such as the state in which a
     recurrent layer begins, masks, tables of angles. ``pieces``: how the results of a full reduction of pieces make the
-    result of the whole ('l2': the root of the sum of squares; '': they do not). ``power``: where no slope says it, the
+    result of the whole ('l2': the root of the sum of squares; '': they do not). ``power``: beside the slopes, the
     power of c that multiplies the result where a positive c multiplies all floating operands. ``running``: operands
     that are running statistics. ``switch``: the operand to switch draws on. ``dims``: along which dimensions it is
     split; None: members compute it whole. ``kernel``: computes it. ``work``: counts multiplications of a product.

@@ -249,8 +249,8 @@ class Verifier:
         generator = np.random.default_rng(seed + 1)
         values = {}
         for state in self.training.states:
-            known = self.stored.get(state.tensor)
-            values[state.tensor] = sampling.initial_state(self.training, state, generator) if known is None else known
+            value = self.stored.get(state.tensor)
+            values[state.tensor] = sampling.initial_state(self.training, state, generator) if value is None else value
         return values
 
     def _hyper(self, values: Mapping[str, float]) -> Values:

@@ -232,7 +232,7 @@ class GradientUnits:
 
     def _bent(self, node: Node, moving: list[str]) -> Unit | None:
         """The unit of a nonlinear function of derivatives divided by the number of samples: a power of theirs, or
-        coupled where it is no multiple; None of any other values."""
+        coupled where no multiple; None of any other values."""
         shares = list(filter(None, map(self._derivative, moving)))
         square = _is_square(self.context, node)
         if not shares or (node.is_in(FACTORS | LINEAR | CASTS) and not square):

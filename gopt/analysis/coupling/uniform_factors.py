@@ -74,15 +74,15 @@ class UniformFactors:
         return self.of(name) if (value := self.context.constant(name)) is None else _of_array(value)
 
     def sized(self, name: str) -> bool:
-        """Return whether the number of samples enters a value that follows no sample, by a shape behind it."""
+        """Return whether the number of samples enters a value without a mark, by a shape behind the value."""
         producers = self.context.index.producers
         made_of = walk([name], lambda value: value_reads(producers[value]) if value in producers else ())
         return any(map(self._moves, made_of))
 
     def _moves(self, name: str) -> bool:
-        """Return whether a value of constants and shapes is another one for more samples."""
-        first, *others = (constants.value(name) for constants in self._multiplied)
-        return any(first is not None and value is not None and not np.array_equal(value, first) for value in others)
+        """Return whether a value of constants and shapes changes with the number of samples."""
+        once, *grown = (constants.value(name) for constants in self._multiplied)
+        return any(once is not None and value is not None and not np.array_equal(value, once) for value in grown)
 
     def _find(self, name: str, depth: int) -> UniformFactor:
         factor, value = self._made(name, depth), self.context.constant(name)  # a Size may be a constant, too

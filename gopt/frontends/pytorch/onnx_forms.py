@@ -20,8 +20,8 @@ class FormlessError(torch.onnx.OnnxExporterError):
 def refuse_formless(
     graph: torch.fx.Graph, outputs: int, opset: int, export: Callable[[torch.fx.GraphModule, tuple[Any, ...]], object]
 ) -> None:
-    """Raise FormlessError for the first operator that ``export`` refuses alone, of those that the first ``outputs``
-    outputs need and that torch's exporter knows no form of."""
+    """Raise FormlessError for the first operator refused by ``export`` alone: of all operators behind the first
+    ``outputs`` outputs, torch's exporter lists no form for some, and may have a form all the same."""
     unknown = _unknown(opset)
     needed = set(graph.output_node().args[0][:outputs])  # type: ignore[index, arg-type]
     tried = set()
@@ -31,7 +31,7 @@ def refuse_formless(
     for node in graph.nodes:
         if node not in needed or not isinstance(node.target, torch._ops.OpOverload) or not unknown(node):
             continue
-        values = [each.meta.get("val") for each in node.all_input_nodes]
+        values = [operand.meta.get("val") for operand in node.all_input_nodes]
         if node.target in tried or not all(isinstance(value, torch.Tensor) for value in values):
             continue
         tried.add(node.target)
@@ -42,7 +42,7 @@ def refuse_formless(
 
 
 def _unknown(opset: int) -> Callable[[torch.fx.Node], bool]:
-    """Return what tells the nodes that torch's exporter has no function for: none, where its insides are others."""
+    """Return a test for nodes without a function in torch's exporter: false for all, where its insides are unlike."""
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         from torch.onnx._internal.exporter import _dispatching, _registration
 
@@ -52,8 +52,8 @@ def _unknown(opset: int) -> Callable[[torch.fx.Node], bool]:
 
 
 def _alone(node: torch.fx.Node) -> torch.fx.GraphModule:
-    """A graph of one operator, whose inputs are all tensors that it reads."""
+    """A graph of a single operator; the inputs are all tensors read by the operator."""
     graph = torch.fx.Graph()
-    inputs = {each: graph.placeholder(each.name) for each in node.all_input_nodes}
+    inputs = {operand: graph.placeholder(operand.name) for operand in node.all_input_nodes}
     graph.output(graph.node_copy(node, inputs.__getitem__))
     return torch.fx.GraphModule({}, graph)
