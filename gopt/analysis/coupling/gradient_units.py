@@ -238,7 +238,7 @@ class GradientUnits:
         if not shares or (node.is_in(FACTORS | LINEAR | CASTS) and not square):
             return None
         share, index = shares[0], self.context.index
-        added = [name for name in node.inputs if name and name not in moving and not index.constants.zero(name)]
+        added = [name for name in {*node.inputs} - {"", *moving} - self.zeros if not index.constants.zero(name)]
         added = [name for name in added if index.graph.type_of(name).dtype in FLOATS and not square]
         if node.is_in(_TERMS) and all(self.constants.is_adjoint(name, share) for name in added):
             return None

@@ -92,6 +92,7 @@ def test_an_update_that_reads_a_mean_is_told_which_to_share(tmp_path):
 FUNCTIONS = {
     "Tanh(e0)": "is no multiple of the derivative", "Round(e0)": "is no multiple of the derivative",
     "Sign(e0)": "are sums over the samples", "Abs(e0)": "", "Relu(e0)": "",
+    "Add(e0, still)": "",
 }  # fmt: skip
 """A function of divided derivatives -> what is noted."""
 
@@ -99,7 +100,10 @@ FUNCTIONS = {
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_function_of_a_divided_derivative_is_noted_where_it_is_no_multiple(function, tmp_path):
     """Samples whose derivatives are bent behind their division by the number of samples make no mean: no note told."""
-    bent = STEP.replace("e = Mul(d, r)", f"e0 = Mul(d, r)\n  e = {function}").replace("SIZE", SIZES["all"])
+    bent = STEP.replace(
+        "e = Mul(d, r)",
+        f"e0 = Mul(d, r)\n  nil = Constant<value_float = 0.0>()\n  still = Mul(d, nil)\n  e = {function}",
+    ).replace("SIZE", SIZES["all"])
     found = [each.what for each in find_couplings(training_of(bent, tmp_path))]
     assert [FUNCTIONS[function] in what for what in found] == [True] * bool(FUNCTIONS[function])
 
