@@ -388,7 +388,7 @@ def test_no_loss(tmp_path):
     b, net = step()
     sgd(b, net)
     b.outputs = [value for value in b.outputs if value.name != "loss"]
-    refused(b, tmp_path, InputError, "no loss", "--loss")
+    refused(b, tmp_path, InputError, "no loss", "make the loss an output of the step")
 
 
 def test_no_state(tmp_path):
