@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Graph, Node
+from gopt.ir.node_kinds import value_reads
 
 T = TypeVar("T", bound=Hashable)
 
@@ -80,6 +81,12 @@ def walk(starts: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator
             reached.add(top)
             yield top
             stack.extend(following(top))
+
+
+def made_of(index: GraphIndex, values: Iterable[str]) -> Iterator[str]:
+    """Yield the values, and all values whose elements influence them: no value read for a shape or a type alone."""
+    producers = index.producers
+    return walk(values, lambda name: value_reads(producers[name]) if name in producers else ())
 
 
 def copy_chain(producers: Mapping[str, Node], name: str, through: Container[str] = ("Identity",)) -> list[str]:

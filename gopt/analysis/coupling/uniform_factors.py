@@ -12,8 +12,7 @@ from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.marks import Relation
 from gopt.analysis.coupling.sample_counts import OPEN, Multiplied
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import walk
-from gopt.ir.node_kinds import value_reads
+from gopt.ir.graph_index import made_of
 from gopt.operators.kinds import AVERAGES, RELAYS, SCALES, SUMS
 
 TIMES = (1, 2, 3)
@@ -75,9 +74,7 @@ class UniformFactors:
 
     def sized(self, name: str) -> bool:
         """Return whether the number of samples enters a value without a mark, by a shape behind the value."""
-        producers = self.context.index.producers
-        made_of = walk([name], lambda value: value_reads(producers[value]) if value in producers else ())
-        return any(map(self._moves, made_of))
+        return any(map(self._moves, made_of(self.context.index, [name])))
 
     def _moves(self, name: str) -> bool:
         """Return whether a value of constants and shapes changes with the number of samples."""

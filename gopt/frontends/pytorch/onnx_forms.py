@@ -10,11 +10,7 @@ import torch
 
 
 class FormlessError(torch.onnx.OnnxExporterError):
-    """The exporter's error for a step with an operator of no ONNX form."""
-
-    def __init__(self, operator: str) -> None:
-        super().__init__(operator)
-        self.operator = operator
+    """The exporter's error for a step with an operator of no ONNX form; the text is the operator's name."""
 
 
 def refuse_formless(

@@ -263,7 +263,7 @@ def no_form(error: BaseException) -> UnsupportedError:
     """The refusal of a graph without an ONNX form in torch's exporter."""
     cause = _root(error)
     missing = re.search(r"No ONNX function found for <OpOverload\(op='([^']*)'", cause)
-    operator = error.operator if isinstance(error, FormlessError) else missing and missing[1]
+    operator = str(error) if isinstance(error, FormlessError) else missing and missing[1]
     complexly = " of complex numbers" if "complex-valued" in cause else ""
     return UnsupportedError(
         f"the step has no ONNX form: {f'ONNX has none of {operator}{complexly}' if operator else cause}",

@@ -14,8 +14,7 @@ from gopt.analysis.coupling.marks import Relation
 from gopt.analysis.coupling.reduced import guarded
 from gopt.analysis.coupling.step_couplings import analyse_couplings
 from gopt.analysis.training import TrainingGraph
-from gopt.ir.graph_index import GraphIndex, walk
-from gopt.ir.node_kinds import value_reads
+from gopt.ir.graph_index import GraphIndex, made_of
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.gradient_check import verdict as said
@@ -139,8 +138,7 @@ class _GradientChecker:
         self.advance(PHASE, len(self.found), len(self.due))
 
     def _results(self, points: Sequence[Values]) -> list[Results]:
-        forward = self.slope_meter.forward
-        return side_by_side(forward.loss_and_gradients, points, forward.abreast)
+        return side_by_side(self.slope_meter.forward.loss_and_gradients, points, self.slope_meter.forward.abreast)
 
     def _unsteady(self) -> bool:
         again = self.slope_meter.forward.losses(self.points[0])
@@ -380,16 +378,16 @@ class _GradientChecker:
 
     def _of_another_loss(self, name: str) -> str:
         """The reason why the shown loss says nothing of a gradient; '' where there is none."""
-        reading, producers = self._readings.get(name), self._index.producers
+        reading = self._readings.get(name)
         if reading is None or reading.bent:
             return said.BENT.format(reading.cause) if reading else ""
+        unshown = self._unshown.intersection(made_of(self._index, [reading.by]))
+        return said.UNSHOWN.format(min(unshown)) if unshown else ""
 
-        def following(value: str) -> Sequence[str]:
-            return value_reads(producers[value]) if value in producers else ()
-
-        shown: set[str] = set(walk(self.training.losses, following))
-        unread = (value for value in walk([reading.by], following) if value not in shown)
-        return next((said.UNSHOWN.format(value) for value in unread if value in self.training.batch), "")
+    @cached_property
+    def _unshown(self) -> set[str]:
+        """The batch's inputs without influence on the losses."""
+        return set(self.training.batch).difference(made_of(self._index, self.training.losses))
 
     @property
     def _hopeless(self) -> bool:
@@ -434,7 +432,7 @@ class _GradientChecker:
     def _index(self) -> GraphIndex:
         return GraphIndex(self.training.graph)
 
-    @property
+    @cached_property
     def _counts(self) -> dict[str, str]:
         """Gradient -> the dividing count of a rank's own batch, as far as the data flow tells."""
         return {
