@@ -63,7 +63,7 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
         graph = training.graph
         forward = [node for node in graph.nodes if node.phase is Phase.FORWARD]
         context = start(graph, training.batch)
-        read = {name for node in forward for name in node.reads}
+        read = {name for node in graph.nodes if node.phase is not Phase.UPDATE for name in node.reads}
         context.found = [fact for fact in context.found if fact.value in read]
         propagate(context, forward)
         _driven(context, training)
