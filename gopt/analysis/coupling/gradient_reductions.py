@@ -73,7 +73,7 @@ def read_gradients(context: CouplingContext, training: TrainingGraph, backward: 
             bent = found.cause in context.marks and context.samples(found.cause) is not None
             known[value] = replace(found, labels=labels, bent=bent)
     plain = {each for each in known.values() if each is not None and each.relation in _RULES}
-    if not any(each is not None and each.relation is not Relation.UNKNOWN for each in known.values()):
+    if not any(known.values()):
         return {}
     alone = len(plain) == 1 and len(training.losses) == 1
     rest = plain.pop() if alone else GradientReading(Relation.UNKNOWN)
