@@ -441,7 +441,8 @@ def test_a_factor_of_the_model_behind_the_derivative_of_a_mean_says_nothing_of_s
 
 
 JOINED = """step (double[samples,3] x, double[samples,2] y, double[3,2] w, double[3,2] noise)
-    => (double loss, double[3,2] new) <double[3,2] w = {0.2, -0.4, 0.2, -0.3, 0.1, -0.1}, double two = {2}, double rate = {0.1}, double three = {3}>
+    => (double loss, double[3,2] new) <double[3,2] w = {0.2, -0.4, 0.2, -0.3, 0.1, -0.1},
+    double two = {2}, double rate = {0.1}, double three = {3}>
     { z = MatMul(x, w)  e = Sub(z, y)  s = Mul(e, e)  sum = ReduceSum<keepdims=0>(s)  size = Size(x)
       n3 = Cast<to=11>(size)  n = Div(n3, three)  loss = Div(sum, n)  d = Mul(e, two)  xt = Transpose<perm=[1, 0]>(x)
       g = MatMul(xt, d)  j = Add(g, TERM)  m = Div(j, n)  u = Mul(m, rate)  new = Sub(w, u) }"""
