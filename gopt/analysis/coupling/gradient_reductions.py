@@ -10,6 +10,7 @@ from gopt.analysis.coupling.ignored_labels import counts_labels
 from gopt.analysis.coupling.joint_gradients import BackwardReading
 from gopt.analysis.coupling.marks import REDUCED, Coupling, CouplingKind, Relation
 from gopt.analysis.coupling.units import MIXED, Unit
+from gopt.analysis.linearity import Linearity
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph_index import ancestors
@@ -72,11 +73,11 @@ def read_gradients(context: CouplingContext, training: TrainingGraph, backward: 
             bent = found.cause in context.marks and context.samples(found.cause) is not None
             known[value] = replace(found, labels=labels, bent=bent)
     plain = {each for each in known.values() if each is not None and each.relation in _RULES}
-    if not any(each is not None and each.relation is not Relation.UNKNOWN for each in known.values()):
+    if not any(known.values()):
         return {}
     alone = len(plain) == 1 and len(training.losses) == 1
     rest = plain.pop() if alone else GradientReading(Relation.UNKNOWN)
-    none = {*backward.levels, *backward.counts}
+    none = {*backward.counts, *(name for name, how in backward.levels.items() if how is Linearity.NONLINEAR)}
     """Parameters whose values taken for gradients are none: a sharded step does not have them."""
     return {name: known[value] or rest for name, value in training.gradients.items() if name not in none}
 
