@@ -130,7 +130,7 @@ class Script:
         return None
 
     def left_out(self, options: ExportOptions) -> list[str]:
-        """What the loops of a script do beside forward, backward and step, and the options do not."""
+        """Clips and micro-steps in the loops of the script, as far as the options lack them."""
         clipped = options.clip_norm is not None or options.clip_value is not None
         return [*([] if clipped else clips(self.tree)), *turns(self.tree, _optimizers(self.tree))]
 
@@ -175,19 +175,19 @@ class Script:
         ]
         bodies += [(GUARD, body) for body in self.tree.body if isinstance(body, ast.If) and _is_guard(body.test)]
         where, body = next((pair for pair in bodies if first in dict(_assignments(pair[1]))), ("", None))
-        made = {**models, **optimizers}
+        built = {**models, **optimizers}
         if body is not None:
-            parts = (*made, *scheduler, *(node.id for node in ast.walk(ast.parse(f"{loss}, {batch}"))
+            parts = (*built, *scheduler, *(node.id for node in ast.walk(ast.parse(f"{loss}, {batch}"))
                      if isinstance(node, ast.Name)))  # fmt: skip
             last = max(value.end_lineno or 0 for name, value in _assignments(body, LOOPS) if name in parts)
-            copied = f"copy the lines of {where} up to line {last}, which make {' and '.join(made)}, into"
+            copied = f"copy the lines of {where} up to line {last}, which make {' and '.join(built)}, into"
             return [
                 f"{copied} a function make, let it end as follows, and export {self.path.name}:make",
                 written,
                 *beside,
             ]
-        made |= {name: ast.unparse(call) for name, call in scheduler.items()}
-        lines_of = ["def make():", *(f"    {name} = {text}" for name, text in made.items()), written]
+        built |= {name: ast.unparse(call) for name, call in scheduler.items()}
+        lines_of = ["def make():", *(f"    {name} = {text}" for name, text in built.items()), written]
         count = {4: "four", 5: "five"}.get(len(lines_of), str(len(lines_of)))
         advice = f"add these {count} lines to {self.path.name}, and export {self.path.name}:make"
         return [advice, *lines_of, *beside, "gopt init writes a file with such a function and its comments"]
@@ -204,8 +204,8 @@ class Script:
 
     def _made_of(self, optimizer: str) -> dict[str, ast.Call]:
         calls = {name: call for name, call in _assignments(self.tree) if isinstance(call, ast.Call)}
-        given = {name: [*call.args, *(word.value for word in call.keywords)] for name, call in calls.items()}
-        return {name: call for name, call in calls.items() if optimizer in map(ast.unparse, given[name])}
+        arguments = {name: [*call.args, *(word.value for word in call.keywords)] for name, call in calls.items()}
+        return {name: call for name, call in calls.items() if optimizer in map(ast.unparse, arguments[name])}
 
     def _moved(self) -> dict[str, bool]:
         """Each name with a ``step()``, and whether a backward stands beside it, in the same loop or function."""
@@ -219,13 +219,15 @@ class Script:
         return moved
 
     def names(self) -> tuple[dict[str, str], dict[str, str], str, str]:
-        """Modules and optimizers with what makes them, loss and batch; stand-ins where nothing is found."""
+        """Modules and optimizers with their expressions, loss and batch; stand-ins where nothing is found."""
         values: dict[str, ast.expr] = {}
         for name, value in _assignments(self.tree):
             values.setdefault(name, value)  # the outermost: a part of a class may have the name of the whole
         moved = self._moved()
-        made = _optimizers(self.tree)
-        stepping = {name: call for name, call in made.items() if name in moved} or dict(list(made.items())[:1])
+        optimizing = _optimizers(self.tree)
+        stepping = {name: call for name, call in optimizing.items() if name in moved} or dict(
+            list(optimizing.items())[:1]
+        )
         optimizers = {name: ast.unparse(call) for name, call in stepping.items()}
         places = stepping.values() or [self.tree]
         owners = [name for place in places for node in ast.walk(place) if (name := _owner(node))] or ["model"]
@@ -334,7 +336,7 @@ def _optimizers(tree: ast.AST) -> dict[str, ast.expr]:
 
 
 def _by_name(loop: TrainingLoop, batch: str) -> str:
-    """A dict, in Python, of what a loop receives."""
+    """A dict of a loop's batch, in Python."""
     received = batch.removeprefix("tuple(").removesuffix(")") if batch.startswith("tuple(") else batch
     if not loop.names:
         return "batch"

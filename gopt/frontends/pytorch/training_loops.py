@@ -1,4 +1,4 @@
-"""What the training loop of a script does, in Python's grammar: how it computes its loss, and what a step lacks."""
+"""The training loop of a script, in Python's grammar: the lines of the loss, clips and micro-steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CLIPS = {"clip_grad_norm_": ("--clip-norm", "max_norm"), "clip_grad_value_": ("
 
 
 def own_nodes(statement: ast.AST, others: tuple[type[ast.AST], ...] = ()) -> Iterator[ast.AST]:
-    """The nodes of a statement without the bodies of functions, and of the others, in it."""
+    """The nodes of a statement without the bodies of functions, and of the others."""
     yield statement
     for node in ast.iter_child_nodes(statement):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, *others)):
@@ -25,13 +25,13 @@ def called(node: ast.AST) -> str:
 
 
 def trains(node: ast.AST, training: Collection[str] = ()) -> bool:
-    """Return whether a node is a backward, or a call of a function with one."""
+    """Return whether a node is a backward, or calls a function with a backward."""
     function = called(node)
     return function.endswith(".backward") or function in training
 
 
 def trains_in(place: ast.AST, training: Collection[str] = ()) -> bool:
-    """Return whether a loop or function has a backward outside of loops in it."""
+    """Return whether a loop or function has a backward outside of inner loops."""
     return any(trains(node, training) for node in own_nodes(place, LOOPS))
 
 
@@ -58,10 +58,10 @@ def turns(tree: ast.AST, optimizers: Collection[str]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class TrainingLoop:
-    """A loop over batches with a backward in it.
+    """A loop over batches with a backward.
 
-    ``over``: what it goes through; ``names``: what it receives, without a count, where these are names;
-    ``whole``: under one name; ``end``: where the backward begins."""
+    ``over``: the loader; ``names``: of a batch, without a count; ``whole``: a batch has one name; ``end``: where the
+    backward begins."""
 
     node: ast.For
     over: ast.expr
@@ -71,7 +71,7 @@ class TrainingLoop:
 
     @classmethod
     def of(cls, tree: ast.AST) -> TrainingLoop | None:
-        """The first such loop; None where the loss has no name."""
+        """The first loop; None where the loss has no name."""
         for node in ast.walk(tree):
             if not isinstance(node, ast.For) or not trains_in(node):
                 continue
@@ -93,8 +93,8 @@ class TrainingLoop:
         return any(isinstance(value, ast.Attribute) for value in values)
 
     def lines_of_loss(self) -> tuple[int, int] | None:
-        """The first and last line of what computes the loss; None for a function of one output and one target, and for
-        a loss the module returns."""
+        """The first and last line computing the loss; None for a function of an output and a target, and for a loss the
+        module returns."""
         assigned = self._assigned()
         values = {ast.unparse(target): node.value for node in assigned for target in node.targets}
         value = values.get(self.end)
@@ -107,12 +107,12 @@ class TrainingLoop:
         return [node for node in own_nodes(self.node, LOOPS) if isinstance(node, ast.Assign)]
 
     def _compares(self, loss: ast.Call, values: Mapping[str, ast.expr]) -> bool:
-        """Return whether a loss takes the module's result for received values, and one received value, unchanged."""
+        """Return whether a loss takes the module's result for received values, and a received value, unchanged."""
         if len(loss.args) != 2:
             return False
         output, target = loss.args
-        made = values.get(ast.unparse(output), output)
-        if not isinstance(made, ast.Call) or made.keywords:
+        result = values.get(ast.unparse(output), output)
+        if not isinstance(result, ast.Call) or result.keywords:
             return False
         received = set(self.names)
         for node in self._assigned():
@@ -120,7 +120,7 @@ class TrainingLoop:
                 received.update(_names(node.targets[0]))
             elif isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name):
                 received.difference_update(_names(node.targets[0]))  # a function makes something else of them: a mixup
-        return received.issuperset(map(ast.unparse, (*made.args, target)))
+        return received.issuperset(map(ast.unparse, (*result.args, target)))
 
 
 def _names(target: ast.AST) -> list[str]:
