@@ -128,6 +128,17 @@ def resampled(b, n):
     return mean(b, squared(b, b.op("Transpose", h, perm=[2, 0, 1])))
 
 
+def own_rows(b, n, turn=0):
+    """Indices that count the samples, as code has them for a mask of keys: mask[arange(n)[:, None], keys]."""
+    places = np.stack(np.meshgrid((np.arange(n) + turn) % n, np.arange(TOKENS)[::-1], indexing="ij"), -1)
+    h = b.op("GatherND", tokens(b, n), b.const(places[:, None], "int64"))
+    return mean(b, squared(b, h))
+
+
+def rows_of_others(b, n):
+    return own_rows(b, n, turn=1)
+
+
 def typed_like(b, n):
     """A constant in the type of the samples, grown to their shape: only the type and the shape are theirs."""
     h = rows(b, n)
@@ -260,12 +271,14 @@ CASES = [
     *(Case(f.__name__, f) for f in (
         plain, divided, by_samples, spread, merged, attention, labelled, embedded, convolved, layer_norm, decayed,
         square_dimensions, two_views, per_sample_count, typed_like, recurrent, resampled,
+        own_rows,
     )),
     *(Case(f.__name__, f, "weighted", ("weighted_loss",)) for f in (
         token_weighted, token_weighted_guarded, token_weighted_means, token_weighted_decayed,
     )),
     *(Case(f.__name__, f, "sum", ("summed_loss",)) for f in (summed, summed_over_rows, contracted)),
     Case("halved", halved, None, ("unknown",)),
+    Case("rows_of_others", rows_of_others, "mean", ("unknown",)),
     *(Case(f.__name__, f, None, ("nonlinear_loss",)) for f in (
         trained_weights, summed_and_decayed, root, balanced, largest, capped, framed,
     )),
