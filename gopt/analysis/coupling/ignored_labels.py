@@ -60,7 +60,7 @@ def drops_uncounted(index: GraphIndex, count: str) -> bool:
 
 
 def _form(index: GraphIndex, name: str, depth: int = 3) -> tuple[object, ...]:
-    """What a value is behind casts: equal for values that equal nodes make."""
+    """The form of a value behind casts: equal for values that equal nodes make."""
     name = _source(index, name)
     node = index.producers.get(name)
     if node is None or not depth:
