@@ -118,14 +118,17 @@ class DividedSums:
         return any(isclose(after, 1, rel_tol=1e-5) or _digits(after) < min(_digits(each), 3) for each, after in times)
 
     def refuse_rate(self, name: str, old: float | None) -> None:
-        """Raise Unclear for a sum times the rate of a running average that is one over the batch as well."""
+        """Raise Unclear for a sum times a number that is one over the batch as well as a rate: of a running average, or
+        a tenth, a hundredth."""
         node = self.context.index.producers.get(name)
-        if old is None or node is None or not node.is_in(SCALES) or len(node.inputs) != 2:
+        if old is None or node is None or not node.is_in(SCALES):
             return
         for value, constant in (node.inputs, node.inputs[::-1]):
             mark, by = self.context.marks.get(value), self.context.scalar(constant)
             by = 1 / by if by and node.is_a("Div") else by
-            if mark is not None and mark.kind is Relation.SUM and isclose(abs(by), 1 - old, rel_tol=1e-5):
+            tenth = node.is_a("Mul") and abs(by) < 1 and not any(_roundness(by)[1:])
+            rate = tenth or isclose(abs(by), 1 - old, rel_tol=1e-5)
+            if mark is not None and mark.kind is Relation.SUM and by and rate:
                 raise Unclear(f"{name!r} is a sum over samples times {by:.6g}: a rate, or one over their number")
 
 
