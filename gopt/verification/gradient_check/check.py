@@ -361,7 +361,7 @@ class _GradientChecker:
             self.slope_meter.generator, guess if quick else None,
             masks={name: part.moved for name, part in by_name.items() if not part.moved.all()},
             level=max(abs(float(level[loss_index])) for level in levels), guess=guess,
-            abreast=forward.abreast,
+            abreast=forward.abreast, most=2 if quick else None,
         )  # fmt: skip
         heard = [k for k, level in enumerate(levels) if abs(float(level[loss_index])) >= SMALL * check.level]
         count = LOOKS if not quick else 2 if guess is None else 1  # the first look may learn the factor
@@ -371,7 +371,8 @@ class _GradientChecker:
             for k in turns
         )
         for names, ratios, factor in check.agreeing(looks, list(by_name)):
-            self.factors[loss_index] = factor
+            if len(names) > 1 or guess is None:  # a single gradient may have a factor of its own
+                self.factors[loss_index] = factor
             yield [by_name[name] for name in names], QuotientFit(True, True, ratios[0], 0.0, tuple(ratios))
 
     def _only_loss(self, parts: Sequence[Candidate]) -> int | None:

@@ -74,6 +74,8 @@ class SlopeCheck:
     guess: float | None = None
     abreast: int = 1
     """Losses that are computed at a time."""
+    most: int | None = None
+    """Lengths of the step; None for all."""
 
     def agreeing(
         self, looks: Iterable[tuple[Values, float, dict[str, np.ndarray]]], names: Sequence[str]
@@ -125,7 +127,7 @@ class SlopeCheck:
             if self._is_slope(group, level, slope, parts, most=1):
                 return True
             group.factor = None
-        return self._is_slope(group, level, slope, parts, abs(guess or 1.0))
+        return self._is_slope(group, level, slope, parts, abs(guess or 1.0), self.most)
 
     def _is_slope(
         self, group: _Group, level: float, slope_at: Callable[[float], float], parts: Sequence[float],
