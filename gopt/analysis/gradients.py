@@ -140,26 +140,25 @@ class _DominatorChoice:
         ends = (linearity.get(name, Linearity.NONLINEAR) > allowed for name in self.rising)
         return self.rising[: next((number for number, end in enumerate(ends) if end), None)]
 
-    def _read_elsewhere(self, name: str) -> bool:
-        """Return whether a node outside the walk uses the value nonlinearly or reduces it to one element, such as a
-        gradient norm.
-        """
+    def _read_elsewhere(self, name: str, zero: bool = False) -> bool:
+        """Return whether a node outside the walk uses the value nonlinearly, such as a gradient norm.
+
+        ``zero``: the value is a product with zero, whose sum is a check of finite numbers; the sum of any other value
+        may be the gradient of another parameter."""
         walked = {id(node) for node in self.nodes}
         for node in self.index.users.get(name, ()):
             if id(node) in walked:
                 continue
-            zero = node.is_in(SCALES) and any(map(self.index.constants.zero, node.inputs))  # a check of finite numbers
-            if not self._linear_in(node, name) or (zero and self._read_elsewhere(node.outputs[0])):
+            linearity = propagate_linearity(self.index, [node], name, self.context.tainted)
+            outputs = [output for output in node.outputs if output]
+            if any(linearity.get(output, Linearity.NONLINEAR) is Linearity.NONLINEAR for output in outputs):
+                return True
+            if zero and any(map(self.index.one_element, outputs)):
+                return True
+            scaled = node.is_in(SCALES) and any(map(self.index.constants.zero, node.inputs))
+            if scaled and self._read_elsewhere(outputs[0], zero=True):
                 return True
         return False
-
-    def _linear_in(self, node: Node, name: str) -> bool:
-        linearity = propagate_linearity(self.index, [node], name, self.context.tainted)
-        return all(
-            linearity.get(output, Linearity.NONLINEAR) < Linearity.NONLINEAR and not self.index.one_element(output)
-            for output in node.outputs
-            if output
-        )
 
     def _backward(self, nodes: list[Node]) -> bool:
         """Return whether some node mixes elements or reads the model, as a backward does, and no node reads a state.
@@ -211,7 +210,11 @@ class _DominatorChoice:
         if is_weighed(self.context, self.parameter, self.nearest):
             return
         bent = [node for node in part if self.linearity.get(node.outputs[0]) is Linearity.NONLINEAR]
-        if not bent or any(self._aside(name) for node in part for name in node.reads) or not self._of_forward_alone():
+        if (
+            not bent
+            or any(self._aside(name) for node in part for name in node.reads)
+            or not self._of_forward_alone(last)
+        ):
             return
         raise UnsupportedError(
             f"{self.nearest!r} may be the gradient of {self.parameter!r}, or a part of its backward: "
@@ -223,14 +226,14 @@ class _DominatorChoice:
         """Return whether an operand depends on the batch past the walk: a scalar over gradients."""
         return name in self.context.tainted and name not in self.linearity
 
-    def _of_forward_alone(self) -> bool:
-        """Return whether the nearest value is made element by element of values of the forward."""
+    def _of_forward_alone(self, value: str) -> bool:
+        """Return whether a value is made element by element of values of the forward."""
 
         def following(name: str) -> Iterable[str]:
             operands = self.index.operands(name, lambda node: id(node) not in self.context.forward)
             return (operand for operand in operands if operand in self.context.tainted)
 
-        for count, name in enumerate(walk({self.nearest} & self.context.tainted, following)):
+        for count, name in enumerate(walk({value} & self.context.tainted, following)):
             node = self.index.producers.get(name)
             if node is None or id(node) in self.context.forward:
                 continue

@@ -33,6 +33,7 @@ from written_steps import NET, Written, saved, sgd
 import gopt
 from gopt.analysis.coupling import find_couplings
 from gopt.analysis.coupling.step_couplings import analyse_couplings, notes
+from gopt.analysis.role_map import RoleMap
 
 
 def plain(b, n):
@@ -125,6 +126,17 @@ def resampled(b, n):
     h = b.op("Transpose", tokens(b, n), perm=[1, 2, 0])
     h = b.op("GatherND", h, b.const([[[0, 1], [2, 4]], [[1, 0], [0, 0]], [[2, 2], [1, 3]]], "int64"))
     return mean(b, squared(b, b.op("Transpose", h, perm=[2, 0, 1])))
+
+
+def own_rows(b, n, turn=0):
+    """Indices that count the samples, as code has them for a mask of keys: mask[arange(n)[:, None], keys]."""
+    places = np.stack(np.meshgrid((np.arange(n) + turn) % n, np.arange(TOKENS)[::-1], indexing="ij"), -1)
+    h = b.op("GatherND", tokens(b, n), b.const(places[:, None], "int64"))
+    return mean(b, squared(b, h))
+
+
+def rows_of_others(b, n):
+    return own_rows(b, n, turn=1)
 
 
 def typed_like(b, n):
@@ -259,12 +271,14 @@ CASES = [
     *(Case(f.__name__, f) for f in (
         plain, divided, by_samples, spread, merged, attention, labelled, embedded, convolved, layer_norm, decayed,
         square_dimensions, two_views, per_sample_count, typed_like, recurrent, resampled,
+        own_rows,
     )),
     *(Case(f.__name__, f, "weighted", ("weighted_loss",)) for f in (
         token_weighted, token_weighted_guarded, token_weighted_means, token_weighted_decayed,
     )),
     *(Case(f.__name__, f, "sum", ("summed_loss",)) for f in (summed, summed_over_rows, contracted)),
     Case("halved", halved, None, ("unknown",)),
+    Case("rows_of_others", rows_of_others, "mean", ("unknown",)),
     *(Case(f.__name__, f, None, ("nonlinear_loss",)) for f in (
         trained_weights, summed_and_decayed, root, balanced, largest, capped, framed,
     )),
@@ -437,3 +451,22 @@ def test_a_factor_of_the_model_behind_the_derivative_of_a_mean_says_nothing_of_s
     }"""
     (tmp_path / "step.onnx").write_bytes(onnx.parser.parse_model(text).SerializeToString())
     assert not find_couplings(gopt.load(tmp_path / "step.onnx").training)
+
+
+JOINED = """step (double[samples,3] x, double[samples,2] y, double[3,2] w, double[3,2] noise)
+    => (double loss, double[3,2] new) <double[3,2] w = {0.2, -0.4, 0.2, -0.3, 0.1, -0.1},
+    double two = {2}, double rate = {0.1}, double three = {3}>
+    { z = MatMul(x, w)  e = Sub(z, y)  s = Mul(e, e)  sum = ReduceSum<keepdims=0>(s)  size = Size(x)
+      n3 = Cast<to=11>(size)  n = Div(n3, three)  loss = Div(sum, n)  d = Mul(e, two)  xt = Transpose<perm=[1, 0]>(x)
+      g = MatMul(xt, d)  j = Add(g, TERM)  m = Div(j, n)  u = Mul(m, rate)  new = Sub(w, u) }"""
+
+
+@pytest.mark.parametrize("term, batch, what", [
+    ("w", (), "terms that are reduced differently are added"),
+    ("noise", ("noise",), "batch input 'noise' has 3 rows where other inputs have samples"),
+])  # fmt: skip
+def test_what_joins_a_sum_before_the_samples_divide_it_is_a_note(term, batch, what, tmp_path):
+    onnx.save(onnx.parser.parse_model('<ir_version: 9, opset_import: ["" : 20]>' + JOINED.replace("TERM", term)),
+              tmp_path / "step.onnx")  # fmt: skip
+    training = gopt.load(tmp_path / "step.onnx", roles=RoleMap(batch=batch)).training
+    assert what in notes(find_couplings(training))[0]

@@ -312,6 +312,44 @@ def test_an_adjoint_behind_a_sum_of_itself_belongs_to_the_backward(tmp_path):
     assert Verifier(tmp_path / "out").run(steps=3).exit_code == 0
 
 
+def clipped(b: Builder, gradients: dict[str, str]) -> dict[str, str]:
+    return {name: b.op("Clip", value, b.const(-0.1), b.const(0.1)) for name, value in gradients.items()}
+
+
+def bounded(b: Builder, gradients: dict[str, str]) -> dict[str, str]:
+    norm = b.op("Sqrt", b.op("Sum", *(b.op("ReduceSumSquare", value, keepdims=0) for value in gradients.values())))
+    factor = b.op("Min", b.op("Div", b.const(0.1), norm), b.const(1.0))
+    return {name: b.op("Mul", value, factor) for name, value in gradients.items()}
+
+
+@pytest.mark.parametrize("clip", [clipped, bounded])
+def test_as_many_samples_as_elements_make_no_gradient_of_an_adjoint(clip, tmp_path):
+    """A bias of four elements, four samples, a head of one output: the adjoint of the output has the bias's shape, its
+    sum is the gradient of the head's bias, and the clip was refused as a part of the backward."""
+    b = Builder()
+    x, y = b.input("x", (4, 4)), b.input("y", (4,))
+    bias, head, end = b.parameter("bias", (4,)), b.parameter("head", (4, 1)), b.parameter("end", (1,))
+    moved = b.op("Add", x, bias)
+    out = b.op("Squeeze", b.op("Add", b.op("MatMul", moved, head), end), b.const([1], "int64"))
+    rest = b.op("Sub", b.op("Sigmoid", out), y)
+    loss = b.op("ReduceMean", b.op("Sub", b.op("Softplus", out), b.op("Mul", out, y)), keepdims=0)
+    b.output("loss", loss, ())
+    adjoint = b.op("Unsqueeze", b.op("Div", rest, b.const(4.0)), b.const([1], "int64"))
+    rows = b.op("MatMul", adjoint, b.op("Transpose", head, perm=[1, 0]))
+    gradients = {
+        "head": b.op("MatMul", b.op("Transpose", moved, perm=[1, 0]), adjoint),
+        "bias": b.op("ReduceSum", rows, b.const([0], "int64"), keepdims=0),
+        "end": b.op("ReduceSum", adjoint, b.const([0], "int64"), keepdims=0),
+    }
+    shapes = {"head": (4, 1), "bias": (4,), "end": (1,)}
+    for name, value in clip(b, gradients).items():
+        b.output(f"{name}_out", sgd(b, name, value), shapes[name])
+    source = gopt.load(b.save(tmp_path / "step.onnx"))
+    assert source.training.gradients == gradients
+    gopt.shard(source, 3).write(tmp_path / "out")
+    assert Verifier(tmp_path / "out").run(steps=2).exit_code == 0
+
+
 HISTORY = """<ir_version: 9, opset_import: ["" : 18]>
 step (float[4,3] x, float[4,2] y, float[3,2] w, float[2] amax) => (float loss, float[3,2] w_out, float[2] amax_out)
 <float[3,2] w = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6}, float[2] amax = {0.5, 0.7}> {

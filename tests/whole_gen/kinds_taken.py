@@ -28,19 +28,21 @@ def placed_sums(w: Writer) -> None:
     x, y = w.fed("x", [3]), w.fed("y", [2])
     c = w.fed("c", [], lambda generator, size: generator.integers(0, 5, size))
     w0 = parameter(w, "w0", 3, 2)
-    n = w.state("n", w.draw("n", (5,), 3.0, 9.0))
+    what, op = w.pick("ones", "ones", "values", "largest", "direct", "features"), w.pick("ScatterND", "ScatterElements")
+    whole = what == "direct" and w.pick(True, False)
+    n = w.state("n", np.arange(3, 8) if whole else w.draw("n", (5,), 3.0, 9.0))
     w.told = True
-    scale = w.op("Gather", 1.0 / n, c, axis=0).reshape(-1, 1)
-    what, op = w.pick("ones", "ones", "values", "largest", "direct"), w.pick("ScatterND", "ScatterElements")
-    one = w.op("Expand", w.const(np.ones(1, w.dtype)), w.op("Shape", c))
+    scale = w.op("Gather", 1.0 / (n.to(w.dtype) if whole else n), c, axis=0).reshape(-1, 1)
+    one = w.op("Expand", w.const(np.ones(1, n.held.dtype)), w.op("Shape", c))
+    one = w.const(np.ones(w.samples, n.held.dtype)) if w.pick(True, False) else one
     given = one if what == "ones" else w.reduced("ReduceMax", w.op("Abs", x), [1], False)
     places = c.reshape(-1, 1) if op == "ScatterND" else c
     more = {} if op == "ScatterND" else {"axis": 0}
     if what == "largest":
         new = w.op(op, n * 0.9, places, given, reduction="max", **more)
-    elif what == "direct":
-        new = w.op(op, n, places, one, reduction="add", **more)
-        w.refusal = "let it add them to zeros"
+    elif what in ("direct", "features"):
+        new = w.op(op, n, places, one if what == "direct" else given, reduction="add", **more)
+        w.refusal = "let it add them to zeros" if what == "features" else ""
     else:
         zeros = w.const(np.zeros(5, w.dtype), "stored")
         new = n * 0.9 + w.op(op, zeros, places, given, reduction="add", **more) * w.pick(1.0, 0.1)

@@ -339,7 +339,7 @@ class GradientUnits:
             return replace(first, coupled=coupled, mixed=counts.pop() if means else MIXED, start=False)
         linear = first.degree == int(reduced and not first.by) and (reduced or not first.by)
         if not linear and not all(self.constants.is_adjoint(name, first) for name in free):
-            return None
+            return replace(first, mixed=MIXED, start=False) if sure and reduced else None
         unit = replace(
             first, sure=sure, lone=lone, coupled=coupled,
             mixed=next((unit.mixed for unit in units if unit.mixed), ""), model=all(unit.model for unit in units),

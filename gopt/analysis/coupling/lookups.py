@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.contract import summed
 from gopt.analysis.coupling.marks import Mark, Marks, Relation, Untraceable, changed
@@ -57,6 +59,10 @@ def gather_nd(context: CouplingContext, node: Node) -> Marks:
     batch_dims, named = int(node.attributes.get("batch_dims", 0)), context.shape(indices)[-1]
     if mark is not None and indices not in context.marks and isinstance(named, int) and mark.axis >= batch_dims + named:
         return [changed(mark, axis=mark.axis - batch_dims - named + context.rank(indices) - 1)]
+    if mark is not None and not batch_dims and isinstance(named, int) and mark.axis < named:
+        axis = _own_places(context, node, mark.axis)
+        if axis is not None:
+            return [changed(mark, axis=axis)]
     if by is not None and by.axis < context.rank(indices) - 1 and (mark is None or mark.axis == by.axis < batch_dims):
         if mark is not None and (mark.outer, mark.inner) != (by.outer, by.inner):
             raise Untraceable("data and indices count their samples differently")
@@ -64,6 +70,19 @@ def gather_nd(context: CouplingContext, node: Node) -> Marks:
             by_place(context, node, f"{data!r} has a value of its own for every place of the batch")
         return [changed(by, factor=1.0)]
     raise Untraceable("samples are looked up by their place")
+
+
+def _own_places(context: CouplingContext, node: Node, column: int) -> int | None:
+    """The dimension of a GatherND's constant indices along which a column counts all rows, 0, 1, …, so that each sample
+    reads its row."""
+    data, indices = node.inputs
+    value, rows = context.index.constants.value(indices), context.shape(data)[column]
+    places = value[..., column] if value is not None else np.zeros(())
+    for axis in (axis for axis, size in enumerate(places.shape) if size == rows != 1):
+        counts = np.arange(places.shape[axis]).reshape([-1 if at == axis else 1 for at in range(places.ndim)])
+        if np.array_equal(places, np.broadcast_to(counts, places.shape)):
+            return axis
+    return None
 
 
 def scatter_nd(context: CouplingContext, node: Node) -> Marks:

@@ -16,10 +16,12 @@ from gopt.analysis.coupling.gradient_reductions import (
     unfit,
 )
 from gopt.analysis.coupling.joint_gradients import BackwardReading, read_backward
+from gopt.analysis.coupling.loss_terms import loss_terms
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
 from gopt.analysis.coupling.open_statistics import StatisticRules, statistic_couplings
 from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
 from gopt.analysis.coupling.statistics import statistic_rules
+from gopt.analysis.coupling.uniform_factors import UniformFactors
 from gopt.analysis.layout_aliases import find_aliases
 from gopt.analysis.linearity import Linearity
 from gopt.analysis.loss_reduction import AUTO, LossReduction, LossRule
@@ -63,7 +65,7 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
         graph = training.graph
         forward = [node for node in graph.nodes if node.phase is Phase.FORWARD]
         context = start(graph, training.batch)
-        read = {name for node in forward for name in node.reads}
+        read = {name for node in graph.nodes if node.phase is not Phase.UPDATE for name in node.reads}
         context.found = [fact for fact in context.found if fact.value in read]
         propagate(context, forward)
         _driven(context, training)
@@ -282,6 +284,8 @@ def _sum(context: CouplingContext, loss: str, node: Node, it: str, own: str) -> 
     """A loss that is a sum over samples, as far as the constants in it tell; ``it``: what a note calls it; ``own``: the
     condition of its advice."""
     mark = context.marks[loss]
+    if loss_terms(context, UniformFactors(context), [loss], {loss}).common == 1:
+        return  # a size read from a shape divides it
     known = not context.batch or division(mark.factor, context.batch, mark.sizes).by_others
     if context.batch == 1 or mark.doubt:
         why = {1: "a batch of one sample", 2: "a half over two samples"}.get(context.batch, "dimensions of equal size")

@@ -9,7 +9,7 @@ from gopt.analysis.coupling.loss_terms import LossTerms
 from gopt.analysis.coupling.marks import division
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
 from gopt.ir.graph import Node
-from gopt.operators.kinds import SCALES
+from gopt.operators.kinds import SCALES, SUMS
 
 MIXED = "?"
 """Of ``Unit.mixed``, where terms are not all means."""
@@ -177,20 +177,22 @@ class UnitConstants:
         unit = self.whole(unit)
         if unit.degree or unit.by:
             return unit
-        name, total = gradient, UniformFactor()
-        for _ in range(4):
+        name, total, joined = gradient, UniformFactor(), False
+        for _ in range(6):
             readers = self.context.index.users.get(name, [])
             found = {self._only_factor(reader, name) for reader in readers}
             factor = found.pop() if len(found) == 1 else None
+            if factor is None and len(readers) == 1 and readers[0].is_in(SUMS | {"Clip"}):
+                factor, joined = UniformFactor(), True  # a noise, a decay, a bound: in no proportion to it
             if factor is None:
                 break
             total = total.times(factor)
             if total.batches:
-                return replace(unit, degree=unit.degree - total.batches)
+                return replace(unit, sure=False) if joined else replace(unit, degree=unit.degree - total.batches)
             if self.context.batch and division(total.number, self.context.batch, unit.sizes).by_batch:
                 more, sure = self.terms.degree(unit.factor * total.number, bool(unit.lone), unit.sizes)
-                if more == 1 or not sure:
-                    return replace(unit, degree=1, sure=False)
+                if more == 1 or not sure or joined:
+                    return replace(unit, degree=int(not joined), sure=False)
             if len(readers) > 1:
                 break
             name = readers[0].outputs[0]

@@ -26,7 +26,7 @@ from gopt.frontends.pytorch.convert import (
     with_values,
 )
 from gopt.frontends.pytorch.evaluation import evaluation_model
-from gopt.frontends.pytorch.factory import Recipe, call_factory, load_factory, make_recipe, own_arguments
+from gopt.frontends.pytorch.factory import Recipe, call_factory, load_factory, make_recipe, own_arguments, script_of
 from gopt.frontends.pytorch.options import Draws, ExportOptions
 from gopt.frontends.pytorch.randomness import named
 from gopt.frontends.pytorch.recorded_step import RecordedStep
@@ -117,6 +117,8 @@ def export(
         save_model(resolve_output(beside), evaluation.graph, beside, force=force)
         if evaluation.note:
             step.notes.append(f"{beside} holds for the example's number of samples alone: {evaluation.note}")
+    script = script_of(factory)
+    step.notes += [] if script is None else script.left_out(options)
     data = save_model(target, graph, Path(output), force=force)
     fed = [name for name in graph.inputs if name not in graph.initializers and name not in traced.states]
     return Exported(

@@ -333,10 +333,20 @@ def load_factory(text: str) -> Callable[[], Any]:
     return value  # type: ignore[no-any-return]
 
 
+def _file_or_module(factory: str) -> str:
+    return factory if factory.endswith(".py") else factory.rpartition(":")[0]
+
+
+def script_of(factory: Any) -> Script | None:
+    """The script that ``FILE.py:FACTORY`` or ``FILE.py`` names."""
+    path = _file_or_module(factory) if isinstance(factory, str) else ""
+    return Script.read(Path(path)) if path.endswith(".py") else None
+
+
 @contextlib.contextmanager
 def own_arguments(factory: str) -> Iterator[None]:
     """A script and the factory see an empty command line, not gopt's; raises InputError if either ends Python."""
-    name = factory if factory.endswith(".py") else factory.rpartition(":")[0]
+    name = _file_or_module(factory)
     arguments, sys.argv = sys.argv, [name]
     try:
         yield

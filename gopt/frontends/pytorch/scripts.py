@@ -16,12 +16,22 @@ import torch
 from torch.utils.data import DataLoader
 
 from gopt.errors import InputError, OptionError
+from gopt.frontends.pytorch.options import ExportOptions
+from gopt.frontends.pytorch.training_loops import (
+    LOOPS,
+    TrainingLoop,
+    called,
+    clips,
+    own_nodes,
+    trains,
+    trains_in,
+    turns,
+)
 from gopt.text.sanitize import show
 
 GUARD = 'if __name__ == "__main__":'
 _LOSSES = ("criterion", "loss", "loss_fn", "loss_function", "compute_loss", "objective")
 _BATCHES = ("batch", "example", "example_batch", "sample")
-_LOOPS = (ast.For, ast.While)
 _LOADERS = ("train_loader", "train_dataloader", "trainloader", "loader", "dataloader")
 
 
@@ -76,6 +86,14 @@ class Script:
             names = ", ".join((*_BATCHES, *_LOADERS))
             raise OptionError(f"{self.path} has no batch, where it is imported: none of {names}", *self._missing())
         by_name = {name: v for name, v in named.items() if isinstance(v, torch.optim.lr_scheduler.LRScheduler)}
+        loop = TrainingLoop.of(self.tree)
+        lines = loop.lines_of_loss() if loop is not None else None
+        if lines is not None:
+            raise OptionError(
+                f"{self.path} computes its loss in lines {lines[0]} to {lines[1]}, by more than a function of output "
+                "and target",
+                *self._missing(),
+            )
         late = next((name for name in self._once_an_epoch() if name in by_name), None)
         if late is not None:
             raise OptionError(
@@ -107,38 +125,72 @@ class Script:
         """The first line, outside of functions and the guard, with a backward, direct or in a called function."""
         training = _training_functions(self.tree)
         for statement in _top_level(self.tree.body):
-            if any(_trains(node, training) for node in _own_nodes(statement)):
+            if any(trains(node, training) for node in own_nodes(statement)):
                 return statement.lineno
         return None
 
+    def left_out(self, options: ExportOptions) -> list[str]:
+        """Clips and micro-steps in the loops of the script, as far as the options lack them."""
+        clipped = options.clip_norm is not None or options.clip_value is not None
+        return [*([] if clipped else clips(self.tree)), *turns(self.tree, _optimizers(self.tree))]
+
     def _missing(self) -> list[str]:
         """The lines of a factory, as hints, with the names and expressions of the script."""
-        model, optimizer, loss, batch = self.names()
-        scheduler = self._scheduler(optimizer[0])
-        written = f"    return {', '.join([model[0], loss, optimizer[0], batch, *scheduler])}"
-        late = [
+        models, optimizers, loss, batch = self.names()
+        scheduler = {name: call for optimizer in optimizers for name, call in self._scheduler(optimizer).items()}
+        module, trained = next(iter(models)), ", ".join(optimizers)
+        beside, loop = list[str](), TrainingLoop.of(self.tree)
+        lines = loop.lines_of_loss() if loop is not None else None
+        if len(models) > 1:
+            module = f"torch.nn.ModuleDict(dict({', '.join(f'{name}={name}' for name in models)}))"
+            beside.append(
+                f"def loss(module, batch) calls {' and '.join(f'module.{name}' for name in models)}; it returns the "
+                "sum of several losses, and detaches in each what the others train. All optimizers step at once"
+            )
+        elif loop is not None and lines is not None:
+            read = (
+                "; ".join(f"{name} = batch[{name!r}]" for name in loop.names if name != "_")
+                or "tensors of batch, a dict"
+            )
+            beside.append(
+                f"let def loss({module}, batch) be {read}; lines {lines[0]} to {lines[1]}, which compute the loss; and "
+                f"return {loop.end}"
+            )
+        if loop is not None and (len(models) > 1 or lines is not None):
+            loss, batch = "loss", _by_name(loop, batch)
+        if not _optimizers(self.tree):
+            beside.append(f"{trained} stands for what updates the parameters: no optimizer of torch.optim was seen")
+        if len(optimizers) > 1:
+            trained = f"[{trained}]"
+        written = f"    return {', '.join([module, loss, trained, batch, *scheduler])}"
+        beside += [
             f"{name} moves once an epoch, and is left out: gopt run --set lr=step:START:EVERY:FACTOR, or table:FILE, "
             "gives the rate of every step"
             for name in self._once_an_epoch()
         ]
-        bodies: list[tuple[str, ast.AST]] = [(f"{name}()", body) for name, body in _functions(self.tree).items()]
+        beside += [*clips(self.tree), *turns(self.tree, optimizers)]
+        first = next(iter(optimizers))
+        bodies: list[tuple[str, ast.AST]] = [
+            (f"{name}({ast.unparse(body.args)})", body) for name, body in _functions(self.tree).items()
+        ]
         bodies += [(GUARD, body) for body in self.tree.body if isinstance(body, ast.If) and _is_guard(body.test)]
-        where, body = next((pair for pair in bodies if optimizer[0] in dict(_assignments(pair[1]))), ("", None))
+        where, body = next((pair for pair in bodies if first in dict(_assignments(pair[1]))), ("", None))
+        built = {**models, **optimizers}
         if body is not None:
-            parts = (model[0], optimizer[0], *scheduler, *(node.id for node in ast.walk(ast.parse(f"{loss}, {batch}"))
+            parts = (*built, *scheduler, *(node.id for node in ast.walk(ast.parse(f"{loss}, {batch}"))
                      if isinstance(node, ast.Name)))  # fmt: skip
-            last = max(value.end_lineno or 0 for name, value in _assignments(body) if name in parts)
-            copied = f"copy the lines of {where} up to line {last}, which make {model[0]} and {optimizer[0]}, into"
+            last = max(value.end_lineno or 0 for name, value in _assignments(body, LOOPS) if name in parts)
+            copied = f"copy the lines of {where} up to line {last}, which make {' and '.join(built)}, into"
             return [
                 f"{copied} a function make, let it end as follows, and export {self.path.name}:make",
                 written,
-                *late,
+                *beside,
             ]
-        lines = ("def make():", f"    {model[0]} = {model[1]}", f"    {optimizer[0]} = {optimizer[1]}",
-                 *(f"    {name} = {ast.unparse(call)}" for name, call in scheduler.items()), written)  # fmt: skip
-        count = "five" if scheduler else "four"
+        built |= {name: ast.unparse(call) for name, call in scheduler.items()}
+        lines_of = ["def make():", *(f"    {name} = {text}" for name, text in built.items()), written]
+        count = {4: "four", 5: "five"}.get(len(lines_of), str(len(lines_of)))
         advice = f"add these {count} lines to {self.path.name}, and export {self.path.name}:make"
-        return [advice, *lines, *late, "gopt init writes a file with such a function and its comments"]
+        return [advice, *lines_of, *beside, "gopt init writes a file with such a function and its comments"]
 
     def _scheduler(self, optimizer: str) -> dict[str, ast.expr]:
         """Each name that moves at every step, with the call making it of the optimizer."""
@@ -152,43 +204,57 @@ class Script:
 
     def _made_of(self, optimizer: str) -> dict[str, ast.Call]:
         calls = {name: call for name, call in _assignments(self.tree) if isinstance(call, ast.Call)}
-        return {name: call for name, call in calls.items() if optimizer in map(ast.unparse, call.args)}
+        arguments = {name: [*call.args, *(word.value for word in call.keywords)] for name, call in calls.items()}
+        return {name: call for name, call in calls.items() if optimizer in map(ast.unparse, arguments[name])}
 
     def _moved(self) -> dict[str, bool]:
         """Each name with a ``step()``, and whether a backward stands beside it, in the same loop or function."""
-        at_once = {name for name, body in _functions(self.tree).items() if _trains_in(body, set())}
+        at_once = {name for name, body in _functions(self.tree).items() if trains_in(body, set())}
         moved: dict[str, bool] = {}
-        for place in (node for node in ast.walk(self.tree) if isinstance(node, (*_LOOPS, ast.FunctionDef, ast.Module))):
-            for called in (_called(node) for node in _own_nodes(place, _LOOPS)):
-                name, dot, method = called.rpartition(".")
+        for place in (node for node in ast.walk(self.tree) if isinstance(node, (*LOOPS, ast.FunctionDef, ast.Module))):
+            for function in (called(node) for node in own_nodes(place, LOOPS)):
+                name, dot, method = function.rpartition(".")
                 if dot and method == "step":
-                    moved[name] = moved.get(name, False) or _trains_in(place, at_once)
+                    moved[name] = moved.get(name, False) or trains_in(place, at_once)
         return moved
 
-    def _read(self) -> Iterator[str]:
-        """The names that loops with a backward go through, such as a loader in ``enumerate(loader)``."""
-        for loop in (node for node in ast.walk(self.tree) if isinstance(node, ast.For)):
-            if _trains_in(loop, set()):
-                yield from (node.id for node in ast.walk(loop.iter) if isinstance(node, ast.Name))
-
-    def names(self) -> tuple[tuple[str, str], tuple[str, str], str, str]:
-        """Module and optimizer with what makes them, loss and batch; stand-ins where nothing is found."""
-        values = dict(_assignments(self.tree))
-        optimizer, call = next(iter(_optimizers(self.tree).items()), ("optimizer", None))
-        owner = next((node for node in ast.walk(self.tree if call is None else call) if _is_parameters(node)), None)
-        model = owner.func.value.id if owner is not None else "model"  # type: ignore[attr-defined]
-        called = _compared(values, self.tree)
+    def names(self) -> tuple[dict[str, str], dict[str, str], str, str]:
+        """Modules and optimizers with their expressions, loss and batch; stand-ins where nothing is found."""
+        values: dict[str, ast.expr] = {}
+        for name, value in _assignments(self.tree):
+            values.setdefault(name, value)  # the outermost: a part of a class may have the name of the whole
+        moved = self._moved()
+        optimizing = _optimizers(self.tree)
+        stepping = {name: call for name, call in optimizing.items() if name in moved} or dict(
+            list(optimizing.items())[:1]
+        )
+        optimizers = {name: ast.unparse(call) for name, call in stepping.items()}
+        places = stepping.values() or [self.tree]
+        owners = [name for place in places for node in ast.walk(place) if (name := _owner(node))] or ["model"]
+        models = {name: ast.unparse(values[name]) if name in values else "Model()" for name in owners}
+        if not optimizers:
+            models = dict(list(models.items())[:1])
+            optimizers = {"optimizer": f"torch.optim.AdamW({next(iter(models))}.parameters())"}
+        compared = _compared(values, self.tree)
         loss = next(
-            (name for name in _LOSSES if name in _functions(self.tree) or (name in values and name not in called)),
+            (name for name in _LOSSES if name in _functions(self.tree) or (name in values and name not in compared)),
             "",
         )
-        loss = loss or next(iter(called.values()), "loss")
-        batch = next((name for name in (*_BATCHES,) if name in values), None)
-        loader = next((name for name in (*_LOADERS, *self._read()) if name in values), None)
-        example = batch or (f"tuple(next(iter({loader})))" if loader else "(x, y)")
-        model_text = ast.unparse(values[model]) if model in values else "Model()"
-        optimizer_text = ast.unparse(call) if call is not None else f"torch.optim.AdamW({model}.parameters())"
-        return (model, model_text), (optimizer, optimizer_text), loss, example
+        loop = TrainingLoop.of(self.tree)
+        loss = "None" if loop is not None and loop.returns_loss else loss or next(iter(compared.values()), "loss")
+        read = [name.id for name in ast.walk(loop.over) if isinstance(name, ast.Name)] if loop is not None else []
+        loader = next((name for name in (*_LOADERS, *read) if name in values), None)
+        outside = dict(_assignments(self.tree, (ast.FunctionDef, ast.ClassDef)))
+        beside = [body for body in _functions(self.tree).values() if stepping.keys() & dict(_assignments(body)).keys()]
+        reached = loader in outside or any(loader in dict(_assignments(body)) for body in beside)
+        batch = next((name for name in _BATCHES if name in values), None) if not loader else None
+        example = f"next(iter({loader if reached or not loader else ast.unparse(values[loader])}))"
+        return (
+            models,
+            optimizers,
+            loss,
+            batch or ((example if loss == "None" else f"tuple({example})") if loader else "(x, y)"),
+        )
 
 
 class _WithoutSelf(ast.NodeTransformer):
@@ -216,32 +282,9 @@ def _is_guard(test: ast.expr) -> bool:
     return any(isinstance(part, ast.Name) and part.id == "__name__" for part in parts)
 
 
-def _own_nodes(statement: ast.AST, others: tuple[type[ast.AST], ...] = ()) -> Iterator[ast.AST]:
-    """The nodes of a statement without the bodies of functions, and of the others, in it."""
-    yield statement
-    for node in ast.iter_child_nodes(statement):
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, *others)):
-            yield from _own_nodes(node, others)
-
-
-def _trains_in(place: ast.AST, training: set[str]) -> bool:
-    """Return whether a loop or function has a backward outside of loops in it."""
-    return any(_trains(node, training) for node in _own_nodes(place, _LOOPS))
-
-
-def _called(node: ast.AST) -> str:
-    """The function a call calls, as text; '' for anything else."""
-    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-
-
 def _makes_optimizer(called: str) -> bool:
     *before, name = called.split(".")
     return "lr_scheduler" not in before and ("optim" in before or name in vars(torch.optim))
-
-
-def _trains(node: ast.AST, training: set[str]) -> bool:
-    called = _called(node)
-    return called.endswith(".backward") or called in training
 
 
 def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
@@ -253,7 +296,7 @@ def _training_functions(tree: ast.Module) -> set[str]:
     functions, names, before = _functions(tree), set[str](), -1
     while before != len(names):
         before = len(names)
-        names |= {name for name, body in functions.items() if any(_trains(node, names) for node in ast.walk(body))}
+        names |= {name for name, body in functions.items() if any(trains(node, names) for node in ast.walk(body))}
     return names
 
 
@@ -270,9 +313,10 @@ def _is_recipe(value: ast.expr | None) -> bool:
     return isinstance(value, ast.Tuple) and len(value.elts) in (4, 5)
 
 
-def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Names with the assigned expressions, anywhere in the script, but for what is assigned to its own name."""
-    for node in ast.walk(tree):
+def _assignments(tree: ast.AST, others: tuple[type[ast.AST], ...] = ()) -> Iterator[tuple[str, ast.expr]]:
+    """Names with the assigned expressions, anywhere in the script but in the others, outermost first; without what is
+    assigned to its own name."""
+    for node in own_nodes(tree, others) if others else ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
             if not (isinstance(node.value, ast.Name) and node.value.id == name):
@@ -282,20 +326,27 @@ def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 def _compared(assignments: Mapping[str, ast.expr], tree: ast.AST) -> dict[str, str]:
     """Names a backward begins at, with the function giving each its value where that takes two values: that of an
     output and a target."""
-    ends = {_called(node).removesuffix(".backward") for node in ast.walk(tree) if _called(node).endswith(".backward")}
+    ends = {called(node).removesuffix(".backward") for node in ast.walk(tree) if called(node).endswith(".backward")}
     values = {name: assignments[name] for name in assignments if name in ends}
-    return {name: _called(call) for name, call in values.items() if isinstance(call, ast.Call) and len(call.args) == 2}
+    return {name: called(call) for name, call in values.items() if isinstance(call, ast.Call) and len(call.args) == 2}
 
 
 def _optimizers(tree: ast.AST) -> dict[str, ast.expr]:
-    return {name: value for name, value in dict(_assignments(tree)).items() if _makes_optimizer(_called(value))}
+    return {name: value for name, value in dict(_assignments(tree)).items() if _makes_optimizer(called(value))}
 
 
-def _is_parameters(node: ast.AST) -> bool:
-    """Return whether a node is ``NAME.parameters()``."""
-    function = node.func if isinstance(node, ast.Call) else None
-    owner = function.value if isinstance(function, ast.Attribute) and function.attr == "parameters" else None
-    return isinstance(owner, ast.Name)
+def _by_name(loop: TrainingLoop, batch: str) -> str:
+    """A dict of a loop's batch, in Python."""
+    received = batch.removeprefix("tuple(").removesuffix(")") if batch.startswith("tuple(") else batch
+    if not loop.names:
+        return "batch"
+    return f"{{{loop.names[0]!r}: {received}}}" if loop.whole else f"dict(zip({loop.names!r}, {received}))"
+
+
+def _owner(node: ast.AST) -> str:
+    """The NAME of ``NAME.parameters()``."""
+    name, _, method = called(node).rpartition(".")
+    return name if method == "parameters" and name.isidentifier() else ""
 
 
 def _unique(values: Any) -> list[Any]:

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from onnx import NodeProto, TensorProto, helper
 
-from gopt.ir.graph import EXPANDED, Graph, Node
+from gopt.ir.graph import Graph, Node
 from gopt.ir.inference import infer_types
 from gopt.ir.nodes import nested
-from gopt.ir.opaque.inline import inline_branch
+from gopt.ir.opaque.inline import inline_branch, written_node
 from gopt.ir.opaque.selection import THROUGH, alike
 from gopt.ir.opset import opset_of
 from gopt.ir.types import FLOATS
@@ -85,7 +85,7 @@ def _opened(graph: Graph, chosen: set[int], prefix: str) -> tuple[Graph, dict[in
             nodes.append(node)
             continue
         written = _written(node.to_proto(), f"{prefix}.if{len(written_of)}", graph.type_of(node.inputs[0]).shape == ())
-        written_of[id(node)] = [_node(node) for node in written]
+        written_of[id(node)] = [written_node(node) for node in written]
         nodes += written_of[id(node)]
     result = replace(graph, nodes=nodes, types=dict(graph.types), file_nodes=graph.file_nodes or graph.nodes)
     infer_types(result)
@@ -124,14 +124,6 @@ def _flag(condition: str, then: str, otherwise: str, name: str, label: str, pref
         helper.make_node("And", [f"{prefix}.not", otherwise], [f"{prefix}.second"]),
         helper.make_node("Or", [f"{prefix}.first", f"{prefix}.second"], [name], name=label),
     ]
-
-
-def _node(proto: NodeProto) -> Node:
-    encoded = proto.SerializeToString(deterministic=True)
-    return Node(
-        proto.op_type, proto.input, proto.output,
-        domain=proto.domain, name=proto.name, encoded=encoded, made_by=EXPANDED,
-    )  # fmt: skip
 
 
 def _never_fails(graph: Graph, node: Node) -> bool:

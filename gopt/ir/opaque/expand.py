@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import onnx
-from onnx import FunctionProto, ModelProto, NodeProto
+from onnx import FunctionProto, ModelProto
 
 from gopt.errors import InputError, UnsupportedError
-from gopt.ir.graph import COMM, EXPANDED, MADE_BY, Graph, Node
+from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.inference import infer_types
+from gopt.ir.opaque.additions import part_additions
 from gopt.ir.opaque.body_builder import SHARED
 from gopt.ir.opaque.branches import open_branches
-from gopt.ir.opaque.inline import inline_call
+from gopt.ir.opaque.inline import inline_call, written_node
 from gopt.ir.opaque.operator_schema import Arrangement, OperatorSchema, SlotValues
 from gopt.ir.opaque.origin import OpaqueCall, Origin
 from gopt.ir.opaque.selection import select_opaque_nodes
@@ -36,12 +37,12 @@ Key = tuple[str, str, str]
 
 
 def expand(graph: Graph, prefix: str = PREFIX) -> Graph:
-    """The graph with the opaque updates expanded; the same graph without such updates.
+    """The graph with the opaque updates expanded, and added counts apart; the same graph without any.
 
     Values inside a body are named ``<prefix>.<number of the node>.…``. Raises InputError for a node with lists unlike
     the operator's, UnsupportedError for a sequence or type that cannot be followed.
     """
-    graph = open_branches(graph, prefix)
+    graph = part_additions(open_branches(graph, prefix), prefix)
     chosen = select_opaque_nodes(graph)
     if not chosen:
         return graph
@@ -121,7 +122,7 @@ class _Expansion:
         self.count += 1
         protos = inline_call(function, node.to_proto(), prefix)
         weights = [*tags, *[SHARED] * (len(protos) - len(tags))]
-        return [_node(proto, Origin(call, weight, 0)) for proto, weight in zip(protos, weights)]
+        return [written_node(proto, Origin(call, weight, 0)) for proto, weight in zip(protos, weights)]
 
     def _body(self, node: Node) -> tuple[FunctionProto, list[int], SlotValues, OperatorSchema | None]:
         """A node's body, the weights of the nodes, the values in the slots, and the record in the table."""
@@ -183,7 +184,8 @@ class _Expansion:
             elif value.startswith(f"{self.prefix}.") and value not in new:
                 new[value] = node.outputs[0]
             else:
-                nodes.append(_node(onnx.helper.make_node("Identity", [value], node.outputs, name=node.name), None))
+                copy = onnx.helper.make_node("Identity", [value], node.outputs, name=node.name)
+                nodes.append(written_node(copy))
         self.nodes = nodes
         if new:
             self._rename(new)
@@ -282,15 +284,3 @@ class _Expansion:
             outputs=outputs,
             file_nodes=self.graph.file_nodes or self.graph.nodes,
         )
-
-
-def _node(proto: NodeProto, origin: Origin | None) -> Node:
-    node = Node(
-        proto.op_type, proto.input, proto.output,
-        domain=proto.domain, name=proto.name, encoded=proto.SerializeToString(deterministic=True),
-        made_by=EXPANDED if origin is not None else "",
-    )  # fmt: skip
-    if origin is not None and not proto.metadata_props:
-        proto.metadata_props.add(key=MADE_BY, value=EXPANDED)
-    node.origin = origin
-    return node

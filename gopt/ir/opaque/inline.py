@@ -8,8 +8,10 @@ from copy import deepcopy
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
+from gopt.ir.graph import EXPANDED, MADE_BY, Node
 from gopt.ir.model_file import refill
 from gopt.ir.nodes import reads
+from gopt.ir.opaque.origin import Origin
 
 
 def inline_call(function: FunctionProto, call: NodeProto, prefix: str) -> list[NodeProto]:
@@ -39,6 +41,18 @@ def inline_branch(body: GraphProto, node: NodeProto, prefix: str) -> tuple[list[
     stored = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in body.initializer]
     nodes = [rename.node(proto) for proto in (*stored, *body.node)]
     return nodes, [rename.name(value.name) for value in body.output]
+
+
+def written_node(proto: NodeProto, origin: Origin | None = None) -> Node:
+    """The node of a graph for one that was written out."""
+    node = Node(
+        proto.op_type, proto.input, proto.output,
+        domain=proto.domain, name=proto.name, encoded=proto.SerializeToString(deterministic=True), made_by=EXPANDED,
+    )  # fmt: skip
+    if origin is not None and not proto.metadata_props:
+        proto.metadata_props.add(key=MADE_BY, value=EXPANDED)
+    node.origin = origin
+    return node
 
 
 def _formals(formals: Sequence[str], actuals: Sequence[str]) -> dict[str, str]:

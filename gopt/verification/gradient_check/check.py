@@ -513,11 +513,13 @@ class _GradientChecker:
 
     @cached_property
     def _counts(self) -> dict[str, str]:
-        """Gradient -> the dividing count of a rank's own batch, as far as the data flow tells."""
+        """Gradient -> the dividing count of a rank's own batch, as far as the data flow tells; none of a value that
+        holds a term without samples, such as a new parameter."""
+        levels = analyse_couplings(self.training).unlike.levels
         return {
             self.training.gradients[name]: guarded(self._index, reading.by)
             for name, reading in self._readings.items()
-            if reading.relation is Relation.WEIGHTED and reading.by
+            if reading.relation is Relation.WEIGHTED and reading.by and name not in levels
         }
 
     def _as_sum(self, name: str) -> str:

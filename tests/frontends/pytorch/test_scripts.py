@@ -199,7 +199,7 @@ PLACES = {
     ),
     "of a trainer": (
         TRAINER, "    optimizer = torch.optim.NAdam(model.parameters(), lr=0.1)",
-        "    return model, criterion, optimizer, tuple(next(iter(loader)))",
+        "    return model, criterion, optimizer, tuple(next(iter(DataLoader(TensorDataset(torch.randn(16, 4), ",
     ),
     "without an optimizer": (
         HEAD[: HEAD.index("opt =")] + HEAD[HEAD.index("criterion") :] + "for p in net.parameters():\n    pass\n",
