@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from gopt.analysis.analysis_context import AnalysisContext, build_context
 from gopt.analysis.chosen_statistics import without_choices
@@ -21,9 +22,12 @@ from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors, descendants, walk
 from gopt.ir.node_kinds import record_of
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import PARTS, RELAYS, SCALES
 
 _FAR = 32
-"""Values upstream of a value of one rank that are looked at."""
+"""Values upstream of a value of one rank, or of a gradient, that are looked at."""
+_ROWS = RELAYS | PARTS | SCALES | {"Concat"}
+"""Keep rows apart."""
 MAX_ITERATIONS = 8
 """Maximum number of times a gradient is moved towards the update because a rank-local value was found in it."""
 
@@ -317,11 +321,14 @@ def _walk(step: StepSkeleton, context: AnalysisContext, wanted: list[str]) -> di
         try:
             gradient = named or find_gradient(context, name, step.updated[name])
         except LayoutError as error:
-            if error.nearest and step.may_average(name, error.nearest):
+            near = error.nearest
+            if near and (step.may_average(name, near) or _joins_rows(step, name, near)):
                 continue  # rows that a queue holds in columns
             raise
         single = types[name].elements == 1 and not named
         if gradient is None or (single and (gradient in derived or gradient in chosen)):
+            continue
+        if not named and _joins_rows(step, name, gradient):
             continue
         gradients[name] = gradient
         chosen.add(gradient)
@@ -373,6 +380,22 @@ def _made_of_its_old(step: StepSkeleton, value: str) -> bool:
     """Return whether a value is the new value of a state and depends on the old value (states may keep gradients)."""
     state = step.replaces.get(value)
     return state is not None and state in ancestors(step.index, [value])[1]
+
+
+def _joins_rows(step: StepSkeleton, name: str, value: str) -> bool:
+    """Return whether a value holds rows of a state beside others, as a queue does and no gradient."""
+    producers, joined = step.index.producers, set[str]()
+
+    def following(each: str) -> Iterable[str]:
+        node = producers.get(each)
+        if node is None or not node.is_in(_ROWS):
+            return ()
+        operands = node.inputs if node.is_in(SCALES | {"Concat"}) else node.inputs[:1]
+        if each in joined or node.is_a("Concat"):
+            joined.update(operands)
+        return operands
+
+    return any(each == name and each in joined for each in islice(walk([value], following), _FAR))
 
 
 def _reaching_states(step: StepSkeleton, nodes: list[Node]) -> list[Node]:

@@ -17,6 +17,11 @@ from whole_gen.kinds import of_seed
 from whole_gen.splits import drawn_split, judged_split
 from whole_gen.steps import written
 
+SIZES = (4, 4, 5, 2, 4, 6, 10)
+"""Numbers of samples."""
+UNDECIDED = "may (be|divide by) (a|their|the) number|one over their number|a rate, or"
+"""A tenth over ten samples is a rate or a mean."""
+
 
 def main() -> None:
     first, count = int(sys.argv[1]), int(sys.argv[2])
@@ -33,18 +38,21 @@ def main() -> None:
             return written(seed, samples, scale)
 
         how: object = ""
+        samples = SIZES[seed % len(SIZES)]
         try:
             if "servers" in sys.argv:
                 how = drawn_split(seed)
                 found = judged_split(make, drawn_split(seed), seed, told=seed % 2 == 0, verify=verify)
             else:
                 how = setting = drawn(seed, meshes, make(4, 1))
-                found = judged(make, setting, seed, verify=verify)
+                found = judged(make, setting, seed, samples, verify=verify)
         except Exception:
             found = Verdict("test", traceback.format_exc()[-1500:])
-        due = make(4, 1).refusal if found.kind == "refused" else ""
-        if due and re.search(due, found.text):
+        due = [make(samples, 1).refusal or "^$", *[UNDECIDED] * (samples == 10)] if found.kind == "refused" else []
+        if any(re.search(each, found.text) for each in due):
             found = Verdict("refused as due")
+        if found.kind == "unconfirmed" and "as noted" in found.text:
+            found = Verdict("noted")
         table[found.kind] += 1
         if found.kind not in ("right", "noted", "refused as due"):
             said = make(4, 1).said if found.kind != "test" else []

@@ -34,7 +34,7 @@ def sharded(make: Make, how: Setting, folder: Path, seed: int, samples: int, **m
     """Shard a step; its couplings, and how its ranks differ from the source on all their samples ('' for not)."""
     w = make(samples, 1)
     parts = int(np.prod([int(each.split("=")[1]) for each in how.mesh.split(",")]))
-    micro = how.options.get("accumulate", 1) if "statistics" not in more else 1
+    micro = w.options.get("accumulate", how.options.get("accumulate", 1)) if "statistics" not in more else 1
     options = {**how.options, **more, "accumulate": micro}
     whole = make(samples * parts * micro, parts * micro)
     path = folder / "step.onnx"

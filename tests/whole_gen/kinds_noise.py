@@ -42,5 +42,7 @@ def joined_sums(w: Writer) -> None:
         total = w.op("Clip", g, w.like(-1.5, g), w.like(1.5, g))
     else:
         total = g
+    w.refusal = "of one rank's own batch, beside a gradient|local gradient|is a part of the update"
+    w.refusal += {"noise": "|which no loss depends on", "clipped": "|not linear in them"}.get(way.split()[-1], "")
     w.gradients["w0"] = total / count
     w.becomes(w0, w0 - total / count * 0.1)

@@ -43,8 +43,10 @@ class DividedSums:
             raise Unclear(f"{name!r} is a sum over samples times {factor:.6g}, which may divide by their number")
         apart = [] if isclose(factor, rate, rel_tol=1e-5) else [factor, *([factor / rate] if rate else [])]
         for by in (inside, *apart):
-            less = any(isclose(by * (size - 1), 1, rel_tol=1e-5) for size in sizes if size > 2)
-            if less or any(_digits(by * size) < _digits(by) for size in sizes):
+            one = any(
+                isclose(by * (size - less), 1, rel_tol=1e-5) for size in sizes for less in (0, 1) if size - less > 1
+            )
+            if one or any(_roundness(by * size) < _roundness(by) for size in sizes):
                 raise Unclear(
                     f"{name!r} is a sum over {self.context.batch} samples times {by:.6g}, which may divide by their "
                     "number"
@@ -125,6 +127,11 @@ class DividedSums:
             by = 1 / by if by and node.is_a("Div") else by
             if mark is not None and mark.kind is Relation.SUM and isclose(abs(by), 1 - old, rel_tol=1e-5):
                 raise Unclear(f"{name!r} is a sum over samples times {by:.6g}: a rate, or one over their number")
+
+
+def _roundness(number: float) -> tuple[int, bool]:
+    """A measure by which a tenth is rounder than a twentieth, and that rounder than a fortieth."""
+    return _digits(number), not f"{number:.5e}".startswith("1.00000")
 
 
 def _digits(number: float) -> int:

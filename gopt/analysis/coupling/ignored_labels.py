@@ -1,14 +1,21 @@
-"""Recognises the count by which a cross-entropy divides: of the labels that are not the one to ignore."""
+"""Recognises the count by which a loss divides: of labels that are not ignored, or of what a mask keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from itertools import islice
 
 import numpy as np
 
+from gopt.analysis.coupling.reduced import guarded
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import GraphIndex
+from gopt.ir.graph_index import GraphIndex, walk
 from gopt.operators.kinds import LAYOUT
+from gopt.operators.operator import Slope
+from gopt.operators.table import operator
+
+_MOST = 256
+"""Values of a loss that are looked at."""
 
 
 def counts_labels(index: GraphIndex, batch: Collection[str], value: str) -> bool:
@@ -29,6 +36,36 @@ def counts_labels(index: GraphIndex, batch: Collection[str], value: str) -> bool
     negative = [each for each in ignored if each is not None and each.size == 1 and float(np.ravel(each)[0]) < 0]
     source = _source(index, labels[0]) if len(labels) == len(negative) == 1 else ""
     return source in batch and _one_each(index.graph.types[source].shape)
+
+
+def drops_uncounted(index: GraphIndex, count: str) -> bool:
+    """Return whether what a count divides has the count's mask as a factor, so that it is zero where the count is, or
+    whether nothing keeps the count from zero."""
+    total, divisor = _behind(index, count), guarded(index, count)
+    if divisor == count or total is None or not total.is_a("ReduceSum"):
+        return divisor == count
+    mask = _form(index, total.inputs[0])
+    quotients = [node for node in index.users.get(divisor, ()) if node.is_a("Div")]
+
+    def following(name: str) -> Iterable[str]:
+        node = index.producers.get(name)
+        if node is None or _form(index, name) == mask:
+            return ()
+        slope = operator(node.op_type).slope
+        return [each for slot, each in enumerate(node.inputs)
+                if slope(slot) is Slope.LINEAR or (node.is_a("Where") and not slot)]  # fmt: skip
+
+    values = islice(walk([node.inputs[0] for node in quotients], following), _MOST)
+    return any(_form(index, name) == mask for name in values)
+
+
+def _form(index: GraphIndex, name: str, depth: int = 3) -> tuple[object, ...]:
+    """The form of a value behind casts: equal for values that equal nodes make."""
+    name = _source(index, name)
+    node = index.producers.get(name)
+    if node is None or not depth:
+        return (name,)
+    return (node.op_type, *(_form(index, each, depth - 1) for each in node.inputs))
 
 
 def _one_each(shape: tuple[int | str | None, ...] | None) -> bool:
