@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.ir.load import load
 from gopt.verification import sampling
-from gopt.verification.gradient_check import GradientCheck, Verdict, check_gradients
+from gopt.verification.gradient_check import GradientCheck, Verdict, check, check_gradients
 from gopt.verification.gradient_check.additivity import Additivity, SampleExchange
 from gopt.verification.gradient_check.forward import CheckedForward
 from gopt.verification.reference_graphs import refuse_call
@@ -481,6 +482,73 @@ def test_one_wrong_gradient_is_found_among_many(wrong, tmp_path):
     found = confirm(training_of(text, tmp_path, gradients))
     assert [name for name, each in found.items() if not each.holds] == [f"w{wrong}"]
     assert found[f"w{wrong}"].verdict is Verdict.REFUTED
+
+
+def abreast(count: int) -> str:
+    """``count`` square weights side by side, whose gradients c… the backward computes from the last to the first."""
+    forward, backward = [], []
+    for n in range(count):
+        forward.append(f"z{n} = MatMul(x, w{n})  h{n} = Tanh(z{n})")
+        backward.insert(
+            0, f"q{n} = Mul(h{n}, h{n})  p{n} = Sub(one, q{n})  e{n} = Mul(u, p{n})  c{n} = MatMul(xt, e{n})"
+        )
+    weights = ", ".join(f"float[5,5] w{n}" for n in range(count))
+    squares = "  ".join(f"a{n} = Abs(c{n})  wrong{n} = Mul(c{n}, a{n})" for n in range(count))
+    return f"""step (float[4,5] x, float[4,5] y, {weights}) => (float loss) {{
+        {"  ".join(forward)}  all = Sum({", ".join(f"h{n}" for n in range(count))})  d = Sub(all, y)  s = Mul(d, d)
+        {SQUARED}  one = Constant<value = float {{1.0}}>()  u = Mul(d, seed)  xt = Transpose<perm=[1, 0]>(x)
+        {"  ".join(backward)}  {squares} }}"""
+
+
+def evaluations(folder: Path, monkeypatch, count: int, wrong: tuple[int, ...]) -> tuple[int, dict[str, GradientCheck]]:
+    """How often a step of ``count`` gradients is evaluated, and what is said of each."""
+    made: list[CheckedForward] = []
+    monkeypatch.setattr(check, "CheckedForward", lambda *given: made.append(CheckedForward(*given)) or made[0])
+    named = {f"w{n}": f"wrong{n}" if n in wrong else f"c{n}" for n in range(count)}
+    found = confirm(training_of(abreast(count), folder, named))
+    return made[0].runs, found
+
+
+def test_evaluations_grow_as_the_logarithm_of_the_gradients_with_one_that_is_wrong(tmp_path, monkeypatch):
+    taken = []
+    for count in (8, 32, 128):
+        runs, found = evaluations(tmp_path, monkeypatch, count, (count // 3,))
+        assert {name for name, each in found.items() if each.verdict is not Verdict.CONFIRMED} == {f"w{count // 3}"}
+        assert found[f"w{count // 3}"].verdict is Verdict.REFUTED
+        taken.append(runs)
+    right = [evaluations(tmp_path, monkeypatch, count, ())[0] for count in (8, 128)]
+    assert max(right) <= 32, right
+    assert all(after - before <= 2 * 12 for before, after in pairwise(taken)), taken
+
+
+@pytest.mark.parametrize("wrong", [(0, 31), (4, 5, 6, 20), tuple(range(0, 32, 3))])
+def test_several_wrong_gradients_are_named(wrong, tmp_path, monkeypatch):
+    _, found = evaluations(tmp_path, monkeypatch, 32, wrong)
+    assert {name for name, each in found.items() if each.verdict is Verdict.REFUTED} == {f"w{n}" for n in wrong}
+    assert all(each.holds for name, each in found.items() if int(name[1:]) not in wrong)
+
+
+@pytest.mark.parametrize("wrong", [(7,), (0, 31), tuple(range(0, 32, 3)), tuple(range(32))])
+def test_one_wrong_gradient_is_enough_where_more_take_long(wrong, tmp_path, monkeypatch):
+    """None is confirmed that was not compared, and what was not looked at alone is said to be so."""
+    monkeypatch.setattr(check, "EFFORT", 0.0)
+    runs, found = evaluations(tmp_path, monkeypatch, 32, wrong)
+    refuted = [name for name, each in found.items() if each.verdict is Verdict.REFUTED]
+    assert len(refuted) == 1 and int(refuted[0][1:]) in wrong, found
+    assert not any(found[f"w{n}"].holds for n in wrong)
+    rest = [each for each in found.values() if each.verdict is Verdict.UNCONFIRMED]
+    assert all(refuted[0] in each.why and "not looked at alone" in each.why for each in rest)
+    assert bool(rest) == (len(wrong) > 1)
+    assert runs < 400
+
+
+def test_an_error_in_the_backward_is_named_where_it_begins(tmp_path, monkeypatch):
+    """All gradients that the backward computes from a wrong value are wrong: the first of them is named."""
+    monkeypatch.setattr(check, "EFFORT", 0.0)
+    text = stack(12).replace("u6 = MatMul(delta6, wt6)", "r6 = MatMul(delta6, wt6)  t6 = Abs(r6)  u6 = Mul(r6, t6)")
+    found = confirm(training_of(text, tmp_path, {f"w{n}": f"c{n}" for n in range(12)}))
+    assert found["w5"].verdict is Verdict.REFUTED, found
+    assert all(found[f"w{n}"].holds == (n > 5) for n in range(12)), found
 
 
 def test_a_wrong_entry_is_found_among_many(tmp_path):

@@ -11,13 +11,14 @@ A step may show a sum and train a mean over a count of the batch: the gradients 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 
 from gopt.verification.gradient_check.forward import CheckedForward, Values
+from gopt.verification.side_by_side import side_by_side
 
 SPLITS = 2
 """Ways to part the samples that are tried."""
@@ -60,14 +61,14 @@ class SampleExchange:
 def sample_exchanges(
     forward: CheckedForward, points: Sequence[Values], batch: Sequence[str], generator: np.random.Generator,
     counts: Mapping[str, str],
-) -> list[SampleExchange]:  # fmt: skip
+) -> Iterator[SampleExchange]:  # fmt: skip
     """Squares over exchanges of samples, along the first axis with an additive loss, or else along the first axis with
     samples: a step may show another loss than the trained loss.
 
     ``counts``: gradient -> the count of the batch that divides the gradient, multiplied again here."""
     batch_a, batch_b = ({name: point[name] for name in batch if name in point} for point in points[:2])
     if any(batch_a[name].shape != batch_b[name].shape for name in batch_a):
-        return []
+        return
     # What has no samples is the same in all four.
     batch_b = {name: value if value.ndim else batch_a[name] for name, value in batch_b.items()}
     shown_apart: list[list[Values]] = []
@@ -82,15 +83,16 @@ def sample_exchanges(
             square = [batch_a, partner, _crossed(batch_a, partner, mask, axis), _crossed(partner, batch_a, mask, axis)]
             squares.append([{**points[0], **values} for values in square])
         if all(_losses_are_additive(forward, corners, generator) for corners in squares):
-            return [_exchange(forward, corners, counts, due=True) for corners in squares]
+            yield from (_exchange(forward, corners, counts, due=True) for corners in squares)
+            return
         shown_apart = shown_apart or squares
-    return [_exchange(forward, corners, counts, due=False) for corners in shown_apart]
+    yield from (_exchange(forward, corners, counts, due=False) for corners in shown_apart)
 
 
 def _exchange(
     forward: CheckedForward, corners: Sequence[Values], counts: Mapping[str, str], *, due: bool
 ) -> SampleExchange:
-    aa, bb, ab, ba = (_sums(forward, corner, counts) for corner in corners)
+    aa, bb, ab, ba = side_by_side(lambda corner: _sums(forward, corner, counts), corners, forward.abreast)
     return SampleExchange(aa, bb, (ab, ba), due)
 
 
@@ -141,11 +143,11 @@ def _losses_are_additive(forward: CheckedForward, corners: Sequence[Values], gen
     ]  # fmt: skip
     moves = {name: 1e-2 * generator.standard_normal(corners[0][name].shape) for name in floating}
     for scale in (0.0, 1.0):
-        losses = []
-        for point in corners:
-            moved = {name: (point[name] + scale * move).astype(point[name].dtype) for name, move in moves.items()}
-            losses.append(forward.losses({**point, **moved}))
-        aa, bb, ab, ba = losses
+        moved = [
+            {**point, **{name: (point[name] + scale * move).astype(point[name].dtype) for name, move in moves.items()}}
+            for point in corners
+        ]
+        aa, bb, ab, ba = losses = side_by_side(forward.losses, moved, forward.abreast)
         spread, level = np.abs(bb - aa) + np.abs(ab - aa), np.abs(losses).max(axis=0)
         error = np.abs(aa + bb - ab - ba)
         rounding = forward.precision.rounding * level

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 
 import numpy as np
 
 from gopt.analysis.training import TrainingGraph
 from gopt.verification.gradient_check.computed_weights import TRIES, computed_weights, dependent_values, read_by
-from gopt.verification.gradient_check.difference_quotients import Candidate, QuotientFit, measure
+from gopt.verification.gradient_check.difference_quotients import Candidate, QuotientFit, Slopes, directions, measure
 from gopt.verification.gradient_check.forward import CheckedForward, Values
 from gopt.verification.gradient_check.layout import turned, with_layout
+from gopt.verification.side_by_side import side_by_side
 
 SLICED = 64
 """Slices along one axis that are measured one by one."""
@@ -25,6 +28,8 @@ class SlopeMeter:
 
     forward: CheckedForward
     generator: np.random.Generator
+    last: dict[Hashable, Slopes] = field(default_factory=dict)
+    """The last measured slopes along all of a parameter: further values for the parameter are compared with them."""
 
     def measure(
         self, parts: Sequence[Candidate], points: Sequence[Values], rungs: int | None = None, fixed: Sequence[str] = ()
@@ -34,8 +39,15 @@ class SlopeMeter:
         def losses(point: Values) -> np.ndarray:
             return self.forward.losses(point, fixed)
 
-        count = len(self.forward.training.losses)
-        return measure(parts, points, losses, count, self.forward.precision, self.generator, rungs)
+        key = tuple(part.name for part in parts), tuple(fixed), tuple(map(id, points))
+        slopes = self.last.get(key) if all(part.moved.all() for part in parts) else None
+        if slopes is None:
+            drawn = directions(parts, len(self.forward.training.losses), self.generator)
+            slopes = Slopes(points, drawn)
+            self.last.clear()
+            if len(parts) == 1 and parts[0].moved.all():
+                self.last[key] = slopes
+        return measure(parts, slopes, losses, self.forward.precision, rungs, self.forward.abreast)
 
 
 def along_computed_weight(
@@ -61,12 +73,11 @@ def behind(
     """A gradient through which alone ``gradient`` depends on the batch, the fit, and whether the dependence is
     linear."""
     forward, batch = slope_meter.forward, set(training.batch)
-    tries = 0
-    for name in dependent_values(forward.graph, gradient, batch, part.origin.size):
-        if tries == TRIES or forward.reads(gradient, (name,)) & batch:
-            continue
-        tries += 1
-        values = [np.asarray(forward.values([name], point)[name]) for point in points]
+    near = dependent_values(forward.graph, gradient, batch, part.origin.size)
+    names = list(islice((name for name in near if not forward.reads(gradient, (name,)) & batch), TRIES))
+    results = side_by_side(partial(forward.values, names), points, forward.abreast) if names else []
+    for name in names:
+        values = [np.asarray(at[name]) for at in results]
         true = replace(part, at=tuple(with_layout(value.astype(np.float64), part.origin) for value in values))
         fit = slope_meter.measure([true], points, QUICK)
         if fit.holds:

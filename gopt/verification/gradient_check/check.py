@@ -49,6 +49,10 @@ COARSE = 0.05
 """Times the tolerance: the same, where what is rounded are constants of the source (1/5 in float32)."""
 PATIENCE = 8
 """Wrong gradients that are looked into with all means."""
+EFFORT = 60.0
+"""Seconds of all runs, as estimated from the sizes of the step, after which a single refuted value is enough."""
+SEARCHES = 4
+"""Wrong values to search among all; where more are wrong, halves of halves are measured."""
 LOOKS = 3
 """Directions along which gradients are held against slopes, each at the next batch."""
 SMALL = 1e-4
@@ -73,9 +77,10 @@ def check_gradients(
     More than three batches are used only where the first three cannot tell.
 
     Only *differences* between batches are compared: terms independent of the batch (a penalty on the weights in the
-    loss, perhaps added by the update after the reduction) are the same on all ranks and cannot be wrong. Together, up
-    to 64 gradients take 18 runs of the forward; a failing group is halved, and a single wrong gradient takes about 100,
-    a few times that if samples are coupled. ``advance`` is called with the progress.
+    loss, perhaps added by the update after the reduction) are the same on all ranks and cannot be wrong. Together,
+    gradients take about 20 runs of the forward; the first wrong gradient in a failing group is searched by halves, and
+    takes about 100 more, a few times that if samples are coupled. After EFFORT seconds, as estimated, and one refuted
+    gradient, no further gradients are looked at alone. ``advance`` is called with the progress.
 
     ``names``: parameters with checked gradients; after one unconfirmed gradient, all others are checked as well.
     ``whole``: gradients are all of the derivative, so that an element that is always zero is not a masked one, and no
@@ -105,6 +110,12 @@ class _GradientChecker:
     found: dict[str, GradientCheck] = field(default_factory=dict)
     due: list[str] = field(default_factory=list)
     """Parameters that are looked at."""
+    certain: str = ""
+    """A parameter with a value refuted twice, after long measurements: no further values are looked at alone."""
+    twice: list[str] = field(default_factory=list)
+    """Parameters with refuted values, looked at again."""
+    exchanges: list[SampleExchange] = field(default_factory=list)
+    """Of samples, as far as needed."""
     factors: dict[int, float] = field(default_factory=dict)
     """Index of a loss -> the last factor between gradients and its slopes: the next group's first guess."""
 
@@ -153,14 +164,16 @@ class _GradientChecker:
         results = self._results(near)
         finite = all(np.isfinite(losses).all() for losses, _ in results)
         for points in (near if finite else self.points, self._moved(FAR), *self._spare()):
-            open = [name for name in names if name not in self.found or self._open(name)]
+            open = [name for name in names if name not in self.found or (self._open(name) and not self.certain)]
             before = {name: self.found.pop(name) for name in open if name in self.found}
             self.judge(open, points, results if points is near else None) if open else None
             self.found |= {name: check for name, check in before.items() if self._open(name)}
-        self._doubt([name for name in names if self.found[name].verdict is Verdict.REFUTED])
+        self._doubt()
 
-    def _doubt(self, names: list[str]) -> None:
+    def _doubt(self) -> None:
         """Check refuted values once more, at other points: a refutation needs both."""
+        names = [n for n, check in self.found.items() if check.verdict is Verdict.REFUTED and n not in self.twice]
+        self.twice += names
         for part in (names[:PATIENCE], names[PATIENCE:]):
             before = {name: self.found.pop(name) for name in part}
             if part:
@@ -222,22 +235,34 @@ class _GradientChecker:
             gradient = self.training.gradients[part.parameter]
             by_losses.setdefault(self.training.sources.get(gradient, frozenset()), []).append(part)
         for alike in by_losses.values():
-            yield from _groups(alike)
+            for group in _groups(alike):
+                yield sorted(group, key=lambda part: self._places[self.training.gradients[part.parameter]])
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """Value -> the place of the maker among all nodes."""
+        return {name: place for place, node in enumerate(self.training.graph.nodes) for name in node.outputs}
 
     # --- proportional -----------------------------------------------------------------------------------------------
 
-    def check_together(
-        self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray], halved: bool = False
-    ) -> None:
-        """Measure parts with one factor for all, along slopes of the loss, also with readings held as constants, then
-        along differences between batches; halve the parts after a failure."""
-        parts = self._not_stopped(self._unlike_slopes(parts, points, levels), points, levels)
-        if not parts:
-            return
+    def check_together(self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray]) -> None:
+        """Measure parts with one factor for all, along slopes of the loss, then otherwise."""
+        disagreeing = self._disagreeing(parts, points, levels)
+        if self.certain:
+            for part in disagreeing:
+                self.say(part.parameter, Verdict.UNCONFIRMED, said.UNSEEN.format(self.certain))
+        elif disagreeing:
+            self._otherwise(disagreeing, points, levels)
+
+    def _disagreeing(
+        self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray]
+    ) -> list[Candidate]:
+        """Settle parts in agreement with slopes, also with readings held as constants; return the others."""
+        return self._not_stopped(self._unlike_slopes(parts, points, levels), points, levels)
+
+    def _otherwise(self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray]) -> None:
+        """Measure parts in disagreement with slopes along differences between batches; search after a failure."""
         check_alone = len(parts) == 1
-        if halved and not check_alone:
-            self._halves(parts, points, levels)
-            return
         fit = self.slope_meter.measure(parts, points, None if check_alone else QUICK)
         if fit.holds and (check_alone or not fit.replaces):
             self._proportional(parts, fit)
@@ -250,18 +275,58 @@ class _GradientChecker:
             self.check_alone(parts[0], fit, points)
             self._tell()
         else:
-            self._halves(parts, points, levels)
+            self._search(parts, points, levels)
 
-    def _halves(self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray]) -> None:
-        middle = len(parts) // 2
-        for half in (parts[:middle], parts[middle:]):
-            self.check_together(half, points, levels, halved=True)
+    def _search(self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray]) -> None:
+        """Look alone at parts of a disagreeing group, by halves; all others are measured together again.
+
+        What the backward computes first comes first: an error there spoils what follows."""
+        for _ in range(SEARCHES):
+            index = self._suspect(parts, points, levels)
+            ahead, suspect = parts[:index], parts[index]
+            self.check_together([suspect], points, levels)
+            self._settle(suspect.parameter)
+            parts = self._disagreeing([*ahead, *parts[index + 1 :]], points, levels)
+            if parts and ahead:
+                self._disagreeing([part for part in ahead if part.parameter not in self.found], points, levels)
+                parts = [part for part in parts if part.parameter not in self.found]
+            if not parts or self.certain:
+                break
+        due = [parts] if parts else []
+        while due and not self.certain:
+            failing = self._disagreeing(due.pop(), points, levels)
+            if len(failing) > 1:
+                middle = len(failing) // 2
+                due += [failing[middle:], failing[:middle]]
+            elif failing:
+                self._otherwise(failing, points, levels)
+                self._settle(failing[0].parameter)
+        if due:
+            self.check_together([part for some in reversed(due) for part in some], points, levels)
+
+    def _suspect(self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray]) -> int:
+        """The index of the first wrong part in a disagreeing group: where a half agrees at a look, the rest does
+        not."""
+        start, end = 0, len(parts)
+        while end - start > 1:
+            middle = (start + end) // 2
+            half = parts[start:middle]
+            agreeing = sum(len(some) for some, _ in self._agreeing(half, points, levels, quick=True))
+            start, end = (middle, end) if agreeing == len(half) else (start, middle)
+        return start
+
+    def _settle(self, name: str) -> None:
+        """Doubt all refuted values after long measurements: there a single certain refutation ends the search."""
+        forward = self.slope_meter.forward
+        if name not in self.twice and forward.runs * forward.seconds > EFFORT:
+            self._doubt()
+            self.certain = next((n for n in self.twice if self.found[n].verdict is Verdict.REFUTED), "")
 
     def _unlike_slopes(
         self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray]
     ) -> list[Candidate]:
         """Settle the parts that agree with slopes of the loss; return the others."""
-        for agreeing, fit in self._agreeing(parts, points, levels, self.slope_meter.forward.losses):
+        for agreeing, fit in self._agreeing(parts, points, levels):
             self._proportional(agreeing, fit)
         return [part for part in parts if part.parameter not in self.found]
 
@@ -279,30 +344,35 @@ class _GradientChecker:
         return parts
 
     def _agreeing(
-        self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray], losses: Losses
-    ) -> Iterator[tuple[list[Candidate], QuotientFit]]:
-        """The parts that agree with slopes of some losses, together with others.
+        self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray],
+        losses: Losses | None = None, quick: bool = False,
+    ) -> Iterator[tuple[list[Candidate], QuotientFit]]:  # fmt: skip
+        """The parts that agree with slopes of some losses, together with others. ``quick``: no verdict, but a look at
+        as few points as may tell, with the factor of earlier groups.
 
         Nearly equal gradients in all batches would say little about changes."""
         by_name = {part.name: part for part in parts if part.size >= MOVING * max(map(_length, part.at))}
         forward, loss_index = self.slope_meter.forward, self._only_loss(parts)
         if loss_index is None:
             return
+        guess = self.factors.get(loss_index)
         check = SlopeCheck(
-            lambda point: float(losses(point)[loss_index]), forward.moved, forward.precision,
-            self.slope_meter.generator,
+            lambda point: float((losses or forward.losses)(point)[loss_index]), forward.moved, forward.precision,
+            self.slope_meter.generator, guess if quick else None,
             masks={name: part.moved for name, part in by_name.items() if not part.moved.all()},
-            level=max(abs(float(level[loss_index])) for level in levels), guess=self.factors.get(loss_index),
-            abreast=forward.abreast,
+            level=max(abs(float(level[loss_index])) for level in levels), guess=guess,
+            abreast=forward.abreast, most=2 if quick else None,
         )  # fmt: skip
         heard = [k for k, level in enumerate(levels) if abs(float(level[loss_index])) >= SMALL * check.level]
-        turns = islice(cycle(heard if len(heard) > 1 else range(len(points))), LOOKS)
+        count = LOOKS if not quick else 2 if guess is None else 1  # the first look may learn the factor
+        turns = islice(cycle(heard if len(heard) > 1 else range(len(points))), count)
         looks = (
             (points[k], float(levels[k][loss_index]), {name: part.at[k] for name, part in by_name.items()})
             for k in turns
         )
         for names, ratios, factor in check.agreeing(looks, list(by_name)):
-            self.factors[loss_index] = factor
+            if len(names) > 1 or guess is None:  # a single gradient may have a factor of its own
+                self.factors[loss_index] = factor
             yield [by_name[name] for name in names], QuotientFit(True, True, ratios[0], 0.0, tuple(ratios))
 
     def _only_loss(self, parts: Sequence[Candidate]) -> int | None:
@@ -409,20 +479,29 @@ class _GradientChecker:
 
     def additive(self, name: str) -> Additivity:
         exact = 100 * self.slope_meter.forward.precision.rounding
-        answers = {square.judge(self.training.gradients[name], exact) for square in self._sample_exchanges}
-        if Additivity.NO in answers:
-            return Additivity.NO if self._sum_is_due else Additivity.OPEN
+        answers = set()
+        for square in self._squares():
+            answers.add(square.judge(self.training.gradients[name], exact))
+            if Additivity.NO in answers:
+                return Additivity.NO if self._sum_is_due else Additivity.OPEN
         return Additivity.YES if Additivity.YES in answers else Additivity.OPEN
 
+    def _squares(self) -> Iterator[SampleExchange]:
+        """The exchanges of samples: the first mostly tells."""
+        yield from self.exchanges
+        for square in self._sample_exchanges:
+            self.exchanges.append(square)
+            yield square
+
     @cached_property
-    def _sample_exchanges(self) -> list[SampleExchange]:
+    def _sample_exchanges(self) -> Iterator[SampleExchange]:
         meter = self.slope_meter
         return sample_exchanges(meter.forward, self.points, self.training.batch, meter.generator, self._counts)
 
     @property
     def _sum_is_due(self) -> bool:
         """Whether the loss is a sum over samples, as all gradients then are."""
-        return all(exchange.due for exchange in self._sample_exchanges)
+        return all(exchange.due for exchange in self.exchanges)
 
     @cached_property
     def _readings(self) -> Readings:

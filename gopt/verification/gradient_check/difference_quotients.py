@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from gopt.verification.gradient_check.forward import Precision, Values
+from gopt.verification.side_by_side import ABREAST, side_by_side
 
 DIRECTIONS = 3
 CLEAR = 0.3
 """Maximum share of the tolerance that rounding of a slope may use; a smaller slope is ignored."""
+STEADY = 0.1
+"""Share of a value's distance from slopes by which slopes of two lengths may differ, to be the derivative."""
 NEAR = 0.2
 """Share of a parameter's length by which a new value may differ from the parameter."""
 Losses = Callable[[Values], np.ndarray]
@@ -59,6 +62,30 @@ class Candidate:
         return all(float(np.linalg.norm(array - self.origin)) < near for array in self.at)
 
 
+@dataclass(slots=True)
+class Slopes:
+    """Slopes of the losses along directions, as far as measured: any value is compared with them. ``at``: of each
+    length and direction the slopes at all points, and the largest loss."""
+
+    points: Sequence[Values]
+    directions: list[list[np.ndarray]]
+    at: dict[tuple[float, int], tuple[list[np.ndarray], float]] = field(default_factory=dict)
+
+    def measured(
+        self, parts: Sequence[Candidate], losses: Losses, step: float, number: int, abreast: int
+    ) -> tuple[list[np.ndarray], float]:
+        if (step, number) not in self.at:
+            ends = [
+                *_moved(self.points, parts, self.directions[number], step),
+                *_moved(self.points, parts, self.directions[number], -step),
+            ]
+            results = side_by_side(losses, ends, abreast)
+            count = len(self.points)
+            slopes = [(high - low) / (2 * step) for high, low in zip(results[:count], results[count:])]
+            self.at[step, number] = slopes, max(float(np.abs(array).max()) for array in results)
+        return self.at[step, number]
+
+
 @dataclass(frozen=True, slots=True)
 class QuotientFit:
     """Residual of ⟨g, d⟩ = factor · slope over all directions: ``rest`` is relative to the measured values.
@@ -83,23 +110,27 @@ class QuotientFit:
         return self.factor < 0 and 0.5 < self.offset < 1.5
 
 
-def measure(
-    parts: Sequence[Candidate], points: Sequence[Values], losses: Losses, count: int, precision: Precision,
-    generator: np.random.Generator, rungs: int | None = None,
-) -> QuotientFit:  # fmt: skip
-    """The best fit over the ladder for all ``parts`` moved together, one factor for all, for each of ``count`` losses.
+def directions(parts: Sequence[Candidate], count: int, generator: np.random.Generator) -> list[list[np.ndarray]]:
+    """Random directions in all ``parts``, enough for ``count`` losses."""
+    return [_direction(parts, generator) for _ in range(DIRECTIONS + count - 1)]
 
-    Each length of the step takes 2 · DIRECTIONS runs of the losses a point, more for several losses, and the first
-    agreement ends the search; at most ``rungs`` measurable lengths are tried. Many parts have to agree better: a single
-    wrong part must not hide."""
-    directions = [_direction(parts, generator) for _ in range(DIRECTIONS + count - 1)]
+
+def measure(
+    parts: Sequence[Candidate], slopes: Slopes, losses: Losses, precision: Precision, rungs: int | None = None,
+    abreast: int = ABREAST,
+) -> QuotientFit:  # fmt: skip
+    """The best fit over the ladder for all ``parts`` moved together, one factor for all, for each loss.
+
+    Each length of the step takes 2 runs of the losses a point and direction. The first agreement ends the search, as do
+    equal slopes of another length; at most ``rungs`` measurable lengths are tried. Many parts have to
+    agree better: a single wrong part must not hide."""
     due = replace(precision, tolerance=precision.tolerance / math.sqrt(len(parts)))
     best = QuotientFit(False, False, 0.0, 1.0, ())
-    too_short, tried = 0.0, 0
+    too_short, tried, before = 0.0, 0, np.empty((0, 0))
     for step in precision.ladder:
         if step <= too_short or tried == rungs:
             continue
-        fit = _fit(parts, points, losses, due, directions, step)
+        fit, rise = _fit(parts, slopes, losses, due, step, abreast)
         if fit.holds:
             return fit
         if not fit.measured:
@@ -108,6 +139,11 @@ def measure(
         tried += 1
         if not best.measured or fit.rest < best.rest:
             best = fit
+        rows = min(len(rise), len(before))
+        change = float(np.linalg.norm(rise[:rows] - before[:rows])) if rows else math.inf
+        if rise.shape[1] == 1 and change <= STEADY * fit.rest * float(np.linalg.norm(rise[:rows])):
+            break
+        before = rise
     return best
 
 
@@ -123,20 +159,35 @@ def _direction(parts: Sequence[Candidate], generator: np.random.Generator) -> li
 
 
 def _fit(
-    parts: Sequence[Candidate], points: Sequence[Values], losses: Losses, precision: Precision,
-    directions: Sequence[Sequence[np.ndarray]], step: float,
-) -> QuotientFit:  # fmt: skip
-    along, rise, level, offsets, whole = [], [], 0.0, [], []
-    for direction in directions:
-        above, below = ([losses(point) for point in _moved(points, parts, direction, sign * step)] for sign in (1, -1))
-        slopes = [(high - low) / (2 * step) for high, low in zip(above, below)]
-        level = max([level, *(float(np.abs(array).max()) for array in (*above, *below))])
-        for index in range(len(points) - 1):
-            along.append(sum(float(np.vdot(p.changes[index], d)) for p, d in zip(parts, direction)))
-            rise.append(slopes[index + 1] - slopes[0])
-        offsets.append((sum(float(np.vdot(p.at[0], d)) for p, d in zip(parts, direction)), slopes[0]))
+    parts: Sequence[Candidate], slopes: Slopes, losses: Losses, precision: Precision, step: float, abreast: int
+) -> tuple[QuotientFit, np.ndarray]:
+    """The fit at a length, and the changes of slopes: of the first directions only, where these exclude the value."""
+    along = np.array([
+        [sum(float(np.vdot(p.changes[index], d)) for p, d in zip(parts, direction))
+         for index in range(len(slopes.points) - 1)]
+        for direction in slopes.directions
+    ])  # fmt: skip
+    most = 2 * precision.tolerance * float(np.linalg.norm(along))
+    rise, level, offsets, whole = [], 0.0, [], []
+    for number, direction in enumerate(slopes.directions):
+        by_point, reached = slopes.measured(parts, losses, step, number, abreast)
+        level = max(level, reached)
+        rise += [slope - by_point[0] for slope in by_point[1:]]
+        offsets.append((sum(float(np.vdot(p.at[0], d)) for p, d in zip(parts, direction)), by_point[0]))
         whole.append(sum(float(np.vdot(p.origin, d)) for p, d in zip(parts, direction)))
-    return _judged(np.array(along), np.array(rise), precision, precision.rounding * level / step, offsets, whole)
+        measured, predicted = np.array(rise), along[: number + 1].ravel()
+        fit = _judged(predicted, measured, precision, precision.rounding * level / step, offsets, whole)
+        if fit.measured and not fit.holds and _distance(predicted, measured) > most:
+            break
+    return fit, measured
+
+
+def _distance(along: np.ndarray, rise: np.ndarray) -> float:
+    """The distance of a value from any multiples of the slopes of all losses: more directions only add to the
+    distance."""
+    if not np.isfinite(rise).all():
+        return 0.0
+    return float(np.linalg.norm(along - rise @ np.linalg.lstsq(rise, along, rcond=None)[0]))
 
 
 def _moved(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.runtime.executor import HeldInput
 from gopt.runtime.float64 import Float64Graph
 from gopt.runtime.memory import give_back
+from gopt.runtime.reference_eval import seconds
 from gopt.runtime.session import SessionCache
 from gopt.runtime.widen import NARROW, widened
 from gopt.verification.gradient_check.large_weights import along, length, with_large_weights
@@ -48,6 +50,8 @@ DOUBLE = Precision(
 SINGLE = Precision("float32", (1e-2, 3e-3, 1e-3, 3e-4), 8 * 2.0**-24, 8e-2, (1e3, 3e3, 3e2, 1e4))
 
 
+PER_NODE = 1e-5
+"""Seconds that a node on next to nothing takes."""
 _LARGE = 1 << 28
 """Bytes of stored values above which sessions keep no memory between runs."""
 _BESIDE = 1 << 30
@@ -107,6 +111,13 @@ class CheckedForward:
     def graph(self) -> Graph:
         """The whole widened graph."""
         return self._graph
+
+    @cached_property
+    def seconds(self) -> float:
+        """About how long a run of the losses takes."""
+        graph = subgraph(self._graph, self._graph.nodes, self.training.losses, ())
+        estimate = seconds(graph, PER_NODE)
+        return estimate if np.isfinite(estimate) else PER_NODE * len(graph.nodes)
 
     def points(self, mappings: Sequence[Mapping[str, np.ndarray]], narrow: Collection[str] = ()) -> list[Values]:
         """Return each mapping restricted to the inputs of the graph, widened; shared arrays are widened once.

@@ -9,12 +9,9 @@ import numpy as np
 
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
-from gopt.runtime.reference_eval import seconds
 from gopt.verification.gradient_check.forward import CheckedForward, Values
 from gopt.verification.reference_graphs import subgraph
 
-PER_NODE = 1e-5
-"""Seconds that a node on next to nothing takes."""
 EVERY = -1
 """All inputs of a node that are one value."""
 _FLAGS = (np.array(False), np.array(True))
@@ -55,14 +52,8 @@ class HeldForward:
 
     def __init__(self, forward: CheckedForward, stops: Sequence[Stop]) -> None:
         self.forward, self.stops = forward, stops
-        self._graph = subgraph(forward.graph, forward.graph.nodes, forward.training.losses, ())
-        self._program = forward.ready(_with_stops(self._graph, stops), forward.training.losses)
-
-    @property
-    def seconds(self) -> float:
-        """About how long a run takes."""
-        estimate = seconds(self._graph, PER_NODE)
-        return estimate if np.isfinite(estimate) else PER_NODE * len(self._graph.nodes)
+        graph = subgraph(forward.graph, forward.graph.nodes, forward.training.losses, ())
+        self._program = forward.ready(_with_stops(graph, stops), forward.training.losses)
 
     def points(self, points: Sequence[Values]) -> list[Values]:
         """The points, with the readings there."""

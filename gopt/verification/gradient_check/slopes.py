@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 
 import numpy as np
 
@@ -28,6 +29,8 @@ ROUGH = 3e-3
 """Of one parameter's part: how far slopes of two lengths may be apart to stand for each other."""
 APART = 3
 """Times that difference, which a slope may be off."""
+WRONG = 10
+"""Times ``ROUGH``: a value further off from slopes that stand for each other is wrong."""
 SPREAD = 1e4
 """Largest over smallest change of the loss by a move of a thousandth, of parameters that are moved together."""
 FAR = 0.05
@@ -71,6 +74,8 @@ class SlopeCheck:
     guess: float | None = None
     abreast: int = 1
     """Losses that are computed at a time."""
+    most: int | None = None
+    """Lengths of the step; None for all."""
 
     def agreeing(
         self, looks: Iterable[tuple[Values, float, dict[str, np.ndarray]]], names: Sequence[str]
@@ -116,17 +121,19 @@ class SlopeCheck:
     ) -> bool:
         """Return whether the slope along a direction agrees with the gradients; ``guess``: a factor to try first."""
         direction, parts = self._direction(group, gradients)
+        slope = cache(partial(self._slope, point, direction))
         if group.factor is None and guess is not None:
             group.factor = guess
-            if self._is_slope(group, point, level, direction, parts, 1):
+            if self._is_slope(group, level, slope, parts, most=1):
                 return True
             group.factor = None
-        return self._is_slope(group, point, level, direction, parts)
+        return self._is_slope(group, level, slope, parts, abs(guess or 1.0), self.most)
 
     def _is_slope(
-        self, group: _Group, point: Values, level: float, direction: Gradients, parts: Sequence[float],
-        most: int | None = None,
+        self, group: _Group, level: float, slope_at: Callable[[float], float], parts: Sequence[float],
+        near: float = 1.0, most: int | None = None,
     ) -> bool:  # fmt: skip
+        """``near``: about an unknown factor; ``most``: lengths of the step."""
         wanted, one = sum(parts), math.sqrt(sum(part * part for part in parts) / max(len(parts), 1))
         if not one or not math.isfinite(wanted):
             return False
@@ -135,7 +142,7 @@ class SlopeCheck:
         total = one * math.sqrt(len(parts))
         factor, measured = group.factor, None
         if factor is None:
-            factor, measured = self._guess(point, direction, rounding, wanted, total)
+            factor, measured = self._guess(slope_at, rounding, wanted, total, near)
         slopes: list[float] = []
         for number, count in enumerate(self.precision.changes):
             step = count * rounding * abs(factor) / total
@@ -143,7 +150,7 @@ class SlopeCheck:
                 break
             if step > FAR * group.weakest:
                 continue
-            slope = measured if measured is not None and number == 0 else self._slope(point, direction, step)
+            slope = measured if measured is not None and number == 0 else slope_at(step)
             if not math.isfinite(slope) or not slope:
                 continue
             factor = group.factor or wanted / slope
@@ -155,17 +162,18 @@ class SlopeCheck:
                 group.factor = factor
                 group.ratios.append(round(wanted / slope, 6))
                 return True
+            if rough <= ROUGH * one and error > WRONG * ROUGH * one:
+                break
         return False
 
     def _guess(
-        self, point: Values, direction: Gradients, rounding: float, wanted: float, total: float
+        self, slope_at: Callable[[float], float], rounding: float, wanted: float, total: float, factor: float
     ) -> tuple[float, float | None]:
         """The approximate ratio of gradients and slopes, by a step with the wanted change of the loss, and the slope
-        there."""
-        factor = 1.0
+        there; ``factor``: the first guess."""
         for _ in range(_GUESSES):
             step = self.precision.changes[0] * rounding * factor / total
-            slope = self._slope(point, direction, step)
+            slope = slope_at(step)
             if not math.isfinite(slope) or abs(slope) * step < 100 * rounding:
                 factor *= 1e4 if math.isfinite(slope) else 1e-4
                 continue

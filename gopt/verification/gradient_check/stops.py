@@ -19,7 +19,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import STEPWISE
 from gopt.verification.gradient_check.computed_weights import reached, read_by
-from gopt.verification.gradient_check.difference_quotients import Candidate, QuotientFit, measure
+from gopt.verification.gradient_check.difference_quotients import Candidate, QuotientFit, Slopes, directions, measure
 from gopt.verification.gradient_check.forward import CheckedForward, Values
 from gopt.verification.gradient_check.held_forward import EVERY, HeldForward, Stop
 
@@ -93,12 +93,14 @@ class StopFinder:
         """Readings with measurably near slopes; beside known readings, or straight through steps. ``least``: the
         seconds to be left over."""
         tried = _readings(self.forward.graph, self.forward.training.losses, part.name)
+        cost = self.forward.seconds * 2 * DIRECTIONS * len(points)
+        if not tried or (self.left - least) < cost:
+            return
         held_forward = HeldForward(self.forward, tried)
-        cost = held_forward.seconds * 2 * DIRECTIONS * len(points)
         straight = [stop for stop in tried if stop.through and not stop.bounded]
         for pairs in (False, True):
             for start in [[], straight] if straight else [[]]:
-                looks = min(LOOKS, int((self.left - least) / cost)) if tried else 0
+                looks = min(LOOKS, int((self.left - least) / cost))
                 search = _Search(held_forward, part, points, self.generator, looks)
                 chosen = search.found(start, pairs)
                 self.left -= cost * (looks - search.looks)
@@ -108,7 +110,8 @@ class StopFinder:
     def _fit(self, part: Candidate, points: Sequence[Values], stops: Sequence[Stop]) -> QuotientFit:
         held_forward, count = HeldForward(self.forward, stops), len(self.forward.training.losses)
         placed = held_forward.on(held_forward.points(points), stops)
-        return measure([part], placed, held_forward.losses, count, self.forward.precision, self.generator, RUNGS)
+        slopes = Slopes(placed, directions([part], count, self.generator))
+        return measure([part], slopes, held_forward.losses, self.forward.precision, RUNGS, self.forward.abreast)
 
 
 class _Search:
