@@ -17,15 +17,16 @@ from gopt.analysis.training import TrainingGraph
 from gopt.artifact.open_couplings import open_couplings
 from gopt.errors import GoptError, UnsupportedError
 
-OF = ("kinds_reduction", "kinds_critics")
+OF = ("kinds_reduction", "kinds_critics", "kinds_noise", "kinds_distilled", "kinds_published", "kinds_bent")
 KINDS = [name for name, step in load_all().items() if step.__module__.endswith(OF)]
 CASES = FIXTURES / "cases" / "losses"
 SUMS = "are sums over the samples, and ranks average them"
 
 
+@pytest.mark.parametrize("seed", [100, 200])
 @pytest.mark.parametrize("name", KINDS)
-def test_what_is_told_of_a_step_is_so(name: str) -> None:
-    found = of_kind(name, 100 + KINDS.index(name))
+def test_what_is_told_of_a_step_is_so(name: str, seed: int) -> None:
+    found = of_kind(name, seed + KINDS.index(name))
     assert found.kind in ("right", "refused"), found
 
 

@@ -12,15 +12,10 @@ import sys
 import time
 import traceback
 
-from whole_gen.judge import MESHES, SPLIT, Verdict, drawn, judged
+from whole_gen.judge import MESHES, SIZES, SPLIT, Verdict, drawn, is_due, judged
 from whole_gen.kinds import of_seed
 from whole_gen.splits import drawn_split, judged_split
 from whole_gen.steps import written
-
-SIZES = (4, 4, 5, 2, 4, 6, 10)
-"""Numbers of samples."""
-UNDECIDED = "may (be|divide by) (a|their|the) number|one over their number|a rate, or|a batch of this size"
-"""A tenth over five or ten samples is a rate or a mean."""
 
 
 def main() -> None:
@@ -48,8 +43,7 @@ def main() -> None:
                 found = judged(make, setting, seed, samples, verify=verify)
         except Exception:
             found = Verdict("test", traceback.format_exc()[-1500:])
-        due = [make(samples, 1).refusal or "^$", *[UNDECIDED] * (samples != 4)] if found.kind == "refused" else []
-        if any(re.search(each, found.text) for each in due):
+        if found.kind == "refused" and is_due(make(samples, 1), found.text):
             found = Verdict("refused as due")
         if found.kind == "unconfirmed" and re.search("as noted|no loss that is shown reads", found.text):
             found = Verdict("noted")

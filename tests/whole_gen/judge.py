@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import tempfile
 import traceback
@@ -26,6 +27,12 @@ MESHES = ["shard=2", "shard=3", "dp=2", "dp=2,shard=2", "shard=2,dp=2", "shard=4
 SPLIT = ["tp=2", "tp=3", "shard=2,tp=2", "dp=2,tp=2", "tp=2,shard=2", "ep=2", "cp=2", "sp=2", "cp=2,tp=2"]
 SPLIT += ["shard=2,cp=2", "dp=2,ep=2", "h=2", "w=2", "shard=2,sp=2"]
 STEPS = 3
+SIZES = (4, 4, 5, 2, 4, 6, 10)
+"""Numbers of samples."""
+UNDECIDED = (
+    "may (be|divide by) (a|their|the) number|one over their number|a rate, or|a batch of this size|no multiple of them"
+)
+"""A tenth over five or ten samples is a rate or a mean."""
 
 
 @dataclass
@@ -171,6 +178,12 @@ def judged(
         return Verdict("WRONG", f"{error} {traceback.format_exc()[-900:]}")
     finally:
         shutil.rmtree(folder)
+
+
+def is_due(w: Writer, text: str) -> bool:
+    """Whether a refusal is right for a step: for the structure, or for a batch that explains a constant."""
+    undecided = w.samples != 4 and re.search(UNDECIDED, text)
+    return bool(undecided or (w.refusal and re.search(w.refusal, text)))
 
 
 def different(found: Values, expected: Values, before: Values, tolerance: float) -> str:

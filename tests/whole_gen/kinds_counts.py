@@ -89,7 +89,7 @@ def counted_statistic(w: Writer) -> None:
         new = s * 0.9 + x.sum(0) / many * 0.1
         sure = True
     else:
-        new = s + w.op("Sign", positive.mean(0) - 0.5) * 0.01
+        new = s + w.op("Sign", positive.mean(0) - 0.47) * 0.01
     if not sure:
         w.refusal = LITERAL
     w.becomes(s, new)

@@ -44,7 +44,8 @@ class DividedSums:
         apart = [] if isclose(factor, rate, rel_tol=1e-5) else [factor, *([factor / rate] if rate else [])]
         for by in (inside, *apart):
             one = any(isclose(by * (n - less), 1, rel_tol=1e-5) for n in sizes for less in (0, 1) if n - less > 1)
-            if one or any(_is_rounder(by * size, by) or (by < 1 and _is_power(size)) for size in sizes):
+            root = any(_digits(by / each) > 4 and may_count(by / each, self.context.batch) for each in known if each)
+            if one or root or any(_is_rounder(by * size, by) or (by < 1 and _is_power(size)) for size in sizes):
                 raise Unclear(
                     f"{name!r} is a sum over {self.context.batch} samples times {by:.6g}, which may divide by their "
                     "number"
@@ -119,13 +120,13 @@ class DividedSums:
         """Raise Unclear for a sum times a number that is one over the batch as well as a rate: of a running average, or
         a tenth, a hundredth."""
         node = self.context.index.producers.get(name)
-        if old is None or node is None or not node.is_in(SCALES):
+        if node is None or not node.is_in(SCALES):
             return
         for value, constant in (node.inputs, node.inputs[::-1]):
             mark, by = self.context.marks.get(value), self.context.scalar(constant)
             by = 1 / by if by and node.is_a("Div") else by
             tenth = node.is_a("Mul") and abs(by) < 1 and _is_power(abs(by))
-            rate = tenth or isclose(abs(by), 1 - old, rel_tol=1e-5)
+            rate = tenth or (old is not None and isclose(abs(by), 1 - old, rel_tol=1e-5))
             if mark is not None and mark.kind is Relation.SUM and by and rate:
                 raise Unclear(f"{name!r} is a sum over samples times {by:.6g}: a rate, or one over their number")
 
