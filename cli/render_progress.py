@@ -46,7 +46,7 @@ def progress() -> Iterator[ProgressCallback]:
 
 @contextmanager
 def _plain() -> Iterator[ProgressCallback]:
-    """Plain lines from a thread: a phase without a count calls nobody until the next."""
+    """Plain lines from a thread: a phase without a count makes no calls before its end."""
     lines, ended = PlainLines(), Event()
 
     def watch() -> None:
