@@ -19,7 +19,7 @@ from whole_gen.steps import written
 
 SIZES = (4, 4, 5, 2, 4, 6, 10)
 """Numbers of samples."""
-UNDECIDED = "may (be|divide by) (a|their|the) number|one over their number|a rate, or"
+UNDECIDED = "may (be|divide by) (a|their|the) number|one over their number|a rate, or|a batch of this size"
 """A tenth over five or ten samples is a rate or a mean."""
 
 

@@ -130,9 +130,9 @@ class DividedSums:
                 raise Unclear(f"{name!r} is a sum over samples times {by:.6g}: a rate, or one over their number")
 
 
-def _is_rounder(number: float, other: float) -> bool:
-    """Return whether a number is rounder than another: a tenth than a twentieth, and that than a fortieth."""
-    return (_digits(number), not _is_power(number)) < (_digits(other), not _is_power(other))
+def _is_rounder(number: float, before: float) -> bool:
+    """Return whether a number is rounder than ``before``: a tenth than a twentieth, a twentieth than a fortieth."""
+    return (_digits(number), not _is_power(number)) < (_digits(before), not _is_power(before))
 
 
 def _is_power(number: float) -> bool:
