@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Set a hyper-parameter, e.g. lr=1e-3. May be repeated.  [default: 0.01]",
+    help="Set a hyper-parameter, e.g. lr=1e-3. May be repeated.  [default: the step's own, at least 0.01]",
 )
 @click.option(
     "--data",
