@@ -1,56 +1,66 @@
-"""Progress of countable work: a bar on a terminal, elsewhere a plain line every few seconds."""
+"""Progress: a bar on a terminal, elsewhere a plain line every few seconds."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
 from time import perf_counter
 
 from rich.console import Console
 
-from gopt.system.progress import ProgressCallback
+from gopt.system.progress import ProgressCallback, no_progress
 
 from .terminal import print_note
 from .verbosity import Verbosity, verbosity
 
-FIRST, EVERY = 2.0, 10.0
+EVERY = 10.0
 """Seconds of a phase before its first plain line, and between two."""
+TICK = 1.0
+"""Seconds between two looks at the clock."""
 
 
 @contextmanager
 def progress() -> Iterator[ProgressCallback]:
-    """Show phases with counts and the time left on stderr, if a terminal.
+    """Show phases with counts and the time left on stderr: as a bar on a terminal, elsewhere as a plain line for what
+    takes long.
 
     With ``--verbose`` a line for each finished phase, with its seconds; nothing with ``--quiet``.
     """
-    with _shown(lambda phase, done=0, total=0, /: None) as advance:
-        yield advance
-
-
-@contextmanager
-def counted_progress() -> Iterator[ProgressCallback]:
-    """As ``progress``, and a plain line now and then where stderr is not a terminal: for what takes minutes."""
-    with _shown(PlainLines().advance) as advance:
-        yield advance
-
-
-@contextmanager
-def _shown(elsewhere: ProgressCallback) -> Iterator[ProgressCallback]:
-    """A bar; ``elsewhere``: what is called where stderr is not a terminal."""
     errors = Console(file=sys.stderr)
     if verbosity() is Verbosity.VERBOSE:
         with timed_phases() as advance:
             yield advance
     elif verbosity() is Verbosity.QUIET:
-        yield lambda phase, done=0, total=0, /: None
+        yield no_progress
     elif not errors.is_terminal:
-        yield elsewhere
+        with _plain() as advance:
+            yield advance
     else:
         from .render_bar import bar
 
         with bar(errors) as advance:
             yield advance
+
+
+@contextmanager
+def _plain() -> Iterator[ProgressCallback]:
+    """Plain lines from a thread: a phase without a count makes no calls before its end."""
+    lines, ended = PlainLines(), Event()
+
+    def watch() -> None:
+        with suppress(OSError):  # stderr takes nothing
+            while not ended.wait(TICK):
+                lines.say()
+
+    thread = Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield lines.advance
+    finally:
+        ended.set()
+        thread.join(TICK)
 
 
 @contextmanager
@@ -75,21 +85,26 @@ def timed_phases() -> Iterator[ProgressCallback]:
 
 
 class PlainLines:
-    """A note for each long phase, with count and the time left."""
+    """A note for each long phase: where it is and the time left, if counted and if there is news."""
 
     def __init__(self) -> None:
-        self._phase = ""
+        self._now = self._shown = ("", 0, 0)
         self._begin = self._said = 0.0
 
     def advance(self, phase: str, done: int = 0, total: int = 0, /) -> None:
-        """Take in where the phase is; say so when it is time to."""
-        now = perf_counter()
-        if phase != self._phase:
-            self._phase, self._begin, self._said = phase, now, now - EVERY + FIRST
-        if now - self._said < EVERY or not done or done == total:
+        """Take in where the phase is."""
+        if phase != self._now[0]:
+            self._begin = self._said = perf_counter()
+        self._now = phase, done, total
+
+    def say(self) -> None:
+        """Say where the phase is, when it is time to."""
+        seconds, (phase, done, total) = perf_counter(), self._now
+        if seconds - self._said < EVERY or self._now == self._shown:
             return
-        self._said = now
-        print_note(f"{phase}: {done} of {total}, {time_left(now - self._begin, done, total)}")
+        self._said, self._shown = seconds, (phase, done, total)
+        left = f": {done} of {total}, {time_left(seconds - self._begin, done, total)}" if 0 < done < total else ""
+        print_note(f"{phase}{left}")
 
 
 def time_left(seconds: float, done: int, total: int) -> str:

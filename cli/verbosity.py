@@ -15,7 +15,7 @@ class Verbosity(IntEnum):
     QUIET = 0
     """Errors alone."""
     NORMAL = 1
-    """Results and notes; progress where stderr is a terminal."""
+    """Results, notes and progress."""
     VERBOSE = 2
     """Each phase with its seconds, and warnings of libraries, too."""
 

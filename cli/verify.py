@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Set a hyper-parameter, e.g. lr=1e-3. May be repeated.  [default: 0.01]",
+    help="Set a hyper-parameter, e.g. lr=1e-3. May be repeated.  [default: the step's own, at least 0.01]",
 )
 @click.option(
     "--data",
@@ -81,7 +81,7 @@ def command(
     """
     from gopt.errors import OptionError
 
-    from .render_progress import counted_progress
+    from .render_progress import progress
     from .render_verify import render_verification
     from .run_servers import role_names
 
@@ -123,7 +123,7 @@ def command(
     )
     if engine == "mpi":
         return _as_rank(paths[-1], model, options, as_json)
-    with counted_progress() as advance:
+    with progress() as advance:
         result = verify(paths[-1], model, options, advance=advance)
     tell_result(result.reason())
     if as_json:

@@ -4,6 +4,7 @@ And what no test may leave behind."""
 from __future__ import annotations
 
 import gc
+import math
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gopt.cli import render_progress
 from hypothesis import HealthCheck, settings
 
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
@@ -63,6 +65,14 @@ def draws_do_not_depend_on_the_tests_before():
     """A comparison of drawn numbers failed for one order of the tests among all that xdist makes."""
     for generator in GENERATORS:
         generator.bit_generator.state = np.random.PCG64(generator.bit_generator.seed_seq).state
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_phase_is_long():
+    """A line for a phase of ten seconds would make what a command says depend on the machine."""
+    real, render_progress.EVERY = render_progress.EVERY, math.inf
+    yield
+    render_progress.EVERY = real
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -109,13 +109,15 @@ def ratio(error: float, allowed: float) -> float:
 class StepComparisons:
     """The comparisons of one step. Parts of a sharded state are judged together, as one state.
 
-    ``floors``: tolerances of a value in addition to contract section 7.
+    ``floors``: tolerances of a value in addition to contract section 7; ``spans``: the least and greatest right values
+    of elements.
     """
 
     tolerance: float
     variant: str
     step: int
     floors: dict[str, float] = field(default_factory=dict)
+    spans: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     entries: list[Difference] = field(default_factory=list)
     parts: dict[str, list[tuple[float, int, str]]] = field(default_factory=dict)
 

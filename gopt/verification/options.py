@@ -18,11 +18,11 @@ class VerifyOptions:
     """How ranks are compared with their source.
 
     ``steps`` of training from states and batches that ``seed`` draws; ``data``: batches of the user instead, a file or
-    ``module:function``. ``settings``: hyper-parameter -> its value; 0.01 where none is given. ``confirm``: compare
-    gradients with finite differences as well; ``every``: all of them, not a sample where they are many. ``deadline``:
-    seconds that one piece of a graph may run; None: without an end. ``replay``: the record of a run without rounds
-    (``gopt run --record``), which is run again as it says; of the other options only ``data``, where its samples
-    are now, and ``deadline`` count then.
+    ``module:function``. ``settings``: hyper-parameter -> its value; the step's own where none is given, and at least
+    0.01. ``confirm``: compare gradients with finite differences as well; ``every``: all of them, not a sample where
+    they are many. ``deadline``: seconds that one piece of a graph may run; None: without an end. ``replay``: the record
+    of a run without rounds (``gopt run --record``), which is run again as it says; of the other options only ``data``,
+    where its samples are now, and ``deadline`` count then.
     """
 
     steps: int = 3

@@ -12,6 +12,7 @@ from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
+from gopt.ir.types import LOW_PRECISION
 from gopt.records.mesh import Mesh
 from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
@@ -29,6 +30,8 @@ KEPT = 1 << 30
 """Bytes of local gradients up to which the results of more than one step are kept, and those of the ranks."""
 Batches = Sequence[Sequence[Values]]
 """Inputs by micro-step and by data rank."""
+ORDERS = 8
+"""Orders of summation that are measured, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +232,31 @@ class ReferenceProgram:
         """Return the operand of the update for every gradient: the mean over all batches, or as ``--loss-reduction``
         defines.
         """
+        return {name: _put_together(*terms, local.weights) for name, terms in self._terms(local).items()}
+
+    def rounding(self, local: LocalResults) -> Values:
+        """Return how far each element of ``means`` moves at most where it is summed in its own type, as ranks do, from
+        one batch or another on; halves are left out."""
+        moved = {}
+        for name, (rule, values) in self._terms(local).items():
+            if values[0].dtype.name in LOW_PRECISION:
+                continue
+            exact, count = _put_together(rule, values, local.weights), len(values)
+            shares = _put_together(rule, [*np.eye(count)], local.weights)
+            with np.errstate(all="ignore"):
+                terms = [(share * value).astype(value.dtype) for share, value in zip(shares, values)]
+                sums = (sum(terms[k:] + terms[:k], np.zeros_like(exact)) for k in range(0, count, -(-count // ORDERS)))
+                most = np.max([np.abs(total - exact) for total in sums], axis=0)
+            moved[name] = np.where(np.isfinite(most), most, 0)
+        return moved
+
+    def _terms(self, local: LocalResults) -> dict[str, tuple[LossRule, list[np.ndarray]]]:
+        """Return the rule for every gradient, and the gradients of all batches."""
         every = [values for turn in local.gradients for values in turn]
         summed = self.reduction.summed_gradients(self.training)
-        rules = {name: LossRule.SUM if name in summed else self.reduction.rule for name in every[0]}
         return {
-            name: _put_together(rule, [values[name] for values in every], local.weights) for name, rule in rules.items()
+            name: (LossRule.SUM if name in summed else self.reduction.rule, [values[name] for values in every])
+            for name in every[0]
         }
 
     def _locals(self, values: Sequence[Feeds]) -> list[Values]:

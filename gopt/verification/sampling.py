@@ -15,12 +15,13 @@ from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.operators.kinds import CASTS, CLASS_LOSSES, EXTREMES, GATHERS, LAYOUT, SCATTERS, SUMS, TERMS
 from gopt.runtime.training.draws import drawn
+from gopt.runtime.training.schedules import default_schedule
 
 DEFAULT_BOUND = 2
 WEIGHT = 0.2
 """Spread of drawn parameters, at most."""
 HYPER = 0.01
-"""Default of a floating hyper-parameter, such as a learning rate."""
+"""Least default of a floating hyper-parameter, such as a learning rate."""
 IGNORED = 1 / 8
 """Share of labels that are drawn as ones to ignore, where there are such."""
 PASSING = CASTS | EXTREMES | SCATTERS | TERMS - SUMS - {"Mean"} | {"Clip"}
@@ -222,9 +223,12 @@ def _spread(dims: tuple[int, ...]) -> float:
     return min(WEIGHT, math.sqrt(2 / max(1, max(dims) if len(dims) == 2 else math.prod(dims[1:]))))
 
 
-def hyper(type: TensorType) -> np.ndarray:
-    """Return the default of a hyper-parameter."""
-    return filled(type, HYPER if type.dtype in FLOATS else 1)
+def hyper(training: TrainingGraph, name: str) -> np.ndarray:
+    """Return the value of a hyper-parameter: the step's own at first, where that is not small (a warm-up begins at a
+    rate that moves nothing)."""
+    type, default = training.graph.types[name], training.defaults.get(name)
+    least = HYPER if type.dtype in FLOATS else 1
+    return filled(type, max(least, default_schedule(name, default).at(0)) if default is not None else least)
 
 
 def filled(type: TensorType, value: float) -> np.ndarray:

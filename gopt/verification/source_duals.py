@@ -159,7 +159,7 @@ class _Measured:
         self._all = Float64Graph(graph, cache)
         self._loss = Float64Graph(subgraph(graph, graph.nodes, [training.loss], ()), cache)
         states = {s.tensor: sampling.initial_state(training, s, self.generator) for s in training.states}
-        states |= {name: sampling.hyper(training.graph.types[name]) for name in training.hyper}
+        states |= {name: sampling.hyper(training, name) for name in training.hyper}
         ranges = sampling.without_ignored(sampling.integer_ranges(training))
         batches = [sampling.draw_inputs(training, training.batch, self.generator, ranges) for _ in range(2)]
         self.points = [self._wide({**states, **batch}, graph) for batch in batches]

@@ -4,10 +4,11 @@ A value is held to contract section 7 first. A failing value is checked again fr
 rounding of earlier steps: local gradients must be the source's on each batch, up to a multiple of measured rounding,
 and new states must be the source's update of the mean of these very gradients, within contract section 7. So a gradient
 of noise alone raises no alarm, however large the optimizer's steps, and an error in the reduction or update is seen all
-the same."""
+the same. Where the ranks' terms of an element cancel, the result of any order of summation is as right."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +22,17 @@ from gopt.ir.types import LOW_PRECISION
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.text.sanitize import listed
 from gopt.verification.all_ranks import AllRanks, RankResults, Tamper
-from gopt.verification.compare import StepComparisons, Values, became_not_finite, distance, finite, ratio, same_bits
+from gopt.verification.compare import (
+    StepComparisons,
+    Values,
+    allowance,
+    became_not_finite,
+    distance,
+    finite,
+    floating,
+    ratio,
+    same_bits,
+)
 from gopt.verification.observations import Observations
 from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep
 from gopt.verification.result import Doubt, Verification
@@ -49,6 +60,8 @@ class VariantRunner:
     """The first plain step, and how far rounding moves it."""
     silent: set[str] = field(default_factory=set)
     """Gradients that were zero when noise was looked for: they are noise or not once they are no longer zero."""
+    cancelled: dict[str, int] = field(default_factory=dict)
+    """State -> number of elements decided by the order of summation of gradients, at most in any step."""
     left: list[Doubt] = field(default_factory=list)
     """The values that left the numbers in the source in the last run."""
     last: Values = field(default_factory=dict)
@@ -222,6 +235,8 @@ class _StepComparison:
         reference = self.runner.reference
         statistics = {state.tensor for state in reference.statistics}
         comparisons = self._comparisons({} if moved is None else self._floors(base, moved, statistics))
+        if moved is not None:
+            comparisons.spans.update(self._spans(names, sent, update))
         self._losses(comparisons, base.local, names, moved)
         self._gradients(comparisons, base.local, sent, moved)
         self._states(
@@ -247,6 +262,30 @@ class _StepComparison:
                 one = min(unit * largest(value), MOST * apart(value, self.own[name]))
                 floors[name] = max(one, min(MULTIPLE * moved.states[name], unit * norm(value)))
         return floors
+
+    def _spans(
+        self, names: Collection[str], sent: LocalResults, update: ReferenceStep
+    ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Return the least and greatest results of orders of summation, at elements moved beyond a share of the
+        tolerance: terms of a gradient may cancel there alone."""
+        runner, spans = self.runner, {}
+        ends = [update.states]
+        rounding = runner.reference.rounding(sent)
+        for times in (-MULTIPLE, -1, 1, MULTIPLE):
+            means = {name: (update.means[name] + times * moved).astype(moved.dtype) for name, moved in rounding.items()}
+            ends.append(runner.reference.finish(self.own, self.settings, sent, update.means | means).states)
+        for name in update.states.keys() & names:
+            wanted = update.states[name]
+            if not floating(wanted) or wanted.dtype.name in LOW_PRECISION or not wanted.size:
+                continue
+            values = [np.where(np.isfinite(end[name]), end[name], wanted) for end in ends]
+            low, high = np.min(values, axis=0), np.max(values, axis=0)
+            share = allowance(wanted, self.own[name], runner.result.tolerance) / math.sqrt(wanted.size)
+            moves = high - low > share
+            if moves.any():
+                spans[name] = np.where(moves, low, wanted), np.where(moves, high, wanted)
+                runner.cancelled[name] = max(int(moves.sum()), runner.cancelled.get(name, 0))
+        return spans
 
     def _of_halves(self, base: ReferenceStep) -> list[str]:
         """Return the states, of any type, updated by gradients in halves: the mean is rounded too.
@@ -324,6 +363,9 @@ class _StepComparison:
             if names is not None and name not in names:
                 continue
             reference = cut(piece, wanted[name])
+            if name in comparisons.spans and value.shape == reference.shape:
+                low, high = (cut(piece, end) for end in comparisons.spans[name])
+                reference = np.clip(value, low, high).astype(reference.dtype)
             if name in self.not_finite:
                 if finite(value) and not finite(reference):
                     comparisons.enter(rank, name, kind, float("inf"))

@@ -107,6 +107,7 @@ class VerificationRun:
             self._still(starts)
             self.observed.doubt(self.result)
             self._tell_conditions()
+        self._tell_cancelled()
 
     def _plain(self) -> bool:
         """Run the plain variant, from a start and batches that keep the source in the numbers. False: the source leaves
@@ -241,6 +242,15 @@ class VerificationRun:
             self.result.say(
                 f"conditions of the update with one outcome in all steps, so that the other branch is not tested: "
                 f"{listed(names)}"
+            )
+
+    def _tell_cancelled(self) -> None:
+        """Name the states with elements decided by the order of summation."""
+        cancelled = self.runner.cancelled
+        if cancelled:
+            self.result.say(
+                f"gradients of ranks cancel to rounding in elements of {listed(sorted(cancelled), 3)} "
+                f"({sum(cancelled.values())} in all): these may be what any order of summation makes of them"
             )
 
     def _tell_noise(self) -> None:

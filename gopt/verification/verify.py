@@ -257,7 +257,7 @@ class Verifier:
         types = self.training.graph.types
         refuse_unknown(values, self.training.hyper)
         fed = {
-            name: sampling.filled(types[name], values[name]) if name in values else sampling.hyper(types[name])
+            name: sampling.filled(types[name], values[name]) if name in values else sampling.hyper(self.training, name)
             for name in self.training.hyper
         }
         return fed if self.manifest.parameter_server is None else fed | {ROUND: np.zeros((), np.int64)}

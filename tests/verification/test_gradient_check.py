@@ -585,7 +585,7 @@ def test_fixtures_are_measured_in_float64(name):
     training = gopt.load(FIXTURES / f"{name}.onnx").training
     generator, bounds = np.random.default_rng(0), sampling.index_bounds(training)
     start = {state.tensor: sampling.initial_state(training, state, generator) for state in training.states}
-    start |= {name: sampling.hyper(training.graph.types[name]) for name in training.hyper}
+    start |= {name: sampling.hyper(training, name) for name in training.hyper}
     batches = [{**start, **sampling.draw_batch(training, generator, bounds)} for _ in range(2)]
     found = check_gradients(training, batches, 0)
     assert {each.why for each in found} == {"proportional to the change of the loss"}

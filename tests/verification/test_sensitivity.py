@@ -172,6 +172,62 @@ def test_the_command_names_them(tmp_path, capsys):
     assert re.search(r"note: rounding noise is the whole gradient of c ", capsys.readouterr().out)
 
 
+# --- terms that cancel in single elements -----------------------------------------------------------------------------
+
+
+def cancelling(path: Path, stage: int) -> tuple[Path, Path]:
+    """Adam on the mean of rows x b, which has x's means as gradient, and rows whose sum in float32 has no first element
+    or the smallest of its terms, by the order."""
+    ranks, width = 4, 8
+    b = Builder()
+    x, w = b.input("x", (2, width)), b.parameter("w", (width,))
+    rows = b.op("ReduceSum", b.op("Mul", x, w), b.const([1], "int64"), keepdims=0)
+    b.output("loss", b.op("ReduceMean", rows, keepdims=0), ())
+    g = b.op("Mul", b.op("ReduceSum", x, b.const([0], "int64"), keepdims=0), b.const(0.5))
+    m, v = (b.state(f"w.{each}", np.zeros(width, np.float32)) for each in "mv")
+    m1 = b.op("Add", b.op("Mul", m, b.const(0.9)), b.op("Mul", g, b.const(0.1)))
+    v1 = b.op("Add", b.op("Mul", v, b.const(0.99)), b.op("Mul", b.op("Mul", g, g), b.const(0.01)))
+    step = b.op("Div", m1, b.op("Add", b.op("Sqrt", v1), b.const(1e-9)))
+    b.output("w_out", b.op("Sub", w, b.op("Mul", step, b.const(0.1))), (width,))
+    b.output("w.m_out", m1, (width,))
+    b.output("w.v_out", v1, (width,))
+    data = np.random.default_rng(0).standard_normal((ranks, width)).astype(np.float32)
+    data[:, 0] = 1, 2.0**-26, -1, 0
+    np.savez(path / "samples.npz", x=np.repeat(data, 2, axis=0))
+    out = path / "out"
+    pipeline = build_pipeline([("shard", {"stage": stage, "bucket-mb": 0.0})])
+    gopt.shard(gopt.load(b.save(path / "step.onnx")), ranks, pipeline=pipeline).write(out)
+    return out, path / "samples.npz"
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_an_element_that_the_order_of_summation_decides_is_no_difference(tmp_path, stage):
+    out, data = cancelling(tmp_path, stage)
+    result = run(out, data=str(data), steps=1)
+    assert result.equal, result.to_json()
+    assert any("in elements of w (1 in all)" in note for note in result.notes), result.notes
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("error", [1e-6, -1e-6])
+def test_an_error_in_that_element_beyond_rounding_is_seen(tmp_path, stage, error):
+    """It is within the tolerance of every other element."""
+    out, data = cancelling(tmp_path, stage)
+
+    def plant(model: ModelProto) -> None:
+        node = gradient_calls(model)[0]
+        mean = node.output[0]
+        for reader in model.graph.node:
+            reader.input[:] = ["planted" if name == mean else name for name in reader.input]
+        more = helper.make_node("Constant", [], ["more"], value_float=error)
+        replace(model, node, [node, more, helper.make_node("Add", [mean, "more"], ["planted"])])
+
+    edit_ranks(out, plant)
+    result = run(out, data=str(data), steps=1, variants=[PLAIN])
+    assert result.outcome is Outcome.DIFFERENT
+    assert {each.name for each in result.worst.values() if each.fails} == {"w"}
+
+
 # --- how much is run --------------------------------------------------------------------------------------------------
 
 

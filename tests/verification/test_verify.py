@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -391,6 +392,34 @@ def test_a_rank_is_fed_something_else(tmp_path):
             feeds["x"] = feeds["x"] * 1.01
 
     assert Verifier(out).run(steps=1, confirm=False, tamper=tamper).outcome is Outcome.DIFFERENT
+
+
+@pytest.mark.parametrize("default", [None, {"schedule": "0.95"}, {"table": [0.95, 0.9]}])
+def test_a_hyper_parameter_begins_at_its_own_value(tmp_path, default):
+    """A mean that torch computes in two ways, by the size of beta, and corrects: at a beta of 1 that divides by 0."""
+    b = Builder()
+    x, beta, w = b.input("x", (4, 3)), b.input("beta", ()), b.parameter("w", (3,))
+    m = b.state("m", np.zeros(3, np.float32))
+    product = b.op("Mul", x, w)
+    b.output("loss", b.op("ReduceMean", b.op("Mul", product, product), keepdims=0), ())
+    g = b.op("ReduceSum", b.op("Mul", b.op("Mul", product, x), b.const(2 / 12)), b.const([0], "int64"), keepdims=0)
+    share, change = b.op("Sub", b.const(1.0), beta), b.op("Sub", g, m)
+    small = b.op("Less", b.op("Abs", share), b.const(0.5))
+    ways = b.op("Add", m, b.op("Mul", change, share)), b.op("Sub", g, b.op("Mul", change, beta))
+    m1 = b.op("Where", small, *ways)
+    b.output("m_out", m1, (3,))
+    b.output("w_out", b.op("Sub", w, b.op("Mul", b.op("Div", m1, share), b.const(0.1))), (3,))
+    model = b.model()
+    if default is not None:
+        roles = {"loss": "", "states": {}, "params": {}, "batch": [], "hyper": {"beta": default}}
+        helper.set_model_props(model, {"gopt.roles": json.dumps(roles)})
+    onnx.save(model, tmp_path / "step.onnx")
+    gopt.shard(gopt.load(tmp_path / "step.onnx"), 2).write(tmp_path / "out")
+    result = Verifier(tmp_path / "out").run(confirm=False)
+    assert result.equal, result.to_json()
+    starts = [name for name in result.worst if name.startswith("beta = ")]
+    assert starts == (["beta = 1"] if default is None else ["beta = 0.5"])
+    assert any("not finite" in note for note in result.notes) == (default is None)
 
 
 @pytest.mark.parametrize("operator", sorted(COMPARISONS))

@@ -19,8 +19,8 @@ from whole_gen.steps import written
 
 SIZES = (4, 4, 5, 2, 4, 6, 10)
 """Numbers of samples."""
-UNDECIDED = "may (be|divide by) (a|their|the) number|one over their number|a rate, or"
-"""A tenth over ten samples is a rate or a mean."""
+UNDECIDED = "may (be|divide by) (a|their|the) number|one over their number|a rate, or|a batch of this size"
+"""A tenth over five or ten samples is a rate or a mean."""
 
 
 def main() -> None:
@@ -48,10 +48,10 @@ def main() -> None:
                 found = judged(make, setting, seed, samples, verify=verify)
         except Exception:
             found = Verdict("test", traceback.format_exc()[-1500:])
-        due = [make(samples, 1).refusal or "^$", *[UNDECIDED] * (samples == 10)] if found.kind == "refused" else []
+        due = [make(samples, 1).refusal or "^$", *[UNDECIDED] * (samples != 4)] if found.kind == "refused" else []
         if any(re.search(each, found.text) for each in due):
             found = Verdict("refused as due")
-        if found.kind == "unconfirmed" and "as noted" in found.text:
+        if found.kind == "unconfirmed" and re.search("as noted|no loss that is shown reads", found.text):
             found = Verdict("noted")
         table[found.kind] += 1
         if found.kind not in ("right", "noted", "refused as due"):

@@ -43,10 +43,8 @@ class DividedSums:
             raise Unclear(f"{name!r} is a sum over samples times {factor:.6g}, which may divide by their number")
         apart = [] if isclose(factor, rate, rel_tol=1e-5) else [factor, *([factor / rate] if rate else [])]
         for by in (inside, *apart):
-            one = any(
-                isclose(by * (size - less), 1, rel_tol=1e-5) for size in sizes for less in (0, 1) if size - less > 1
-            )
-            if one or any(_roundness(by * size) < _roundness(by) for size in sizes):
+            one = any(isclose(by * (n - less), 1, rel_tol=1e-5) for n in sizes for less in (0, 1) if n - less > 1)
+            if one or any(_is_rounder(by * size, by) or (by < 1 and _is_power(size)) for size in sizes):
                 raise Unclear(
                     f"{name!r} is a sum over {self.context.batch} samples times {by:.6g}, which may divide by their "
                     "number"
@@ -118,20 +116,28 @@ class DividedSums:
         return any(isclose(after, 1, rel_tol=1e-5) or _digits(after) < min(_digits(each), 3) for each, after in times)
 
     def refuse_rate(self, name: str, old: float | None) -> None:
-        """Raise Unclear for a sum times the rate of a running average that is one over the batch as well."""
+        """Raise Unclear for a sum times a number that is one over the batch as well as a rate: of a running average, or
+        a tenth, a hundredth."""
         node = self.context.index.producers.get(name)
-        if old is None or node is None or not node.is_in(SCALES) or len(node.inputs) != 2:
+        if old is None or node is None or not node.is_in(SCALES):
             return
         for value, constant in (node.inputs, node.inputs[::-1]):
             mark, by = self.context.marks.get(value), self.context.scalar(constant)
             by = 1 / by if by and node.is_a("Div") else by
-            if mark is not None and mark.kind is Relation.SUM and isclose(abs(by), 1 - old, rel_tol=1e-5):
+            tenth = node.is_a("Mul") and abs(by) < 1 and _is_power(abs(by))
+            rate = tenth or isclose(abs(by), 1 - old, rel_tol=1e-5)
+            if mark is not None and mark.kind is Relation.SUM and by and rate:
                 raise Unclear(f"{name!r} is a sum over samples times {by:.6g}: a rate, or one over their number")
 
 
-def _roundness(number: float) -> tuple[int, bool]:
-    """A measure by which a tenth is rounder than a twentieth, and that rounder than a fortieth."""
-    return _digits(number), not f"{number:.5e}".startswith("1.00000")
+def _is_rounder(number: float, before: float) -> bool:
+    """Return whether a number is rounder than ``before``: a tenth than a twentieth, a twentieth than a fortieth."""
+    return (_digits(number), not _is_power(number)) < (_digits(before), not _is_power(before))
+
+
+def _is_power(number: float) -> bool:
+    """Return whether a number is a power of ten."""
+    return f"{number:.5e}".startswith("1.00000")
 
 
 def _digits(number: float) -> int:

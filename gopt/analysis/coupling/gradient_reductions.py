@@ -31,7 +31,7 @@ class GradientReading:
 
     ``sure``: whether constants tell a sum from a mean. ``cause``: a statistic that makes it JOINT, '' where that is a
     sum of terms that are reduced differently. ``labels``: whether the count is the number of labels not ignored;
-    ``bent``: whether the cause is a function of single derivatives. ``kept``: whether samples may
+    ``bent``: whether the cause is a function of single derivatives. ``unmasked``: whether samples may
     count where the count is zero, as no mask drops them.
     """
 
@@ -41,7 +41,7 @@ class GradientReading:
     cause: str = ""
     labels: bool = False
     bent: bool = False
-    kept: bool = False
+    unmasked: bool = False
 
     def fits(self, rule: LossRule, by: str) -> bool:
         """Return whether ranks that combine it by a rule get the gradient of one large batch."""
@@ -73,8 +73,8 @@ def read_gradients(context: CouplingContext, training: TrainingGraph, backward: 
             counted = found.by and found.relation in (Relation.WEIGHTED, Relation.JOINT)
             labels = bool(counted) and counts_labels(context.index, training.batch, found.by)
             bent = found.cause in context.marks and context.samples(found.cause) is not None
-            kept = bool(counted) and not labels and not drops_uncounted(context.index, found.by)
-            known[value] = replace(found, labels=labels, bent=bent, kept=kept)
+            unmasked = bool(counted) and not labels and not drops_uncounted(context.index, found.by)
+            known[value] = replace(found, labels=labels, bent=bent, unmasked=unmasked)
     plain = {each for each in known.values() if each is not None and each.relation in _RULES}
     if not any(known.values()):
         return {}
@@ -186,7 +186,7 @@ def _told(reading: GradientReading, who: str, rule: LossRule, weight: str, exact
         by = f" {reading.by!r}" if reading.by else ", which the operator does not output"
         equal = "all ranks have equal weight" if rule is LossRule.MEAN else ranks
         hint = hint or ("" if reading.by else "write the division out in the model")
-        hint += " unless samples without a mask meet a count of zero" * (reading.kept and hint.endswith("exact"))
+        hint += " unless samples without a mask meet a count of zero" * (reading.unmasked and hint.endswith("exact"))
         if reading.labels and kind is CouplingKind.WEIGHTED:
             what = f"{who} are divided by the number of the rank's own labels that are not ignored{by}: {equal}"
             return CouplingKind.IGNORED, f"{what}, also where these numbers differ", hint

@@ -10,7 +10,7 @@ import numpy as np
 from gopt.analysis.coupling.reduced import guarded
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, walk
-from gopt.operators.kinds import LAYOUT
+from gopt.operators.kinds import LAYOUT, MEANS, QUOTIENTS
 from gopt.operators.operator import Slope
 from gopt.operators.table import operator
 
@@ -42,10 +42,10 @@ def drops_uncounted(index: GraphIndex, count: str) -> bool:
     """Return whether what a count divides has the count's mask as a factor, so that it is zero where the count is, or
     whether nothing keeps the count from zero."""
     total, divisor = _behind(index, count), guarded(index, count)
-    if divisor == count or total is None or not total.is_a("ReduceSum"):
+    if divisor == count or total is None or not total.is_in(MEANS):
         return divisor == count
     mask = _form(index, total.inputs[0])
-    quotients = [node for node in index.users.get(divisor, ()) if node.is_a("Div")]
+    quotients = [node for node in index.users.get(divisor, ()) if node.is_in(QUOTIENTS)]
 
     def following(name: str) -> Iterable[str]:
         node = index.producers.get(name)

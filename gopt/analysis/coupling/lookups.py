@@ -77,10 +77,10 @@ def _own_places(context: CouplingContext, node: Node, column: int) -> int | None
     reads its row."""
     data, indices = node.inputs
     value, rows = context.index.constants.value(indices), context.shape(data)[column]
-    places = value[..., column] if value is not None else np.zeros(())
-    for axis in (axis for axis, size in enumerate(places.shape) if size == rows != 1):
-        counts = np.arange(places.shape[axis]).reshape([-1 if at == axis else 1 for at in range(places.ndim)])
-        if np.array_equal(places, np.broadcast_to(counts, places.shape)):
+    rows_read = value[..., column] if value is not None else np.zeros(())
+    for axis in (axis for axis, size in enumerate(rows_read.shape) if size == rows != 1):
+        counts = np.arange(rows_read.shape[axis]).reshape([-1 if at == axis else 1 for at in range(rows_read.ndim)])
+        if np.array_equal(rows_read, np.broadcast_to(counts, rows_read.shape)):
             return axis
     return None
 

@@ -326,7 +326,7 @@ class _Walk:
 
     def _old_factor(self, node: Node) -> float | None:
         """By how much a sum takes the old value; None where it takes it otherwise."""
-        if not node.is_a("Add", "Sub"):
+        if not node.is_in(SUMS):
             return None
         for name in node.inputs:
             made = self.context.index.producers.get(name)

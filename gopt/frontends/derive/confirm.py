@@ -255,7 +255,7 @@ class _Slopes:
 
 def _points(training: TrainingGraph, options: DeriveOptions) -> Iterator[Values]:
     """Batches without an end: of the user's data, or random; with hyper-parameters."""
-    hyper = {name: sampling.hyper(training.graph.types[name]) for name in training.hyper}
+    hyper = {name: sampling.hyper(training, name) for name in training.hyper}
     return ({**hyper, **batch} for batch in _batches(training, options.data, options.seed))
 
 

@@ -11,12 +11,12 @@ _CLIPS = {"clip_grad_norm_": ("--clip-norm", "max_norm"), "clip_grad_value_": ("
 """Function of torch -> the option of gopt export, and the name of the function's bound."""
 
 
-def own_nodes(statement: ast.AST, others: tuple[type[ast.AST], ...] = ()) -> Iterator[ast.AST]:
-    """The nodes of a statement without the bodies of functions, and of the others."""
+def own_nodes(statement: ast.AST, borders: tuple[type[ast.AST], ...] = ()) -> Iterator[ast.AST]:
+    """The nodes of a statement without the bodies of functions, and of the borders."""
     yield statement
     for node in ast.iter_child_nodes(statement):
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, *others)):
-            yield from own_nodes(node, others)
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, *borders)):
+            yield from own_nodes(node, borders)
 
 
 def called(node: ast.AST) -> str:
@@ -30,13 +30,13 @@ def trains(node: ast.AST, training: Collection[str] = ()) -> bool:
     return function.endswith(".backward") or function in training
 
 
-def trains_in(place: ast.AST, training: Collection[str] = ()) -> bool:
+def trains_in(scope: ast.AST, training: Collection[str] = ()) -> bool:
     """Return whether a loop or function has a backward outside of inner loops."""
-    return any(trains(node, training) for node in own_nodes(place, LOOPS))
+    return any(trains(node, training) for node in own_nodes(scope, LOOPS))
 
 
 def clips(tree: ast.AST) -> Iterator[str]:
-    """For each clip of gradients, the option of gopt export in its place."""
+    """For each clip of gradients, the option of gopt export in its stead."""
     for node in ast.walk(tree):
         option, name = _CLIPS.get(called(node).rpartition(".")[2], ("", ""))
         if option and isinstance(node, ast.Call):
@@ -46,7 +46,7 @@ def clips(tree: ast.AST) -> Iterator[str]:
 
 
 def turns(tree: ast.AST, optimizers: Collection[str]) -> Iterator[str]:
-    """For each step that waits for several backwards, the option of gopt shard in its place."""
+    """For each step that waits for several backwards, the option of gopt shard in its stead."""
     moves = {f"{name}.step" for name in optimizers}
     for node in (node for node in ast.walk(tree) if isinstance(node, ast.If)):
         remainders = [part for part in ast.walk(node.test) if isinstance(part, ast.BinOp)]

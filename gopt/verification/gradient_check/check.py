@@ -451,6 +451,8 @@ class _GradientChecker:
         reading = self._readings.get(name)
         if reading is None or reading.bent:
             return said.BENT.format(reading.cause) if reading else ""
+        if reading.relation is Relation.JOINT and not reading.cause:
+            return said.MIXED
         unshown = self._unshown.intersection(made_of(self._index, [reading.by]))
         return said.UNSHOWN.format(min(unshown)) if unshown else ""
 

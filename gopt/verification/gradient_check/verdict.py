@@ -62,6 +62,7 @@ FLAT = "the loss does not depend on the parameter, and yet the value is not zero
 UNSEEN = "not looked at alone: with others not proportional to the change of the loss, where the value of {!r} is wrong"
 UNSTEADY = "the loss is not the same twice: a random node draws other numbers each time"
 BENT = "a sum of what {!r} makes of single derivatives, as noted: not the gradient of the loss"
+MIXED = "terms that are reduced differently are added in it, as noted: not the gradient of the loss"
 UNSHOWN = "divided by a count of {!r}, which no loss that is shown reads: show the loss that it is the gradient of"
 SHIFTED = "the gradient at a point that every rank moves to by its own batch: not the step of one large batch"
 ALONG = "proportional to the change of the loss along {!r}, which is made of the states alone"
