@@ -70,8 +70,8 @@ def recover(graph: Graph, roles: RoleMap = RoleMap()) -> TrainingGraph:
         training = recover_shared(graph, roles.shared, lambda apart: recover(apart, rest))
     else:
         training = settle_pairs(roles, lambda extended: _past_aliases(graph, extended))
-    settle_counters(training, settle_rings(training))
     training.draws = dict(roles.draws)
+    settle_counters(training, settle_rings(training))
     training.defaults = {name: value for name, value in roles.hyper.items() if name in training.hyper}
     return training
 

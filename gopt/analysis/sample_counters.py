@@ -12,8 +12,9 @@ import numpy as np
 
 from gopt.analysis.counters import added_constant
 from gopt.analysis.coupling.context import CouplingContext
-from gopt.analysis.coupling.propagate import propagate, start
+from gopt.analysis.coupling.propagate import propagate
 from gopt.analysis.coupling.sample_counts import SampleCounts
+from gopt.analysis.coupling.samples_axis import begun, samples_behind_time
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import Constants
@@ -146,7 +147,7 @@ def _other_form(name: str, number: float, what: str) -> UnsupportedError:
 
 
 def _marked(training: TrainingGraph) -> CouplingContext:
-    context = start(training.graph, training.batch)
+    context = begun(training)
     propagate(context, [node for node in training.graph.nodes if node.phase is not Phase.UPDATE])
     return context
 
@@ -168,7 +169,7 @@ def _batch_sizes(training: TrainingGraph) -> set[int]:
     shapes = [training.graph.inputs[name].shape or () for name in training.batch]
     sizes = {prod(size for size in shape[:length] if isinstance(size, int))
              for shape in shapes for length in range(1, len(shape) + 1)}  # fmt: skip
-    return {size for size in sizes if size > 1}
+    return {size for size in {*sizes, samples_behind_time(training)} if isinstance(size, int) and size > 1}
 
 
 def _is_batch(index: GraphIndex, sizes: set[int], term: str) -> bool:

@@ -5,7 +5,7 @@ one batch grow with the batch; values computed from shapes grow by themselves.""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import isclose
 
@@ -14,8 +14,9 @@ import numpy as np
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.loss_terms import loss_terms
 from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, Untraceable, products
-from gopt.analysis.coupling.propagate import propagate, start
+from gopt.analysis.coupling.propagate import propagate
 from gopt.analysis.coupling.sample_counts import Multiplied, SampleCounts, corrects_variance
+from gopt.analysis.coupling.samples_axis import begun
 from gopt.analysis.coupling.uniform_factors import UniformFactors
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph, Node, clone
@@ -24,7 +25,7 @@ from gopt.ir.inference import infer_types
 from gopt.ir.node_kinds import elementwise
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
-from gopt.operators.kinds import COMPARISONS, EXTREMES, MATRIX_PRODUCTS, SCALES, SIZES, SUMS
+from gopt.operators.kinds import COMPARISONS, EXTREMES, MATRIX_PRODUCTS, SCALES, SCATTERS, SIZES, SUMS
 from gopt.operators.table import operator
 from gopt.verification.compare import Values
 from gopt.verification.reference_graphs import subgraph
@@ -65,7 +66,7 @@ class JoinedGraph:
     def __post_init__(self) -> None:
         source = self.training.graph
         part = subgraph(source, source.nodes, dict.fromkeys(self.values), ())
-        self.context = start(source, self.training.batch)
+        self.context = begun(self.training)
         propagate(self.context, source.nodes)
         self._larger = Multiplied(self.context, self.times, self.training.counted.values())
         nodes: list[Node] = []
@@ -94,7 +95,7 @@ class JoinedGraph:
             values = [batch[name] for batch in batches]
             mark = self.context.samples(name)
             if mark is not None:
-                inputs[name] = np.concatenate(values, mark.axis)
+                inputs[name] = _in_order(values, mark)
             elif all(np.array_equal(value, array) for array in values):
                 inputs[name] = value
             else:
@@ -121,9 +122,9 @@ class JoinedGraph:
                 self._reshape(part, node, mark)
                 for index in self._spread(node):
                     axis = mark.axis - self.context.rank(node.outputs[0])
-                    yield from self._repeat(node, index, axis, mark)
+                    yield from self._repeat(part, node, index, axis, mark)
             for index, axis, mark in self._contracted(node):
-                yield from self._repeat(node, index, axis, mark)
+                yield from self._repeat(part, node, index, axis, mark)
         except Untraceable as lost:
             raise NotComparableError(f"{node.op_type} {node.label!r}: {lost}") from lost
         yield node
@@ -150,6 +151,8 @@ class JoinedGraph:
             yield from range(len(node.inputs))
         elif node.is_a("Gemm") and len(node.inputs) > 2:
             yield 2
+        elif node.is_in(SCATTERS):
+            yield 0
 
     def _contracted(self, node: Node) -> Iterator[tuple[int, int, Mark]]:
         """Places of operands contracted with the samples of the other operand, with the contracted dimension, counted
@@ -165,7 +168,7 @@ class JoinedGraph:
                 if mark.axis - rank == max(axes[1 - index], -rank):
                     yield index, max(axes[index], -self.context.rank(node.inputs[index])), mark
 
-    def _repeat(self, node: Node, index: int, axis: int, mark: Mark) -> Iterator[Node]:
+    def _repeat(self, part: Graph, node: Node, index: int, axis: int, mark: Mark) -> Iterator[Node]:
         """Repeat an operand that follows no single sample, and has a row for each; ``axis``: from the end."""
         name = node.inputs[index]
         present = self.context.marks.get(name)
@@ -176,12 +179,14 @@ class JoinedGraph:
         extent = self.context.extent(mark)
         if axis < 0 or extent == 1 or sizes[axis] != extent or self._grows(name, axis, extent):
             return
-        if mark.outer != 1 or not self.context.alike(name, axis, mark):
+        if not self.context.alike(name, axis, mark):
             raise NotComparableError(f"{name!r}, which follows no batch, holds a value for each sample")
-        repeated = f"{node.outputs[0]}.operand{index}"
+        repeated, rows_name = (f"{node.outputs[0]}.{what}{index}" for what in ("operand", "rows"))
         larger = (extent * self.times if at == axis else size for at, size in enumerate(sizes))
         self._repeated[repeated] = TensorType(self.context.index.graph.type_of(name).dtype, tuple(larger))
-        yield Node("Concat", [name] * self.times, [repeated], attributes={"axis": axis})
+        rows = np.arange(extent).reshape(mark.outer, 1, -1).repeat(self.times, 1).reshape(-1)
+        part.initializers[rows_name] = Tensor(TensorType("int64", rows.shape), array=rows)
+        yield Node("Gather", [name, rows_name], [repeated], attributes={"axis": axis})
         _read_instead(node, index, repeated)
 
     def _grows(self, name: str, axis: int, extent: int) -> bool:
@@ -288,6 +293,13 @@ class JoinedGraph:
                 rest = (size for axis, size in enumerate(types[name].shape or ()) if axis != mark.axis)
                 families.add((mark.outer, mark.inner, *(size for size in rest if isinstance(size, int))))
         return {size for sizes in families for size in products(sizes)}
+
+
+def _in_order(values: Sequence[np.ndarray], mark: Mark) -> np.ndarray:
+    """One array of the samples of several."""
+    front, size, back = (shape := values[0].shape)[: mark.axis], shape[mark.axis], shape[mark.axis + 1 :]
+    parts = [value.reshape(*front, mark.outer, size // mark.outer, *back) for value in values]
+    return np.concatenate(parts, mark.axis + 1).reshape(*front, size * len(values), *back)
 
 
 def _one_number(value: np.ndarray) -> float:

@@ -360,6 +360,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "analysis.coupling.units verification.inexact_reductions",
         "a part of one analysis, held against steps on large batches", "laws/test_exactness.py",
     ),
+    **_each("analysis.coupling.samples_axis", "a part of one analysis", "laws/test_time_first.py"),
     **_each("analysis.coupling.synchronise", "statistics over all samples", "numeric/test_synchronised.py"),
     **_each("analysis.loss_reduction", "sums, means and weights", "numeric/test_loss_reduction.py"),
     **_each("analysis.shared_values", "forward values that updates read", "numeric/test_shared_values.py"),

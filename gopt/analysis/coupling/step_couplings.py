@@ -19,7 +19,8 @@ from gopt.analysis.coupling.joint_gradients import BackwardReading, read_backwar
 from gopt.analysis.coupling.loss_terms import loss_terms
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Relation, division
 from gopt.analysis.coupling.open_statistics import StatisticRules, statistic_couplings
-from gopt.analysis.coupling.propagate import UNDECIDED, propagate, start
+from gopt.analysis.coupling.propagate import UNDECIDED, propagate
+from gopt.analysis.coupling.samples_axis import forward_swept
 from gopt.analysis.coupling.statistics import statistic_rules
 from gopt.analysis.coupling.uniform_factors import UniformFactors
 from gopt.analysis.layout_aliases import find_aliases
@@ -62,12 +63,7 @@ def analyse_couplings(training: TrainingGraph) -> CouplingSummary:
     """Every place where the step is not that of one large batch, or may not be; one sweep, kept with the step."""
 
     def find() -> CouplingSummary:
-        graph = training.graph
-        forward = [node for node in graph.nodes if node.phase is Phase.FORWARD]
-        context = start(graph, training.batch)
-        read = {name for node in graph.nodes if node.phase is not Phase.UPDATE for name in node.reads}
-        context.found = [fact for fact in context.found if fact.value in read]
-        propagate(context, forward)
+        context = forward_swept(training)
         _driven(context, training)
         rules = statistic_rules(context, training)
         forward_facts, context.found = context.found, list(context.found)

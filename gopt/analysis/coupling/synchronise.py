@@ -10,12 +10,13 @@ usual.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Relation
-from gopt.analysis.coupling.propagate import propagate, start
+from gopt.analysis.coupling.propagate import propagate
 from gopt.analysis.coupling.sample_counts import corrects_variance
+from gopt.analysis.coupling.samples_axis import UNFOLLOWED, begun
 from gopt.analysis.coupling.statistics import statistic_rules
 from gopt.analysis.synchronised_values import CorrectedConstant, SynchronisedValues
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
@@ -33,14 +34,14 @@ _OTHERS = "--statistics mean, root and local take the batch of each rank by itse
 def synchronise(training: TrainingGraph, ranks: int) -> SynchronisedValues:
     """The values to average; raises UnsupportedError where that would not give the step of one large batch."""
     nodes = _nodes(training)
-    first = start(training.graph, training.batch)
+    first = begun(training)
     propagate(first, nodes)
-    _refuse(first, (CouplingKind.UNKNOWN, CouplingKind.IN_BATCH, CouplingKind.PLACE))
+    _refuse(first, UNFOLLOWED)
     wanted = {**first.fed, **_statistics(training, first)}
     _sound(training, first, nodes, wanted)
     points = _points(first, wanted)
     for _ in range(MAX_ITERATIONS):
-        second = start(training.graph, training.batch)
+        second = begun(training)
         second.shared = set(points)
         propagate(second, nodes)
         odd = [name for name in training.gradients.values() if _kind(second, name) not in LINEAR]
@@ -91,7 +92,7 @@ def _statistics(training: TrainingGraph, context: CouplingContext) -> dict[str, 
     return {name: context.index.producers[name] for name in names if _kind(context, name) in REDUCED}
 
 
-def _refuse(context: CouplingContext, kinds: tuple[CouplingKind, ...]) -> None:
+def _refuse(context: CouplingContext, kinds: Collection[CouplingKind]) -> None:
     fact = next((each for each in context.found if each.kind in kinds), None)
     if fact is not None:
         raise UnsupportedError(
