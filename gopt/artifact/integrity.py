@@ -67,7 +67,8 @@ class Inventory:
 
 
 class _Setting:
-    unchecked = False
+    blocks = 0
+    """How many blocks are open, in all threads: in whatever order they end, files are compared behind the last."""
 
 
 @contextmanager
@@ -78,16 +79,16 @@ def unchecked() -> Iterator[None]:
     ...     gopt.inspect(gopt.shard("fixtures/mlp_sgd.onnx", 2)).ranks
     2
     """
-    before, _Setting.unchecked = _Setting.unchecked, True
+    _Setting.blocks += 1
     try:
         yield
     finally:
-        _Setting.unchecked = before
+        _Setting.blocks -= 1
 
 
 def is_unchecked() -> bool:
     """Return whether files are read without a comparison."""
-    return _Setting.unchecked
+    return _Setting.blocks > 0
 
 
 def accept_hints(folder: str | os.PathLike[str]) -> tuple[str, str]:
@@ -100,7 +101,7 @@ def check_files(folder: Path, files: Mapping[str, FileEntry] | None, names: Coll
 
     Missing files are left to the reader. ``files`` is None in the folder of an older gopt: a note says so.
     """
-    if _Setting.unchecked:
+    if is_unchecked():
         return
     if files is None:
         message = f"{folder} has no digests: an older gopt wrote it. gopt seal {folder} adds them"
@@ -137,7 +138,7 @@ def sealed(text: str, files: Mapping[str, FileEntry] | None = None) -> str:
 
 def check_seal(data: bytes, name: str, seal: str | None, folder: Path) -> None:
     """Raise InputError for a document changed after sealing; ``name``: of the file; ``seal``: the value of this key."""
-    if seal is None or _Setting.unchecked:
+    if seal is None or is_unchecked():
         return
     match = _SEALED.search(data[-2 * _TAIL :])
     if match is not None:

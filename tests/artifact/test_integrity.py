@@ -17,6 +17,7 @@ from products import part
 
 import gopt
 from gopt.artifact.integrity import FileEntry, Inventory, check_files, check_seal, sealed
+from gopt.artifact.integrity import is_unchecked
 from gopt.artifact.json_writer import pretty_json
 from gopt.errors import InputError, NoteWarning
 
@@ -193,6 +194,16 @@ def test_a_step_of_another_run_is_refused_until_it_is_sealed(home: Path, capsys:
         assert "sharded.kept/step_00000003 is of another run" in capsys.readouterr().err
     assert main(["seal", "sharded.kept/step_00000003"]) == 0
     assert main(merge) == main(resume) == 0
+
+
+def test_blocks_without_a_comparison_may_end_in_any_order() -> None:
+    first, second = gopt.unchecked(), gopt.unchecked()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert is_unchecked()
+    second.__exit__(None, None, None)
+    assert not is_unchecked()
 
 
 def test_a_damaged_manifest_beside_the_steps_is_restored_with_the_run_of_the_steps(home: Path) -> None:
