@@ -16,8 +16,7 @@ from helpers import FIXTURES
 from products import part
 
 import gopt
-from gopt.artifact.integrity import FileEntry, Inventory, check_files, check_seal, sealed
-from gopt.artifact.integrity import is_unchecked
+from gopt.artifact.integrity import FileEntry, Inventory, check_files, check_seal, is_unchecked, sealed
 from gopt.artifact.json_writer import pretty_json
 from gopt.errors import InputError, NoteWarning
 
