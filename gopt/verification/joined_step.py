@@ -91,8 +91,8 @@ class _Joined:
             return LargeBatchCheck(LargeBatch.EQUAL, len(updated), taken=constants)
         apart = tuple(replace(state, noted=updated[state.name] in noted) for state in apart)
         open_ = [updated[state.name] for state in apart if not state.noted]
-        if open_ and joined.context.batch == 1:
-            return _not("a batch of one sample does not tell a constant from their number")
+        if open_ and 1 <= joined.context.batch <= 2:  # over two samples the two of a square leaves no constant
+            return _not("a batch of one or two samples does not tell a constant from their number")
         if open_ and (dividers := joined.dividers(open_)):
             return _not(f"the constant {next(iter(dividers[0].written))!r} may be a number of samples, or one over it")
         if open_ and (unsettled := joined.unsettled(open_)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from products import part
+from whole_gen.forwards import parameter
 from whole_gen.judge import SIZES, Verdict, drawn, is_due, judged
 from whole_gen.kinds import load_all
 from whole_gen.writer import Writer
@@ -71,3 +72,17 @@ def test_a_gradient_of_a_masked_loss_beside_a_shown_sum_of_all():
     the last two batches drawn confirmed each of its numbers, as they do any number."""
     found, _ = verified("batch_norm", 707)
     assert found.kind == "unconfirmed" and "show the loss" in found.text, found
+
+
+def test_two_samples_and_the_two_of_a_square_leave_no_constant():
+    """The mean of squares over two samples has the gradient x'e: verify took a step that is right for another one."""
+
+    def make(samples: int, scale: int) -> Writer:
+        w = Writer(2001, samples, scale)
+        x, y, a = w.fed("x", [3]), w.fed("y", [2]), parameter(w, "a", 3, 2)
+        e = x @ a - y
+        w.out("loss", (e * e).sum(1).mean())
+        w.becomes(a, a - (x.turn(1, 0) @ (e / (w.samples / 2.0))) * 0.07)
+        return w
+
+    assert judged(make, drawn(2, ["dp=2"]), 2, 2, verify=True).kind == "right"
