@@ -116,7 +116,7 @@ def report_resume(job: Any, manifest: Manifest) -> Callable[[int, str], None]:
             print_note(note)
         if seed is not None and step < job.steps:
             names = listed([f"{name} {draw}" for name, draw in manifest.draws.items()], 4)
-            print_note(f"inputs that the data does not give are drawn from the seed {seed}: {names}")
+            print_note(f"what the data does not give of these is drawn from the seed {seed}: {names}")
         defaults = {name: value for name, value in manifest.defaults.items() if name not in job.settings}
         if defaults and step < job.steps:
             names = listed([f"{name} is {value}" for name, value in defaults.items()], 4)
