@@ -44,7 +44,9 @@ class DividedSums:
         apart = [] if isclose(factor, rate, rel_tol=1e-5) else [factor, *([factor / rate] if rate else [])]
         for by in (inside, *apart):
             one = any(isclose(by * (n - less), 1, rel_tol=1e-5) for n in sizes for less in (0, 1) if n - less > 1)
-            root = any(_digits(by / each) > 4 and may_count(by / each, self.context.batch) for each in known if each)
+            root = by != 1 and any(
+                _digits(by / each) > 4 and may_count(by / each, self.context.batch) for each in known if each
+            )
             if one or root or any(_is_rounder(by * size, by) or (by < 1 and _is_power(size)) for size in sizes):
                 raise Unclear(
                     f"{name!r} is a sum over {self.context.batch} samples times {by:.6g}, which may divide by their "
