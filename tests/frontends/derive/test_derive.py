@@ -390,7 +390,7 @@ def test_recorded_numbers_are_pytorchs(name: str):
     values, losses = torch_run(ALL_CASES[name])
     np.testing.assert_allclose(losses, recorded[f"{name}/losses"], rtol=1e-6)
     for parameter, value in values.items():
-        np.testing.assert_allclose(value, recorded[f"{name}/{parameter}"], rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(value, recorded[f"{name}/{parameter}"], rtol=1e-5, atol=1e-6)  # on any processor
 
 
 @pytest.mark.torch
