@@ -25,6 +25,16 @@ def _trained(w: Writer, loss: Value, p: list[Value], shown: Value | None = None)
     return [w.becomes(each, rule(w, each, g, rate)) or g for each, g in zip(p, found)]
 
 
+def _squares(w: Writer) -> tuple[list[Value], list[Value]]:
+    """The parameters of a net and their gradients, by the mean of squares, which is shown."""
+    x, y = w.fed("x", [3]), w.fed("y", [2])
+    out, p = _net(w, x, 2)
+    d = out - y
+    loss = (d * d).mean()
+    w.out("loss", loss)
+    return p, gradients(loss, p)
+
+
 @kind
 def observation_normaliser(w: Writer) -> None:
     """Inputs are normalised by a running mean and variance that are merged with those of the batch by counts."""
@@ -119,12 +129,7 @@ def policy_gradient(w: Writer) -> None:
 @kind
 def norm_watched(w: Writer) -> None:
     """Gradients are scaled down where their norm exceeds a running mean of earlier norms, which is a state."""
-    x, y = w.fed("x", [3]), w.fed("y", [2])
-    out, p = _net(w, x, 2)
-    d = out - y
-    loss = (d * d).mean()
-    w.out("loss", loss)
-    found = gradients(loss, p)
+    p, found = _squares(w)
     norm = (
         sum((g * g).sum() for g in found[1:])
         if len(found) > 9
@@ -141,12 +146,7 @@ def norm_watched(w: Writer) -> None:
 @kind
 def slow_weights(w: Writer) -> None:
     """Every third step the weights go halfway back to slow ones (Lookahead), or are averaged into others (SWA)."""
-    x, y = w.fed("x", [3]), w.fed("y", [2])
-    out, p = _net(w, x, 2)
-    d = out - y
-    loss = (d * d).mean()
-    w.out("loss", loss)
-    found = gradients(loss, p)
+    p, found = _squares(w)
     t = w.state("t", np.array(1, np.int64))
     w.becomes(t, t + w.const(np.array(1, np.int64)))
     due = w.op("Equal", w.op("Mod", t, w.const(np.array(3, np.int64))), w.const(np.array(0, np.int64)))
