@@ -6,6 +6,9 @@ import functools
 import itertools
 import json
 import random
+import re
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -279,6 +282,12 @@ def mpiexec() -> str:
     """The launcher of a user: MPICH's, beside this interpreter or on the PATH."""
     beside = Path(sys.prefix, "bin", "mpiexec")
     return str(beside) if beside.is_file() else "mpiexec"
+
+
+def job_code(done: subprocess.CompletedProcess[str]) -> int:
+    """The code that a rank ended the job with: MPICH's own is that, or SIGKILL where it had to end another rank."""
+    aborted = re.search(r"MPI_Abort\(comm=\w+, (\d+)\)", done.stderr)
+    return int(aborted[1]) if aborted and done.returncode == signal.SIGKILL else done.returncode
 
 
 def rank_path(folder: Path, rank: int) -> Path:
