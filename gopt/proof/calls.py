@@ -1,0 +1,138 @@
+"""What a collective makes of the expressions of its members."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from gopt.collectives.node import parse_shapes
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import Node
+from gopt.proof.expressions import LARGEST, SMALLEST, Expressions
+from gopt.proof.operators import applied
+
+Place = Mapping[str, int]
+"""The index of a member along each axis of its group."""
+Results = list[list[int] | None]
+"""The results of each member; None where they are undefined."""
+
+
+class Members:
+    """The members of one call; ``places``: of each member, in group order."""
+
+    def __init__(self, expressions: Expressions, axes: Sequence[str], places: Sequence[Place]) -> None:
+        self.expressions, self.axes, self.places = expressions, tuple(axes), places
+
+    def call(self, node: Node, operands: Sequence[Sequence[int]]) -> Results:
+        """The results of all members; ``operands``: of each member. Raises UnsupportedError for other calls."""
+        rule = _RULES.get(node.op_type)
+        if rule is None:
+            raise UnsupportedError(f"{node.op_type} {node.label!r}: gopt prove does not know what this call makes")
+        return rule(self, node.attributes, operands)
+
+    # --- one operand of all members ---
+
+    def reduced(self, numbers: Sequence[int], how: str) -> int:
+        """The reduction of one value of each member."""
+        expressions = self.expressions
+        alike = frozenset(axis for axis in self.axes if self._alike(numbers, axis))
+        first = {axis: 0 for axis in alike}
+        chosen = [
+            (number, place) for number, place in zip(numbers, self.places) if all(place[axis] == 0 for axis in first)
+        ]
+        values = [
+            expressions.on_member(
+                expressions.reduced(number, alike, how), {axis: place[axis] for axis in self.axes if axis not in alike}
+            )
+            for number, place in chosen
+        ]
+        if len(values) == 1:
+            return values[0]
+        if how in ("sum", "mean"):
+            total = expressions.elementwise(expressions.added, values)
+            return expressions.scaled(total, Fraction(1, len(values))) if how == "mean" else total
+        op = {"max": LARGEST, "min": SMALLEST}[how]
+        if expressions.elements(values[0]) == 1:
+            return expressions.extreme(op, values, expressions.shape(values[0]))
+        return applied(expressions, op, "members", sorted(set(values)))
+
+    def _alike(self, numbers: Sequence[int], axis: str) -> bool:
+        """Return whether members along an axis have the same expression."""
+        seen: dict[tuple[tuple[str, int], ...], int] = {}
+        for number, place in zip(numbers, self.places):
+            key = tuple((name, index) for name, index in place.items() if name != axis)
+            if seen.setdefault(key, number) != number:
+                return False
+        return True
+
+    def _gathered(self, numbers: Sequence[int]) -> list[int]:
+        return [self.expressions.on_member(number, place) for number, place in zip(numbers, self.places)]
+
+    # --- calls ---
+
+    def all_reduce(self, attributes: Mapping[str, Any], operands: Sequence[Sequence[int]]) -> Results:
+        how = attributes.get("reduce", "sum")
+        results = [self.reduced(row, how) for row in zip(*operands)]
+        return [results] * len(operands)
+
+    def reduce(self, attributes: Mapping[str, Any], operands: Sequence[Sequence[int]]) -> Results:
+        results = self.all_reduce(attributes, operands)
+        return [result if index == attributes["root"] else None for index, result in enumerate(results)]
+
+    def broadcast(self, attributes: Mapping[str, Any], operands: Sequence[Sequence[int]]) -> Results:
+        root = attributes["root"]
+        results = [self.expressions.on_member(number, self.places[root]) for number in operands[root]]
+        return [results] * len(operands)
+
+    def reduce_scatter(self, attributes: Mapping[str, Any], operands: Sequence[Sequence[int]]) -> Results:
+        (whole, *_) = self.all_reduce(attributes, operands)
+        assert whole is not None
+        if "axis" in attributes:
+            return [[self._part(whole[0], attributes["axis"], attributes["sizes"], index)] for index in range(len(operands))]
+        bucket = self.expressions.flat(piece for number in whole for piece in self.expressions.pieces(number))
+        cuts = attributes["cuts"]
+        return [
+            [self.expressions.flat(self.expressions.cut(bucket, start, stop))] for start, stop in zip(cuts, cuts[1:])
+        ]
+
+    def all_gather(self, attributes: Mapping[str, Any], operands: Sequence[Sequence[int]]) -> Results:
+        if "axis" in attributes:
+            return self._joined(attributes, [numbers[0] for numbers in operands])
+        members = self._gathered([numbers[0] for numbers in operands])
+        bucket = self.expressions.flat(piece for number in members for piece in self.expressions.pieces(number))
+        results, position = [], 0
+        for shape in parse_shapes(attributes["shapes"]):
+            length = 1
+            for size in shape:
+                length *= size
+            part = self.expressions.flat(self.expressions.cut(bucket, position, position + length))
+            results.append(self.expressions.view(part, shape))
+            position += length
+        return [results] * len(operands)
+
+    def _joined(self, attributes: Mapping[str, Any], numbers: Sequence[int]) -> Results:
+        """The slices of all members along an axis."""
+        axis, sizes = attributes["axis"], tuple(attributes["sizes"])
+        shape = self.expressions.shape(numbers[0])
+        whole = None if shape is None else (*shape[:axis], sum(sizes), *shape[axis + 1 :])
+        if len(set(numbers)) == 1 and self.expressions.varies[numbers[0]].issuperset(self.axes):
+            result = self.expressions.over_members("gathered", (self.axes, axis), numbers[0], self.axes, whole)
+        else:
+            result = self.expressions.apply("members in a row", axis, self._gathered(numbers), whole)
+        return [[result]] * len(numbers)
+
+    def _part(self, number: int, axis: int, sizes: Sequence[int], index: int) -> int:
+        shape = self.expressions.shape(number)
+        part = None if shape is None else (*shape[:axis], sizes[index], *shape[axis + 1 :])
+        start = sum(sizes[:index])
+        return self.expressions.apply("part", (axis, start, start + sizes[index]), [number], part)
+
+
+_RULES = {
+    "AllReduce": Members.all_reduce,
+    "Reduce": Members.reduce,
+    "Broadcast": Members.broadcast,
+    "ReduceScatter": Members.reduce_scatter,
+    "AllGather": Members.all_gather,
+}

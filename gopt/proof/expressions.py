@@ -1,0 +1,579 @@
+"""Expressions in real arithmetic, numbered by hash-consing: two values that are equal by these laws have one number.
+
+Laws: sums are linear combinations with exact rational coefficients, products have integer exponents, a reduction over
+members is linear, elements in row-major order may be looked at in any shape, and what works element by element works on
+ranges of elements. Everything else is an operator applied to numbers. An expression says what one member has; *varies*
+are the mesh axes along which members have different values of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from math import prod
+from typing import NamedTuple, TypeAlias
+
+Shape: TypeAlias = tuple[int | str | None, ...] | None
+Piece: TypeAlias = tuple[int, int, int]
+"""Number of an expression, and the range of its elements in row-major order."""
+NOWHERE: frozenset[str] = frozenset()
+LINEAR, PRODUCT, VIEW, FLAT, TOTAL, REDUCED, COUNTED = (
+    "linear", "product", "view", "flat", "total", "reduced", "counted",
+)  # fmt: skip
+"""The forms that have laws."""
+LARGEST, SMALLEST = "largest", "smallest"
+LOWEST, HIGHEST = "lowest", "highest"
+"""Leaves that are below, or above, every value of their type."""
+_IDENTITY = {LARGEST: LOWEST, SMALLEST: HIGHEST}
+ONE = 0
+"""The number of the constant one."""
+_ONCE = Fraction(1)
+
+
+class Expression(NamedTuple):
+    """An operator applied to expressions.
+
+    ``attributes``: of a linear combination and of a product the coefficients and exponents of the operands, of a flat
+    value and of a total the ranges of elements, of a reduction its kind and axes."""
+
+    op: str
+    attributes: Hashable
+    operands: tuple[int, ...]
+    shape: Shape
+
+
+def elements(shape: Shape) -> int | None:
+    """The number of elements; None if a dimension is unknown."""
+    if shape is None:
+        return None
+    count = 1
+    for size in shape:
+        if not isinstance(size, int):
+            return None
+        count *= size
+    return count
+
+
+def broadcast(shapes: Iterable[Shape]) -> Shape:
+    """The common shape of operands of an elementwise operator; None if unknown."""
+    result: tuple[int | str | None, ...] = ()
+    for shape in shapes:
+        if shape is None:
+            return None
+        if shape == result or not shape:
+            continue
+        long, short = (shape, result) if len(shape) >= len(result) else (result, shape)
+        front = len(long) - len(short)
+        tail = tuple(b if a == 1 else a for a, b in zip(long[front:], short))
+        result = (*long[:front], *tail)
+    return result
+
+
+class Expressions:
+    """The numbered expressions of one proof; ``extents``: the size of each axis along which values vary."""
+
+    def __init__(self, extents: Mapping[str, int]) -> None:
+        self.extents = dict(extents)
+        self.all: list[Expression] = []
+        self.varies: list[frozenset[str]] = []
+        self._numbers: dict[Expression, int] = {}
+        self._reduced: dict[tuple[str, frozenset[str], int], int] = {}
+        self.leaf("one", (), ())
+
+    # --- numbering ---
+
+    def _number(self, op: str, attributes: Hashable, operands: tuple[int, ...], shape: Shape) -> int:
+        expression = Expression(op, attributes, operands, shape)
+        number = self._numbers.get(expression)
+        if number is None:
+            number = self._numbers[expression] = len(self.all)
+            self.all.append(expression)
+            varies = NOWHERE
+            for operand in operands:
+                varies |= self.varies[operand]
+            self.varies.append(varies)
+        return number
+
+    def leaf(self, kind: str, name: Hashable, shape: Shape, varies: frozenset[str] = NOWHERE) -> int:
+        """A value that nothing is known of, such as a state at the start of the step."""
+        number = self._number(kind, name, (), shape)
+        self.varies[number] = varies
+        return number
+
+    def shape(self, number: int) -> Shape:
+        return self.all[number].shape
+
+    def elements(self, number: int) -> int | None:
+        return elements(self.all[number].shape)
+
+    def apply(self, op: str, attributes: Hashable, operands: Sequence[int], shape: Shape) -> int:
+        """An operator without laws."""
+        return self._number(op, attributes, tuple(operands), shape)
+
+    # --- sums ---
+
+    def constant(self, value: Fraction, shape: Shape = ()) -> int:
+        """The value in every element of a shape."""
+        return self.linear({ONE: value}, shape)
+
+    def uniform(self, number: int) -> Fraction | None:
+        """The value that is in every element of a constant; None for any other expression."""
+        expression = self.all[number]
+        if number == ONE:
+            return _ONCE
+        if expression.op != LINEAR:
+            return None
+        if not expression.operands:
+            return Fraction(0)
+        return expression.attributes[0] if expression.operands == (ONE,) else None  # type: ignore[index]
+
+    def terms(self, number: int) -> Iterator[tuple[int, Fraction]]:
+        """The terms of an expression as a linear combination."""
+        expression = self.all[number]
+        if expression.op == LINEAR:
+            return zip(expression.operands, expression.attributes)  # type: ignore[call-overload,no-any-return]
+        return iter(((number, _ONCE),))
+
+    def linear(self, terms: Mapping[int, Fraction], shape: Shape) -> int:
+        """The sum of terms, each broadcast to ``shape``."""
+        total: dict[int, Fraction] = {}
+        partial = False
+        for term, factor in terms.items():
+            if not factor:
+                continue
+            for atom, coefficient in self.terms(term):
+                total[atom] = total.get(atom, 0) + coefficient * factor
+                partial |= self.all[atom].op == TOTAL and bool(self.all[atom].attributes)
+        if partial:
+            total = self._joined_totals(total)
+        kept = sorted((atom, factor) for atom, factor in total.items() if factor)
+        if len(kept) == 1 and kept[0][1] == 1 and self.shape(kept[0][0]) == shape:
+            return kept[0][0]
+        return self._number(LINEAR, tuple(factor for _, factor in kept), tuple(atom for atom, _ in kept), shape)
+
+    def scaled(self, number: int, factor: Fraction) -> int:
+        """The multiple of an expression."""
+        if factor == 1:
+            return number
+        return self.elementwise(lambda values: self.linear({values[0]: factor}, self.shape(values[0])), [number])
+
+    def added(self, operands: Sequence[int], signs: Sequence[int] | None = None) -> int:
+        """The sum of operands, with their signs."""
+        terms: dict[int, Fraction] = {}
+        for operand, sign in zip(operands, signs or [1] * len(operands)):
+            terms[operand] = terms.get(operand, Fraction(0)) + sign
+        return self.linear(terms, broadcast(self.shape(operand) for operand in operands))
+
+    # --- products ---
+
+    def product(self, operands: Sequence[int], exponents: Sequence[int]) -> int:
+        """The product of powers of operands."""
+        factors: dict[int, int] = {}
+        coefficient = _ONCE
+        shape = broadcast(self.shape(operand) for operand in operands)
+        for operand, exponent in zip(operands, exponents):
+            scale, atom = self._scale(operand)
+            if not scale:
+                if exponent < 0:
+                    return self._number("division by zero", exponent, tuple(operands), shape)
+                return self.linear({}, shape)
+            coefficient *= scale**exponent
+            if atom == ONE:
+                continue
+            expression = self.all[atom]
+            pairs = zip(expression.operands, expression.attributes) if expression.op == PRODUCT else ((atom, 1),)  # type: ignore[call-overload]
+            for factor, power in pairs:
+                factors[factor] = factors.get(factor, 0) + power * exponent
+        cancelled = set()
+        for factor in [factor for factor in factors if self.all[factor].op == COUNTED]:
+            count = self.all[factor].operands[0]
+            if factors[factor] < 0 < factors.get(count, 0):  # what is divided is zero where the count is
+                cancelled.add(count)
+                common = min(-factors[factor], factors[count])
+                factors[factor], factors[count] = factors[factor] + common, factors[count] - common
+        kept = sorted((factor, power) for factor, power in factors.items() if power or self.all[factor].op != COUNTED)
+        kept = [(factor, power) for factor, power in kept if power or factor not in cancelled]
+        if not kept:
+            return self.constant(coefficient, shape)
+        if len(kept) == 1 and kept[0][1] == 1:
+            return self.linear({kept[0][0]: coefficient}, shape)
+        within = broadcast(self.shape(factor) for factor, _ in kept)
+        number = self._number(PRODUCT, tuple(power for _, power in kept), tuple(factor for factor, _ in kept), within)
+        return self.linear({number: coefficient}, shape)
+
+    def _scale(self, number: int) -> tuple[Fraction, int]:
+        """A coefficient and an expression whose product a number is; the first term of the expression has none."""
+        expression = self.all[number]
+        if expression.op != LINEAR:
+            return _ONCE, number
+        if not expression.operands:
+            return Fraction(0), ONE
+        first: Fraction = expression.attributes[0]  # type: ignore[index]
+        if len(expression.operands) == 1:
+            return first, expression.operands[0]
+        return first, self.linear({number: 1 / first}, expression.shape)
+
+    def counted(self, number: int) -> int:
+        """A count to divide by: one where it is zero. A multiple of it is taken for the same multiple of the count to
+        divide by, since what is divided is zero where the count is."""
+        scale, atom = self._scale(number)
+        if not scale or atom == ONE:
+            return number
+        return self.scaled(self._number(COUNTED, None, (self.root(atom),), self.shape(number)), scale)
+
+    def has_factor(self, number: int, factor: int) -> bool:
+        """Return whether an expression is a multiple of another one."""
+        _, atom = self._scale(self.root(number))
+        expression = self.all[self.root(atom)]
+        pairs = zip(expression.operands, expression.attributes) if expression.op == PRODUCT else ((atom, 1),)  # type: ignore[call-overload]
+        return any(each == factor and power > 0 for each, power in pairs)
+
+    # --- elements in row-major order ---
+
+    def view(self, number: int, shape: Shape) -> int:
+        """The same elements in another shape."""
+        expression = self.all[number]
+        if expression.shape == shape:
+            return number
+        if expression.op == VIEW:
+            return self.view(expression.operands[0], shape)
+        value = self.uniform(number)
+        if value is not None:
+            return self.linear({ONE: value}, shape)
+        return self._number(VIEW, None, (number,), shape)
+
+    def root(self, number: int) -> int:
+        """The expression that a view looks at."""
+        expression = self.all[number]
+        return expression.operands[0] if expression.op == VIEW else number
+
+    def pieces(self, number: int) -> list[Piece]:
+        """The ranges of which a flat value is made."""
+        expression = self.all[number]
+        if expression.op == FLAT:
+            return [(root, *part) for root, part in zip(expression.operands, expression.attributes)]  # type: ignore[call-overload]
+        return [(self.root(number), 0, self.elements(number) or 0)]
+
+    def flat(self, pieces: Iterable[Piece]) -> int:
+        """Ranges of elements, one behind the other, in one dimension."""
+        joined: list[Piece] = []
+        for number, start, stop in pieces:
+            if start == stop:
+                continue
+            value = self.uniform(number)
+            if value is not None:
+                length = stop - start
+                if joined and self.uniform(joined[-1][0]) == value:
+                    length += joined.pop()[2]
+                joined.append((self.constant(value, (length,)), 0, length))
+            elif self.all[number].op in (FLAT, VIEW):
+                joined.extend(self.cut(number, start, stop))
+            elif joined and joined[-1][0] == number and joined[-1][2] == start:
+                joined[-1] = number, joined[-1][1], stop
+            else:
+                joined.append((number, start, stop))
+        length = sum(stop - start for _, start, stop in joined)
+        if not joined:
+            return self.linear({}, (0,))
+        if len(joined) == 1 and joined[0][1:] == (0, self.elements(joined[0][0])):
+            return self.view(joined[0][0], (length,))
+        ranges = tuple((start, stop) for _, start, stop in joined)
+        return self._number(FLAT, ranges, tuple(root for root, _, _ in joined), (length,))
+
+    def cut(self, number: int, start: int, stop: int) -> list[Piece]:
+        """Elements ``start`` to ``stop`` of a value, as pieces."""
+        result, position = [], 0
+        for root, first, last in self.pieces(number):
+            low, high = max(start, position), min(stop, position + last - first)
+            if low < high:
+                result.append((root, first + low - position, first + high - position))
+            position += last - first
+        return result
+
+    def elementwise(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int:
+        """The result of an elementwise operator; ``make``: applies it to operands that broadcast.
+
+        Flat operands are combined range by range, and views of one shape under the view."""
+        large = [operand for operand in operands if self.ranged(operand)]
+        shape = broadcast(self.shape(operand) for operand in operands)
+        count = elements(shape)
+        if not large or count is None or any(self.shape(operand) != shape for operand in large):
+            return make(operands)
+        if any(self.all[operand].op == FLAT for operand in large):
+            return self._by_ranges(make, operands, count) if shape == (count,) else make(operands)
+        within = self._common(large, count)
+        inner = [self.view(operand, within) if operand in large else self._narrow(operand) for operand in operands]
+        return make(inner) if within == shape else self.view(self.elementwise(make, inner), shape)
+
+    def ranged(self, number: int) -> bool:
+        """Return whether a value has elements of its own: several, or one of many."""
+        return (self.elements(number) != 1 or self.all[number].op == FLAT) and self.uniform(number) is None
+
+    def _common(self, numbers: Iterable[int], count: int) -> Shape:
+        """The shape in which expressions of as many elements are combined: that of all roots, or one dimension."""
+        shapes = {self.shape(self.root(number)) for number in numbers}
+        return shapes.pop() if len(shapes) == 1 else (count,)
+
+    def _narrow(self, number: int) -> int:
+        """A value that broadcasts anywhere, without dimensions; others as they are."""
+        value = self.uniform(number)
+        return self.view(number, ()) if value is None else self.constant(value)
+
+    def _by_ranges(self, make: Callable[[Sequence[int]], int], operands: Sequence[int], length: int) -> int:
+        rows: list[list[Piece] | None] = []
+        cuts = {0, length}
+        for operand in operands:
+            if not self.ranged(operand):
+                rows.append(None)
+                continue
+            rows.append(self.pieces(operand))
+            position = 0
+            for _, start, stop in self.pieces(operand):
+                position += stop - start
+                cuts.add(position)
+        bounds = sorted(cuts)
+        columns = [None if row is None else self._segments(row, bounds) for row in rows]
+        result: list[Piece] = []
+        for number, (low, high) in enumerate(zip(bounds, bounds[1:])):
+            parts = [None if column is None else column[number] for column in columns]
+            given = [part for part in parts if part is not None]
+            counts = {self.elements(root) for root, _, _ in given}
+            if len({part[1:] for part in given}) == 1 and len(counts) == 1:
+                shape = self._common([root for root, _, _ in given], counts.pop() or 0)
+                _, start, stop = given[0]
+                values = [self._narrow(operand) if part is None else self.view(part[0], shape) for part, operand in zip(parts, operands)]
+            else:
+                start, stop = 0, high - low
+                values = [self._narrow(operand) if part is None else self.flat([part]) for part, operand in zip(parts, operands)]
+            result.append((make(values), start, stop))
+        return self.flat(result)
+
+    @staticmethod
+    def _segments(row: Sequence[Piece], bounds: Sequence[int]) -> list[Piece]:
+        """The pieces, cut at all bounds."""
+        result, position, pieces = [], 0, iter(row)
+        root, start, stop = next(pieces)
+        for low, high in zip(bounds, bounds[1:]):
+            if low - position >= stop - start:
+                position += stop - start
+                root, start, stop = next(pieces)
+            result.append((root, start + low - position, start + high - position))
+        return result
+
+    # --- sums of elements ---
+
+    def total(self, number: int, shape: Shape = ()) -> int:
+        """The sum of all elements."""
+        terms: dict[int, Fraction] = {}
+        for root, start, stop in self.pieces(number):
+            for atom, factor in self._total_terms(root, start, stop):
+                terms[atom] = terms.get(atom, Fraction(0)) + factor
+        return self.view(self.linear(terms, ()), shape)
+
+    def _total_terms(self, root: int, start: int, stop: int) -> Iterator[tuple[int, Fraction]]:
+        count, whole = stop - start, self.shape(root)
+        if self.elements(root) == 1:
+            yield self.view(root, ()), Fraction(count)
+            return
+        parts = [*self.terms(root)]
+        if any(atom != ONE and self.shape(atom) != whole for atom, _ in parts):
+            parts = [(root, _ONCE)]
+        ranges = () if (start, stop) == (0, self.elements(root)) else ((start, stop),)
+        for atom, factor in parts:
+            if atom == ONE:
+                yield ONE, factor * count
+            else:
+                yield self._number(TOTAL, ranges, (self.root(atom),), ()), factor
+
+    def _joined_totals(self, terms: Mapping[int, Fraction]) -> dict[int, Fraction]:
+        """Terms in which sums over ranges of one expression are one sum where the ranges do not overlap."""
+        result: dict[int, Fraction] = {}
+        ranges: dict[tuple[int, Fraction], list[tuple[int, int]]] = {}
+        for atom, factor in terms.items():
+            expression = self.all[atom]
+            if expression.op == TOTAL and expression.attributes:
+                ranges.setdefault((expression.operands[0], factor), []).extend(expression.attributes)  # type: ignore[arg-type]
+            else:
+                result[atom] = factor
+        for (root, factor), parts in ranges.items():
+            joined: list[tuple[int, int]] = []
+            for start, stop in sorted(parts):
+                if joined and start == joined[-1][1]:
+                    joined[-1] = joined[-1][0], stop
+                else:
+                    joined.append((start, stop))
+            overlap = any(before[1] > behind[0] for before, behind in zip(joined, joined[1:]))
+            whole = joined == [(0, self.elements(root))]
+            groups = [(part,) for part in parts] if overlap else [() if whole else tuple(joined)]
+            for group in groups:
+                atom = self._number(TOTAL, group, (root,), ())
+                result[atom] = result.get(atom, Fraction(0)) + factor
+        return result
+
+    # --- extremes of elements ---
+
+    def extreme(self, op: str, numbers: Iterable[int], shape: Shape = ()) -> int:
+        """The largest or the smallest of all elements; of flags, whether any is set or all are."""
+        return self._extreme(op, (piece for number in numbers for piece in self.pieces(number)), shape)
+
+    def _extreme(self, op: str, pieces: Iterable[Piece], shape: Shape = ()) -> int:
+        ranges: dict[int, list[tuple[int, int]]] = {}
+        for root, start, stop in pieces:
+            for within, low, high in self._extreme_parts(op, root) or ((root, start, stop),):
+                if low < high and self.all[within].op != _IDENTITY[op]:
+                    ranges.setdefault(within, []).append((low, high))
+        parts = []
+        for root, spans in sorted(ranges.items()):
+            joined: list[tuple[int, int]] = []
+            for start, stop in sorted(spans):
+                if joined and start <= joined[-1][1]:
+                    joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+                else:
+                    joined.append((start, stop))
+            parts.append((root, () if joined == [(0, self.elements(root))] else tuple(joined)))
+        if len(parts) == 1 and self.elements(parts[0][0]) == 1:
+            return self.view(parts[0][0], shape)
+        number = self._number(op, tuple(spans for _, spans in parts), tuple(root for root, _ in parts), ())
+        return self.view(number, shape)
+
+    def _extreme_parts(self, op: str, number: int) -> list[Piece]:
+        """The ranges whose extreme a value is; none for any other value."""
+        expression = self.all[self.root(number)]
+        if expression.op != op:
+            return []
+        return [
+            (root, *part)
+            for root, spans in zip(expression.operands, expression.attributes)  # type: ignore[call-overload]
+            for part in spans or ((0, self.elements(root)),)
+        ]
+
+    def any_set(self, number: int) -> int | None:
+        """Whether a number that counts flags is above zero, as one flag; None for other numbers."""
+        flags = self._flags(number)
+        return None if flags is None else self._extreme(LARGEST, flags)
+
+    def _flags(self, number: int) -> list[Piece] | None:
+        """The flags that a number is the count, or the largest, of: it is zero where none is set."""
+        op, attributes, operands, _ = self.all[number]
+        inner: list[tuple[int, Callable[[int], int]]] = []
+        if op == "constant" and not any(attributes[1]):  # type: ignore[index]
+            return []
+        if op == "Cast" and attributes[0] == "bool":  # type: ignore[index]
+            return [(operands[0], 0, self.elements(operands[0]) or 0)]
+        if op == VIEW or op == LINEAR and all(factor > 0 for _, factor in self.terms(number)):
+            inner = [(operand, lambda flag: flag) for operand in operands]
+        elif op == REDUCED and attributes[0] in ("sum", LARGEST):  # type: ignore[index]
+            inner = [(operands[0], lambda flag: self.reduced(flag, attributes[1], "max"))]  # type: ignore[index]
+        elif op == "on member":
+            inner = [(operands[0], lambda flag: self.on_member(flag, dict(attributes)))]  # type: ignore[call-overload]
+        elif op in (LARGEST, FLAT):
+            pieces = self.pieces(number) if op == FLAT else self._extreme_parts(op, number)
+            return self._flags_of_pieces(pieces)
+        else:
+            return None
+        result: list[Piece] = []
+        for operand, wrap in inner:
+            found = self._flags(operand)
+            if found is None:
+                return None
+            result += [(wrap(flag), start, stop) for flag, start, stop in found]
+        return result
+
+    def _flags_of_pieces(self, pieces: Iterable[Piece]) -> list[Piece] | None:
+        result: list[Piece] = []
+        for root, start, stop in pieces:
+            found = self._flags(root)
+            if found is None or (len(found) != 1 and (start, stop) != (0, self.elements(root))):
+                return None
+            result += [(found[0][0], start, stop)] if self.elements(root) == found[0][2] else found
+        return result
+
+    # --- members ---
+
+    def size(self, axes: Iterable[str]) -> int:
+        """The number of members along axes together."""
+        return prod(self.extents[axis] for axis in axes)
+
+    def reduced(self, number: int, axes: Iterable[str], how: str) -> int:
+        """The reduction over the members along ``axes``: sum, mean, max or min."""
+        axes, how = frozenset(axes), {"max": LARGEST, "min": SMALLEST}.get(how, how)
+        if how == "mean":
+            return self.scaled(self.reduced(number, axes, "sum"), Fraction(1, self.size(axes)))
+        key = how, axes, number
+        if key not in self._reduced:
+            self._reduced[key] = self._reduction(number, axes, how)
+        return self._reduced[key]
+
+    def _reduction(self, number: int, axes: frozenset[str], how: str) -> int:
+        live = axes & self.varies[number]
+        if how == "sum" and live != axes:
+            return self.scaled(self.reduced(number, live, how), Fraction(self.size(axes - live)))
+        if not live:
+            return number
+        op, attributes, operands, shape = self.all[number]
+        if op == VIEW:
+            return self.view(self.reduced(operands[0], live, how), shape)
+        if op == FLAT:
+            return self.flat((self.reduced(root, live, how), *part) for root, *part in self.pieces(number))
+        if op == how:
+            pieces = ((self.reduced(root, live, how), *part) for root, *part in self._extreme_parts(op, number))
+            return self._extreme(op, pieces)
+        if op == REDUCED and attributes[0] == how:  # type: ignore[index]
+            return self._bound(how, live | attributes[1], operands[0])  # type: ignore[index]
+        if how == "sum":
+            if op == LINEAR:
+                return self.linear({self.reduced(atom, live, how): factor for atom, factor in self.terms(number)}, shape)
+            if op == TOTAL:
+                return self.linear(dict(self._part_of_total(self.reduced(operands[0], live, how), attributes)), ())
+            if op == PRODUCT:
+                return self._reduced_product(number, live)
+        return self._bound(how, live, number)
+
+    def _part_of_total(self, root: int, ranges: Hashable) -> Iterator[tuple[int, Fraction]]:
+        terms: dict[int, Fraction] = {}
+        for start, stop in ranges or ((0, self.elements(root)),):  # type: ignore[attr-defined]
+            for atom, factor in self._total_terms(root, start, stop):
+                terms[atom] = terms.get(atom, Fraction(0)) + factor
+        return iter(terms.items())
+
+    def _reduced_product(self, number: int, axes: frozenset[str]) -> int:
+        """Factors that all members have alike stand in front of the sum."""
+        _, exponents, operands, shape = self.all[number]
+        pairs = list(zip(operands, exponents))  # type: ignore[call-overload]
+        own = [(factor, power) for factor, power in pairs if self.varies[factor] & axes]
+        if len(own) == len(pairs):
+            return self._bound("sum", axes, number)
+        common = [(factor, power) for factor, power in pairs if not self.varies[factor] & axes]
+        inner = self.reduced(self.product(*zip(*own)), axes, "sum")
+        whole = self.product([inner, *(factor for factor, _ in common)], [1, *(power for _, power in common)])
+        return self.linear({whole: _ONCE}, shape)
+
+    def _bound(self, how: str, axes: frozenset[str], number: int) -> int:
+        return self.over_members(REDUCED, (how, axes), number, axes, self.shape(number))
+
+    def over_members(
+        self, op: str, attributes: Hashable, number: int, axes: Iterable[str], shape: Shape
+    ) -> int:
+        """An operator without laws on the values of all members along ``axes``, whose result they have in common."""
+        result = self._number(op, attributes, (number,), shape)
+        self.varies[result] = self.varies[number].difference(axes)
+        return result
+
+    def iterated(self, number: int, start: int, axis: str) -> int:
+        """What a value becomes that is ``number`` after a micro-step in which it was ``start``, after all of them."""
+        if number == start:
+            return self.over_members("before", axis, start, (axis,), self.shape(start))
+        result = self.apply("iterated", axis, (number, start), self.shape(number))
+        self.varies[result] -= {axis}
+        return result
+
+    def on_member(self, number: int, place: Mapping[str, int]) -> int:
+        """What one member has, for all members to read."""
+        place = {axis: index for axis, index in place.items() if axis in self.varies[number]}
+        if not place:
+            return number
+        expression = self.all[number]
+        if expression.op == FLAT:
+            return self.flat((self.on_member(root, place), *part) for root, *part in self.pieces(number))
+        if expression.op == VIEW:
+            return self.view(self.on_member(expression.operands[0], place), expression.shape)
+        return self.over_members("on member", tuple(sorted(place.items())), number, place, expression.shape)
