@@ -35,6 +35,7 @@ COMMANDS = {
     "derive": "Make a training step from a forward ONNX model, with checked gradients.",
     "shard": "Write one runnable graph per rank, with a manifest and a report.",
     "split": "Write graphs of trainers and servers: a parameter server.",
+    "prove": "Prove all ranks equal to the source, for all values, without running them.",
     "verify": "Run the source and all ranks and compare every state and loss.",
     "run": "Train with the ranks of an output folder: threads, or MPI processes.",
     "plan": "Compare every stage, partition and bucket size without writing anything.",

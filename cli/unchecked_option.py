@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-COMMANDS = ("diff", "explain", "inspect", "merge", "report", "reshard", "run", "verify")
+COMMANDS = ("diff", "explain", "inspect", "merge", "prove", "report", "reshard", "run", "verify")
 
 
 def with_unchecked(command: click.Command) -> click.Command:

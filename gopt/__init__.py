@@ -6,7 +6,8 @@ of ranks, or a ``Mesh``.
     load      read a training step and recover its roles
     shard     make every rank of a mesh
     split     share a step out between trainers and servers
-    verify    prove ranks equal to their source
+    prove     prove ranks equal to their source, for all values, without running them
+    verify    run ranks and source, and compare them
     run       train, ranks as threads of this process
     inspect   describe a step, an output folder, a checkpoint or another file
     explain   show what became of one name
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from gopt.verbs.import_step import import_step
     from gopt.verbs.inspect import inspect
     from gopt.verbs.plan import Plan, plan
+    from gopt.verbs.prove import prove
     from gopt.verbs.report import report
     from gopt.verbs.run import Run, run
     from gopt.verbs.run_options import RunOptions
@@ -67,9 +69,8 @@ __all__ = [
     "Auto", "DeriveOptions", "GoptError", "InputError", "InvariantError", "Mesh", "OptionError", "Plan", "Run",
     "RunError", "RunOptions", "ShardOptions", "Sharded", "Source", "Split", "SplitOptions", "StoppedError",
     "UnsupportedError", "VerifyOptions", "__version__", "derive", "diff", "explain", "export", "golden_check",
-    "golden_update", "import_step", "inspect", "load", "merge", "plan", "report", "reshard", "run", "save_state_dict",
-    "seal", "shard",
-    "split", "unchecked", "verify",
+    "golden_update", "import_step", "inspect", "load", "merge", "plan", "prove", "report", "reshard", "run",
+    "save_state_dict", "seal", "shard", "split", "unchecked", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -88,6 +89,7 @@ _NAMES = {
     "gopt.verbs.import_step": ("import_step",),
     "gopt.verbs.inspect": ("inspect",),
     "gopt.verbs.plan": ("Plan", "plan"),
+    "gopt.verbs.prove": ("prove",),
     "gopt.verbs.report": ("report",),
     "gopt.verbs.run": ("Run", "run"),
     "gopt.verbs.run_options": ("RunOptions",),

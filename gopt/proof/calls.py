@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from gopt.collectives.node import parse_shapes
@@ -37,7 +38,7 @@ class Members:
         """The reduction of one value of each member."""
         expressions = self.expressions
         alike = frozenset(axis for axis in self.axes if self._alike(numbers, axis))
-        first = {axis: 0 for axis in alike}
+        first = dict.fromkeys(alike, 0)
         chosen = [
             (number, place) for number, place in zip(numbers, self.places) if all(place[axis] == 0 for axis in first)
         ]
@@ -89,12 +90,12 @@ class Members:
         (whole, *_) = self.all_reduce(attributes, operands)
         assert whole is not None
         if "axis" in attributes:
-            return [[self._part(whole[0], attributes["axis"], attributes["sizes"], index)] for index in range(len(operands))]
+            return [
+                [self._part(whole[0], attributes["axis"], attributes["sizes"], index)] for index in range(len(operands))
+            ]
         bucket = self.expressions.flat(piece for number in whole for piece in self.expressions.pieces(number))
         cuts = attributes["cuts"]
-        return [
-            [self.expressions.flat(self.expressions.cut(bucket, start, stop))] for start, stop in zip(cuts, cuts[1:])
-        ]
+        return [[self.expressions.flat(self.expressions.cut(bucket, start, stop))] for start, stop in pairwise(cuts)]
 
     def all_gather(self, attributes: Mapping[str, Any], operands: Sequence[Sequence[int]]) -> Results:
         if "axis" in attributes:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.artifact.manifest import Manifest
-from gopt.ir.graph import COMM, Graph
+from gopt.ir.graph import Graph
 from gopt.proof.calls import Members
 from gopt.proof.expressions import Expressions
 from gopt.proof.operators import Constants, Reader, as_type
@@ -24,12 +23,14 @@ MICRO = "micro-steps"
 
 @dataclass(slots=True)
 class Expected:
-    """The expressions of the step: ``start`` and ``states`` by tensor, ``shown`` outputs by name."""
+    """The expressions of the step: ``start`` and ``states`` by tensor, ``shown`` outputs by name.
+
+    ``names``: number -> a value of the source, in words."""
 
     start: Values
     states: Values
     shown: Values
-    gradients: Values
+    names: dict[int, str]
 
 
 class Specification:
@@ -68,7 +69,9 @@ class Specification:
             else update[state.updated] for state in training.states
         }  # fmt: skip
         shown = {name: local[name] if name in local else update[name] for name in training.shown}
-        return Expected(start | fed, states, shown, gradients)
+        made = {name: number for name, number in update.items() if name not in gradients}
+        names = {expressions.root(number): repr(name) for values in (made, local) for name, number in values.items()}
+        return Expected(start | fed, states, shown, names)
 
     def _apart(self, state: State) -> frozenset[str]:
         """The axes along which a state differs: statistics move in each micro-step, and local ones on each rank."""
@@ -94,10 +97,12 @@ class Specification:
 
     def _swept(self, graph: Graph, given: Mapping[str, int]) -> Values:
         """The values of a part of the source; each of its calls is one over all ranks with different data."""
-        stored = {name: self.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in given}
+        stored = {
+            name: self.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in given
+        }
         sweep = RankSweep(0, graph, Reader(self.expressions, graph, self.own, self.constants), stored | dict(given))
         axes = tuple(axis for axis in self.manifest.mesh.mesh().data_axes)
-        places = [{axis: 0 for axis in axes}]
+        places = [dict.fromkeys(axes, 0)]
         while (node := sweep.to_call()) is not None:
             operands = [sweep.values[name] for name in node.inputs]
             (results,) = Members(self.expressions, axes, places).call(node, [operands])

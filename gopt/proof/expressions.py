@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple, TypeAlias
 
@@ -227,6 +228,11 @@ class Expressions:
         pairs = zip(expression.operands, expression.attributes) if expression.op == PRODUCT else ((atom, 1),)  # type: ignore[call-overload]
         return any(each == factor and power > 0 for each, power in pairs)
 
+    def bare(self, number: int) -> int:
+        """An expression without its coefficient, in the shape of its root."""
+        inner = self._scale(self.root(number))[1]
+        return inner if inner == number else self.bare(inner)
+
     # --- elements in row-major order ---
 
     def view(self, number: int, shape: Shape) -> int:
@@ -333,17 +339,23 @@ class Expressions:
         bounds = sorted(cuts)
         columns = [None if row is None else self._segments(row, bounds) for row in rows]
         result: list[Piece] = []
-        for number, (low, high) in enumerate(zip(bounds, bounds[1:])):
+        for number, (low, high) in enumerate(pairwise(bounds)):
             parts = [None if column is None else column[number] for column in columns]
             given = [part for part in parts if part is not None]
             counts = {self.elements(root) for root, _, _ in given}
             if len({part[1:] for part in given}) == 1 and len(counts) == 1:
                 shape = self._common([root for root, _, _ in given], counts.pop() or 0)
                 _, start, stop = given[0]
-                values = [self._narrow(operand) if part is None else self.view(part[0], shape) for part, operand in zip(parts, operands)]
+                values = [
+                    self._narrow(operand) if part is None else self.view(part[0], shape)
+                    for part, operand in zip(parts, operands)
+                ]
             else:
                 start, stop = 0, high - low
-                values = [self._narrow(operand) if part is None else self.flat([part]) for part, operand in zip(parts, operands)]
+                values = [
+                    self._narrow(operand) if part is None else self.flat([part])
+                    for part, operand in zip(parts, operands)
+                ]
             result.append((make(values), start, stop))
         return self.flat(result)
 
@@ -352,7 +364,7 @@ class Expressions:
         """The pieces, cut at all bounds."""
         result, position, pieces = [], 0, iter(row)
         root, start, stop = next(pieces)
-        for low, high in zip(bounds, bounds[1:]):
+        for low, high in pairwise(bounds):
             if low - position >= stop - start:
                 position += stop - start
                 root, start, stop = next(pieces)
@@ -401,7 +413,7 @@ class Expressions:
                     joined[-1] = joined[-1][0], stop
                 else:
                     joined.append((start, stop))
-            overlap = any(before[1] > behind[0] for before, behind in zip(joined, joined[1:]))
+            overlap = any(before[1] > behind[0] for before, behind in pairwise(joined))
             whole = joined == [(0, self.elements(root))]
             groups = [(part,) for part in parts] if overlap else [() if whole else tuple(joined)]
             for group in groups:
@@ -459,7 +471,7 @@ class Expressions:
             return []
         if op == "Cast" and attributes[0] == "bool":  # type: ignore[index]
             return [(operands[0], 0, self.elements(operands[0]) or 0)]
-        if op == VIEW or op == LINEAR and all(factor > 0 for _, factor in self.terms(number)):
+        if op == VIEW or (op == LINEAR and all(factor > 0 for _, factor in self.terms(number))):
             inner = [(operand, lambda flag: flag) for operand in operands]
         elif op == REDUCED and attributes[0] in ("sum", LARGEST):  # type: ignore[index]
             inner = [(operands[0], lambda flag: self.reduced(flag, attributes[1], "max"))]  # type: ignore[index]
@@ -495,7 +507,8 @@ class Expressions:
 
     def reduced(self, number: int, axes: Iterable[str], how: str) -> int:
         """The reduction over the members along ``axes``: sum, mean, max or min."""
-        axes, how = frozenset(axes), {"max": LARGEST, "min": SMALLEST}.get(how, how)
+        axes = frozenset(axis for axis in axes if self.extents[axis] > 1)
+        how = {"max": LARGEST, "min": SMALLEST}.get(how, how)
         if how == "mean":
             return self.scaled(self.reduced(number, axes, "sum"), Fraction(1, self.size(axes)))
         key = how, axes, number
@@ -513,15 +526,19 @@ class Expressions:
         if op == VIEW:
             return self.view(self.reduced(operands[0], live, how), shape)
         if op == FLAT:
-            return self.flat((self.reduced(root, live, how), *part) for root, *part in self.pieces(number))
+            return self.flat((self.reduced(root, live, how), low, high) for root, low, high in self.pieces(number))
         if op == how:
-            pieces = ((self.reduced(root, live, how), *part) for root, *part in self._extreme_parts(op, number))
-            return self._extreme(op, pieces)
+            parts = self._extreme_parts(op, number)
+            return self._extreme(op, ((self.reduced(root, live, how), low, high) for root, low, high in parts))
         if op == REDUCED and attributes[0] == how:  # type: ignore[index]
             return self._bound(how, live | attributes[1], operands[0])  # type: ignore[index]
         if how == "sum":
             if op == LINEAR:
-                return self.linear({self.reduced(atom, live, how): factor for atom, factor in self.terms(number)}, shape)
+                terms: dict[int, Fraction] = {}
+                for atom, factor in self.terms(number):
+                    inner = self.reduced(atom, live, how)
+                    terms[inner] = terms.get(inner, Fraction(0)) + factor
+                return self.linear(terms, shape)
             if op == TOTAL:
                 return self.linear(dict(self._part_of_total(self.reduced(operands[0], live, how), attributes)), ())
             if op == PRODUCT:
@@ -550,9 +567,7 @@ class Expressions:
     def _bound(self, how: str, axes: frozenset[str], number: int) -> int:
         return self.over_members(REDUCED, (how, axes), number, axes, self.shape(number))
 
-    def over_members(
-        self, op: str, attributes: Hashable, number: int, axes: Iterable[str], shape: Shape
-    ) -> int:
+    def over_members(self, op: str, attributes: Hashable, number: int, axes: Iterable[str], shape: Shape) -> int:
         """An operator without laws on the values of all members along ``axes``, whose result they have in common."""
         result = self._number(op, attributes, (number,), shape)
         self.varies[result] = self.varies[number].difference(axes)
@@ -573,7 +588,7 @@ class Expressions:
             return number
         expression = self.all[number]
         if expression.op == FLAT:
-            return self.flat((self.on_member(root, place), *part) for root, *part in self.pieces(number))
+            return self.flat((self.on_member(root, place), low, high) for root, low, high in self.pieces(number))
         if expression.op == VIEW:
             return self.view(self.on_member(expression.operands[0], place), expression.shape)
         return self.over_members("on member", tuple(sorted(place.items())), number, place, expression.shape)

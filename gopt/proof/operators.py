@@ -15,7 +15,17 @@ from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType, dtype_name, numpy_dtype
 from gopt.operators.kinds import CASTS, RESHAPES, SIZES
-from gopt.proof.expressions import HIGHEST, LARGEST, LOWEST, SMALLEST, Expressions, Shape, broadcast, elements
+from gopt.proof.expressions import (
+    HIGHEST,
+    LARGEST,
+    LOWEST,
+    SMALLEST,
+    Expression,
+    Expressions,
+    Shape,
+    broadcast,
+    elements,
+)
 
 SMALL = 1 << 12
 """Elements up to which a constant is kept to be read as a shape, as axes or as places."""
@@ -69,7 +79,11 @@ class Reader:
             return None if value is None else self.constants.of(value)
         if node.op_type in SIZES:
             return self._measured(node, operands[0])
-        if operands and all(array is not None for array in arrays) and (folded := self._folded(node, arrays)) is not None:
+        if (
+            operands
+            and all(array is not None for array in arrays)
+            and (folded := self._folded(node, arrays)) is not None
+        ):
             return self.constants.of(folded)
         rule = _RULES.get(node.op_type)
         return None if rule is None else rule(self, node, operands, arrays)
@@ -88,20 +102,23 @@ class Reader:
 
             def make(values: Sequence[int]) -> int:
                 shape = broadcast(expressions.shape(value) for value in values)
-                return expressions.apply(op, key, sorted(values) if symmetric else values, shape)
+                number = expressions.apply(op, key, sorted(values) if symmetric else values, shape)
+                self.constants.origins.setdefault(number, (self.graph, node, 0))
+                return number
 
             return [expressions.elementwise(make, given)]
         results = []
         for place, name in enumerate(node.outputs):
             shape = self.graph.type_of(name).shape if name else None
             results.append(expressions.apply(op, (key, place), given, shape))
+            self.constants.origins.setdefault(results[-1], (self.graph, node, place))
         return results
 
     # --- constants ---
 
     def _folded(self, node: Node, arrays: Sequence[Any]) -> np.ndarray | None:
         if node.op_type in CASTS:
-            return arrays[0].astype(numpy_dtype(self._type(node).dtype))
+            return np.asarray(arrays[0].astype(numpy_dtype(self._type(node).dtype)))
         if not all(array.dtype.kind in "iub" for array in arrays):
             return None
         folded = as_folded(node, arrays)
@@ -178,7 +195,11 @@ class Reader:
 
     def expand(self, node: Node, operands: Sequence[int], arrays: Sequence[Any]) -> int | None:
         shape = self._static(node)
-        if shape is None or not self._floating(node):
+        if (
+            shape is None
+            or not self._floating(node)
+            or broadcast((shape, self.expressions.shape(operands[0]))) != shape
+        ):
             return None
         return self.expressions.linear({operands[0]: Fraction(1)}, shape)
 
@@ -205,7 +226,9 @@ class Reader:
     def slice(self, node: Node, operands: Sequence[int], arrays: Sequence[Any]) -> int | None:
         """A range of a value of one dimension."""
         length = self._length(operands[0])
-        bounds = arrays[1:] if len(arrays) > 2 else [np.array(node.attributes.get(name, ())) for name in ("starts", "ends")]
+        bounds = (
+            arrays[1:] if len(arrays) > 2 else [np.array(node.attributes.get(name, ())) for name in ("starts", "ends")]
+        )
         if length is None or any(bound is None or bound.size != 1 for bound in bounds):
             return None
         if len(bounds) > 3 and int(bounds[3].item()) != 1:
@@ -255,8 +278,12 @@ class Reader:
 
     def invert(self, node: Node, operands: Sequence[int], arrays: Sequence[Any]) -> int | None:
         def make(values: Sequence[int]) -> int:
-            op, _, inner, shape = self.expressions.all[values[0]]
-            return inner[0] if op == "Not" else self.expressions.apply("Not", (), values, self.expressions.shape(values[0]))
+            op, _, inner, _ = self.expressions.all[values[0]]
+            return (
+                inner[0]
+                if op == "Not"
+                else self.expressions.apply("Not", (), values, self.expressions.shape(values[0]))
+            )
 
         return self.expressions.elementwise(make, operands)
 
@@ -269,7 +296,7 @@ class Reader:
         if op != "Equal" or value not in (0, 1):
             return None
         counts = [each for each in compared if expressions.uniform(each) != 0]
-        if len(counts) != 1 or expressions.elements(counts[0]) != 1:
+        if len(counts) != 1 or expressions.elements(counts[0]) != 1 or expressions.shape(other) != self._static(node):
             return None
         if value == 1:
             return expressions.counted(other) if expressions.root(other) == expressions.root(counts[0]) else None
@@ -311,7 +338,9 @@ _RULES: Mapping[str, Callable[[Reader, Node, Sequence[int], Sequence[Any]], int 
     **dict.fromkeys(_MULTIPLIED, Reader.product),
     **dict.fromkeys(CASTS, Reader.cast),
     **dict.fromkeys(RESHAPES, Reader.reshape),
-    **dict.fromkeys(("ReduceSum", "ReduceMean", "ReduceL2", "ReduceSumSquare", "ReduceMax", "ReduceMin"), Reader.reduce),
+    **dict.fromkeys(
+        ("ReduceSum", "ReduceMean", "ReduceL2", "ReduceSumSquare", "ReduceMax", "ReduceMin"), Reader.reduce
+    ),
     **dict.fromkeys(("Max", "Min", "Or", "And"), Reader.extreme),
     "Not": Reader.invert,
     "Where": Reader.where,
@@ -333,6 +362,10 @@ class Constants:
         self.expressions = expressions
         self.arrays: dict[int, np.ndarray] = {}
         """Whole numbers and flags of at most ``SMALL`` elements, by the number of the expression."""
+        self.values: dict[Expression, np.ndarray] = {}
+        """All constants that are not one number in each element."""
+        self.origins: dict[int, tuple[Graph, Node, int]] = {}
+        """Operators without laws: a node that was read so, and the place of the result."""
         self._stored: dict[tuple[str, int, TensorType], int] = {}
 
     def stored(self, tensor: Tensor) -> int:
@@ -346,7 +379,9 @@ class Constants:
 
     def of(self, array: np.ndarray) -> int:
         """The expression of a value."""
-        if array.dtype.name in FLOATS and array.size:
+        if array.dtype.name in FLOATS and not array.size:
+            return self.expressions.linear({}, array.shape)
+        if array.dtype.name in FLOATS:
             flat = array.reshape(-1)
             if flat[0] == flat[-1] and bool((flat == flat[0]).all()) and np.isfinite(np.float64(flat[0])):
                 return self.expressions.constant(simplest(flat[0]), array.shape)
@@ -355,6 +390,7 @@ class Constants:
         data = array.tobytes() if array.dtype != object else repr(array.tolist()).encode()
         name = array.dtype.name, data if len(data) <= 64 else hashlib.sha256(data).digest()
         number = self.expressions.leaf("constant", name, array.shape)
+        self.values.setdefault(self.expressions.all[number], array)
         if array.size <= SMALL and array.dtype.kind in "iub":
             self.arrays[number] = array
         return number
@@ -363,7 +399,7 @@ class Constants:
         """A value of one element in every element of a shape."""
         if value.dtype.name in FLOATS and np.isfinite(np.float64(value.reshape(-1)[0])):
             return self.expressions.constant(simplest(value.reshape(-1)[0]), shape)
-        if elements(shape) or 0 <= SMALL:
+        if (elements(shape) or 0) <= SMALL:
             return self.of(np.broadcast_to(value.reshape(()), shape))
         return self.expressions.leaf("filled", (value.dtype.name, value.tobytes()), shape)
 
@@ -376,9 +412,9 @@ def _bound(array: np.ndarray) -> str:
 
 
 def simplest(value: Any) -> Fraction:
-    """The short decimal, or the fraction of the smallest denominator, that rounds to a floating value: what it stands for.
+    """The short decimal, or the fraction of the smallest denominator, that rounds to a floating value.
 
-    0.1 in float32 is 1/10, so that 1 - 0.9 and 0.1 are one number, as in real arithmetic."""
+    A constant of a step stands for it: 0.1 in float32 is 1/10, so that 1 - 0.9 and 0.1 are one number."""
     number = np.asarray(value)
     exact = Fraction(float(value))
     decimal = Fraction(str(value)) if number.dtype.name in PRECISION else exact
@@ -408,4 +444,5 @@ def frozen(node: Node) -> Hashable:
 def _frozen(value: Any) -> Hashable:
     if isinstance(value, (list, tuple)):
         return tuple(map(_frozen, value))
-    return value.SerializeToString(deterministic=True) if hasattr(value, "SerializeToString") else value
+    frozen: Hashable = value.SerializeToString(deterministic=True) if hasattr(value, "SerializeToString") else value
+    return frozen

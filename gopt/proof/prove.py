@@ -6,59 +6,34 @@ with the values of the source's step on the combined gradients of all batches.""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from gopt.analysis.training import TrainingGraph
 from gopt.artifact.graph_check import check_rank
 from gopt.artifact.integrity import check_files
-from gopt.artifact.manifest import LocalState, Manifest, RankEntry
+from gopt.artifact.manifest import LocalState, RankEntry
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.path_diagnostics import check_folder
+from gopt.artifact.pieces import Place
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.graph import COMM, Graph
+from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.ir.load import load
 from gopt.ir.opaque.expand import expand
-from gopt.ir.types import TensorType
+from gopt.proof.evaluation import Unevaluable
 from gopt.proof.expected import MICRO, Expected, Specification
-from gopt.proof.expressions import Expressions, elements
+from gopt.proof.expressions import Expressions
 from gopt.proof.operators import Constants, Reader, as_type
-from gopt.proof.sweep import Sweep, Values
-from gopt.records.mesh import Mesh
+from gopt.proof.result import Claim, Mismatch, Proof, Verdict
+from gopt.proof.samples import counter_example
+from gopt.proof.sweep import Sweep, UnpairedCall, Values
+from gopt.proof.words import Words
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
-from gopt.verification.folder_check import check_roles
+from gopt.verification.folder_check import check_roles, check_starts
+from gopt.verification.rank_programs import Held, RankPrograms, joined, start_values
 from gopt.verification.verify import source_training
-
-
-class Verdict(str, Enum):
-    """What a proof says of one value."""
-
-    PROVEN = "proven"
-    DIFFERENT = "different"
-    UNPROVEN = "unproven"
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One value of the step: a new state, a loss or a metric, and whether all ranks have it."""
-
-    name: str
-    kind: str
-    verdict: Verdict
-    why: str = ""
-    rank: int | None = None
-
-
-@dataclass(slots=True)
-class Proof:
-    """The claims of a proof, states first."""
-
-    ranks: int
-    claims: list[Claim] = field(default_factory=list)
-    expressions: int = 0
 
 
 class Prover:
@@ -70,7 +45,9 @@ class Prover:
         self.manifest, self.mesh = read_manifest(self.folder)
         check_files(self.folder, self.manifest.files)
         if self.manifest.parameter_server is not None:
-            raise UnsupportedError(f"{folder} holds trainers and servers: gopt prove reads ranks", "gopt verify runs them")
+            raise UnsupportedError(
+                f"{folder} holds trainers and servers: gopt prove reads ranks", "gopt verify runs them"
+            )
         if len(self.manifest.ranks) != self.manifest.total_ranks:
             raise InputError(
                 f"{folder} holds {len(self.manifest.ranks)} of {self.manifest.total_ranks} ranks",
@@ -82,37 +59,64 @@ class Prover:
         micro = {MICRO: self.manifest.accumulate} if self.manifest.accumulate > 1 else {}
         self.expressions = Expressions({**dict(self.mesh.axes), **micro})
         self.constants = Constants(self.expressions)
-        self.own = frozenset({*self.mesh.data_axes, *micro})
+        self.own = frozenset(axis for axis in (*self.mesh.data_axes, *micro) if self.expressions.extents[axis] > 1)
         self.dtypes: dict[tuple[int, str], str] = {}
+        self.seen: list[list[Values]] = [[] for _ in self.manifest.ranks]
+        """The values of each rank's files, phase by phase."""
 
     def run(self) -> Proof:
         """Read the source and all ranks, and compare."""
         with gc_paused():
             expected = Specification(self.expressions, self.constants, self.training, self.manifest, self.own).read()
-            found = self._ranks(expected)
-        return _Comparison(self.manifest, self.training, self.expressions, expected, found, self.dtypes).proof()
+            graphs = self._read()
+            try:
+                found = self._ranks(expected, graphs)
+            except UnpairedCall as wrong:
+                mismatch = Mismatch(wrong.rank, 1, wrong.node, wrong.found, wrong.expected)
+                return Proof(self.mesh.ranks, [Claim(wrong.node, "call", Verdict.DIFFERENT, mismatch)])
+            return _Comparison(self, expected, found).proof()
 
-    def _ranks(self, expected: Expected) -> list[Values]:
+    def node_of(self, rank: int, number: int) -> str | None:
+        """The first value of a rank's files that is a multiple of an expression, or has a range of its elements."""
+        bare = self.expressions.bare(number)
+        for values in self.seen[rank]:
+            for name, made in values.items():
+                if any(self.expressions.bare(piece[0]) == bare for piece in self.expressions.pieces(made)):
+                    return name
+        return None
+
+    def _read(self) -> list[dict[str, Graph]]:
+        """The graphs of all ranks, by phase. Raises InputError where one is missing, contradicts the manifest, or
+        starts a state from another value than other ranks."""
+        read, programs = [], []
+        arrays: Held = {}
+        for number, entry in enumerate(self.manifest.ranks, 1):
+            paths = {phase: self.folder / entry.files.get(phase, "") for phase in self.manifest.schedule}
+            missing = next((path for path in paths.values() if not path.is_file()), None)
+            if missing is not None:
+                raise InputError(f"rank {entry.rank} has no file {missing}", "write the folder again with gopt shard")
+            graphs = {phase: load(path, own=True) for phase, path in paths.items()}
+            check_rank(self.manifest, entry, graphs, self.folder)
+            programs.append(RankPrograms({}, self.manifest.states_of(entry), (), start_values(graphs, arrays), entry))
+            read.append({phase: expand(graph) for phase, graph in graphs.items()})
+            self.advance("reading ranks", number, len(self.manifest.ranks))
+        stored = joined(programs, "input", [rank.values for rank in programs], self.training.graph.types)
+        check_starts(programs, stored, self.folder)
+        return read
+
+    def _ranks(self, expected: Expected, graphs: Sequence[Mapping[str, Graph]]) -> list[Values]:
         """The results of every rank at the end of the step."""
-        held = [self._start(entry, expected) for entry in self.manifest.ranks]
+        states = [self._start(entry, expected) for entry in self.manifest.ranks]
         sweep = Sweep(self.expressions, self.constants, self.mesh, self.own)
         for phase, times in self.manifest.schedule.items():
-            graphs = []
-            for number, entry in enumerate(self.manifest.ranks, 1):
-                graphs.append(self._graph(entry, phase))
-                self.advance(f"reading ranks, {phase}", number, len(self.manifest.ranks))
             self.advance(f"comparing {phase}")
-            given = [self._given(entry, graph, values) for entry, graph, values in zip(self.manifest.ranks, graphs, held)]
-            results = sweep.run(graphs, given)
-            for entry, graph, values, result in zip(self.manifest.ranks, graphs, held, results):
+            of_phase = [graphs_of_rank[phase] for graphs_of_rank in graphs]
+            given = [self._given(*each) for each in zip(self.manifest.ranks, of_phase, states)]
+            results = sweep.run(of_phase, given)
+            for entry, graph, values, result in zip(self.manifest.ranks, of_phase, states, results):
+                self.seen[entry.rank].append(result)
                 self._carry(entry, graph, values, result, times)
-        return held
-
-    def _graph(self, entry: RankEntry, phase: str) -> Graph:
-        path = self.folder / entry.files.get(phase, "")
-        if not path.is_file():
-            raise InputError(f"rank {entry.rank} has no file {path}", "write the folder again with gopt shard")
-        return expand(load(path, own=True))
+        return states
 
     def _start(self, entry: RankEntry, expected: Expected) -> Values:
         """What a rank's inputs are at the start of a step."""
@@ -139,8 +143,12 @@ class Prover:
         moved = {behind for behind in graph.outputs if behind in after}
         due = self.expressions.elementwise(self.expressions.added, [term, before])
         if moved != {output} or after[output] != due:
-            return self.expressions.leaf("sum of micro-steps", (name, entry.rank), self.expressions.shape(term))
+            return self._unknown(entry, name, term)
         return self.expressions.reduced(term, (MICRO,), "sum")
+
+    def _unknown(self, entry: RankEntry, name: str, number: int) -> int:
+        """A value that follows from micro-steps by more than a sum of terms."""
+        return self.expressions.leaf("a value of micro-steps", (name, entry.rank), self.expressions.shape(number))
 
     def _behind(self, graph: Graph, results: Values, name: str, number: int) -> Values:
         """The values that depend on an input, for another value of it; those behind a call are left out."""
@@ -151,12 +159,14 @@ class Prover:
                 continue
             if node.domain == COMM:
                 return {}
-            operands = [changed.get(each, results.get(each)) if each else None for each in (*node.inputs, *node.captures)]
+            operands = [
+                changed.get(each, results.get(each)) if each else None for each in (*node.inputs, *node.captures)
+            ]
             changed.update(zip(node.outputs, reader.results(node, operands)))
         return changed
 
     def _boxed(self, number: int, box: object) -> int:
-        return self.expressions.apply("box", box, [number], None)  # type: ignore[arg-type]
+        return self.expressions.apply("box", box, [number], None)
 
     def _held(self, state: LocalState, whole: Values) -> int:
         return held(self.expressions, state, whole)
@@ -179,6 +189,10 @@ class Prover:
     def _carry(self, entry: RankEntry, graph: Graph, held: Values, results: Values, times: int) -> None:
         """Take over what a phase makes."""
         sums = {accumulator.output for accumulator in entry.accumulators}
+        if times > 1 and sums:
+            begun = {accumulator.input for accumulator in entry.accumulators}
+            for name in descendants(GraphIndex(graph), begun).intersection(graph.outputs) - sums:
+                results[name] = self._unknown(entry, name, results[name])
         for output, name in self.manifest.next_inputs(entry).items():
             if output in graph.outputs:
                 number = results[output]
@@ -207,46 +221,83 @@ def held(expressions: Expressions, state: LocalState, whole: Values) -> int:
 class _Comparison:
     """Found and expected values, claim by claim."""
 
-    def __init__(
-        self, manifest: Manifest, training: TrainingGraph, expressions: Expressions, expected: Expected,
-        found: Sequence[Values], dtypes: Mapping[tuple[int, str], str],
-    ) -> None:  # fmt: skip
-        self.manifest, self.training, self.expressions = manifest, training, expressions
-        self.expected, self.found, self.dtypes = expected, found, dtypes
+    def __init__(self, prover: Prover, expected: Expected, found: Sequence[Values]) -> None:
+        self.prover, self.expected, self.found = prover, expected, found
+        self.expressions, self.manifest = prover.expressions, prover.manifest
+        self.words = Words(self.expressions, expected.names)
+        self.dtypes = {state.tensor: state.dtype for state in self.manifest.states}
 
     def proof(self) -> Proof:
-        types = {state.tensor: state.dtype for state in self.manifest.states}
-        claims = {state.tensor: Claim(state.tensor, state.kind.value, Verdict.PROVEN) for state in self.training.states}
+        """The claims of all values."""
+        kinds = {state.tensor: state.kind.value for state in self.prover.training.states}
+        apart: dict[str, list[tuple[int, int, int]]] = {}
+        covered: dict[str, dict[tuple[Place, int], int]] = {}
         for entry, values in zip(self.manifest.ranks, self.found):
             for state in self.manifest.states_of(entry):
-                due = held(self.expressions, state, self.expected.states)
-                if state.copy:
-                    due = as_type(self.expressions, due, types[state.pieces[0].tensor], self.dtypes[entry.rank, state.input])
-                due = self.expressions.root(due)
-                number = self.expressions.root(self.expressions.view(values[state.input], (state.elements,)))
-                if due != number:
-                    name = state.pieces[0].tensor
-                    claims[name] = Claim(name, claims[name].kind, Verdict.UNPROVEN, self.words(number, due), entry.rank)
+                for piece in state.pieces if not state.copy else ():
+                    covered.setdefault(piece.tensor, {})[piece.place, piece.start] = piece.elements
+                for name, found, due in self._compared(state, entry.rank, values):
+                    apart.setdefault(name, []).append((entry.rank, found, due))
+        claims = [self._claim(name, kind, apart.get(name, [])) for name, kind in kinds.items()]
+        for index, claim in enumerate(claims):
+            held_elements = sum(covered.get(claim.name, {}).values())
+            if (
+                claim.verdict is Verdict.PROVEN
+                and held_elements < self.prover.training.graph.types[claim.name].elements
+            ):
+                claims[index] = replace(claim, verdict=Verdict.UNPROVEN)  # a rank would have to hold it
         for name, due in self.expected.shown.items():
-            claim = Claim(name, "loss" if name in self.training.losses else "metric", Verdict.PROVEN)
+            kind = "loss" if name in self.prover.training.losses else "metric"
+            ranks = [(rank, values[f"output {name}"]) for rank, values in enumerate(self.found)]
+            claims.append(self._claim(name, kind, [(rank, found, due) for rank, found in ranks if found != due]))
+        return Proof(len(self.found), [*claims, *self._sums()], len(self.expressions.all))
+
+    def _sums(self) -> Iterator[Claim]:
+        """The accumulators of the ranks, which the next step finds empty."""
+        names = dict.fromkeys(sum.input for entry in self.manifest.ranks for sum in entry.accumulators)
+        for name in names:
+            apart = []
             for entry, values in zip(self.manifest.ranks, self.found):
-                number = values.get(f"output {name}")
-                if number != due:
-                    claim = Claim(name, claim.kind, Verdict.UNPROVEN, self.words(number, due), entry.rank)
-            claims[f"output {name}"] = claim
-        return Proof(len(self.found), list(claims.values()), len(self.expressions.all))
+                for accumulator in entry.accumulators:
+                    zero = self.expressions.linear({}, accumulator.shape)
+                    if accumulator.input == name and values[name] != zero:
+                        apart.append((entry.rank, values[name], zero))
+            yield self._claim(name, "sum of micro-steps", apart)
 
-    def words(self, found: int | None, due: int) -> str:
-        return f"{self.text(found, 9)}\n    DUE {self.text(due, 4)}"
+    def _compared(self, state: LocalState, rank: int, values: Values) -> Iterator[tuple[str, int, int]]:
+        """The pieces of a rank's state that are not as expected."""
+        due = held(self.expressions, state, self.expected.states)
+        if state.copy:
+            source = self.dtypes[state.pieces[0].tensor]
+            due = as_type(self.expressions, due, source, self.prover.dtypes[rank, state.input])
+        found = self.expressions.view(values[state.input], (state.elements,))
+        if self.expressions.root(found) == self.expressions.root(due):
+            return
+        position = 0
+        for piece in state.pieces:
+            parts = [
+                self.expressions.flat(self.expressions.cut(number, position, position + piece.elements))
+                for number in (found, due)
+            ]
+            if parts[0] != parts[1]:
+                yield piece.tensor, parts[0], parts[1]
+            position += piece.elements
 
-    def text(self, number: int | None, depth: int) -> str:
-        if number is None:
-            return "-"
-        e = self.expressions.all[number]
-        if not e.operands:
-            return f"{e.op}:{e.attributes}"[:60]
-        if not depth:
-            return f"#{number}"
-        inner = ", ".join(self.text(operand, depth - 1) for operand in e.operands[:6])
-        attributes = [str(a) for a in e.attributes[:6]] if e.op in ("linear", "product", "flat") else e.attributes
-        return f"{e.op}{attributes}({inner})"[:1500]
+    def _claim(self, name: str, kind: str, apart: Sequence[tuple[int, int, int]]) -> Claim:
+        if not apart:
+            return Claim(name, kind, Verdict.PROVEN)
+        rank, found, due = apart[0]
+        inner = self.words.parting(found, due)
+        found_text, due_text = (self.words.text(number, top=True) for number in inner)
+        mismatch = Mismatch(
+            rank, len({each for each, _, _ in apart}), self.prover.node_of(rank, inner[0]), found_text, due_text
+        )
+        try:
+            place = self.prover.mesh.coordinates(rank)
+            example = counter_example(
+                self.expressions, self.prover.training, self.prover.mesh, self.prover.constants, (found, due), place
+            )
+        except Unevaluable:
+            example = None
+        verdict = Verdict.UNPROVEN if example is None else Verdict.DIFFERENT
+        return Claim(name, kind, verdict, replace(mismatch, example=example))

@@ -7,12 +7,22 @@ from dataclasses import dataclass, field
 
 from gopt.collectives.call import Type
 from gopt.collectives.node import call_signature
-from gopt.errors import GoptError, InvariantError, UnsupportedError
+from gopt.errors import InputError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.operators.kinds import CASTS
 from gopt.proof.calls import Members
 from gopt.proof.expressions import Expressions, elements
 from gopt.proof.operators import Constants, Reader
 from gopt.records.mesh import Mesh
+
+
+class UnpairedCall(Exception):
+    """A call that its group does not make together: the rank, its node, what it does and what is expected."""
+
+    def __init__(self, rank: int, node: Node, found: str, expected: str) -> None:
+        super().__init__(rank, node.label, found, expected)
+        self.rank, self.node, self.found, self.expected = rank, node.label, found, expected
+
 
 Values = dict[str, int]
 """Name of a value -> the number of its expression."""
@@ -32,27 +42,30 @@ class RankSweep:
 
     def to_call(self) -> Node | None:
         """Read nodes up to the next call; None at the end of the graph."""
-        values, memo, nodes = self.values, self.memo, self.graph.nodes
-        for self.at in range(self.at, len(nodes)):
-            node = nodes[self.at]
-            if node.domain == COMM:
-                return node
-            operands = [values.get(name) if name else None for name in node.reads if name]
-            if None in operands:
-                raise InvariantError(f"{node.op_type} {node.label!r} reads a value that rank {self.rank} does not have")
-            key = (node.encoded, tuple(operands)) if node.encoded is not None and node.op_type != "Cast" else None
-            results = memo.get(key) if key is not None else None
-            if results is None:
-                full = [values[name] if name else None for name in node.inputs]
-                captured = [values[name] for name in node.captures]
-                results = self.reader.results(node, [*full, *captured])
-                if key is not None:
-                    memo[key] = results
-            for name, number in zip(node.outputs, results):
-                if name:
-                    values[name] = number
-        self.at = len(nodes)
+        nodes = self.graph.nodes
+        while self.at < len(nodes):
+            if nodes[self.at].domain == COMM:
+                return nodes[self.at]
+            self._read(nodes[self.at])
+            self.at += 1
         return None
+
+    def _read(self, node: Node) -> None:
+        values = self.values
+        try:
+            operands = tuple([values[name] for name in node.reads])
+        except KeyError as lacking:
+            raise UnpairedCall(
+                self.rank, node, f"reads {lacking}, which it does not have", "a value of its own"
+            ) from None
+        key = (node.encoded, operands) if node.encoded is not None and node.op_type not in CASTS else None
+        results = self.memo.get(key) if key is not None else None
+        if results is None:
+            absent: list[int | None] = [values[name] if name else None for name in node.inputs]
+            results = self.reader.results(node, [*absent, *(values[name] for name in node.captures)])
+            if key is not None:
+                self.memo[key] = results
+        values.update(zip(node.outputs, results))
 
 
 class Sweep:
@@ -64,7 +77,7 @@ class Sweep:
         self._memo: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
 
     def run(self, graphs: Sequence[Graph], given: Sequence[Values]) -> list[Values]:
-        """The expressions of all values of all ranks; ``given``: of the inputs of each. Raises InvariantError for
+        """The expressions of all values of all ranks; ``given``: of the inputs of each. Raises UnpairedCall for
         calls that do not meet."""
         sweeps = [
             RankSweep(rank, graph, self.reader(graph), self.start(graph, values), memo=self._memo)
@@ -93,7 +106,7 @@ class Sweep:
         return stored | given
 
     def _ready(self, waiting: Mapping[int, Node]) -> list[tuple[int, ...]]:
-        """The groups whose members all wait in one call. Raises InvariantError where there is none."""
+        """The groups whose members all wait in one call. Raises UnpairedCall where there is none."""
         groups: dict[tuple[int, ...], int] = {}
         for rank, node in waiting.items():
             members = self.mesh.members(str(node.attributes["group"]), rank)
@@ -101,9 +114,11 @@ class Sweep:
         ready = [members for members, count in groups.items() if count == len(members)]
         if not ready:
             rank, node = min(waiting.items())
-            raise InvariantError(
-                f"rank {rank} waits in {node.op_type} {node.label!r} over {node.attributes['group']} for ranks that "
-                "never come to it"
+            members = self.mesh.members(str(node.attributes["group"]), rank)
+            missing = [str(member) for member in members if member not in waiting]
+            late = f"ranks {', '.join(missing)} never come to it" if missing else "others of its group wait elsewhere"
+            raise UnpairedCall(
+                rank, node, f"{node.op_type} over {node.attributes['group']}, where {late}", "all members in one call"
             )
         return ready
 
@@ -114,13 +129,11 @@ class Sweep:
         for sweep, node in zip(members, nodes):
             try:
                 signatures.append(call_signature(node.op_type, node.attributes, self._types(sweep, node)))
-            except GoptError as error:
-                raise InvariantError(f"rank {sweep.rank}: {node.op_type} {node.label!r}: {error.message}") from None
+            except InputError as error:
+                raise UnpairedCall(sweep.rank, node, error.message, "a call that its operands allow") from None
         for sweep, node, signature in zip(members, nodes, signatures):
             if signature != signatures[0]:
-                raise InvariantError(
-                    f"ranks {members[0].rank} and {sweep.rank} meet in different calls: {signatures[0]}, and {signature}"
-                )
+                raise UnpairedCall(sweep.rank, node, str(signature), f"{signatures[0]}, as rank {members[0].rank} has")
         places = [{axis: self._places[sweep.rank][axis] for axis in axes} for sweep in members]
         operands = [[sweep.values[name] for name in node.inputs] for sweep, node in zip(members, nodes)]
         results = Members(self.expressions, axes, places).call(nodes[0], operands)

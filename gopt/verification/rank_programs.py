@@ -12,6 +12,7 @@ from gopt.artifact.graph_check import check_rank
 from gopt.artifact.manifest import LocalAccumulator, LocalState, Manifest, RankEntry
 from gopt.artifact.pieces import Place, cut, put
 from gopt.errors import InputError
+from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, numpy_dtype
@@ -77,7 +78,7 @@ def read_rank(
     ``random_inputs`` are fed, with ``types`` of results in the source. Raises InputError where files are missing or say
     something else. ``arrays``: shared by ranks."""
     states = manifest.states_of(record)
-    graphs, stored = {}, {}
+    graphs = {}
     last = list(phases)[-1]
     for phase, name in (
         record.files.items() if record.role == "server" else [(p, record.files.get(p, "")) for p in phases]
@@ -86,14 +87,24 @@ def read_rank(
         if not path.is_file():
             raise InputError(f"rank {record.rank} has no file {path}", "write the folder again with gopt shard")
         graph = load(path, own=True)
-        stored.update({name: _value(t, arrays) for name, t in graph.initializers.items() if name in graph.inputs})
         graphs[last if record.role == "server" else phase] = graph
+    stored = start_values(graphs, arrays)
     check_rank(manifest, record, graphs, folder)
     graphs = {phase: without_absent_operands(graph) for phase, graph in graphs.items()}
     data = manifest.mesh.mesh().data_axes
     fed = {phase: feed_graph(graph, random_inputs, types) for phase, graph in graphs.items()}
     programs = {phase: Executor(probed(graph, probe, data), cache) for phase, graph in fed.items()}
     return RankPrograms(programs, states, record.accumulators, stored, record)
+
+
+def start_values(graphs: Mapping[str, Graph], arrays: Held) -> Values:
+    """The stored values of the inputs of a rank's graphs; ``arrays``: shared by ranks."""
+    return {
+        name: _value(tensor, arrays)
+        for graph in graphs.values()
+        for name, tensor in graph.initializers.items()
+        if name in graph.inputs
+    }
 
 
 def _value(tensor: Tensor, arrays: Held) -> np.ndarray:

@@ -1,0 +1,54 @@
+"""Prints the result of ``gopt prove``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from .render import console, table
+
+if TYPE_CHECKING:
+    from gopt.proof.result import Claim, Proof
+
+MOST = 8
+"""Values that are not proven, with lines of their own; --json has them all."""
+COLOURS = {"proven": "green", "unproven": "bold yellow", "different": "bold red"}
+
+
+def render_proof(proof: Proof, folder: str) -> None:
+    """How many values of each kind are proven, the others by name, and the verdict."""
+    out = console()
+    verdicts = ("proven", "different", "unproven")
+    counts = Counter((claim.kind, claim.verdict.value) for claim in proof.claims)
+    kinds = dict.fromkeys(claim.kind for claim in proof.claims)
+    rows = [(kind.replace("_", " "), *(counts[kind, verdict] or "" for verdict in verdicts)) for kind in kinds]
+    title = f"Values at the end of a step, on {proof.ranks} ranks"
+    out.print(table(title, ("kind", *verdicts), rows, (1, 2, 3)))
+    claims = proof.open()
+    for claim in claims[:MOST]:
+        _claim(claim, out)
+    if len(claims) > MOST:
+        out.print(f"and {', '.join(claim.name for claim in claims[MOST:])}")
+    proven = sum(claim.verdict.value == "proven" for claim in proof.claims)
+    word = {"proven": "proven for all values", "different": "NOT equal", "unproven": "NOT proven"}[proof.verdict.value]
+    out.print(Text.assemble((word, COLOURS[proof.verdict.value]), f": {proven} of {len(proof.claims)} values"))
+    if proof.verdict.value == "unproven":
+        out.print(f"gopt verify {folder} compares the others by numbers")
+
+
+def _claim(claim: Claim, out: Console) -> None:
+    mismatch = claim.mismatch
+    out.print(Text.assemble((claim.name, COLOURS[claim.verdict.value]), f" ({claim.kind}) is {claim.verdict.value}"))
+    if mismatch is None:
+        return
+    others = f" and {mismatch.ranks - 1} more" if mismatch.ranks > 1 else ""
+    node = f", {mismatch.node}" if mismatch.node else ""
+    out.print(f"  rank {mismatch.rank}{others}{node}")
+    out.print(Text(f"  has       {mismatch.found}"))
+    out.print(Text(f"  expected  {mismatch.expected}"))
+    if mismatch.example is not None:
+        example = mismatch.example
+        out.print(f"  e.g. element {example.element}: {example.found:.7g}, expected {example.expected:.7g}")

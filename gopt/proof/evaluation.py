@@ -1,0 +1,212 @@
+"""Evaluates expressions on numbers, for each member: a counter-example for what is not equal, and a check of the laws.
+
+Floats are computed in float64, so that nothing is rounded but where the step itself rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gopt.errors import GoptError
+from gopt.ir.graph import Graph, Node
+from gopt.ir.types import FLOATS, TensorType, numpy_dtype
+from gopt.proof.expressions import (
+    COUNTED,
+    FLAT,
+    HIGHEST,
+    LARGEST,
+    LINEAR,
+    LOWEST,
+    PRODUCT,
+    REDUCED,
+    SMALLEST,
+    TOTAL,
+    VIEW,
+    Expression,
+    Expressions,
+    elements,
+)
+from gopt.runtime.reference_eval import evaluate
+
+Place = Mapping[str, int]
+Leaf = Callable[[Expression, Place], np.ndarray | None]
+"""The value of a leaf on a member; None for one that has no value."""
+Origin = tuple[Graph, Node, int]
+"""A node that an expression without laws was read from, and the place of the result."""
+MOST = 2_000_000
+"""Elements of all expressions together up to which they are evaluated."""
+
+
+class Unevaluable(Exception):
+    """An expression has no value here: it draws random numbers, is too large, or no kernel computes it."""
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """Values of expressions: ``leaf`` gives those of leaves, ``origins`` the nodes of operators without laws."""
+
+    expressions: Expressions
+    leaf: Leaf
+    origins: Mapping[int, Origin]
+
+    def values(self, numbers: Sequence[int], place: Place) -> list[np.ndarray]:
+        """The values of expressions on one member. Raises Unevaluable."""
+        needed: set[tuple[int, tuple[tuple[str, int], ...]]] = set()
+        stack = [(number, self._at(number, place)) for number in numbers]
+        total = 0
+        while stack:
+            key = stack.pop()
+            if key in needed:
+                continue
+            needed.add(key)
+            total += elements(self.expressions.shape(key[0])) or 0
+            if total > MOST:
+                raise Unevaluable("large")
+            stack += self._operands(*key)
+        known: dict[tuple[int, tuple[tuple[str, int], ...]], np.ndarray] = {}
+        for key in sorted(needed):
+            known[key] = self._value(key[0], dict(key[1]), [known[operand] for operand in self._operands(*key)])
+        return [known[number, self._at(number, place)] for number in numbers]
+
+    def _at(self, number: int, place: Place) -> tuple[tuple[str, int], ...]:
+        """The indices that an expression depends on."""
+        return tuple((axis, place.get(axis, 0)) for axis in sorted(self.expressions.varies[number]))
+
+    def _operands(self, number: int, at: tuple[tuple[str, int], ...]) -> list[tuple[int, tuple[tuple[str, int], ...]]]:
+        """The operands of an expression, each on the members whose values are read."""
+        op, attributes, operands, _ = self.expressions.all[number]
+        places = [dict(at)]
+        if op in (REDUCED, "gathered"):
+            axes = sorted(attributes[1]) if op == REDUCED else attributes[0]  # type: ignore[index]
+            for axis in axes:
+                places = [place | {axis: index} for place in places for index in range(self.expressions.extents[axis])]
+        elif op == "on member":
+            places = [dict(at) | dict(attributes)]  # type: ignore[call-overload]
+        return [(operand, self._at(operand, place)) for place in places for operand in operands]
+
+    def _value(self, number: int, place: Place, values: list[np.ndarray]) -> np.ndarray:
+        expression = self.expressions.all[number]
+        op, attributes, _, shape = expression
+        if op == "one":
+            return np.ones(())
+        rule = _KERNELS.get(op)
+        with np.errstate(all="ignore"):
+            if rule is not None:
+                result = rule(attributes, values)
+            elif number in self.origins:
+                result = _computed(*self.origins[number], values)
+            else:
+                result = self.leaf(expression, place)
+        if result is None:
+            raise Unevaluable(op)
+        if elements(shape) is None:
+            return np.asarray(result)
+        sizes = tuple(map(int, shape or ()))  # type: ignore[arg-type]
+        array = np.asarray(result)
+        return array.reshape(sizes) if array.size == elements(shape) else np.broadcast_to(array, sizes)
+
+
+def _computed(graph: Graph, node: Node, place: int, values: Sequence[np.ndarray]) -> np.ndarray:
+    """One node, by the reference evaluator in float64."""
+    names = [*dict.fromkeys(name for name in (*node.inputs, *node.captures) if name)]
+    given = [name for name in (*node.inputs, *node.captures) if name]
+    if len(given) != len(values):
+        raise Unevaluable(node.op_type)
+    feeds = dict(zip(given, values))
+    for name in names:
+        dtype = graph.type_of(name).dtype
+        if dtype not in FLOATS:
+            feeds[name] = feeds[name].astype(numpy_dtype(dtype))
+    inputs = {name: TensorType(dtype_of(feeds[name]), feeds[name].shape) for name in names}
+    output = node.outputs[place]
+    old = graph.type_of(output)
+    outputs = {output: replace(old, dtype="float64") if old.dtype in FLOATS else old}
+    one = Graph("one", [node], inputs, outputs, {}, dict(inputs | outputs), graph.header, {})
+    try:
+        return evaluate(one, feeds)[output]
+    except (GoptError, TypeError, ValueError) as error:
+        raise Unevaluable(f"{node.op_type}: {error}") from None
+
+
+def dtype_of(array: np.ndarray) -> str:
+    return "bool" if array.dtype == bool else array.dtype.name
+
+
+def _linear(factors: Any, values: Sequence[np.ndarray]) -> Any:
+    return sum((float(factor) * value for factor, value in zip(factors, values)), np.zeros(()))
+
+
+def _product(powers: Any, values: Sequence[np.ndarray]) -> Any:
+    result = np.ones(())
+    for power, value in zip(powers, values):
+        result = result * np.asarray(value, np.float64) ** float(power)
+    return result
+
+
+def _cut(spans: Any, values: Sequence[np.ndarray]) -> np.ndarray:
+    parts = [value.reshape(-1)[start:stop] for (start, stop), value in zip(spans, values)]
+    return np.concatenate(parts)
+
+
+def _extreme(choose: Callable[..., Any]) -> Callable[[Any, Sequence[np.ndarray]], Any]:
+    def kernel(spans: Any, values: Sequence[np.ndarray]) -> Any:
+        if spans == "members":
+            return choose(np.stack(values), axis=0)
+        parts = [
+            value.reshape(-1)[start:stop]
+            for ranges, value in zip(spans, values)
+            for start, stop in ranges or ((0, value.size),)
+        ]
+        return choose(np.concatenate(parts))
+
+    return kernel
+
+
+def _total(spans: Any, values: Sequence[np.ndarray]) -> Any:
+    flat = values[0].reshape(-1)
+    return sum(flat[start:stop].sum() for start, stop in spans or ((0, flat.size),))
+
+
+def _reduced(attributes: Any, values: Sequence[np.ndarray]) -> Any:
+    how: Mapping[str, Callable[..., Any]] = {"sum": np.sum, LARGEST: np.max, SMALLEST: np.min}
+    return how[attributes[0]](np.stack(values), axis=0)
+
+
+def _rounded(dtype: Any, values: Sequence[np.ndarray]) -> Any:
+    return values[0].astype(numpy_dtype(dtype)).astype(np.float64)
+
+
+def _cast(types: Any, values: Sequence[np.ndarray]) -> Any:
+    return values[0].astype(np.float64 if types[1] in FLOATS else numpy_dtype(types[1]))
+
+
+def _part(attributes: Any, values: Sequence[np.ndarray]) -> Any:
+    axis, start, stop = attributes
+    return np.take(values[0], range(start, stop), axis)
+
+
+_KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
+    LINEAR: _linear,
+    PRODUCT: _product,
+    VIEW: lambda shape, values: values[0],
+    FLAT: _cut,
+    TOTAL: _total,
+    LARGEST: _extreme(np.max),
+    SMALLEST: _extreme(np.min),
+    REDUCED: _reduced,
+    COUNTED: lambda _, values: np.where(values[0] == 0, 1, values[0]),
+    LOWEST: lambda dtype, _: np.float64(-np.inf),
+    HIGHEST: lambda dtype, _: np.float64(np.inf),
+    "round": _rounded,
+    "Cast": _cast,
+    "Sqrt": lambda _, values: np.sqrt(values[0]),
+    "Not": lambda _, values: ~values[0].astype(bool),
+    "Transpose": lambda perm, values: np.transpose(values[0], perm),
+    "on member": lambda _, values: values[0],
+    "gathered": lambda attributes, values: np.concatenate(values, attributes[1]),
+    "members in a row": lambda axis, values: np.concatenate(values, axis),
+    "part": _part,
+}

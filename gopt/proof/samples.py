@@ -1,0 +1,94 @@
+"""Numbers for the leaves of expressions, drawn from a seed: what a counter-example is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gopt.analysis.training import TrainingGraph
+from gopt.proof.evaluation import Evaluation, Place, Unevaluable
+from gopt.proof.expected import MICRO
+from gopt.proof.expressions import Expression, Expressions
+from gopt.proof.operators import Constants
+from gopt.proof.result import CounterExample
+from gopt.records.mesh import Mesh
+from gopt.verification import sampling
+from gopt.verification.batches import SampledBatches
+from gopt.verification.compare import Values
+from gopt.verification.random_inputs import RandomInputs
+
+SEEDS = (0, 1)
+APART = 1e-9
+"""The distance of two values, relative to the largest element, from which they differ: both are of float64."""
+
+
+class Samples:
+    """Values of the inputs of a step, of each member and micro-step."""
+
+    def __init__(self, training: TrainingGraph, mesh: Mesh, constants: Constants, seed: int) -> None:
+        self.training, self.mesh, self.constants, self.seed = training, mesh, constants, seed
+        generator = np.random.default_rng(seed)
+        self.states = {state.tensor: self._moved(sampling.initial_state(training, state, generator), generator)
+                       for state in training.states}  # fmt: skip
+        self.settings = {name: sampling.hyper(training, name) for name in training.hyper}
+        ranges = sampling.integer_ranges(training)
+        self.batches = SampledBatches(training, RandomInputs({}), seed, ranges).plain()
+        self._drawn: dict[tuple[int, int], Values] = {}
+
+    @staticmethod
+    def _moved(value: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Numbers of their own in a state that is alike everywhere, so that each element counts."""
+        if value.dtype.kind in "iub" or value.size < 2 or (value != value.reshape(-1)[0]).any():
+            return value
+        return np.asarray(value + 0.1 + generator.random(value.shape).astype(value.dtype))
+
+    def leaf(self, expression: Expression, place: Place) -> np.ndarray | None:
+        """The value of a leaf on a member, floats in float64."""
+        value = self._stored(expression, place)
+        return value if value is None or value.dtype.kind in "iub" else value.astype(np.float64)
+
+    def _stored(self, expression: Expression, place: Place) -> np.ndarray | None:
+        name = expression.attributes
+        if expression.op == "state":
+            return np.asarray(self.states[str(name)])
+        if expression.op == "input":
+            return np.asarray(self.settings[str(name)])
+        if expression.op == "batch":
+            return np.asarray(self._batch(place)[str(name)])
+        return self.constants.values.get(expression)
+
+    def _batch(self, place: Place) -> Values:
+        part = 0
+        for axis in self.mesh.data_axes:
+            part = part * self.mesh.size(axis) + place.get(axis, 0)
+        key = place.get(MICRO, 0), part
+        if key not in self._drawn:
+            self._drawn[key] = self.batches.batch(*key)
+        return self._drawn[key]
+
+
+def counter_example(
+    expressions: Expressions, training: TrainingGraph, mesh: Mesh, constants: Constants, pair: Sequence[int],
+    place: Place,
+) -> CounterExample | None:  # fmt: skip
+    """An element in which two expressions differ on a member; None where none is found.
+
+    Raises Unevaluable where they cannot be computed here."""
+    for seed in SEEDS:
+        samples = Samples(training, mesh, constants, seed)
+        found, expected = (
+            np.asarray(value, np.float64).reshape(-1)
+            for value in Evaluation(expressions, samples.leaf, constants.origins).values(pair, place)
+        )
+        if found.shape != expected.shape:
+            raise Unevaluable("shapes differ")
+        with np.errstate(all="ignore"):
+            apart = np.abs(found - expected)
+        apart[np.isnan(found) & np.isnan(expected) | (found == expected)] = 0
+        apart[np.isnan(apart)] = np.inf
+        finite = np.abs(expected[np.isfinite(expected)])
+        if apart.size and apart.max() > APART * max(finite.max(initial=0), np.finfo(np.float64).tiny):
+            element = int(apart.argmax())
+            return CounterExample(element, float(found[element]), float(expected[element]))
+    return None

@@ -1,0 +1,23 @@
+"""``gopt.prove``: the proof that ranks are the source's step, without running them."""
+
+from __future__ import annotations
+
+from gopt.options.types import checked
+from gopt.proof.prove import Prover
+from gopt.proof.result import Proof
+from gopt.system.progress import ProgressCallback, no_progress
+from gopt.verbs.on_disk import Folder, on_disk
+
+
+@checked
+def prove(folder: Folder, *, advance: ProgressCallback = no_progress) -> Proof:
+    """Prove every new state, loss and metric of all ranks equal to the source's step, for all values.
+
+    Nothing runs, but for a counter-example where values differ. ``advance`` is called with each phase. Raises
+    InputError for an incomplete folder, UnsupportedError for trainers and servers.
+
+    >>> gopt.prove(gopt.shard("fixtures/mlp_sgd.onnx", 2)).proven
+    True
+    """
+    with on_disk(folder) as path:
+        return Prover(path, advance).run()
