@@ -1,4 +1,4 @@
-"""Numbers for the leaves of expressions, drawn from a seed: what a counter-example is made of."""
+"""Numbers for the leaves of expressions, drawn from a seed, for counter-examples."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from gopt.analysis.training import TrainingGraph
-from gopt.proof.evaluation import Evaluation, Place, Unevaluable
-from gopt.proof.expected import MICRO
-from gopt.proof.expressions import Expression, Expressions
-from gopt.proof.operators import Constants
-from gopt.proof.result import CounterExample
 from gopt.records.mesh import Mesh
 from gopt.verification import sampling
 from gopt.verification.batches import SampledBatches
 from gopt.verification.compare import Values
+from gopt.verification.proof.constants import ConstantTable
+from gopt.verification.proof.evaluation import ExpressionValues, Place, Unevaluable
+from gopt.verification.proof.expected import MICRO
+from gopt.verification.proof.expressions import Expression, Expressions
+from gopt.verification.proof.result import CounterExample
 from gopt.verification.random_inputs import RandomInputs
 
 SEEDS = (0, 1)
@@ -23,10 +23,10 @@ APART = 1e-9
 """The distance of two values, relative to the largest element, from which they differ: both are of float64."""
 
 
-class Samples:
+class SampledLeaves:
     """Values of the inputs of a step, of each member and micro-step."""
 
-    def __init__(self, training: TrainingGraph, mesh: Mesh, constants: Constants, seed: int) -> None:
+    def __init__(self, training: TrainingGraph, mesh: Mesh, constants: ConstantTable, seed: int) -> None:
         self.training, self.mesh, self.constants, self.seed = training, mesh, constants, seed
         generator = np.random.default_rng(seed)
         self.states = {state.tensor: self._moved(sampling.initial_state(training, state, generator), generator)
@@ -38,57 +38,55 @@ class Samples:
 
     @staticmethod
     def _moved(value: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Numbers of their own in a state that is alike everywhere, so that each element counts."""
+        """Different numbers in a state of equal elements: each element counts."""
         if value.dtype.kind in "iub" or value.size < 2 or (value != value.reshape(-1)[0]).any():
             return value
         return np.asarray(value + 0.1 + generator.random(value.shape).astype(value.dtype))
 
-    def leaf(self, expression: Expression, place: Place) -> np.ndarray | None:
+    def leaf(self, expression: Expression, coordinates: Place) -> np.ndarray | None:
         """The value of a leaf on a member, floats in float64."""
-        value = self._stored(expression, place)
+        value = self._stored(expression, coordinates)
         return value if value is None or value.dtype.kind in "iub" else value.astype(np.float64)
 
-    def _stored(self, expression: Expression, place: Place) -> np.ndarray | None:
+    def _stored(self, expression: Expression, coordinates: Place) -> np.ndarray | None:
         name = expression.attributes
         if expression.op == "state":
             return np.asarray(self.states[str(name)])
         if expression.op == "input":
             return np.asarray(self.settings[str(name)])
         if expression.op == "batch":
-            return np.asarray(self._batch(place)[str(name)])
+            return np.asarray(self._batch(coordinates)[str(name)])
         return self.constants.values.get(expression)
 
-    def _batch(self, place: Place) -> Values:
+    def _batch(self, coordinates: Place) -> Values:
         part = 0
         for axis in self.mesh.data_axes:
-            part = part * self.mesh.size(axis) + place.get(axis, 0)
-        key = place.get(MICRO, 0), part
+            part = part * self.mesh.size(axis) + coordinates.get(axis, 0)
+        key = coordinates.get(MICRO, 0), part
         if key not in self._drawn:
             self._drawn[key] = self.batches.batch(*key)
         return self._drawn[key]
 
 
 def counter_example(
-    expressions: Expressions, training: TrainingGraph, mesh: Mesh, constants: Constants, pair: Sequence[int],
-    place: Place,
+    expressions: Expressions, training: TrainingGraph, mesh: Mesh, constants: ConstantTable, pair: Sequence[int],
+    coordinates: Place,
 ) -> CounterExample | None:  # fmt: skip
-    """An element in which two expressions differ on a member; None where none is found.
-
-    Raises Unevaluable where they cannot be computed here."""
+    """An element in which two expressions differ on a member, or None. Raises Unevaluable."""
     for seed in SEEDS:
-        samples = Samples(training, mesh, constants, seed)
-        found, expected = (
+        samples = SampledLeaves(training, mesh, constants, seed)
+        actual, expected = (
             np.asarray(value, np.float64).reshape(-1)
-            for value in Evaluation(expressions, samples.leaf, constants.origins).values(pair, place)
+            for value in ExpressionValues(expressions, samples.leaf, constants.origins).values(pair, coordinates)
         )
-        if found.shape != expected.shape:
+        if actual.shape != expected.shape:
             raise Unevaluable("shapes differ")
         with np.errstate(all="ignore"):
-            apart = np.abs(found - expected)
-        apart[np.isnan(found) & np.isnan(expected) | (found == expected)] = 0
+            apart = np.abs(actual - expected)
+        apart[np.isnan(actual) & np.isnan(expected) | (actual == expected)] = 0
         apart[np.isnan(apart)] = np.inf
         finite = np.abs(expected[np.isfinite(expected)])
         if apart.size and apart.max() > APART * max(finite.max(initial=0), np.finfo(np.float64).tiny):
             element = int(apart.argmax())
-            return CounterExample(element, float(found[element]), float(expected[element]))
+            return CounterExample(element, float(actual[element]), float(expected[element]))
     return None
