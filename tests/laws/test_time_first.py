@@ -15,6 +15,8 @@ from helpers import Builder
 import gopt
 from gopt.analysis.coupling import CouplingKind, find_couplings
 from gopt.analysis.coupling.samples_axis import forward_swept
+from gopt.artifact.manifest import InputKind
+from gopt.runtime.training.job import read_manifest
 from gopt.verification.large_batch import LargeBatch
 
 pytest.importorskip("onnx_ad", reason="needs pip install 'gopt[derive]'")
@@ -133,6 +135,27 @@ def test_the_large_batch_joins_the_samples(seed, tmp_path):
     folder = gopt.shard(step, 2, loss_reduction=rule)
     found = gopt.verify(folder, steps=1, confirm=False).large_batch
     assert found.outcome is LargeBatch.EQUAL, found.line()
+
+
+def test_a_run_counts_the_samples_and_takes_whole_batches(tmp_path):
+    folder = tmp_path / "ranks"
+    gopt.shard(derived(1, tmp_path, time_first=True), 2).write(folder)
+    inputs = [entry.type for entry in read_manifest(folder)[0].inputs_of(InputKind.BATCH)]
+    names = [entry.name for entry in read_manifest(folder)[0].inputs_of(InputKind.BATCH)]
+    random = np.random.default_rng(0)
+    stacked = {name: random.integers(0, ROWS, (4, *type.dims)).astype(type.dtype) for name, type in zip(names, inputs)}
+    rows = {name: values.reshape(-1, *values.shape[2:]) for name, values in stacked.items()}
+    columns = {name: np.concatenate(values, axis=min(1, values.ndim - 2)) for name, values in stacked.items()}
+    for kind, arrays in (("stacked", stacked), ("rows", rows), ("columns", columns)):
+        np.savez(tmp_path / f"{kind}.npz", **arrays)
+    settings = {"lr": 0.01}
+    found = gopt.run(folder, tmp_path / "stacked.npz", 2, settings=settings, shuffle=1)
+    assert {step.samples for step in found.steps} == {2 * SAMPLES}
+    gopt.run(folder, tmp_path / "rows.npz", 2, settings=settings)
+    for data, shuffle in (("columns", None), ("rows", 1)):
+        with pytest.raises(gopt.InputError) as caught:
+            gopt.run(folder, tmp_path / f"{data}.npz", 2, settings=settings, shuffle=shuffle)
+        assert f"[batches, {TIME}, {SAMPLES}" in caught.value.hints[0], caught.value
 
 
 def unmoved(b: Builder) -> str:

@@ -17,9 +17,14 @@ _AXIS = "samples' axis"
 """The question of ``TrainingGraph.once``."""
 
 
+def samples_axis(training: TrainingGraph) -> int:
+    """The dimension that counts the samples."""
+    return training.once(_AXIS, lambda: _settled(training)).axis
+
+
 def begun(training: TrainingGraph) -> CouplingContext:
     """The batch inputs marked, before any node."""
-    return _marked(training, training.once(_AXIS, lambda: _settled(training)).axis)
+    return _marked(training, samples_axis(training))
 
 
 def forward_swept(training: TrainingGraph) -> CouplingContext:

@@ -58,9 +58,9 @@ class Job:
 
     evaluation: EvaluationPlan | None = None
 
-    def order(self, times: int, *, once: bool = False) -> SampleOrder:
-        """How samples are dealt out to steps of so many micro-steps."""
-        return SampleOrder(self.shuffle, self.last or Last.CARRY, once, times, self.batch_size)
+    def order(self, times: int, axis: int = 0, *, once: bool = False) -> SampleOrder:
+        """How samples, counted by dimension ``axis``, are dealt out to steps of so many micro-steps."""
+        return SampleOrder(self.shuffle, self.last or Last.CARRY, once, times, self.batch_size, axis)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
 from gopt.runtime.training.array_source import ArraySource, MicroStep
 from gopt.runtime.training.audit import Audit
-from gopt.runtime.training.batch_types import batch_types
+from gopt.runtime.training.batch_types import batch_types, samples_in
 from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.data import BatchSource, open_data
@@ -89,16 +89,15 @@ class Trainer:
         self.held = self._start()
         """State -> its value; once steps run, the device's."""
         self._micro_steps = max(times for _, times in self.phases)
-        order = job.order(self._micro_steps)
+        order = job.order(self._micro_steps, self.manifest.samples_axis)
         self.data: BatchSource = open_data(job.data, self.types, order, DrawnInputs.of(self.manifest, seed))
         self._reading = {name for name, graph in self._graphs.items() if not graph.inputs.keys().isdisjoint(self.types)}
         """Phases that read a batch."""
-        closed = [type for type in self.types.values() if type.static]
-        self._samples = max((type.dims[0] if type.dims else 1 for type in closed), default=1)
+        self._samples = samples_in(self.manifest, {name: type.dims for name, type in self.types.items() if type.static})
         """Of a batch of one rank; where their number is open, of its newest one."""
         self._evaluator = None if job.evaluation is None else self._evaluation(job.evaluation)
         self._usage = JobUsage()
-        self._tokens = next((type.dims[1] for type in self.types.values() if _is_tokens(type)), 0)
+        self._tokens = max((_tokens(type, self.manifest.samples_axis) for type in self.types.values()), default=0)
         """Of a sample; 0 where no input is of tokens."""
         self._next_input = self.manifest.next_inputs(self.record)
         self.programs: dict[str, Executor] = {}
@@ -246,8 +245,8 @@ class Trainer:
                 feeds: Mapping[str, Any] = hyper
                 if reads_batch:
                     batch = self.data.batch(MicroStep(self.step * times + turn, self.part, self.parts))
-                    open_sized = [name for name, type in self.types.items() if not type.static]
-                    self._samples = max((len(batch[name]) for name in open_sized), default=self._samples)
+                    open_sized = {name: batch[name].shape for name, type in self.types.items() if not type.static}
+                    self._samples = samples_in(self.manifest, open_sized) if open_sized else self._samples
                     feeds = hyper | self.record.feeds(batch)
                     if not self.step:
                         batches.append(batch)
@@ -322,6 +321,9 @@ class Trainer:
         return self.device.to_host(self.device.view(value))
 
 
-def _is_tokens(type: TensorType) -> bool:
-    """Return whether an input of the batch has whole numbers in rows, as token ids are."""
-    return len(type.dims) == 2 and type.dims[1] > 1 and numpy_dtype(type.dtype).kind in "iu"
+def _tokens(type: TensorType, axis: int) -> int:
+    """The numbers of a sample in an input of whole numbers in rows, as token ids are; 0 for other inputs. ``axis``: the
+    dimension of the samples."""
+    shape = type.shape or ()
+    size = shape[1 - axis] if len(shape) == 2 and numpy_dtype(type.dtype).kind in "iu" else 0
+    return size if isinstance(size, int) and size > 1 else 0
