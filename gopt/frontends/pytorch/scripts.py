@@ -6,7 +6,7 @@ A script is parsed before running. A script with training on import is never run
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,11 +17,13 @@ from torch.utils.data import DataLoader
 
 from gopt.errors import InputError, OptionError
 from gopt.frontends.pytorch.options import ExportOptions
+from gopt.frontends.pytorch.script_blocks import GUARD, ScriptBlock, behind, blocks, bound, imported, statements_for
 from gopt.frontends.pytorch.training_loops import (
     LOOPS,
     TrainingLoop,
     called,
     clips,
+    functions_with,
     own_nodes,
     trains,
     trains_in,
@@ -29,7 +31,6 @@ from gopt.frontends.pytorch.training_loops import (
 )
 from gopt.text.sanitize import show
 
-GUARD = 'if __name__ == "__main__":'
 _LOSSES = ("criterion", "loss", "loss_fn", "loss_function", "compute_loss", "objective")
 _BATCHES = ("batch", "example", "example_batch", "sample")
 _LOADERS = ("train_loader", "train_dataloader", "trainloader", "loader", "dataloader")
@@ -63,7 +64,7 @@ class Script:
     def refuse_training_factory(self, name: str) -> None:
         """Raise OptionError for a factory that trains and returns nothing."""
         function = _functions(self.tree).get(name)
-        if function is not None and name in _training_functions(self.tree) and not any(_returned(function)):
+        if function is not None and name in functions_with(_functions(self.tree)) and not any(_returned(function)):
             raise OptionError(f"{self.path}:{name} trains and returns nothing, and was not run", *self._missing())
 
     def factories(self) -> list[str]:
@@ -123,16 +124,24 @@ class Script:
 
     def _training_line(self) -> int | None:
         """The first line, outside of functions and the guard, with a backward, direct or in a called function."""
-        training = _training_functions(self.tree)
-        for statement in _top_level(self.tree.body):
+        training = functions_with(_functions(self.tree))
+        for statement in imported(self.tree.body):
             if any(trains(node, training) for node in own_nodes(statement)):
                 return statement.lineno
         return None
 
-    def left_out(self, options: ExportOptions) -> list[str]:
-        """Clips and micro-steps in the loops of the script, as far as the options lack them."""
-        clipped = options.clip_norm is not None or options.clip_value is not None
-        return [*([] if clipped else clips(self.tree)), *turns(self.tree, _optimizers(self.tree))]
+    def left_out(self, options: ExportOptions, factory: str) -> list[str]:
+        """Changes of the model beyond the factory, or the import, and clips and micro-steps in the loops of the script,
+        as far as the options lack them."""
+        clipped, script = options.clip_norm is not None or options.clip_value is not None, blocks(self.tree)
+        runs = [script[0], *(block for block in script if block.function and block.function.name == factory)]
+        models, optimizers, *_ = self.names()
+        names = {*self._parts(models), *models, *optimizers}
+        return [
+            *self._behind(script, names, [statement for block in runs for statement in block.statements]),
+            *([] if clipped else clips(self.tree)),
+            *turns(self.tree, _optimizers(self.tree)),
+        ]
 
     def _missing(self) -> list[str]:
         """The lines of a factory, as hints, with the names and expressions of the script."""
@@ -169,28 +178,44 @@ class Script:
             for name in self._once_an_epoch()
         ]
         beside += [*clips(self.tree), *turns(self.tree, optimizers)]
-        first = next(iter(optimizers))
-        bodies: list[tuple[str, ast.AST]] = [
-            (f"{name}({ast.unparse(body.args)})", body) for name, body in _functions(self.tree).items()
-        ]
-        bodies += [(GUARD, body) for body in self.tree.body if isinstance(body, ast.If) and _is_guard(body.test)]
-        where, body = next((pair for pair in bodies if first in dict(_assignments(pair[1]))), ("", None))
-        built = {**models, **optimizers}
-        if body is not None:
-            parts = (*built, *scheduler, *(node.id for node in ast.walk(ast.parse(f"{loss}, {batch}"))
-                     if isinstance(node, ast.Name)))  # fmt: skip
-            last = max(value.end_lineno or 0 for name, value in _assignments(body, LOOPS) if name in parts)
-            copied = f"copy the lines of {where} up to line {last}, which make {' and '.join(built)}, into"
+        built = {**models, **optimizers, **{name: ast.unparse(call) for name, call in scheduler.items()}}
+        tracked, script = {*self._parts(models), *built}, blocks(self.tree)
+        pairs = ((wanted, block) for wanted in (list(optimizers)[:1], models) for block in script[1:])
+        chosen = next((block for wanted, block in pairs if block.outermost and block.bound & set(wanted)), script[0])
+        parts = [*built, *(node.id for node in ast.walk(ast.parse(f"{loss}, {batch}")) if isinstance(node, ast.Name))]
+        reached = {*_functions(self.tree), *script[0].bound, *chosen.bound, "loss"}
+        added = list(statements_for(parts, built, tracked, script, reached))
+        lines_of = [f"    {line}" for statement in added for line in ast.unparse(statement).splitlines()]
+        beside += self._behind(script, tracked, [*script[0].statements, *chosen.statements, *added])
+        if chosen is not script[0]:
+            changes = chosen.changes(tracked)
+            copied = [part for part in chosen.statements if part in changes or bound(part) & set(parts)]
+            last = max(part.end_lineno or 0 for part in copied)
+            names = " and ".join(name for name in built if name in chosen.bound)
             return [
-                f"{copied} a function make, let it end as follows, and export {self.path.name}:make",
+                f"copy the lines of {chosen.title} up to line {last}, which make {names}, into a function make, let it "
+                f"end as follows, and export {self.path.name}:make",
+                *lines_of,
                 written,
                 *beside,
             ]
-        built |= {name: ast.unparse(call) for name, call in scheduler.items()}
-        lines_of = ["def make():", *(f"    {name} = {text}" for name, text in built.items()), written]
-        count = {4: "four", 5: "five"}.get(len(lines_of), str(len(lines_of)))
+        lines_of = ["def make():", *lines_of, written]
+        count = {2: "two", 3: "three", 4: "four", 5: "five"}.get(len(lines_of), str(len(lines_of)))
         advice = f"add these {count} lines to {self.path.name}, and export {self.path.name}:make"
         return [advice, *lines_of, *beside, "gopt init writes a file with such a function and its comments"]
+
+    def _parts(self, models: Mapping[str, str]) -> set[str]:
+        """Names with parameters in the expressions of the models."""
+        owners = {_owner(node) for node in ast.walk(self.tree)}
+        read = {node.id for text in models.values() for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        return owners & read
+
+    def _behind(self, script: Sequence[ScriptBlock], names: Collection[str], carried: Iterable[ast.stmt]) -> list[str]:
+        return [
+            f"line {statement.lineno} may change {name} before the training, and the exported step begins without it: "
+            f"let the factory run {show(ast.unparse(statement).splitlines()[0])}"
+            for statement, name in behind(script, names, carried, self.tree)
+        ]
 
     def _scheduler(self, optimizer: str) -> dict[str, ast.expr]:
         """Each name that moves at every step, with the call making it of the optimizer."""
@@ -266,22 +291,6 @@ class _WithoutSelf(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements run by an import: not those of functions, nor of a script's own start."""
-    for statement in body:
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
-        if isinstance(statement, ast.If) and _is_guard(statement.test):
-            yield from _top_level(statement.orelse)
-        else:
-            yield statement
-
-
-def _is_guard(test: ast.expr) -> bool:
-    parts = [test.left, *test.comparators] if isinstance(test, ast.Compare) else []
-    return any(isinstance(part, ast.Name) and part.id == "__name__" for part in parts)
-
-
 def _makes_optimizer(called: str) -> bool:
     *before, name = called.split(".")
     return "lr_scheduler" not in before and ("optim" in before or name in vars(torch.optim))
@@ -289,15 +298,6 @@ def _makes_optimizer(called: str) -> bool:
 
 def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
     return {statement.name: statement for statement in tree.body if isinstance(statement, ast.FunctionDef)}
-
-
-def _training_functions(tree: ast.Module) -> set[str]:
-    """Functions with a backward, direct or in a called function."""
-    functions, names, before = _functions(tree), set[str](), -1
-    while before != len(names):
-        before = len(names)
-        names |= {name for name, body in functions.items() if any(trains(node, names) for node in ast.walk(body))}
-    return names
 
 
 def _needs_nothing(function: ast.FunctionDef) -> bool:

@@ -35,6 +35,15 @@ def trains_in(scope: ast.AST, training: Collection[str] = ()) -> bool:
     return any(trains(node, training) for node in own_nodes(scope, LOOPS))
 
 
+def functions_with(definitions: Mapping[str, ast.AST]) -> set[str]:
+    """Names of definitions with a backward, direct or in a called function."""
+    names, before = set[str](), -1
+    while before != len(names):
+        before = len(names)
+        names |= {name for name, body in definitions.items() if any(trains(node, names) for node in ast.walk(body))}
+    return names
+
+
 def clips(tree: ast.AST) -> Iterator[str]:
     """For each clip of gradients, the option of gopt export in its stead."""
     for node in ast.walk(tree):
