@@ -12,8 +12,8 @@ from gopt.frontends.pytorch.training_loops import LOOPS, called, functions_with,
 GUARD = 'if __name__ == "__main__":'
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom)
-_READING = frozenset({"print", "sum", "len", "train", "eval", "zero_grad"})
-"""Calls without an effect on the values of a module: of Python, and methods of a module."""
+_READING = frozenset({"print", "sum", "len", "train", "eval", "zero_grad", "save"})
+"""Calls without an effect on the values of a module: of Python, of torch, and methods of a module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ class ScriptBlock:
         and the unbound names in these statements."""
         needed, chain, changes = set(names), list[ast.stmt](), self.changes(tracked)
         for statement in reversed(self.statements):
-            if bound(statement) & needed or statement in changes or _seeds(statement):
+            is_kept = bound(statement) & needed or _method_of(statement) in needed
+            if is_kept or (tracked and (statement in changes or _seeds(statement))):
                 chain.insert(0, statement)
                 needed |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
         return chain, needed - {name for statement in chain for name in bound(statement)} - set(vars(builtins))
@@ -175,6 +176,12 @@ def behind(
             owners += ["random numbers"] if _seeds(statement) else []
             if owners and not _makes_another(statement, wanted) and ast.unparse(statement) not in texts:
                 yield statement, owners[0]
+
+
+def _method_of(statement: ast.stmt) -> str:
+    """The name a statement calls a method of, as to fill it in place."""
+    owner = called(statement.value) if isinstance(statement, ast.Expr) and any(used(statement)) else ""
+    return owner.partition(".")[0].partition("[")[0] if "." in owner else ""
 
 
 def _seeds(statement: ast.stmt) -> bool:

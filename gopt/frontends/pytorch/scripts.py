@@ -16,15 +16,17 @@ import torch
 from torch.utils.data import DataLoader
 
 from gopt.errors import InputError, OptionError
+from gopt.frontends.pytorch.loop_notes import LoopNote, lacking, loop_notes
 from gopt.frontends.pytorch.options import ExportOptions
 from gopt.frontends.pytorch.script_blocks import GUARD, ScriptBlock, behind, blocks, bound, imported, statements_for
 from gopt.frontends.pytorch.training_loops import (
     LOOPS,
     TrainingLoop,
     called,
-    clips,
+    forward,
     functions_with,
     own_nodes,
+    stepped,
     trains,
     trains_in,
     turns,
@@ -131,17 +133,20 @@ class Script:
         return None
 
     def left_out(self, options: ExportOptions, factory: str) -> list[str]:
-        """Changes of the model beyond the factory, or the import, and clips and micro-steps in the loops of the script,
-        as far as the options lack them."""
-        clipped, script = options.clip_norm is not None or options.clip_value is not None, blocks(self.tree)
+        """Changes of the model beyond the factory, or the import, and the work of loops beyond the step with its
+        options."""
+        script = blocks(self.tree)
         runs = [script[0], *(block for block in script if block.function and block.function.name == factory)]
         models, optimizers, *_ = self.names()
         names = {*self._parts(models), *models, *optimizers}
         return [
             *self._behind(script, names, [statement for block in runs for statement in block.statements]),
-            *([] if clipped else clips(self.tree)),
-            *turns(self.tree, _optimizers(self.tree)),
+            *lacking(self._notes(), options),
         ]
+
+    def _notes(self) -> list[LoopNote]:
+        models, optimizers, *_ = self.names()
+        return loop_notes(self.tree, blocks(self.tree), {*self._parts(models), *models}, optimizers)
 
     def _missing(self) -> list[str]:
         """The lines of a factory, as hints, with the names and expressions of the script."""
@@ -157,14 +162,7 @@ class Script:
                 "sum of several losses, and detaches in each what the others train. All optimizers step at once"
             )
         elif loop is not None and lines is not None:
-            read = (
-                "; ".join(f"{name} = batch[{name!r}]" for name in loop.names if name != "_")
-                or "tensors of batch, a dict"
-            )
-            beside.append(
-                f"let def loss({module}, batch) be {read}; lines {lines[0]} to {lines[1]}, which compute the loss; and "
-                f"return {loop.end}"
-            )
+            beside += [f"lines {lines[0]} to {lines[1]} compute the loss: add", *self._loss_of(loop, module)]
         if loop is not None and (len(models) > 1 or lines is not None):
             loss, batch = "loss", _by_name(loop, batch)
         if not _optimizers(self.tree):
@@ -177,7 +175,7 @@ class Script:
             "gives the rate of every step"
             for name in self._once_an_epoch()
         ]
-        beside += [*clips(self.tree), *turns(self.tree, optimizers)]
+        beside += map(str, self._notes())
         built = {**models, **optimizers, **{name: ast.unparse(call) for name, call in scheduler.items()}}
         tracked, script = {*self._parts(models), *built}, blocks(self.tree)
         pairs = ((wanted, block) for wanted in (list(optimizers)[:1], models) for block in script[1:])
@@ -203,6 +201,19 @@ class Script:
         count = {2: "two", 3: "three", 4: "four", 5: "five"}.get(len(lines_of), str(len(lines_of)))
         advice = f"add these {count} lines to {self.path.name}, and export {self.path.name}:make"
         return [advice, *lines_of, *beside, "gopt init writes a file with such a function and its comments"]
+
+    def _loss_of(self, loop: TrainingLoop, module: str) -> list[str]:
+        """The lines of a loss function, with the statements of a loop that compute its loss."""
+        script, counts = blocks(self.tree), {count for _, count in turns(self.tree, _optimizers(self.tree))}
+        chain, needed = ScriptBlock("", list(forward(loop.node.body, counts))).making([loop.end], ())
+        used_in = {node.id for part in chain for node in ast.walk(part) if isinstance(node, ast.Name)}
+        read = [f"{name} = batch[{name!r}]" for name in loop.names if name in used_in]
+        owner = next((block for block in script if block.function and loop.node in ast.walk(block.function)), script[0])
+        defaults = {name: ast.unparse(value) for name, value in owner.defaults.items()}
+        reached = {*_functions(self.tree), *script[0].bound, *loop.names, module}
+        made = [*statements_for(sorted(needed), defaults, (), script, reached), *chain]
+        lines = [*read, *(line for part in made for line in ast.unparse(part).splitlines()), f"return {loop.end}"]
+        return [f"def loss({module}, batch):", *(f"    {line}" for line in lines)]
 
     def _parts(self, models: Mapping[str, str]) -> set[str]:
         """Names with parameters in the expressions of the models."""
@@ -237,10 +248,8 @@ class Script:
         at_once = {name for name, body in _functions(self.tree).items() if trains_in(body, set())}
         moved: dict[str, bool] = {}
         for place in (node for node in ast.walk(self.tree) if isinstance(node, (*LOOPS, ast.FunctionDef, ast.Module))):
-            for function in (called(node) for node in own_nodes(place, LOOPS)):
-                name, dot, method = function.rpartition(".")
-                if dot and method == "step":
-                    moved[name] = moved.get(name, False) or trains_in(place, at_once)
+            for name in (name for node in own_nodes(place, LOOPS) for name in stepped(node)):
+                moved[name] = moved.get(name, False) or trains_in(place, at_once)
         return moved
 
     def names(self) -> tuple[dict[str, str], dict[str, str], str, str]:
