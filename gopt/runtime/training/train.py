@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gopt.analysis.flops import flops
+from gopt.analysis.loss_reduction import LossReduction
 from gopt.artifact.checkpoint_index import BestEntry
 from gopt.artifact.graph_check import check_rank
 from gopt.artifact.manifest import LocalState
@@ -77,6 +78,11 @@ class Trainer:
         self._position = position
         self._graphs = {phase: self._load(phase) for phase, _ in self.phases}
         check_rank(self.manifest, self.record, self._graphs, job.folder)
+        self._weight = LossReduction.parse(self.manifest.loss_reduction).value
+        """The value of a rank that its losses are weighed by, or ''."""
+        for graph in self._graphs.values():
+            if self._weight in graph.types and self._weight not in graph.inputs and self.manifest.loss in graph.outputs:
+                graph.outputs[self._weight] = graph.types[self._weight]
         self._hyper = hyper_parameters(self.manifest, job)
         self.types = batch_types(self.manifest, job)
         seed = seed_of(job, self.manifest)
@@ -237,6 +243,7 @@ class Trainer:
         self._set_position(-1)
         hyper = {parameter.name: parameter.at(self.step) for parameter in self._hyper}
         micro_losses: dict[str, list[float]] = {name: [] for name in self.manifest.losses}
+        weights: list[float] = []
         times, batches = self._micro_steps, []
         for phase, count in self.phases:
             program = self.programs[phase]
@@ -251,17 +258,22 @@ class Trainer:
                     if not self.step:
                         batches.append(batch)
                 shown = program.advance(self.held, feeds, collectives)
+                if reads_batch and self._weight in feeds:
+                    weights.append(float(np.reshape(feeds[self._weight], ())))
+                elif self._weight in shown:
+                    weights.append(float(self.device.to_host(shown[self._weight]).reshape(())))
                 for name in micro_losses.keys() & shown.keys():
                     micro_losses[name].append(float(self.device.to_host(shown[name]).reshape(())))
-        mine = {name: mean(values) for name, values in micro_losses.items()}
-        cause = first_nan(self.job, batches, hyper, self.states, self._start) if batches and not_finite(mine) else ""
-        if self.job.stop_on_nan and not_finite(mine):
+        mine = {name: mean(losses, weights) for name, losses in micro_losses.items()}
+        broken = not_finite(mine) if any(weights) or not weights else ""
+        cause = first_nan(self.job, batches, hyper, self.states, self._start) if batches and broken else ""
+        if self.job.stop_on_nan and broken:
             self.call = -1  # it came of no call
             raise not_finite_error(mine, self.step, cause)
         self.step += 1
         digests = self._digests() if self._audit_due(self._due()) else None
-        reports = self.engine.gather((mine, self._stop_signal(), digests, cause, peak_memory()))
-        losses, signals, everything, causes, memory = zip(*reports, strict=True)
+        reports = self.engine.gather((mine, self._stop_signal(), digests, cause, peak_memory(), sum(weights)))
+        losses, signals, everything, causes, memory, totals = zip(*reports, strict=True)
         self.stopped = next(filter(None, signals), 0)
         seconds = time.perf_counter() - begin
         evaluation = self._evaluated()
@@ -272,6 +284,7 @@ class Trainer:
             usage = replace(self._usage, tokens=samples * self._tokens, memory=max(memory))
             on_step(Progress.of(
                 self.step, losses, seconds, samples, hyper=fed, evaluation=evaluation, cause=where, usage=usage,
+                weights=totals,
             ))  # fmt: skip
         best = self._best(evaluation)
         due = self._due()
