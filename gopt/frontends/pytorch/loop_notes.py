@@ -6,6 +6,7 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from gopt.frontends.pytorch.manual_updates import ManualUpdate
 from gopt.frontends.pytorch.options import ExportOptions
 from gopt.frontends.pytorch.script_blocks import ScriptBlock, bound, used
 from gopt.frontends.pytorch.training_loops import LOOPS, called, functions_with, stepped, trains, trains_in, turns
@@ -211,6 +212,7 @@ def _beside(
             known_part = any(id(part) in noted or called(part).rpartition(".")[2] in helpers for part in parts)
             steps = any(trains(part) or stepped(part) for part in parts)
             empty = all(map(_zeroes, _leaves([statement], inside=True)))
+            known_part |= not optimizers and ManualUpdate.of(ast.Module([statement], []), "") is not None
             if owners and not (known_part or steps or empty or _binds(statement)):
                 shown = show(ast.unparse(statement).splitlines()[0])
                 yield LoopNote(

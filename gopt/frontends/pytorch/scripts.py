@@ -6,6 +6,7 @@ A script is parsed before running. A script with training on import is never run
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from gopt.errors import InputError, OptionError
+from gopt.frontends.pytorch.loop_inputs import LoopInputs
 from gopt.frontends.pytorch.loop_notes import LoopNote, lacking, loop_notes
+from gopt.frontends.pytorch.manual_updates import ManualUpdate
 from gopt.frontends.pytorch.options import ExportOptions
 from gopt.frontends.pytorch.script_blocks import GUARD, ScriptBlock, behind, blocks, bound, imported, statements_for
 from gopt.frontends.pytorch.training_loops import (
@@ -146,14 +149,15 @@ class Script:
 
     def _notes(self) -> list[LoopNote]:
         models, optimizers, *_ = self.names()
-        return loop_notes(self.tree, blocks(self.tree), {*self._parts(models), *models}, optimizers)
+        seen = optimizers.keys() & _optimizers(self.tree).keys()
+        return loop_notes(self.tree, blocks(self.tree), {*self._parts(models), *models}, seen)
 
     def _missing(self) -> list[str]:
         """The lines of a factory, as hints, with the names and expressions of the script."""
         models, optimizers, loss, batch = self.names()
         scheduler = {name: call for optimizer in optimizers for name, call in self._scheduler(optimizer).items()}
         module, trained = next(iter(models)), ", ".join(optimizers)
-        beside, loop = list[str](), TrainingLoop.of(self.tree)
+        beside, loop, inputs = list[str](), TrainingLoop.of(self.tree), LoopInputs()
         lines = loop.lines_of_loss() if loop is not None else None
         if len(models) > 1:
             module = f"torch.nn.ModuleDict(dict({', '.join(f'{name}={name}' for name in models)}))"
@@ -163,10 +167,14 @@ class Script:
                 "optimizers step at once, from the same values: no loss reads another's update"
             )
         elif loop is not None and lines is not None:
-            beside += [f"lines {lines[0]} to {lines[1]} compute the loss: add", *self._loss_of(loop, module)]
+            inputs, loss_lines = self._loss_of(loop, module)
+            beside += [f"lines {lines[0]} to {lines[1]} compute the loss: add", *loss_lines]
         if loop is not None and (len(models) > 1 or lines is not None):
             loss, batch = "loss", _by_name(loop, batch)
-        if not _optimizers(self.tree):
+            if inputs.names and not loop.names:
+                batch = f"dict({', '.join(f'{name}={name}' for name in inputs.names)})"
+        manual = ManualUpdate.of(self.tree, module)
+        if not _optimizers(self.tree) and manual is None:
             beside.append(f"{trained} stands for what updates the parameters: no optimizer of torch.optim was seen")
         if len(optimizers) > 1:
             trained = f"[{trained}]"
@@ -181,9 +189,11 @@ class Script:
         tracked, script = {*self._parts(models), *built}, blocks(self.tree)
         pairs = ((wanted, block) for wanted in (list(optimizers)[:1], models) for block in script[1:])
         chosen = next((block for wanted, block in pairs if block.outermost and block.bound & set(wanted)), script[0])
-        parts = [*built, *(node.id for node in ast.walk(ast.parse(f"{loss}, {batch}")) if isinstance(node, ast.Name))]
+        read = [*ast.walk(ast.parse(f"{loss}, {batch}")), *(node for part in inputs.front for node in ast.walk(part))]
+        fresh = {name for part in inputs.front for name in bound(part)}
+        parts = [*built, *(node.id for node in read if isinstance(node, ast.Name) and node.id not in fresh)]
         reached = {*_functions(self.tree), *script[0].bound, *chosen.bound, "loss"}
-        added = list(statements_for(parts, built, tracked, script, reached))
+        added = [*statements_for(parts, built, tracked, script, reached), *inputs.front]
         lines_of = [f"    {line}" for statement in added for line in ast.unparse(statement).splitlines()]
         beside += self._behind(script, tracked, [*script[0].statements, *chosen.statements, *added])
         if chosen is not script[0]:
@@ -203,18 +213,25 @@ class Script:
         advice = f"add these {count} lines to {self.path.name}, and export {self.path.name}:make"
         return [advice, *lines_of, *beside, "gopt init writes a file with such a function and its comments"]
 
-    def _loss_of(self, loop: TrainingLoop, module: str) -> list[str]:
-        """The lines of a loss function, with the statements of a loop that compute its loss."""
+    def _loss_of(self, loop: TrainingLoop, module: str) -> tuple[LoopInputs, list[str]]:
+        """The inputs of a loop, and the lines of a loss function with the statements that compute its loss."""
         script, counts = blocks(self.tree), {count for _, count in turns(self.tree, _optimizers(self.tree))}
-        chain, needed = ScriptBlock("", list(forward(loop.node.body, counts))).making([loop.end], ())
-        used_in = {node.id for part in chain for node in ast.walk(part) if isinstance(node, ast.Name)}
-        read = [f"{name} = batch[{name!r}]" for name in loop.names if name in used_in]
+        chain, _ = ScriptBlock("", list(forward(loop.node.body, counts))).making([loop.end], ())
+        manual = None if _optimizers(self.tree) else ManualUpdate.of(self.tree, module)
+        tensors = manual.tensors if manual is not None else ()
+        constants = {name for name, value in _assignments(self.tree) if isinstance(value, ast.Constant)}
+        arrays = {name for block in script for name in block.bound} - constants
+        inputs = LoopInputs.of(chain, loop, (module, *tensors), arrays)
+        names = {node.id for part in inputs.behind for node in ast.walk(part) if isinstance(node, ast.Name)}
+        read = [f"{name} = batch[{name!r}]" for name in inputs.names if name in names]
+        read += [f"{name} = {module}[{name!r}]" for name in tensors]
         owner = next((block for block in script if block.function and loop.node in ast.walk(block.function)), script[0])
         defaults = {name: ast.unparse(value) for name, value in owner.defaults.items()}
-        reached = {*_functions(self.tree), *script[0].bound, *loop.names, module}
-        made = [*statements_for(sorted(needed), defaults, (), script, reached), *chain]
+        own = {name for part in inputs.behind for name in bound(part)}
+        reached = {*_functions(self.tree), *script[0].bound, *own, *inputs.names, *tensors, module, *vars(builtins)}
+        made = [*statements_for(sorted(names), defaults, (), script, reached), *inputs.behind]
         lines = [*read, *(line for part in made for line in ast.unparse(part).splitlines()), f"return {loop.end}"]
-        return [f"def loss({module}, batch):", *(f"    {line}" for line in lines)]
+        return inputs, [f"def loss({module}, batch):", *(f"    {line}" for line in lines)]
 
     def _parts(self, models: Mapping[str, str]) -> set[str]:
         """Names with parameters in the expressions of the models."""
@@ -269,7 +286,12 @@ class Script:
         models = {name: ast.unparse(values[name]) if name in values else "Model()" for name in owners}
         if not optimizers:
             models = dict(list(models.items())[:1])
-            optimizers = {"optimizer": f"torch.optim.AdamW({next(iter(models))}.parameters())"}
+            model = next(iter(models))
+            manual = ManualUpdate.of(self.tree, model)
+            optimizers = {"optimizer": manual.optimizer if manual else f"torch.optim.AdamW({model}.parameters())"}
+            if manual is not None and manual.tensors:
+                tensors = ", ".join(f"{name}={name}" for name in manual.tensors)
+                models = {model: f"torch.nn.ParameterDict(dict({tensors}))"}
         compared = _compared(values, self.tree)
         loss = next(
             (name for name in _LOSSES if name in _functions(self.tree) or (name in values and name not in compared)),

@@ -54,7 +54,7 @@ def turns(tree: ast.AST, optimizers: Collection[str]) -> Iterator[tuple[ast.AST,
 
     def moves(nodes: Iterator[ast.AST]) -> bool:
         names = {name for node in nodes for name in stepped(node)}
-        return bool(names) and names.issuperset(optimizers)
+        return bool(optimizers) and names.issuperset(optimizers)
 
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and moves(part for statement in node.body for part in ast.walk(statement)):
