@@ -37,6 +37,7 @@ def loop_notes(
         LoopNote(node, f"steps once in {count or 'several'} backwards, and ranks do so by gopt shard --accumulate "
         f"{count or 'K'}, which takes their mean") for node, count in turns(tree, optimizers)
     ]  # fmt: skip
+    notes += _unequal(tree, optimizers)
     notes += _beside(tree, blocks, models, optimizers, notes)
     return sorted(notes, key=lambda note: getattr(note.node, "lineno", 0))
 
@@ -49,6 +50,22 @@ def lacking(notes: Collection[LoopNote], options: ExportOptions) -> list[str]:
         "--loss-scale": options.loss_scale is not None, "--ema": options.ema is not None,
     }  # fmt: skip
     return [str(note) for note in notes if not chosen.get(note.option)]
+
+
+def _unequal(tree: ast.AST, optimizers: Collection[str]) -> Iterator[LoopNote]:
+    """Branches and inner loops with the steps of some optimizers among several."""
+    for node in ast.walk(tree) if len(optimizers) > 1 else ():
+        inner = isinstance(node, LOOPS) and any(part is not node and node in ast.walk(part) for part in _training(tree))
+        names = {name for part in ast.walk(node) for name in stepped(part)} & set(optimizers)
+        if names and names != set(optimizers) and (inner or isinstance(node, ast.If)):
+            shown = " and ".join(sorted(names))
+            yield LoopNote(
+                node, f"moves {shown} at other times than the other optimizers, and a step moves all at once"
+            )
+
+
+def _training(tree: ast.AST) -> list[ast.For | ast.While]:
+    return [node for node in ast.walk(tree) if isinstance(node, LOOPS) and trains_in(node)]
 
 
 def _argument(call: ast.Call, index: int, word: str) -> ast.expr | None:
@@ -188,7 +205,7 @@ def _beside(
     changes = [statement for block in blocks for statement in block.changes(models)]
     names = {*models, *(name for part in changes if isinstance(part, ast.Assign) for name in bound(part))}
     names -= {name for part in changes for name in bound(part) if bound(part) & set(optimizers)}
-    for loop in (node for node in ast.walk(tree) if isinstance(node, LOOPS) and trains_in(node)):
+    for loop in _training(tree):
         for statement in _leaves(loop.body):
             owners, parts = [name for name in used(statement) if name in names], list(ast.walk(statement))
             known_part = any(id(part) in noted or called(part).rpartition(".")[2] in helpers for part in parts)

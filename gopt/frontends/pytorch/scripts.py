@@ -159,7 +159,8 @@ class Script:
             module = f"torch.nn.ModuleDict(dict({', '.join(f'{name}={name}' for name in models)}))"
             beside.append(
                 f"def loss(module, batch) calls {' and '.join(f'module.{name}' for name in models)}; it returns the "
-                "sum of several losses, and detaches in each what the others train. All optimizers step at once"
+                "sum of several losses, and detaches in each what the others train (gopt help export shows one). All "
+                "optimizers step at once, from the same values: no loss reads another's update"
             )
         elif loop is not None and lines is not None:
             beside += [f"lines {lines[0]} to {lines[1]} compute the loss: add", *self._loss_of(loop, module)]

@@ -50,10 +50,11 @@ def stepped(node: ast.AST) -> list[str]:
 
 
 def turns(tree: ast.AST, optimizers: Collection[str]) -> Iterator[tuple[ast.AST, str]]:
-    """Each step that waits for several backwards, with their number, or ''."""
+    """Each step of all optimizers behind several backwards, with their number, or ''."""
 
     def moves(nodes: Iterator[ast.AST]) -> bool:
-        return any(name in optimizers for node in nodes for name in stepped(node))
+        names = {name for node in nodes for name in stepped(node)}
+        return bool(names) and names.issuperset(optimizers)
 
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and moves(part for statement in node.body for part in ast.walk(statement)):

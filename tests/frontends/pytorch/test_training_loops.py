@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 import textwrap
 
 import pytest
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
+
+from gopt.cli.main import main  # noqa: E402
+from helpers import ROOT  # noqa: E402
 
 import gopt  # noqa: E402
 from gopt.errors import OptionError  # noqa: E402
@@ -115,3 +120,35 @@ def test_several_optimizers_are_told_together(tmp_path):
         load_factory(str(path))
     line = next(hint for hint in raised.value.hints if "return" in hint)
     assert "torch.nn.ModuleDict(dict(first=first, second=second)), loss, [one, two], " in line
+
+
+def test_the_networks_of_the_page_train_at_once(tmp_path):
+    """What the page says of two networks: each loss trains its own, from the old values of both."""
+    page = (ROOT / "docs/export.md").read_text(encoding="utf-8")
+    path = tmp_path / "gan.py"
+    path.write_text(re.search(r"```python\n# gan.py\n(.*?)```", page, re.S).group(1))
+    step = str(tmp_path / "step.onnx")
+    assert main(["export", f"{path}:make", "-o", step]) == 0
+    assert main(["shard", step, "--ranks", "4", "-o", str(tmp_path / "ranks")]) == 0
+    assert main(["verify", str(tmp_path / "ranks")]) == 0
+    code = runpy.run_path(str(path))
+    module, loss, _, batch = code["make"]()
+    parts = loss(module, batch)
+    for (name, net), part in zip(module.items(), ("loss_g", "loss_d"), strict=True):
+        own = list(net.parameters())
+        together = torch.autograd.grad(parts["loss"], own, retain_graph=True)
+        alone = torch.autograd.grad(parts[part], own, retain_graph=True)
+        assert all(map(torch.equal, together, alone)), name
+
+
+CRITIC = GAN.replace("    other.backward()\n", "    other.backward()\n    if i % 5 == 0:\n    ")
+
+
+def test_an_optimizer_that_moves_at_other_times_is_told(tmp_path):
+    """A critic's five steps for one of the generator's were told as --accumulate 5."""
+    path = tmp_path / "script.py"
+    path.write_text(CRITIC)
+    with pytest.raises(OptionError) as raised:
+        load_factory(str(path))
+    assert sum("line 12 moves two at other times" in hint for hint in raised.value.hints) == 1
+    assert not any("--accumulate" in hint for hint in raised.value.hints)
