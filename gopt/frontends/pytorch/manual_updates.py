@@ -95,8 +95,8 @@ def _negated(value: ast.expr) -> ast.expr | None:
     if isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.USub):
         return value.operand
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
-        left = _negated(value.left)
-        return None if left is None else ast.BinOp(left, ast.Mult(), value.right)
+        factor = _negated(value.left)
+        return None if factor is None else ast.BinOp(factor, ast.Mult(), value.right)
     return None
 
 

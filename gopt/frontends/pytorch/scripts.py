@@ -149,8 +149,8 @@ class Script:
 
     def _notes(self) -> list[LoopNote]:
         models, optimizers, *_ = self.names()
-        seen = optimizers.keys() & _optimizers(self.tree).keys()
-        return loop_notes(self.tree, blocks(self.tree), {*self._parts(models), *models}, seen)
+        stepping = optimizers.keys() & self._moved().keys()
+        return loop_notes(self.tree, blocks(self.tree), {*self._parts(models), *models}, stepping)
 
     def _missing(self) -> list[str]:
         """The lines of a factory, as hints, with the names and expressions of the script."""
