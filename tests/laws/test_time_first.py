@@ -178,6 +178,27 @@ def spread(b: Builder) -> str:
     return b.op("Mul", tokens, b.op("Gather", tokens, b.const([2, 0, 1], "int64"), axis=0))
 
 
+def turned(b: Builder, *, recurs: bool) -> str:
+    """Floats alone, of one form: each place of dimension 0 by itself, behind the place before or without."""
+    value, weight, rows, before = b.input("x", (TIME, SAMPLES, WIDTH)), b.const(np.eye(WIDTH) / 2), [], None
+    for turn in range(TIME):
+        here = b.op("Gather", value, b.const(turn, "int64"), axis=0)
+        before = b.op("Tanh", b.op("MatMul", b.op("Add", here, before) if before and recurs else here, weight))
+        rows.append(b.op("Unsqueeze", before, b.const([0], "int64")))
+    return b.op("Sub", b.op("Concat", *rows, axis=0), b.input("y", (TIME, SAMPLES, WIDTH)))
+
+
+@pytest.mark.parametrize("recurs", [True, False])
+def test_a_recurrence_over_floats_of_one_form_runs_through_time(recurs, tmp_path):
+    b = Builder()
+    value = turned(b, recurs=recurs)
+    b.output("loss", b.op("ReduceMean", b.op("Mul", value, value), keepdims=0), ())
+    onnx.save(b.model(), tmp_path / "forward.onnx")
+    gopt.derive(tmp_path / "forward.onnx", tmp_path / "step.onnx", gopt.DeriveOptions(loss="loss", optimizer="sgd"))
+    training = gopt.load(tmp_path / "step.onnx").training
+    assert forward_swept(training).marks["x"].axis == recurs and bool(find_couplings(training)) != recurs
+
+
 @pytest.mark.parametrize("forward", [unmoved, crossed, spread])
 def test_samples_in_front_stay_there(forward, tmp_path):
     b = Builder()

@@ -11,6 +11,7 @@ from gopt.analysis.coupling.propagate import propagate, start
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.types import TensorType, multiple, numpy_dtype
+from gopt.operators.kinds import PRODUCTS
 
 UNFOLLOWED = frozenset((CouplingKind.UNKNOWN, CouplingKind.IN_BATCH, CouplingKind.PLACE))
 """Couplings of samples that are no samples, or that a rank lacks."""
@@ -47,9 +48,9 @@ class Columns:
     marks: Mapping[str, Mark] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, types: Mapping[str, TensorType], draws: Collection[str] = ()) -> Columns:
+    def of(cls, types: Mapping[str, TensorType], draws: Collection[str] = (), *, shown: bool = False) -> Columns:
         """The columns of a batch of these types, if all inputs agree on dimension 1, and either not on dimension 0, or
-        an input holds ids in rows.
+        an input holds ids in rows; ``shown``: another sign shows columns.
 
         An input of one dimension holds the samples, or dimensions 0 and 1 of another input. Random numbers have the
         samples along either dimension."""
@@ -58,7 +59,7 @@ class Columns:
         fronts = {shape[:1] for name, shape in shapes.items() if name not in draws}
         sizes = {size for name in tables if (size := shapes[name][1]) and size != 1}
         ids = any(numpy_dtype(types[name].dtype).kind in "iu" for name in tables)
-        if len(sizes) != 1 or (len(fronts) == 1 and not ids):
+        if len(sizes) != 1 or (len(fronts) == 1 and not ids and not shown):
             return cls()
         size = sizes.pop()
         flat = {multiple(front, size): front for front, *_ in fronts if isinstance(front, int)}
@@ -90,16 +91,39 @@ class _Settled:
 
 def _settled(training: TrainingGraph) -> _Settled:
     """The dimension of the samples: 1 where samples along dimension 0 meet, and none along dimension 1."""
-    columns = Columns.of({name: training.graph.inputs[name] for name in training.batch}, training.draws)
+    types = {name: training.graph.inputs[name] for name in training.batch}
+    columns = Columns.of(types, training.draws, shown=True)
     if not columns.marks:
         return _Settled(columns)
     first = _swept(training, Columns())
     if UNFOLLOWED.isdisjoint(fact.kind for fact in first.found):
         return _Settled(Columns(), first)
+    if not Columns.of(types, training.draws).marks and not _recurs(first):
+        return _Settled(Columns(), first)
     second = _swept(training, columns)
     losses = [second.marks.get(loss, UNKNOWN).kind for loss in training.losses]
     whole = not second.found and losses and {Relation.MEAN, Relation.SUM, Relation.WEIGHTED}.issuperset(losses)
     return _Settled(columns, second) if whole else _Settled(Columns(), first)
+
+
+def _recurs(swept: CouplingContext) -> bool:
+    """Return whether the forward reads places of dimension 0 one by one, and multiplies a value of several of them, but
+    not of all, by weights: a recurrence."""
+    graph, behind = swept.index.graph, dict[str, frozenset[str]]()
+    for fact in swept.found:
+        if fact.kind is CouplingKind.PLACE:
+            operand = swept.index.producers[fact.value].inputs[0]
+            if graph.type_of(fact.value).elements * swept.batch == graph.type_of(operand).elements:
+                behind[fact.value] = frozenset([fact.value])
+    if len(behind) < swept.batch:
+        return False
+    for node in graph.nodes:
+        if node.phase is Phase.FORWARD and behind.keys().isdisjoint(node.outputs):
+            turns = frozenset[str]().union(*(behind.get(name, frozenset()) for name in node.reads))
+            if 1 < len(turns) < swept.batch and node.is_in(PRODUCTS):
+                return True
+            behind.update(dict.fromkeys(node.outputs, turns) if turns else {})
+    return False
 
 
 def _swept(training: TrainingGraph, columns: Columns) -> CouplingContext:
