@@ -449,7 +449,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "verification.gradient_check.additivity verification.gradient_check.alternatives "
         "verification.gradient_check.check verification.gradient_check.computed_weights "
         "verification.gradient_check.difference_quotients verification.gradient_check.forward "
-        "verification.gradient_check.layout verification.gradient_check.points verification.gradient_check.verdict",
+        "verification.gradient_check.layout verification.gradient_check.points "
+        "verification.gradient_check.single_values verification.gradient_check.verdict",
         "a part of the gradient check, tested by wrong gradients", "verification/test_gradient_check.py",
     ),
     # --- the core ---
