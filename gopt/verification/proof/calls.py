@@ -13,7 +13,7 @@ from gopt.ir.graph import Node
 from gopt.verification.proof.expressions import LARGEST, SMALLEST, Expressions
 from gopt.verification.proof.operators import applied
 
-Place = Mapping[str, int]
+Member = Mapping[str, int]
 """The index of a member along each axis of its group."""
 Results = list[list[int] | None]
 """The results of each member; None where they are undefined."""
@@ -22,7 +22,7 @@ Results = list[list[int] | None]
 class Members:
     """The members of a call; ``all_coordinates``: of each member, in group order."""
 
-    def __init__(self, expressions: Expressions, axes: Sequence[str], all_coordinates: Sequence[Place]) -> None:
+    def __init__(self, expressions: Expressions, axes: Sequence[str], all_coordinates: Sequence[Member]) -> None:
         self.expressions, self.axes, self.all_coordinates = expressions, tuple(axes), all_coordinates
 
     def call(self, node: Node, operands: Sequence[Sequence[int]]) -> Results:

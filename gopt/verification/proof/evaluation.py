@@ -5,7 +5,7 @@ Floats are computed in float64: only the rounding of the step is seen."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,11 @@ from gopt.verification.proof.expressions import (
     elements,
 )
 
-Place = Mapping[str, int]
-Leaf = Callable[[Expression, Place], np.ndarray | None]
+Member = Mapping[str, int]
+Leaf = Callable[[Expression, Member], np.ndarray | None]
 """The value of a leaf on a member; None for one that has no value."""
+Key = tuple[int, tuple[tuple[str, int], ...]]
+"""An expression, and the indices of the member along the axes of the expression."""
 Origin = tuple[Graph, Node, int]
 """A node that an expression without laws was read from, and the coordinates of the result."""
 MOST = 2_000_000
@@ -52,27 +54,29 @@ class ExpressionValues:
     expressions: Expressions
     leaf: Leaf
     origins: Mapping[int, Origin]
+    arrays: dict[Key, np.ndarray] = field(default_factory=dict)
+    """The values so far."""
 
-    def values(self, numbers: Sequence[int], coordinates: Place) -> list[np.ndarray]:
+    def values(self, numbers: Sequence[int], coordinates: Member) -> list[np.ndarray]:
         """The values of expressions on a member. Raises Unevaluable."""
-        needed: set[tuple[int, tuple[tuple[str, int], ...]]] = set()
+        needed: set[Key] = set()
         stack = [(number, self._at(number, coordinates)) for number in numbers]
         total = 0
         while stack:
             key = stack.pop()
-            if key in needed:
+            if key in needed or key in self.arrays:
                 continue
             needed.add(key)
             total += elements(self.expressions.shape(key[0])) or 0
             if total > MOST:
                 raise Unevaluable("large")
             stack += self._operands(*key)
-        arrays: dict[tuple[int, tuple[tuple[str, int], ...]], np.ndarray] = {}
         for key in sorted(needed):
-            arrays[key] = self._value(key[0], dict(key[1]), [arrays[operand] for operand in self._operands(*key)])
-        return [arrays[number, self._at(number, coordinates)] for number in numbers]
+            operands = [self.arrays[operand] for operand in self._operands(*key)]
+            self.arrays[key] = self._value(key[0], dict(key[1]), operands)
+        return [self.arrays[number, self._at(number, coordinates)] for number in numbers]
 
-    def _at(self, number: int, coordinates: Place) -> tuple[tuple[str, int], ...]:
+    def _at(self, number: int, coordinates: Member) -> tuple[tuple[str, int], ...]:
         """The indices of the axes along which an expression varies."""
         return tuple((axis, coordinates.get(axis, 0)) for axis in sorted(self.expressions.varies[number]))
 
@@ -93,7 +97,7 @@ class ExpressionValues:
             all_coordinates = [dict(at) | dict(attributes)]  # type: ignore[call-overload]
         return [(operand, self._at(operand, coordinates)) for coordinates in all_coordinates for operand in operands]
 
-    def _value(self, number: int, coordinates: Place, values: list[np.ndarray]) -> np.ndarray:
+    def _value(self, number: int, coordinates: Member, values: list[np.ndarray]) -> np.ndarray:
         expression = self.expressions.all[number]
         op, attributes, _, shape = expression
         if op == "one":
@@ -122,13 +126,13 @@ class ExpressionValues:
         array = np.asarray(result)
         return array.reshape(sizes) if array.size == elements(shape) else np.broadcast_to(array, sizes)
 
-    def _iterated(self, number: int, coordinates: Place, value: np.ndarray) -> np.ndarray:
+    def _iterated(self, number: int, coordinates: Member, value: np.ndarray) -> np.ndarray:
         """A value after all micro-steps."""
         _, axis, (after, start, _), _ = self.expressions.all[number]
         begun = self.expressions.all[start]
         for index in range(self.expressions.extents[str(axis)]):
 
-            def leaf(expression: Expression, at: Place, value: np.ndarray = value) -> np.ndarray | None:
+            def leaf(expression: Expression, at: Member, value: np.ndarray = value) -> np.ndarray | None:
                 return value if expression == begun else self.leaf(expression, at)
 
             (value,) = ExpressionValues(self.expressions, leaf, self.origins).values(

@@ -79,7 +79,7 @@ class Specification:
         return Expected(start | inputs, states, shown, names)
 
     def _apart(self, state: State) -> frozenset[str]:
-        """The axes along which a state differs: statistics move in each micro-step, local statistics differ between ranks."""
+        """The axes along which a state differs: statistics move in each micro-step, local statistics on each rank."""
         if state.kind is not StateKind.STATISTIC:
             return frozenset()
         local = any(entry.local and entry.pieces[0].tensor == state.tensor for entry in self.manifest.common.state)

@@ -580,8 +580,9 @@ class Expressions:
         return result
 
     def iterated(self, number: int, start: int, axis: str, initial: int | None = None) -> int:
-        """The value after all micro-steps, where a micro-step takes ``start`` to ``number``; ``initial``: the value before,
-        None for ``start``."""
+        """The value after all micro-steps, where a micro-step takes ``start`` to ``number``.
+
+        ``initial``: the value before; None for ``start``."""
         initial = start if initial is None else initial
         result = self.apply("iterated", axis, (number, start, initial), self.shape(number))
         self.varies[result] = (self.varies[number] | self.varies[initial]) - {axis}

@@ -221,7 +221,7 @@ class NodeReader:
         return self.expressions.extreme(_JOINED[node.op_type], operands, self._static(node))
 
     def where(self, node: Node, operands: Sequence[int], arrays: Arrays) -> int | None:
-        """A count kept from zero, 1 where the count equals zero; and a multiple of a count, 0 where the count equals zero."""
+        """A count kept from zero, with 1 in place of zero; a multiple of a count, with 0 where the count is zero."""
         expressions = self.expressions
         flag, constant, otherwise = operands
         op, _, compared, _ = expressions.all[expressions.root(flag)]

@@ -30,7 +30,7 @@ from gopt.verification.proof.expected import MICRO, Expected, Specification
 from gopt.verification.proof.expressions import Expressions
 from gopt.verification.proof.operators import NodeReader, as_type
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
-from gopt.verification.proof.samples import counter_example
+from gopt.verification.proof.samples import CounterExamples
 from gopt.verification.proof.sweep import Sweep, UnpairedCall, Values
 from gopt.verification.proof.words import Words
 from gopt.verification.rank_programs import Held, RankPrograms, joined, start_values
@@ -240,6 +240,7 @@ class _Comparison:
         self.prover, self.expected, self.actual = prover, expected, actual
         self.expressions, self.manifest = prover.expressions, prover.manifest
         self.words = Words(self.expressions, expected.names)
+        self.examples = CounterExamples(prover.expressions, prover.training, prover.mesh, prover.constants)
         self.dtypes = {state.tensor: state.dtype for state in self.manifest.states}
 
     def proof(self) -> RankProof:
@@ -308,15 +309,7 @@ class _Comparison:
             rank, len({member for member, _, _ in apart}), self.prover.node_of(rank, inner[0]), found_text, due_text
         )
         try:
-            coordinates = self.prover.mesh.coordinates(rank)
-            example = counter_example(
-                self.expressions,
-                self.prover.training,
-                self.prover.mesh,
-                self.prover.constants,
-                (actual, due),
-                coordinates,
-            )
+            example = self.examples.find(actual, due, self.prover.mesh.coordinates(rank))
         except Unevaluable:
             example = None
         verdict = ProofVerdict.UNPROVEN if example is None else ProofVerdict.DIFFERENT

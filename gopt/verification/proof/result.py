@@ -34,8 +34,8 @@ class CounterExample:
 class ClaimMismatch:
     """Where a rank's value leaves the source's step: ``actual`` and ``expected`` in words of the source.
 
-    ``node``: the first unexpected value of the rank's files, None if the difference is in no single value. ``ranks``: the
-    number of ranks with another value than expected."""
+    ``node``: the first unexpected value of the rank's files, or None. ``ranks``: the number of ranks with another value
+    than expected."""
 
     rank: int
     ranks: int

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from gopt.analysis.training import TrainingGraph
@@ -12,7 +10,7 @@ from gopt.verification import sampling
 from gopt.verification.batches import SampledBatches
 from gopt.verification.compare import Values
 from gopt.verification.proof.constants import ConstantTable
-from gopt.verification.proof.evaluation import ExpressionValues, Place, Unevaluable
+from gopt.verification.proof.evaluation import ExpressionValues, Member, Unevaluable
 from gopt.verification.proof.expected import MICRO
 from gopt.verification.proof.expressions import Expression, Expressions
 from gopt.verification.proof.result import CounterExample
@@ -26,8 +24,8 @@ APART = 1e-9
 class SampledLeaves:
     """Values of the inputs of a step, of each member and micro-step."""
 
-    def __init__(self, training: TrainingGraph, mesh: Mesh, constants: ConstantTable, seed: int) -> None:
-        self.training, self.mesh, self.constants, self.seed = training, mesh, constants, seed
+    def __init__(self, training: TrainingGraph, mesh: Mesh, table: ConstantTable, seed: int) -> None:
+        self.training, self.mesh, self.table, self.seed = training, mesh, table, seed
         generator = np.random.default_rng(seed)
         self.states = {state.tensor: self._moved(sampling.initial_state(training, state, generator), generator)
                        for state in training.states}  # fmt: skip
@@ -43,12 +41,12 @@ class SampledLeaves:
             return value
         return np.asarray(value + 0.1 + generator.random(value.shape).astype(value.dtype))
 
-    def leaf(self, expression: Expression, coordinates: Place) -> np.ndarray | None:
+    def leaf(self, expression: Expression, coordinates: Member) -> np.ndarray | None:
         """The value of a leaf on a member, floats in float64."""
         value = self._stored(expression, coordinates)
         return value if value is None or value.dtype.kind in "iub" else value.astype(np.float64)
 
-    def _stored(self, expression: Expression, coordinates: Place) -> np.ndarray | None:
+    def _stored(self, expression: Expression, coordinates: Member) -> np.ndarray | None:
         name = expression.attributes
         if expression.op == "state":
             return np.asarray(self.states[str(name)])
@@ -56,9 +54,9 @@ class SampledLeaves:
             return np.asarray(self.settings[str(name)])
         if expression.op == "batch":
             return np.asarray(self._batch(coordinates)[str(name)])
-        return self.constants.values.get(expression)
+        return self.table.values.get(expression)
 
-    def _batch(self, coordinates: Place) -> Values:
+    def _batch(self, coordinates: Member) -> Values:
         part = 0
         for axis in self.mesh.data_axes:
             part = part * self.mesh.size(axis) + coordinates.get(axis, 0)
@@ -68,25 +66,36 @@ class SampledLeaves:
         return self._drawn[key]
 
 
-def counter_example(
-    expressions: Expressions, training: TrainingGraph, mesh: Mesh, constants: ConstantTable, pair: Sequence[int],
-    coordinates: Place,
-) -> CounterExample | None:  # fmt: skip
-    """An element in which two expressions differ on a member, or None. Raises Unevaluable."""
-    for seed in SEEDS:
-        samples = SampledLeaves(training, mesh, constants, seed)
-        actual, expected = (
-            np.asarray(value, np.float64).reshape(-1)
-            for value in ExpressionValues(expressions, samples.leaf, constants.origins).values(pair, coordinates)
-        )
-        if actual.shape != expected.shape:
-            raise Unevaluable("shapes differ")
-        with np.errstate(all="ignore"):
-            apart = np.abs(actual - expected)
-        apart[np.isnan(actual) & np.isnan(expected) | (actual == expected)] = 0
-        apart[np.isnan(apart)] = np.inf
-        finite = np.abs(expected[np.isfinite(expected)])
-        if apart.size and apart.max() > APART * max(finite.max(initial=0), np.finfo(np.float64).tiny):
-            element = int(apart.argmax())
-            return CounterExample(element, float(actual[element]), float(expected[element]))
-    return None
+class CounterExamples:
+    """Looks for elements in which expressions differ; values are computed once for all."""
+
+    def __init__(self, expressions: Expressions, training: TrainingGraph, mesh: Mesh, table: ConstantTable) -> None:
+        self._expressions, self._training, self._mesh, self._table = expressions, training, mesh, table
+        self._values: dict[int, ExpressionValues] = {}
+
+    def find(self, actual: int, expected: int, coordinates: Member) -> CounterExample | None:
+        """An element in which two expressions differ on a member, or None. Raises Unevaluable."""
+        for seed in SEEDS:
+            if seed not in self._values:
+                leaves = SampledLeaves(self._training, self._mesh, self._table, seed)
+                self._values[seed] = ExpressionValues(self._expressions, leaves.leaf, self._table.origins)
+            example = _difference(*self._values[seed].values((actual, expected), coordinates))
+            if example is not None:
+                return example
+        return None
+
+
+def _difference(actual: np.ndarray, expected: np.ndarray) -> CounterExample | None:
+    """The element with the largest difference; None for equal values."""
+    one, two = (np.asarray(value, np.float64).reshape(-1) for value in (actual, expected))
+    if one.shape != two.shape:
+        raise Unevaluable("shapes differ")
+    with np.errstate(all="ignore"):
+        apart = np.abs(one - two)
+    apart[np.isnan(one) & np.isnan(two) | (one == two)] = 0
+    apart[np.isnan(apart)] = np.inf
+    largest = np.abs(two[np.isfinite(two)]).max(initial=np.finfo(np.float64).tiny)
+    if not apart.size or apart.max() <= APART * largest:
+        return None
+    element = int(apart.argmax())
+    return CounterExample(element, float(one[element]), float(two[element]))

@@ -146,6 +146,6 @@ class Sweep:
         dtypes = (sweep.graph.types[name].dtype for name in (*node.inputs, *node.outputs) if name in sweep.graph.types)
         dtype = next(dtypes, str(node.attributes.get("dtype", "")))
         shapes = [self.expressions.shape(sweep.values[name]) for name in node.inputs]
-        if any(elements(shape) is None for shape in shapes):
-            raise UnsupportedError(f"{node.op_type} {node.label!r}: the size of what it sends is open")
+        if dtype in ("", "undefined") or any(elements(shape) is None for shape in shapes):
+            raise UnsupportedError(f"{node.op_type} {node.label!r}: the type or the size of an operand is unknown")
         return [(dtype, tuple(map(int, shape or ()))) for shape in shapes]  # type: ignore[arg-type]
