@@ -29,7 +29,10 @@ class Members:
         """The results of all members; ``operands``: of each member. Raises UnsupportedError for other calls."""
         rule = _RULES.get(node.op_type)
         if rule is None:
-            raise UnsupportedError(f"{node.op_type} {node.label!r}: gopt prove does not know what this call makes")
+            raise UnsupportedError(
+                f"{node.op_type} {node.label!r}: gopt prove has no law for this call",
+                "gopt verify compares the ranks by numbers",
+            )
         return rule(self, node.attributes, operands)
 
     # --- one operand of all members ---

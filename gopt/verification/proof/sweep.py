@@ -147,5 +147,8 @@ class Sweep:
         dtype = next(dtypes, str(node.attributes.get("dtype", "")))
         shapes = [self.expressions.shape(sweep.values[name]) for name in node.inputs]
         if dtype in ("", "undefined") or any(elements(shape) is None for shape in shapes):
-            raise UnsupportedError(f"{node.op_type} {node.label!r}: the type or the size of an operand is unknown")
+            raise UnsupportedError(
+                f"{node.op_type} {node.label!r}: the type or the size of an operand is unknown",
+                "give the values of the graph their types (onnx.shape_inference)",
+            )
         return [(dtype, tuple(map(int, shape or ()))) for shape in shapes]  # type: ignore[arg-type]
