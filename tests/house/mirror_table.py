@@ -113,7 +113,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "verification.proof.samples verification.proof.sweep verification.proof.words verbs.prove cli.prove "
         "cli.render_prove",
         "one proof: its laws by numbers, its verdicts on right folders and on planted errors",
-        "verification/proof/test_expressions.py", "verification/proof/test_prove.py",
+        "verification/proof/test_expressions.py", "verification/proof/test_proof_prove.py",
     ),
     **_each("verbs.training", "the threads of a run", "verbs/test_verbs_run.py", "runtime/test_run.py"),
     **_each("cli.golden_texts", "makes the texts of a command", "cli/test_cli_golden.py", "test_gopt.py"),

@@ -465,7 +465,7 @@ class Expressions:
         ]
 
     def any_set(self, number: int) -> int | None:
-        """Whether a count of flags is above zero, as a flag; None for other numbers."""
+        """Return whether a count of flags is above zero, as a flag; None for other numbers."""
         flags = self._flags(number)
         return None if flags is None else self._extreme(LARGEST, flags)
 
