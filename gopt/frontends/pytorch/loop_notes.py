@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gopt.frontends.pytorch.manual_updates import ManualUpdate
@@ -33,11 +33,14 @@ def loop_notes(
     tree: ast.Module, blocks: Sequence[ScriptBlock], models: Collection[str], optimizers: Collection[str]
 ) -> list[LoopNote]:
     """The notes of a script, by line."""
-    notes = [*_clips(tree), *_casts(tree), *_scalers(tree), *averages(tree)]
-    notes += [
-        LoopNote(node, f"steps once in {count or 'several'} backwards, and ranks do so by gopt shard --accumulate "
-        f"{count or 'K'}, which takes their mean") for node, count in turns(tree, optimizers)
-    ]  # fmt: skip
+    numbers = _numbers(tree, blocks)
+    notes = [*_clips(tree, numbers), *_casts(tree), *_scalers(tree), *averages(tree)]
+    for node, text in turns(tree, optimizers):
+        count = numbers.get(text, text)
+        work = (
+            f"steps once in {count or 'several'} backwards, and ranks do so by gopt shard --accumulate {count or 'K'}"
+        )
+        notes.append(LoopNote(node, f"{work}, which takes their mean"))
     notes += _unequal(tree, optimizers)
     notes += _beside(tree, blocks, models, optimizers, notes)
     return sorted(notes, key=lambda note: getattr(note.node, "lineno", 0))
@@ -74,7 +77,21 @@ def _argument(call: ast.Call, index: int, word: str) -> ast.expr | None:
     return next(iter([*call.args[index : index + 1], *named]), None)
 
 
-def _clips(tree: ast.AST) -> Iterator[LoopNote]:
+def _numbers(tree: ast.AST, blocks: Sequence[ScriptBlock]) -> dict[str, str]:
+    """Names with a single constant in a script: assigned, as a default, or by a keyword of a call."""
+    pairs = [(name, value) for block in blocks for name, value in block.defaults.items()]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            pairs += [(target.id, node.value) for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.keyword) and node.arg:
+            pairs.append((node.arg, node.value))
+    values: dict[str, set[str]] = {}
+    for name, value in pairs:
+        values.setdefault(name, set()).add(ast.unparse(value))
+    return {name: min(texts) for name, texts in values.items() if len(texts) == 1 and min(texts)[:1].isdigit()}
+
+
+def _clips(tree: ast.AST, numbers: Mapping[str, str]) -> Iterator[LoopNote]:
     for node in ast.walk(tree):
         *before, name = called(node).split(".")
         option, word = _CLIPS.get(name, ("", ""))
@@ -83,7 +100,8 @@ def _clips(tree: ast.AST) -> Iterator[LoopNote]:
         if option and isinstance(node, ast.Call):
             bound = _argument(node, 1, word)
             shown = ast.unparse(bound) if bound is not None else "X"
-            yield LoopNote(node, f"clips gradients, and a step does so by gopt export {option} {shown}", option)
+            work = f"clips gradients, and a step does so by gopt export {option} {numbers.get(shown, shown)}"
+            yield LoopNote(node, work, option)
 
 
 def _casts(tree: ast.AST) -> Iterator[LoopNote]:

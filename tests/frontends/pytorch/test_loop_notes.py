@@ -59,6 +59,12 @@ NOTED = {
     "a clip by hand": ("", FORWARD + BACKWARD + "for p in model.parameters():\n    p.grad.data.clamp_(-3, 3)\n" + STEP,
                        "--clip-value 3"),
     "turns": ("", FORWARD + "(loss / 4).backward()\nif (i + 1) % 4 == 0:\n    optimizer.step()\n", "--accumulate 4"),
+    "turns of a name": ("often = 4\n", FORWARD + "loss.backward()\nif i % often == 0:\n    optimizer.step()\n",
+                        "--accumulate 4"),
+    "a clip of a name": ("bound: float\nbound = 2.0\n", FORWARD + BACKWARD
+                         + "nn.utils.clip_grad_norm_(model.parameters(), bound)\n" + STEP, "--clip-norm 2.0"),
+    "a clip of a changing name": ("bound = 2.0\nbound = 3.0\n", FORWARD + BACKWARD
+                         + "nn.utils.clip_grad_norm_(model.parameters(), bound)\n" + STEP, "--clip-norm bound"),
     "turns of a scaler": (
         SCALER, FORWARD + "scaler.scale(loss).backward()\nif i % 8 == 0:\n    scaler.step(optimizer)\n",
         "--accumulate 8",
