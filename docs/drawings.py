@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/concepts.md: ``python docs/drawings.py``.
+"""Draw the pictures of docs/concepts.md and docs/proving.md: ``python docs/drawings.py``.
 
 Each is drawn from what gopt makes of a shipped fixture, so that cuts, bytes and the order of calls are the true ones.
 ``tests/docs/test_drawings.py`` compares the files with what this script draws.
@@ -15,6 +15,8 @@ from xml.sax.saxutils import escape
 
 import gopt
 from gopt.analysis.training import Phase
+from gopt.proof.prove import Prover
+from gopt.proof.words import Words
 
 HERE = Path(__file__).parent
 FIXTURES = HERE.parent / "fixtures"
@@ -288,7 +290,49 @@ def timeline() -> Drawing:
     return drawing
 
 
-DRAWINGS = {"bucket.svg": bucket, "stages.svg": stages, "mesh.svg": mesh, "timeline.svg": timeline}
+def proof() -> Drawing:
+    """A gradient's way through nodes of two ranks and a call, in the expressions of ``gopt prove``."""
+    with tempfile.TemporaryDirectory() as home:
+        gopt.shard(FIXTURES / "mlp_adamw.onnx", 2, stage=2).write(Path(home, "out"))
+        prover = Prover(Path(home, "out"))
+        prover.run()
+    weight = prover.training.gradients["fc1.weight"]
+    bucket = "gopt.shard.b0"
+    steps = [
+        (weight, "MatMul, the backward", "each member has its own: it varies along shard"),
+        (f"{bucket}.scattered", "ReduceScatter, mean", "the members of the sum are named: shard"),
+        (f"{bucket}.c0.v1", "Mul by 0.1", "a factor is a rational coefficient"),
+        (f"{bucket}.c0.state1_out", "Add", "the new moment: what the source makes of the mean, in ranges"),
+    ]
+    values = [prover.seen[rank][0] for rank in (0, 1)]
+    moment = prover.expressions.leaf("state", "fc1.weight.exp_avg", (64, 32))
+    words = Words(prover.expressions, {values[0][weight]: "dW", moment: "m"})
+    drawing = Drawing(1010, 110 + 92 * len(steps), "A gradient's way through four nodes and a call")
+    drawing.text(
+        30, 32, "fixtures/mlp_adamw.onnx, 2 ranks, stage 2: dW is the gradient of fc1.weight, m its first moment", 15
+    )
+    for column, rank in enumerate((0, 1)):
+        drawing.text(230 + 385 * column, 62, f"rank {rank} has", 13, QUIET)
+    for row, (name, node, remark) in enumerate(steps):
+        top = 78 + 92 * row
+        drawing.text(30, top + 20, node)
+        drawing.text(30, top + 38, name, 11, QUIET)
+        for column, made in enumerate(values):
+            pieces = [piece for piece in prover.expressions.pieces(made[name]) if piece[2] - piece[1] > 700]
+            number, start, stop = pieces[-1 if column == 0 else 0]
+            left = 230 + 385 * column
+            drawing.box(left, top, 370, 48, "#dde3ea", RANKS[column])
+            drawing.text(left + 185, top + 20, words.text(number, top=True), 13, INK, "middle")
+            drawing.text(left + 185, top + 38, f"elements {start} to {stop} of {64 * 32}", 11, QUIET, "middle")
+            if row:
+                drawing.line(left + 185, top - 44 + 16, left + 185, top)
+        drawing.text(230, top + 62, remark, 11, QUIET)
+    return drawing
+
+
+DRAWINGS = {
+    "bucket.svg": bucket, "stages.svg": stages, "mesh.svg": mesh, "timeline.svg": timeline, "proof.svg": proof,
+}  # fmt: skip
 
 if __name__ == "__main__":
     for name, draw in DRAWINGS.items():

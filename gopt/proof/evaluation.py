@@ -79,6 +79,7 @@ class Evaluation:
         """The operands of an expression, each on the members whose values are read."""
         op, attributes, operands, _ = self.expressions.all[number]
         places = [dict(at)]
+        operands = operands[2:] if op == "iterated" else operands
         if op in (REDUCED, "gathered"):
             axes = sorted(attributes[1]) if op == REDUCED else attributes[0]  # type: ignore[index]
             for axis in axes:
@@ -92,14 +93,19 @@ class Evaluation:
         op, attributes, _, shape = expression
         if op == "one":
             return np.ones(())
+        if op == "iterated":
+            return self._iterated(number, place, values[0])
         rule = _KERNELS.get(op)
-        with np.errstate(all="ignore"):
-            if rule is not None:
-                result = rule(attributes, values)
-            elif number in self.origins:
-                result = _computed(*self.origins[number], values)
-            else:
-                result = self.leaf(expression, place)
+        try:
+            with np.errstate(all="ignore"):
+                if rule is not None:
+                    result = rule(attributes, values)
+                elif number in self.origins:
+                    result = _computed(*self.origins[number], values)
+                else:
+                    result = self.leaf(expression, place)
+        except (GoptError, TypeError, ValueError, KeyError, IndexError) as error:
+            raise Unevaluable(f"{op}: {error}") from None
         if result is None:
             raise Unevaluable(op)
         if elements(shape) is None:
@@ -107,6 +113,18 @@ class Evaluation:
         sizes = tuple(map(int, shape or ()))  # type: ignore[arg-type]
         array = np.asarray(result)
         return array.reshape(sizes) if array.size == elements(shape) else np.broadcast_to(array, sizes)
+
+    def _iterated(self, number: int, place: Place, value: np.ndarray) -> np.ndarray:
+        """A value behind all micro-steps, each from what the one before has left."""
+        _, axis, (after, start, _), _ = self.expressions.all[number]
+        begun = self.expressions.all[start]
+        for index in range(self.expressions.extents[str(axis)]):
+
+            def leaf(expression: Expression, at: Place, value: np.ndarray = value) -> np.ndarray | None:
+                return value if expression == begun else self.leaf(expression, at)
+
+            (value,) = Evaluation(self.expressions, leaf, self.origins).values([after], {**place, str(axis): index})
+        return value
 
 
 def _computed(graph: Graph, node: Node, place: int, values: Sequence[np.ndarray]) -> np.ndarray:
@@ -125,10 +143,7 @@ def _computed(graph: Graph, node: Node, place: int, values: Sequence[np.ndarray]
     old = graph.type_of(output)
     outputs = {output: replace(old, dtype="float64") if old.dtype in FLOATS else old}
     one = Graph("one", [node], inputs, outputs, {}, dict(inputs | outputs), graph.header, {})
-    try:
-        return evaluate(one, feeds)[output]
-    except (GoptError, TypeError, ValueError) as error:
-        raise Unevaluable(f"{node.op_type}: {error}") from None
+    return evaluate(one, feeds)[output]
 
 
 def dtype_of(array: np.ndarray) -> str:

@@ -254,10 +254,11 @@ class Expressions:
 
     def pieces(self, number: int) -> list[Piece]:
         """The ranges of which a flat value is made."""
-        expression = self.all[number]
+        root = self.root(number)
+        expression = self.all[root]
         if expression.op == FLAT:
-            return [(root, *part) for root, part in zip(expression.operands, expression.attributes)]  # type: ignore[call-overload]
-        return [(self.root(number), 0, self.elements(number) or 0)]
+            return [(inner, *part) for inner, part in zip(expression.operands, expression.attributes)]  # type: ignore[call-overload]
+        return [(root, 0, self.elements(root) or 0)]
 
     def flat(self, pieces: Iterable[Piece]) -> int:
         """Ranges of elements, one behind the other, in one dimension."""
@@ -397,28 +398,28 @@ class Expressions:
                 yield self._number(TOTAL, ranges, (self.root(atom),), ()), factor
 
     def _joined_totals(self, terms: Mapping[int, Fraction]) -> dict[int, Fraction]:
-        """Terms in which sums over ranges of one expression are one sum where the ranges do not overlap."""
+        """Terms in which all sums over elements of one expression are one sum for each coefficient of an element."""
         result: dict[int, Fraction] = {}
-        ranges: dict[tuple[int, Fraction], list[tuple[int, int]]] = {}
+        steps: dict[int, dict[int, Fraction]] = {}
         for atom, factor in terms.items():
-            expression = self.all[atom]
-            if expression.op == TOTAL and expression.attributes:
-                ranges.setdefault((expression.operands[0], factor), []).extend(expression.attributes)  # type: ignore[arg-type]
-            else:
+            op, spans, operands, _ = self.all[atom]
+            if op != TOTAL:
                 result[atom] = factor
-        for (root, factor), parts in ranges.items():
-            joined: list[tuple[int, int]] = []
-            for start, stop in sorted(parts):
-                if joined and start == joined[-1][1]:
-                    joined[-1] = joined[-1][0], stop
-                else:
-                    joined.append((start, stop))
-            overlap = any(before[1] > behind[0] for before, behind in pairwise(joined))
-            whole = joined == [(0, self.elements(root))]
-            groups = [(part,) for part in parts] if overlap else [() if whole else tuple(joined)]
-            for group in groups:
-                atom = self._number(TOTAL, group, (root,), ())
-                result[atom] = result.get(atom, Fraction(0)) + factor
+                continue
+            changes = steps.setdefault(operands[0], {})
+            for start, stop in spans or ((0, self.elements(operands[0])),):  # type: ignore[attr-defined]
+                changes[start] = changes.get(start, Fraction(0)) + factor
+                changes[stop] = changes.get(stop, Fraction(0)) - factor
+        for root, changes in steps.items():
+            groups: dict[Fraction, list[tuple[int, int]]] = {}
+            coefficient = Fraction(0)
+            bounds = sorted(bound for bound, change in changes.items() if change)
+            for start, stop in pairwise(bounds):
+                coefficient += changes[start]
+                groups.setdefault(coefficient, []).append((start, stop))
+            for factor, parts in groups.items():
+                spans = () if parts == [(0, self.elements(root))] else tuple(parts)
+                result[self._number(TOTAL, spans, (root,), ())] = factor
         return result
 
     # --- extremes of elements ---
@@ -573,12 +574,12 @@ class Expressions:
         self.varies[result] = self.varies[number].difference(axes)
         return result
 
-    def iterated(self, number: int, start: int, axis: str) -> int:
-        """What a value becomes that is ``number`` after a micro-step in which it was ``start``, after all of them."""
-        if number == start:
-            return self.over_members("before", axis, start, (axis,), self.shape(start))
-        result = self.apply("iterated", axis, (number, start), self.shape(number))
-        self.varies[result] -= {axis}
+    def iterated(self, number: int, start: int, axis: str, first: int | None = None) -> int:
+        """What a value becomes that is ``number`` after a micro-step in which it was ``start``, after all of them;
+        ``first``: what it is before them, None for what ``start`` is."""
+        first = start if first is None else first
+        result = self.apply("iterated", axis, (number, start, first), self.shape(number))
+        self.varies[result] = (self.varies[number] | self.varies[first]) - {axis}
         return result
 
     def on_member(self, number: int, place: Mapping[str, int]) -> int:

@@ -107,6 +107,12 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("verbs.import_step cli.render_import", "the command and its record", "cli/test_import.py", "test_gopt.py"),
     **_each("verbs.folders verbs.export verbs.inspect verbs.plan", "examples of docstrings", "test_gopt.py"),
     **_each("verbs.verify verification.options", "options of a verb", "steps/test_shard_options.py", "test_gopt.py"),
+    **_each(
+        "proof.calls proof.evaluation proof.expected proof.operators proof.result proof.samples proof.sweep proof.words "
+        "verbs.prove cli.prove cli.render_prove",
+        "one proof: its laws by numbers, its verdicts on right folders and on planted errors",
+        "proof/test_expressions.py", "proof/test_prove.py",
+    ),
     **_each("verbs.training", "the threads of a run", "verbs/test_verbs_run.py", "runtime/test_run.py"),
     **_each("cli.golden_texts", "makes the texts of a command", "cli/test_cli_golden.py", "test_gopt.py"),
     **_each("cli.render_bar", "a bar of rich", "cli/test_render_progress.py"),

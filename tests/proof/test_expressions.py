@@ -1,0 +1,218 @@
+"""The laws of expressions by numbers: what is drawn is computed by NumPy for each member, and by the canonical form."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+
+from gopt.proof.evaluation import Evaluation
+from gopt.proof.expressions import LARGEST, ONE, SMALLEST, Expressions, broadcast
+
+EXTENTS = {"dp": 2, "shard": 3}
+PLACES = [dict(zip(EXTENTS, index)) for index in product(*(range(size) for size in EXTENTS.values()))]
+SHAPES = [(), (1,), (4,), (6,), (2, 3), (3, 2), (2, 1), (12,), (2, 6)]
+
+
+class Drawn:
+    """A pool of values: the number of each, and what each member has by NumPy."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.numbers = random.Random(seed), np.random.default_rng(seed)
+        self.expressions = Expressions(EXTENTS)
+        self.leaves: dict[object, list[np.ndarray]] = {}
+        self.pool: list[tuple[int, list[np.ndarray]]] = []
+        for index in range(6):
+            varies = frozenset(axis for axis in EXTENTS if self.random.random() < 0.5)
+            shape = self.random.choice(SHAPES)
+            by_index = {}
+            values = []
+            for place in PLACES:
+                key = tuple(place[axis] for axis in sorted(varies))
+                by_index.setdefault(key, self.numbers.uniform(0.5, 2, shape))
+                values.append(by_index[key])
+            self.leaves[f"x{index}"] = values
+            self.add(self.expressions.leaf("batch", f"x{index}", shape, varies), values)
+        for value in (0, 1, Fraction(-3, 2)):
+            shape = self.random.choice(SHAPES)
+            self.add(self.expressions.constant(Fraction(value), shape), [np.full(shape, float(value))] * len(PLACES))
+
+    def add(self, number: int, values: list[np.ndarray]) -> None:
+        assert self.expressions.shape(number) == values[0].shape, self.expressions.all[number]
+        self.pool.append((number, values))
+
+    def alike(self, count: int) -> list[tuple[int, list[np.ndarray]]] | None:
+        """Values that broadcast."""
+        chosen = [self.random.choice(self.pool) for _ in range(count)]
+        try:
+            np.broadcast_shapes(*(values[0].shape for _, values in chosen))
+        except ValueError:
+            return None
+        return chosen
+
+    def step(self) -> None:
+        getattr(self, self.random.choice(STEPS))()
+
+    def sum(self) -> None:
+        if chosen := self.alike(self.random.choice([1, 2, 3])):
+            signs = [self.random.choice([1, -1]) for _ in chosen]
+            number = self.expressions.elementwise(
+                lambda items: self.expressions.added(items, signs), [n for n, _ in chosen]
+            )
+            self.add(number, [sum(s * v for s, v in zip(signs, row)) for row in zip(*(v for _, v in chosen))])
+
+    def product(self) -> None:
+        chosen = self.alike(2)
+        if chosen and all((np.abs(value) > 1e-3).all() for value in chosen[1][1]):
+            powers = [self.random.choice([1, 2]), self.random.choice([1, -1])]
+            number = self.expressions.elementwise(
+                lambda items: self.expressions.product(items, powers), [n for n, _ in chosen]
+            )
+            self.add(number, [a ** powers[0] * b ** float(powers[1]) for a, b in zip(chosen[0][1], chosen[1][1])])
+
+    def scale(self) -> None:
+        number, values = self.random.choice(self.pool)
+        self.add(self.expressions.scaled(number, Fraction(2, 3)), [value * 2 / 3 for value in values])
+
+    def bend(self) -> None:
+        """An operator without laws."""
+        number, values = self.random.choice(self.pool)
+
+        def make(items):
+            return self.expressions.apply(
+                "Sqrt", (), [self.expressions.product(items, [2])], self.expressions.shape(items[0])
+            )
+
+        self.add(self.expressions.elementwise(make, [number]), [np.abs(value) for value in values])
+
+    def view(self) -> None:
+        number, values = self.random.choice(self.pool)
+        shapes = [shape for shape in SHAPES if np.prod(shape) == values[0].size]
+        shape = self.random.choice([*shapes, (values[0].size,)])
+        self.add(self.expressions.view(number, shape), [value.reshape(shape) for value in values])
+
+    def cut(self) -> None:
+        number, values = self.random.choice(self.pool)
+        size = values[0].size
+        start, stop = sorted(self.random.sample(range(size + 1), 2)) if size else (0, 0)
+        flat = self.expressions.flat(self.expressions.cut(number, start, stop))
+        self.add(flat, [value.reshape(-1)[start:stop] for value in values])
+
+    def join(self) -> None:
+        chosen = [self.random.choice(self.pool) for _ in range(2)]
+        if sum(values[0].size for _, values in chosen) > 24:
+            return
+        flat = self.expressions.flat(piece for number, _ in chosen for piece in self.expressions.pieces(number))
+        self.add(flat, [np.concatenate([v.reshape(-1) for v in row]) for row in zip(*(v for _, v in chosen))])
+
+    def again(self) -> None:
+        """Two halves of one value, joined: the value."""
+        number, values = self.random.choice(self.pool)
+        at = self.random.randrange(values[0].size + 1)
+        halves = [*self.expressions.cut(number, 0, at), *self.expressions.cut(number, at, values[0].size)]
+        joined = self.expressions.view(self.expressions.flat(halves), values[0].shape)
+        assert joined == number
+        total = self.expressions.added(
+            [self.expressions.total(self.expressions.flat(self.expressions.cut(number, *span)))
+             for span in ((0, at), (at, values[0].size))])  # fmt: skip
+        assert total == self.expressions.total(number)
+
+    def total(self) -> None:
+        number, values = self.random.choice(self.pool)
+        self.add(self.expressions.total(number), [value.sum() for value in values])
+
+    def extreme(self) -> None:
+        number, values = self.random.choice(self.pool)
+        if values[0].size:
+            op, how = self.random.choice([(LARGEST, np.max), (SMALLEST, np.min)])
+            self.add(self.expressions.extreme(op, [number]), [np.asarray(how(value)) for value in values])
+
+    def over_members(self) -> None:
+        number, values = self.random.choice(self.pool)
+        axes = [axis for axis in EXTENTS if self.random.random() < 0.6]
+        how = self.random.choice(["sum", "mean", "max", "min"])
+        by = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}[how]
+        groups = [[v for v, other in zip(values, PLACES) if all(other[a] == place[a] for a in EXTENTS if a not in axes)]
+                  for place in PLACES]  # fmt: skip
+        self.add(
+            self.expressions.reduced(number, axes, how), [np.asarray(by(np.stack(group), axis=0)) for group in groups]
+        )
+
+    def of_member(self) -> None:
+        number, values = self.random.choice(self.pool)
+        axis = self.random.choice(list(EXTENTS))
+        index = self.random.randrange(EXTENTS[axis])
+        result = [values[PLACES.index(place | {axis: index})] for place in PLACES]
+        self.add(self.expressions.on_member(number, {axis: index}), result)
+
+
+STEPS = [
+    "sum", "sum", "product", "product", "scale", "bend", "view", "cut", "join", "again", "total", "extreme",
+    "over_members", "over_members", "of_member",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_laws_hold_by_numbers_on_every_member(seed):
+    drawn = Drawn(seed)
+    for _ in range(60):
+        drawn.step()
+    expressions = drawn.expressions
+    for which, place in enumerate(PLACES):
+
+        def leaf(expression, at, which=which):
+            return drawn.leaves[expression.attributes][PLACES.index({**dict.fromkeys(EXTENTS, 0), **at})]
+
+        found = Evaluation(expressions, leaf, {}).values([number for number, _ in drawn.pool], place)
+        for (number, values), value in zip(drawn.pool, found):
+            due = values[which]
+            near = 1e-9 * max(1, np.abs(due).max(initial=0))
+            np.testing.assert_allclose(value, due, rtol=1e-9, atol=near, err_msg=str(expressions.all[number]))
+
+
+def test_equal_values_have_one_number():
+    e = Expressions(EXTENTS)
+    x, y = (e.leaf("batch", name, (2, 3), frozenset({"dp"})) for name in "xy")
+    s = e.leaf("input", "s", ())
+    assert e.added([x, y]) == e.added([y, x])
+    assert e.added([e.added([x, y]), x], [1, -1]) == y
+    assert e.product([x, s], [1, 1]) == e.product([s, x], [1, 1])
+    assert e.reduced(e.product([x, s], [1, 1]), ["dp"], "sum") == e.product([e.reduced(x, ["dp"], "sum"), s], [1, 1])
+    assert e.reduced(e.reduced(x, ["dp"], "mean"), ["shard"], "mean") == e.reduced(x, ["dp", "shard"], "mean")
+    assert e.reduced(x, ["shard"], "sum") == e.scaled(x, Fraction(3))
+    assert e.view(e.view(x, (6,)), (2, 3)) == x
+    assert e.flat([*e.cut(x, 0, 2), *e.cut(x, 2, 6)]) == e.view(x, (6,))
+
+
+@pytest.mark.parametrize(
+    "pair", ["a missing member", "another coefficient", "another range", "another order", "a member"]
+)
+def test_unequal_values_have_two_numbers(pair):
+    e = Expressions(EXTENTS)
+    x, y = (e.leaf("batch", name, (6,), frozenset({"dp", "shard"})) for name in "xy")
+    one, other = {
+        "a missing member": (e.reduced(x, ["dp"], "mean"), e.reduced(x, ["dp", "shard"], "mean")),
+        "another coefficient": (e.reduced(x, ["dp"], "mean"), e.reduced(x, ["dp"], "sum")),
+        "another range": (e.flat([(x, 0, 3)]), e.flat([(x, 3, 6)])),
+        "another order": (e.flat([(x, 0, 6), (y, 0, 6)]), e.flat([(y, 0, 6), (x, 0, 6)])),
+        "a member": (e.on_member(x, {"dp": 0}), e.on_member(x, {"dp": 1})),
+    }[pair]
+    assert one != other
+
+
+def test_a_count_to_divide_by_is_its_multiple_and_cancels_the_count():
+    e = Expressions(EXTENTS)
+    count, x = e.leaf("batch", "n", (), frozenset({"dp"})), e.leaf("batch", "x", (4,), frozenset({"dp"}))
+    whole = e.reduced(count, ["dp"], "sum")
+    assert e.counted(e.scaled(whole, Fraction(1, 4))) == e.scaled(e.counted(whole), Fraction(1, 4))
+    assert e.product([x, whole, e.counted(whole)], [1, 1, -1]) == x
+    assert e.product([x, count, count], [1, 1, -1]) != x, "nothing else cancels: it may be zero"
+
+
+def test_a_broadcast_is_of_the_longest_shape():
+    assert broadcast([(2, 1), (3,)]) == (2, 3) and broadcast([(), ("N", 4), (1, 4)]) == ("N", 4)
+    assert broadcast([(2,), None]) is None
+    assert Expressions({}).uniform(ONE) == 1
