@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -12,45 +13,57 @@ from corpus.plants import Plant
 from gopt.artifact.graph_check import check_rank
 from gopt.artifact.manifest_check import read_manifest
 from gopt.ir.load import load
-from gopt.proof.result import Proof
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What ``gopt prove`` and ``gopt verify`` say; ``named``: how the node that the proof names stands to the edit."""
+    """What each check says: ``load`` of the files alone, ``calls`` of calls that a group makes together. ``named``: how
+    the node that the proof names stands to the edit."""
 
+    load: str
+    calls: str
     prove: str
     named: str
     verify: str
 
 
 def judge(plant: Plant, folder: Path) -> Judgement:
-    """Plant an error in a folder, and ask both commands."""
+    """Plant an error in a folder, and ask all checks."""
     before = {path: _nodes(path) for path in plant.files(folder)}
     plant.plant(folder)
+    for path in before:
+        onnx.checker.check_model(str(path))
+    try:
+        _load(folder)
+    except gopt.InputError:
+        return Judgement("refused", "", "refused", "", "refused")
+    calls = named = ""
     try:
         proof = gopt.prove(folder)
         verdict, named = proof.verdict.value, _named(proof, before)
+        calls = "differ" if proof.claims[0].kind == "call" else "agree"
     except gopt.UnsupportedError:
-        verdict, named = "unproven", ""
-    return Judgement(verdict, named, gopt.verify(folder, steps=2, confirm=False).outcome.value)
+        verdict = "unproven"
+    try:
+        outcome = gopt.verify(folder, steps=2, confirm=False).outcome.value
+    except gopt.GoptError:
+        outcome = "refused"
+    return Judgement("accepted", calls, verdict, named, outcome)
 
 
-def check_form(plant: Plant, folder: Path) -> None:
-    """Raise an error where the files of a folder are not well formed."""
+def _load(folder: Path) -> None:
+    """Raise InputError where the files of a folder contradict its manifest."""
     manifest, _ = read_manifest(folder)
     for entry in manifest.ranks:
         graphs = {phase: load(folder / file, own=True) for phase, file in entry.files.items()}
         check_rank(manifest, entry, graphs, folder)
-    for path in plant.files(folder):
-        onnx.checker.check_model(str(path))
 
 
 def _nodes(path: Path) -> list[onnx.NodeProto]:
     return list(onnx.load(path, load_external_data=False).graph.node)
 
 
-def _named(proof: Proof, before: dict[Path, list[onnx.NodeProto]]) -> str:
+def _named(proof: Any, before: dict[Path, list[onnx.NodeProto]]) -> str:
     """Whether the first claim names what was edited, what is behind it, or what is before it; '' if it names none."""
     mismatch = proof.open()[0].mismatch if proof.open() else None
     if mismatch is None or mismatch.node is None:

@@ -69,7 +69,13 @@ class Plant:
 
     @property
     def name(self) -> str:
-        return f"{self.number:02d}-{self.recipe.folder}"
+        ranks = "" if self.ranks is None else "-rank" + "".join(map(str, self.ranks))
+        return f"{self.number:02d}-{self.recipe.folder}{ranks}"
+
+    @property
+    def where(self) -> str:
+        """The folder and the ranks, in words."""
+        return str(self.recipe) if self.ranks is None else f"{self.recipe}, rank {', '.join(map(str, self.ranks))}"
 
     @property
     def splits(self) -> bool:
@@ -549,6 +555,19 @@ PLANTS: tuple[Plant, ...] = (
           _sum_over("mm_1", 0.25)),
     Plant(56, "DeepSpeed #6351, gpt-neox #1004", "O", "a bucket is sent before its last gradient is complete", GPT,
           late("add_17", 1, lost=True)),
+    # the same where one rank alone is wrong, or a group has another size
+    Plant(3, "TrainVerify br3", "K", "an all-reduce became an all-gather, cut back to shape", COPIES, gathered("view"),
+          ranks=(0,)),
+    Plant(22, "Megatron-LM #7452", "P", "an update takes a partial gradient for a reduced one", COPIES, bypass("view"),
+          ranks=(1,)),
+    Plant(29, "Megatron-LM #5916", "G", "gradients are reduced in a group of another size", UNEVEN,
+          attribute(reader("mm_1"), group="dp")),
+    Plant(32, "Megatron-LM #5956", "S", "gradients are summed, not averaged", PLAIN,
+          attribute(reader("mm_1"), reduce="sum"), ranks=(1,)),
+    Plant(39, "pytorch #58005", "S", "a reduced gradient is reduced again", COPIES,
+          _twice(f"{_B0}.gradient0_mean", "dp"), ranks=(0,)),
+    Plant(54, "pytorch/xla #5279", "G", "groups of one member", ONE_AXIS, attribute(reader("view"), group="shard"),
+          ranks=(0,)),
     # tensor, sequence, context and expert parallel
     Plant(1, "TrainVerify br1", "M", "an all-reduce of the forward is gone", SPLIT_MLP, bypass(_PRODUCT)),
     Plant(2, "TrainVerify br2", "M", "an all-reduce is gone, and another value is read", SPLIT_GPT,
