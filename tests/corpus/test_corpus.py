@@ -34,8 +34,10 @@ def clean() -> dict[str, tuple[Path, str]]:
 
 
 def parameters() -> list[object]:
-    marks = {plant: () if plant.recipe.fixture.startswith(QUICK) else pytest.mark.slow for plant in PLANTS}
-    return [pytest.param(plant, marks=marks[plant], id=plant.name) for plant in PLANTS]
+    return [
+        pytest.param(plant, marks=() if plant.recipe.fixture.startswith(QUICK) else pytest.mark.slow, id=plant.name)
+        for plant in PLANTS
+    ]
 
 
 @pytest.mark.parametrize("plant", parameters())
@@ -71,14 +73,19 @@ def test_the_page_lists_the_plants(page: ModuleType) -> None:
 
 
 def test_another_author_gets_every_planted_folder(tmp_path: Path) -> None:
-    """``examples/corpus/write.py`` writes folders that gopt reads; here the first of them."""
+    """``examples/corpus/write.py`` writes folders that gopt reads; here two of them."""
     spec = importlib.util.spec_from_file_location("corpus_write", ROOT / "examples/corpus/write.py")
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    script.main([str(tmp_path / "corpus"), "22", "48"])
+    script.main([str(tmp_path / "corpus"), "30", "48"])
     folders = sorted(path.name for path in (tmp_path / "corpus").iterdir() if path.is_dir())
-    assert folders == ["22-mlp_adamw-dp2", "48-mlp_sgd-shard2-stage2", "mlp_adamw-dp2", "mlp_sgd-shard2-stage2"]
+    assert folders == [
+        "30-mlp_mom_clip_sched-dp2",
+        "48-mlp_sgd-shard2-stage2-rank1",
+        "mlp_mom_clip_sched-dp2",
+        "mlp_sgd-shard2-stage2",
+    ]
     assert [gopt.prove(tmp_path / "corpus" / name).verdict.value for name in folders] == [
         "different", "different", "proven", "proven",
     ]  # fmt: skip
