@@ -12,15 +12,15 @@ from .terminal import print_json
 @click.argument("folder", metavar="DIR", type=click.Path(readable=False))
 @click.option("--json", "as_json", is_flag=True, help="Print every claim as JSON.")
 def command(folder: str, as_json: bool) -> int:
-    """Prove all ranks equal to their source: every new state, loss and metric, for all values and any number of steps.
+    """Prove all ranks equal to the source: every new state, loss and metric, for all values and any number of steps.
 
-    Reads the graphs of DIR and of its source as expressions in real arithmetic, with each cast that rounds, and
-    compares what the ranks hold at the end of a step with the source's step on the combined gradients of all batches.
-    A state that is held right at the start of a step is held right at its end. No rank runs.
+    Reads the graphs of all ranks and of the source as expressions in real arithmetic, with each cast that rounds, and
+    compares the ranks' values at the end of a step with the source's step on the combined gradients of all batches. A
+    state that is right at the start of a step is right at the end. No rank runs.
 
-    A value is proven, or different: then the first node, what it has and what is expected are named, with an element
-    that differs for numbers drawn from a seed. What the laws do not decide is unproven, which is no error of the ranks:
-    gopt verify compares it by numbers. Exit code 0, 1 where a value is different, 4 where one is unproven.
+    For a different value, the first unexpected node is named, with the actual and the expected expression, and an
+    element that differs for numbers drawn from a seed. A value is unproven if the laws do not decide: gopt verify
+    compares such a value by numbers. Exit code 0, 1 for a different value, 4 for an unproven value.
 
     \b
     Example:

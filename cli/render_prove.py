@@ -11,15 +11,15 @@ from rich.text import Text
 from .render import console, table
 
 if TYPE_CHECKING:
-    from gopt.proof.result import Claim, Proof
+    from gopt.verification.proof.result import Claim, RankProof
 
 MOST = 8
 """Values that are not proven, with lines of their own; --json has them all."""
 COLOURS = {"proven": "green", "unproven": "bold yellow", "different": "bold red"}
 
 
-def render_proof(proof: Proof, folder: str) -> None:
-    """How many values of each kind are proven, the others by name, and the verdict."""
+def render_proof(proof: RankProof, folder: str) -> None:
+    """How many values of each kind are proven, the rest by name, and the verdict."""
     out = console()
     verdicts = ("proven", "different", "unproven")
     counts = Counter((claim.kind, claim.verdict.value) for claim in proof.claims)
@@ -36,7 +36,7 @@ def render_proof(proof: Proof, folder: str) -> None:
     word = {"proven": "proven for all values", "different": "NOT equal", "unproven": "NOT proven"}[proof.verdict.value]
     out.print(Text.assemble((word, COLOURS[proof.verdict.value]), f": {proven} of {len(proof.claims)} values"))
     if proof.verdict.value == "unproven":
-        out.print(f"gopt verify {folder} compares the others by numbers")
+        out.print(f"gopt verify {folder} compares the rest by numbers")
 
 
 def _claim(claim: Claim, out: Console) -> None:
@@ -44,11 +44,11 @@ def _claim(claim: Claim, out: Console) -> None:
     out.print(Text.assemble((claim.name, COLOURS[claim.verdict.value]), f" ({claim.kind}) is {claim.verdict.value}"))
     if mismatch is None:
         return
-    others = f" and {mismatch.ranks - 1} more" if mismatch.ranks > 1 else ""
+    rest = f" and {mismatch.ranks - 1} more" if mismatch.ranks > 1 else ""
     node = f", {mismatch.node}" if mismatch.node else ""
-    out.print(f"  rank {mismatch.rank}{others}{node}")
-    out.print(Text(f"  has       {mismatch.found}"))
+    out.print(f"  rank {mismatch.rank}{rest}{node}")
+    out.print(Text(f"  has       {mismatch.actual}"))
     out.print(Text(f"  expected  {mismatch.expected}"))
     if mismatch.example is not None:
         example = mismatch.example
-        out.print(f"  e.g. element {example.element}: {example.found:.7g}, expected {example.expected:.7g}")
+        out.print(f"  e.g. element {example.element}: {example.actual:.7g}, expected {example.expected:.7g}")

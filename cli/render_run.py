@@ -93,8 +93,13 @@ def render_run(result: RunResult) -> None:
     ]
     if used.keys() - {"memory"}:
         out.print(", ".join(filter(None, rates)))
-    summed = result.loss_reduction.startswith(LossRule.SUM.value) and result.ranks > 1
-    rule = "  mean over the ranks; their gradients are added up" if summed else ""
+    word, _, value = result.loss_reduction.partition(":")
+    rules = {LossRule.SUM.value: "  mean over the ranks; their gradients are added up"}
+    rules[LossRule.WEIGHTED.value] = (
+        f"  mean over the ranks, weighed by {show(value)}" if result.roles is None
+        else f"  mean over the trainers; their gradients are weighed by {show(value)}"
+    )  # fmt: skip
+    rule = rules.get(word, "") if result.ranks > 1 else ""
     out.print(f"loss {progress.loss:.6g} → {last.loss:.6g}  {sparkline(result.losses)}{rule}")
     for name in progress.means:
         line = [step.means[name] for step in result.steps]

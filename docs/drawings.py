@@ -15,8 +15,8 @@ from xml.sax.saxutils import escape
 
 import gopt
 from gopt.analysis.training import Phase
-from gopt.proof.prove import Prover
-from gopt.proof.words import Words
+from gopt.verification.proof.prove import Prover
+from gopt.verification.proof.words import Words
 
 HERE = Path(__file__).parent
 FIXTURES = HERE.parent / "fixtures"
@@ -304,7 +304,7 @@ def proof() -> Drawing:
         (f"{bucket}.c0.v1", "Mul by 0.1", "a factor is a rational coefficient"),
         (f"{bucket}.c0.state1_out", "Add", "the new moment: what the source makes of the mean, in ranges"),
     ]
-    values = [prover.seen[rank][0] for rank in (0, 1)]
+    values = [prover.values[rank][0] for rank in (0, 1)]
     moment = prover.expressions.leaf("state", "fc1.weight.exp_avg", (64, 32))
     words = Words(prover.expressions, {values[0][weight]: "dW", moment: "m"})
     drawing = Drawing(1010, 110 + 92 * len(steps), "A gradient's way through four nodes and a call")

@@ -297,7 +297,10 @@ class Manifest:
     loss: str
     """The loss is the output of this name, in the source and in the files of the ranks. It is not reduced over ranks
     that see different data: each returns the loss of its own samples. The loss of a step, as gopt run shows it, is the
-    mean over all ranks and micro-steps, by any rule of loss_reduction."""
+    mean over all ranks and micro-steps, weighed by VALUE where loss_reduction is weighted:VALUE."""
+    samples_axis: Annotated[int, Bounds(minimum=1, maximum=1)] = field(default=0, metadata=OPTIONAL)
+    """The inputs of the batch have the samples along this dimension, and time along dimension 0; the key is absent when
+    dimension 0 counts the samples."""
     more_losses: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     """The outputs in this list are losses beside the first; the key is absent when there is no other. Each item is the
     name of an output."""

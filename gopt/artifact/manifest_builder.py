@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gopt.analysis.coupling.samples_axis import samples_axis
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import (
     CommonEntry,
@@ -42,6 +43,7 @@ def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Seq
         split=dict(program.split) or None,
         source=SOURCE_FILE,
         loss=training.loss,
+        samples_axis=samples_axis(training),
         more_losses=training.losses[1:],
         states=source_states(training),
         common=common_entry(training, common),

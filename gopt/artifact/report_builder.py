@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gopt.analysis.coupling import COUPLINGS, analyse_couplings, notes
-from gopt.analysis.coupling.samples_axis import samples_behind_time
+from gopt.analysis.coupling.samples_axis import samples_axis
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.artifact.additions import added
 from gopt.artifact.cost_report import figures
@@ -103,7 +103,7 @@ def build_report(
 def _notes(program: SpmdProgram) -> list[str]:
     elements = sum(program.source.graph.types[s.tensor].elements for s in program.source.parameters)
     notes = []
-    if samples_behind_time(program.source):
+    if samples_axis(program.source):
         notes.append(
             "dimension 1 of the batch inputs counts the samples: give gopt run whole batches, stacked along an axis in "
             "front; of other arrays ranks take rows of dimension 0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,19 @@ def known(name: str) -> bool:
 def nbytes(dtype: str, elements: int) -> int:
     """Bytes ``elements`` elements take when stored raw."""
     return math.ceil(_TABLE[dtype][1] * elements) if dtype in _TABLE else 0
+
+
+def multiple(factor: int, size: int | str) -> int | str:
+    """The length of a dimension with ``factor`` times as many elements as another."""
+    return factor * size if isinstance(size, int) else size if factor == 1 else f"{factor}*{size}"
+
+
+def length(size: int | str | None, known: Mapping[str, int]) -> int | str | None:
+    """The length of a dimension; ``known``: lengths of open dimensions, perhaps by a factor shorter."""
+    if not isinstance(size, str):
+        return size
+    factor, _, name = size.rpartition("*")
+    return int(factor or 1) * known[name] if name in known and (factor or "1").isdecimal() else known.get(size, size)
 
 
 LARGEST = 16

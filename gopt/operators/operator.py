@@ -53,9 +53,11 @@ class Operator:
     as indices or conditions alone. ``aside``: floating operands that are no weights, such as the state in which a
     recurrent layer begins, masks, tables of angles. ``pieces``: how the results of a full reduction of pieces make the
     result of the whole ('l2': the root of the sum of squares; '': they do not). ``power``: beside the slopes, the
-    power of c that multiplies the result where a positive c multiplies all floating operands. ``running``: operands
-    that are running statistics. ``switch``: the operand to switch draws on. ``dims``: along which dimensions it is
-    split; None: members compute it whole. ``kernel``: computes it. ``work``: counts multiplications of a product.
+    power of c that multiplies the result where a positive c multiplies all floating operands. ``signs``: the result is
+    the sum of the operands with these signs, the last for all operands behind. ``exponents``: the result is the product
+    of the operands with these exponents. ``running``: operands that are running statistics. ``switch``: the operand to
+    switch draws on. ``dims``: along which dimensions it is split; None: members compute it whole. ``kernel``: computes
+    it. ``work``: counts multiplications of a product.
     """
 
     name: str
@@ -70,6 +72,8 @@ class Operator:
     aside: tuple[int, ...] = ()
     pieces: str | None = None
     power: float | None = None
+    signs: tuple[int, ...] = ()
+    exponents: tuple[int, ...] = ()
     running: tuple[int, ...] = ()
     switch: int | None = None
     dims: DimFactors | None = None

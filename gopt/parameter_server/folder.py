@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gopt.analysis.coupling.samples_axis import samples_axis
 from gopt.artifact.integrity import Inventory
 from gopt.artifact.manifest import MANIFEST_FILE, LocalState, Manifest, MeshEntry, PhaseEntry, RankEntry
 from gopt.artifact.manifest_builder import common_entry, local_accumulators, local_state, source_states
@@ -49,6 +50,7 @@ def split_manifest(split: SplitStep, startup: Graph | None = None) -> Manifest:
         parameter_server=split.entry(),
         source=SOURCE_FILE,
         loss=training.loss,
+        samples_axis=samples_axis(training),
         more_losses=training.losses[1:],
         states=source_states(training),
         common=common_entry(training, ()),

@@ -1,16 +1,16 @@
-"""``gopt.prove``: the proof that ranks are the source's step, without running them."""
+"""``gopt.prove``: the proof that ranks are the source's step, without a run."""
 
 from __future__ import annotations
 
 from gopt.options.types import checked
-from gopt.proof.prove import Prover
-from gopt.proof.result import Proof
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verbs.on_disk import Folder, on_disk
+from gopt.verification.proof.prove import Prover
+from gopt.verification.proof.result import RankProof
 
 
 @checked
-def prove(folder: Folder, *, advance: ProgressCallback = no_progress) -> Proof:
+def prove(folder: Folder, *, advance: ProgressCallback = no_progress) -> RankProof:
     """Prove every new state, loss and metric of all ranks equal to the source's step, for all values.
 
     Nothing runs, but for a counter-example where values differ. ``advance`` is called with each phase. Raises

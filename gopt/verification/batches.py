@@ -7,9 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
+from gopt.analysis.coupling.samples_axis import samples_axis
 from gopt.analysis.training import TrainingGraph
 from gopt.errors import InputError
-from gopt.runtime.training.array_source import MicroStep
+from gopt.runtime.training.array_source import MicroStep, SampleOrder
 from gopt.runtime.training.data import BatchSource, open_data
 from gopt.runtime.training.draws import DrawnInputs
 from gopt.verification import sampling
@@ -73,7 +74,8 @@ class UserBatches:
                     "give batches with --data, or fix the dimension in the step",
                 )
         drawn = DrawnInputs(types, self.training.draws, self.seed)
-        self._sources = [open_data(self.text, types, drawn=drawn) for _ in range(self.parts)]
+        order = SampleOrder(axis=samples_axis(self.training))
+        self._sources = [open_data(self.text, types, order, drawn) for _ in range(self.parts)]
 
     def batch(self, number: int, part: int) -> Values:
         for index in range(number + 1):  # a function yields them in order

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from forwards import (
     CLASSES,
@@ -32,8 +33,11 @@ from written_steps import NET, Written, saved, sgd
 
 import gopt
 from gopt.analysis.coupling import find_couplings
+from gopt.analysis.coupling.ignored_labels import drops_uncounted
 from gopt.analysis.coupling.step_couplings import analyse_couplings, notes
 from gopt.analysis.role_map import RoleMap
+from gopt.ir.graph_index import GraphIndex
+from gopt.ir.load import load
 
 
 def plain(b, n):
@@ -335,6 +339,18 @@ def test_labels_that_are_ignored_are_no_note(ignored, kind, tmp_path, capsys):
     for words, told in (([], kind == "weighted_loss"), (["-v"], True)):
         assert main(["inspect", str(tmp_path / "step.onnx"), *words]) == 0
         assert ("one large batch" in capsys.readouterr().out) is told, words
+
+
+@pytest.mark.parametrize("ignored", [-1, -2])
+def test_a_mask_of_another_label_drops_other_samples(ignored, tmp_path):
+    text = f"""<ir_version: 10, opset_import: ["" : 20]> g (int64[4] y, float[4] a) => (float loss) {{
+      one = Constant<value = int64 {{-1}}>() other = Constant<value = int64 {{{ignored}}}>()
+      floor = Constant<value = float {{1}}>()
+      same = Equal(y, one) counted = Not(same) ones = Cast<to = 1>(counted) count = ReduceSum<keepdims = 0>(ones)
+      safe = Max(count, floor) alike = Equal(y, other) apart = Not(alike) mask = Cast<to = 1>(apart)
+      kept = Mul(a, mask) sum = ReduceSum<keepdims = 0>(kept) loss = Div(sum, safe) }}"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "step.onnx")
+    assert drops_uncounted(GraphIndex(load(tmp_path / "step.onnx")), "count") == (ignored == -1)
 
 
 @pytest.mark.parametrize(

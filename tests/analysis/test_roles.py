@@ -150,10 +150,10 @@ def step(*widths: int, **options: Any) -> tuple[Builder, Network]:
     return b, perceptron(b, widths or (3, 5, 2), **options)
 
 
-def gradients(training: TrainingGraph, net: Network) -> None:
-    """Every gradient found is the one that was written."""
+def gradients(net: Network) -> dict[str, str]:
+    """The gradients as they were written, by parameter."""
     renamed = net.builder.renamed
-    assert training.gradients == {name: renamed.get(value, value) for name, value in net.gradients.items()}
+    return {name: renamed.get(value, value) for name, value in net.gradients.items()}
 
 
 def adam(b: Builder, net: Network, name: str) -> None:
@@ -175,7 +175,7 @@ def test_a_squared_gradient_is_no_gradient(tmp_path):
     for name in net.params:
         adam(b, net, name)
     training = load(b, tmp_path)
-    gradients(training, net)
+    assert training.gradients == gradients(net)
     owners = {state.tensor: state.of for state in training.states if state.kind is StateKind.OPTIMIZER_STATE}
     assert owners == {f"{name}.{slot}": name for name in net.params for slot in "mv"}
 
@@ -187,7 +187,7 @@ def test_the_value_nearest_the_data(tmp_path):
     bent = b.op("Mul", gradient, b.op("Abs", gradient))
     b.output("loss", net.loss, ())
     b.output("w0_out", b.op("Sub", "w0", b.op("Mul", bent, b.const(0.1))), (3, 2))
-    gradients(load(b, tmp_path), net)
+    assert load(b, tmp_path).gradients == gradients(net)
 
 
 def test_a_gradient_that_the_backward_reads(tmp_path):
@@ -267,7 +267,8 @@ def test_states_that_are_initializers_alone(tmp_path):
     sgd(b, net)
     b.inputs = [value for value in b.inputs if value.name in ("x", "y")]
     training = load(b, tmp_path)
-    gradients(training, net)
+    assert {state.tensor for state in training.states} == net.params.keys()
+    assert training.gradients == gradients(net)
 
 
 # --- the user's own map ---------------------------------------------------------------------------------------------

@@ -109,10 +109,12 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("verbs.folders verbs.export verbs.inspect verbs.plan", "examples of docstrings", "test_gopt.py"),
     **_each("verbs.verify verification.options", "options of a verb", "steps/test_shard_options.py", "test_gopt.py"),
     **_each(
-        "proof.calls proof.evaluation proof.expected proof.operators proof.result proof.samples proof.sweep proof.words "
-        "verbs.prove cli.prove cli.render_prove",
+        "verification.proof.calls verification.proof.constants verification.proof.evaluation "
+        "verification.proof.expected verification.proof.operators verification.proof.result "
+        "verification.proof.samples verification.proof.sweep verification.proof.words verbs.prove cli.prove "
+        "cli.render_prove",
         "one proof: its laws by numbers, its verdicts on right folders and on planted errors",
-        "proof/test_expressions.py", "proof/test_prove.py",
+        "verification/proof/test_expressions.py", "verification/proof/test_proof_prove.py",
     ),
     **_each("verbs.training", "the threads of a run", "verbs/test_verbs_run.py", "runtime/test_run.py"),
     **_each("cli.golden_texts", "makes the texts of a command", "cli/test_cli_golden.py", "test_gopt.py"),
@@ -448,7 +450,8 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "verification.gradient_check.additivity verification.gradient_check.alternatives "
         "verification.gradient_check.check verification.gradient_check.computed_weights "
         "verification.gradient_check.difference_quotients verification.gradient_check.forward "
-        "verification.gradient_check.layout verification.gradient_check.points verification.gradient_check.verdict",
+        "verification.gradient_check.layout verification.gradient_check.points "
+        "verification.gradient_check.single_values verification.gradient_check.verdict",
         "a part of the gradient check, tested by wrong gradients", "verification/test_gradient_check.py",
     ),
     # --- the core ---

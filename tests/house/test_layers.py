@@ -31,7 +31,7 @@ LAYERS = (
     {"gopt.runtime.messages"},
     {"gopt.runtime.training"},
     {"gopt.runtime.parameter_server", "gopt.verification"},
-    {"gopt.verification.replay", "gopt.proof"},
+    {"gopt.verification.replay"},
     {"gopt.frontends"},
     {"gopt.verbs"},
     {"gopt.cli"},

@@ -15,6 +15,8 @@ from helpers import Builder
 import gopt
 from gopt.analysis.coupling import CouplingKind, find_couplings
 from gopt.analysis.coupling.samples_axis import forward_swept
+from gopt.artifact.manifest import InputKind
+from gopt.runtime.training.job import read_manifest
 from gopt.verification.large_batch import LargeBatch
 
 pytest.importorskip("onnx_ad", reason="needs pip install 'gopt[derive]'")
@@ -135,6 +137,27 @@ def test_the_large_batch_joins_the_samples(seed, tmp_path):
     assert found.outcome is LargeBatch.EQUAL, found.line()
 
 
+def test_a_run_counts_the_samples_and_takes_whole_batches(tmp_path):
+    folder = tmp_path / "ranks"
+    gopt.shard(derived(1, tmp_path, time_first=True), 2).write(folder)
+    inputs = [entry.type for entry in read_manifest(folder)[0].inputs_of(InputKind.BATCH)]
+    names = [entry.name for entry in read_manifest(folder)[0].inputs_of(InputKind.BATCH)]
+    random = np.random.default_rng(0)
+    stacked = {name: random.integers(0, ROWS, (4, *type.dims)).astype(type.dtype) for name, type in zip(names, inputs)}
+    rows = {name: values.reshape(-1, *values.shape[2:]) for name, values in stacked.items()}
+    columns = {name: np.concatenate(values, axis=min(1, values.ndim - 2)) for name, values in stacked.items()}
+    for kind, arrays in (("stacked", stacked), ("rows", rows), ("columns", columns)):
+        np.savez(tmp_path / f"{kind}.npz", **arrays)
+    settings = {"lr": 0.01}
+    found = gopt.run(folder, tmp_path / "stacked.npz", 2, settings=settings, shuffle=1)
+    assert {step.samples for step in found.steps} == {2 * SAMPLES}
+    gopt.run(folder, tmp_path / "rows.npz", 2, settings=settings)
+    for data, shuffle in (("columns", None), ("rows", 1)):
+        with pytest.raises(gopt.InputError) as caught:
+            gopt.run(folder, tmp_path / f"{data}.npz", 2, settings=settings, shuffle=shuffle)
+        assert f"[batches, {TIME}, {SAMPLES}" in caught.value.hints[0], caught.value
+
+
 def unmoved(b: Builder) -> str:
     """Samples in front that meet: halves of the batch are views of one sample."""
     value = b.input("x", (4, TIME, WIDTH))
@@ -153,6 +176,27 @@ def spread(b: Builder) -> str:
     rows = b.op("Gather", b.const(np.ones((ROWS, WIDTH))), b.input("x", (SAMPLES, TIME), "int64"))
     tokens = b.op("Sub", rows, b.op("ReduceMean", rows, b.const([1], "int64")))
     return b.op("Mul", tokens, b.op("Gather", tokens, b.const([2, 0, 1], "int64"), axis=0))
+
+
+def turned(b: Builder, *, recurs: bool) -> str:
+    """Floats alone, of one form: each place of dimension 0 by itself, behind the place before or without."""
+    value, weight, rows, before = b.input("x", (TIME, SAMPLES, WIDTH)), b.const(np.eye(WIDTH) / 2), [], None
+    for turn in range(TIME):
+        here = b.op("Gather", value, b.const(turn, "int64"), axis=0)
+        before = b.op("Tanh", b.op("MatMul", b.op("Add", here, before) if before and recurs else here, weight))
+        rows.append(b.op("Unsqueeze", before, b.const([0], "int64")))
+    return b.op("Sub", b.op("Concat", *rows, axis=0), b.input("y", (TIME, SAMPLES, WIDTH)))
+
+
+@pytest.mark.parametrize("recurs", [True, False])
+def test_a_recurrence_over_floats_of_one_form_runs_through_time(recurs, tmp_path):
+    b = Builder()
+    value = turned(b, recurs=recurs)
+    b.output("loss", b.op("ReduceMean", b.op("Mul", value, value), keepdims=0), ())
+    onnx.save(b.model(), tmp_path / "forward.onnx")
+    gopt.derive(tmp_path / "forward.onnx", tmp_path / "step.onnx", gopt.DeriveOptions(loss="loss", optimizer="sgd"))
+    training = gopt.load(tmp_path / "step.onnx").training
+    assert forward_swept(training).marks["x"].axis == recurs and bool(find_couplings(training)) != recurs
 
 
 @pytest.mark.parametrize("forward", [unmoved, crossed, spread])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from helpers import ROOT, Builder, perceptron, sgd
 from large_batch import worst_difference
@@ -82,6 +83,27 @@ def test_verify_uses_the_same_rule(loss, micro_steps, tmp_path):
     del manifest["loss_reduction"]
     (tmp_path / "out" / "manifest.json").write_text(json.dumps(manifest))
     assert not Verifier(tmp_path / "out").run(steps=2, confirm=False).equal
+
+
+@pytest.mark.parametrize("micro_steps", (1, 2))
+def test_a_run_shows_the_loss_of_one_large_batch(micro_steps, tmp_path):
+    make, random, losses = step_of("sgd", "weighted"), np.random.default_rng(0), []
+    for ranks, batch, times in ((2, 3, micro_steps), (1, 6 * micro_steps, 1)):
+        model = make(batch)
+        (tmp_path / "step.onnx").write_bytes(model.SerializeToString())
+        source = gopt.load(tmp_path / "step.onnx")
+        given = reduction_of("weighted", model) if ranks > 1 else "mean"
+        gopt.shard(source, ranks, accumulate=times, loss_reduction=given).write(tmp_path / str(ranks))
+        types = {name: source.training.graph.types[name] for name in source.training.batch}
+        data = {name: random.standard_normal((24, *type.dims[1:]), np.float32) for name, type in types.items()}
+        if ranks > 1:
+            data["mask"] = (np.arange(24) % 7 < 2).astype(np.float32).reshape(data["mask"].shape)
+            np.savez(tmp_path / "data.npz", **data)
+        hyper = dict.fromkeys(source.training.hyper, 0.01)
+        losses.append(
+            gopt.run(tmp_path / str(ranks), tmp_path / "data.npz", 2, settings=hyper, stop_on_nan=True).losses
+        )
+    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def test_what_is_settled_is_told_no_more(tmp_path):

@@ -64,6 +64,25 @@ def test_results_are_multiplied_by_the_power_of_a_factor_that_records_say(name):
     assert found == {OPERATORS[name].power} - {None}
 
 
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.signs or each.exponents)))
+def test_sums_and_products_are_of_the_operands_with_the_signs_and_exponents_that_records_say(name):
+    record = OPERATORS[name]
+    for probe in (each for each in probes(name) if len(each.floats) == len(each.inputs)):
+        told = record.signs or record.exponents
+        told = [told[min(index, len(told) - 1)] for index in range(len(probe.inputs))]
+        terms = [value.astype(np.float64) for value in probe.inputs]
+        if record.signs:
+            due = sum(sign * value for sign, value in zip(told, terms))
+        else:
+            with np.errstate(all="ignore"):
+                due = np.prod(
+                    np.broadcast_arrays(*(value ** float(power) for power, value in zip(told, terms))), axis=0
+                )
+        np.testing.assert_allclose(probe.result(), due, rtol=1e-6)
+    exact = [each for each in OPERATORS if each in ("Add", "Sub", "Sum", "Neg", "Mul", "Div", "Reciprocal")]
+    assert sorted(names(lambda each: each.signs or each.exponents)) == sorted(exact)
+
+
 BOUNDS = {"Clip": [case(x(7, 13), -x(), x()), case(x(7, 13), opset=10, min=-0.3)]}
 """Uses as steps have them: bounds around zero."""
 

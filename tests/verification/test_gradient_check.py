@@ -551,6 +551,23 @@ def test_an_error_in_the_backward_is_named_where_it_begins(tmp_path, monkeypatch
     assert all(found[f"w{n}"].holds == (n > 5) for n in range(12)), found
 
 
+def test_a_spread_error_is_looked_into_at_few_points(tmp_path, monkeypatch):
+    """Each weight has four axes, of which the forward reads a view; all gradients in front of a wrong one are wrong."""
+    made: list[CheckedForward] = []
+    monkeypatch.setattr(check, "CheckedForward", lambda *given: made.append(CheckedForward(*given)) or made[0])
+    monkeypatch.setattr(check, "EFFORT", 0.0)
+    text = stack(12).replace("u6 = MatMul(delta6, wt6)", "r6 = MatMul(delta6, wt6)  t6 = Abs(r6)  u6 = Mul(r6, t6)")
+    text = text.replace("h0 = Identity(x)", "view = Constant<value = int64[2] {5, 5}>()  h0 = Identity(x)")
+    for n in range(12):
+        text = text.replace(f"float[5,5] w{n}", f"float[5,1,5,1] w{n}").replace(f", w{n})", f", v{n})")
+        text = text.replace(f"z{n} = ", f"v{n} = Reshape(w{n}, view)  z{n} = ").replace(f">(w{n})", f">(v{n})")
+        text = text.replace(f"new{n} = Sub(w{n}, ", f"new{n} = Sub(v{n}, ")
+    found = confirm(training_of(text, tmp_path, {f"w{n}": f"g{n}" for n in range(12)}))
+    assert found["w5"].verdict is Verdict.REFUTED, found
+    assert all(found[f"w{n}"].holds == (n > 5) for n in range(12)), found
+    assert made[0].runs < 170
+
+
 def test_a_wrong_entry_is_found_among_many(tmp_path):
     """One of 25 entries of one of 12 gradients is off by a tenth."""
     rates = ", ".join(["1.1"] + ["1.0"] * 24)

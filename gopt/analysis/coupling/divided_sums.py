@@ -35,13 +35,13 @@ class DividedSums:
         inside, factor = abs(first.factor), abs(mark.factor / first.factor) if first.factor else 0.0
         rate = 1 - old if old is not None else 0.0
         sizes = [self.context.batch * size for size in products(mark.sizes)]
-        if rate and factor and any(isclose(factor * size, rate, rel_tol=1e-5) for size in sizes):
+        if factor and any(_is_rate(factor * size, old) for size in sizes):
             return "mean"
         known = [1.0, rate, *self._rates()]
         plain = old == 1.0 or any(isclose(factor, each, rel_tol=1e-5) for each in known)
         if factor and (not plain or (inside != 1.0 and may_count(inside, self.context.batch))):
             raise Unclear(f"{name!r} is a sum over samples times {factor:.6g}, which may divide by their number")
-        apart = [] if isclose(factor, rate, rel_tol=1e-5) else [factor, *([factor / rate] if rate else [])]
+        apart = [] if factor == rate or _is_rate(factor, old) else [factor, *([factor / rate] if rate else [])]
         for by in (inside, *apart):
             one = any(isclose(by * (n - less), 1, rel_tol=1e-5) for n in sizes for less in (0, 1) if n - less > 1)
             root = by != 1 and any(
@@ -128,9 +128,13 @@ class DividedSums:
             mark, by = self.context.marks.get(value), self.context.scalar(constant)
             by = 1 / by if by and node.is_a("Div") else by
             tenth = node.is_a("Mul") and abs(by) < 1 and _is_power(abs(by))
-            rate = tenth or (old is not None and isclose(abs(by), 1 - old, rel_tol=1e-5))
-            if mark is not None and mark.kind is Relation.SUM and by and rate:
+            if mark is not None and mark.kind is Relation.SUM and by and (tenth or _is_rate(abs(by), old)):
                 raise Unclear(f"{name!r} is a sum over samples times {by:.6g}: a rate, or one over their number")
+
+
+def _is_rate(factor: float, old: float | None) -> bool:
+    """Return whether a factor and that of the old value make a running average."""
+    return old is not None and isclose(factor, 1 - old, rel_tol=1e-5)
 
 
 def _is_rounder(number: float, before: float) -> bool:

@@ -59,6 +59,7 @@ def read_gradients(context: CouplingContext, training: TrainingGraph, backward: 
     """
     states = {state.tensor for state in training.parameters}
     trained: dict[str, bool] = {}
+    dropping: dict[str, bool] = {}
     known: dict[str, GradientReading | None] = {}
     for value in dict.fromkeys(training.gradients.values()):
         mark, unit = context.marks.get(value), backward.units.get(value)
@@ -73,7 +74,9 @@ def read_gradients(context: CouplingContext, training: TrainingGraph, backward: 
             counted = found.by and found.relation in (Relation.WEIGHTED, Relation.JOINT)
             labels = bool(counted) and counts_labels(context.index, training.batch, found.by)
             bent = found.cause in context.marks and context.samples(found.cause) is not None
-            unmasked = bool(counted) and not labels and not drops_uncounted(context.index, found.by)
+            if counted and not labels and found.by not in dropping:
+                dropping[found.by] = drops_uncounted(context.index, found.by)
+            unmasked = not dropping.get(found.by, True)
             known[value] = replace(found, labels=labels, bent=bent, unmasked=unmasked)
     plain = {each for each in known.values() if each is not None and each.relation in _RULES}
     if not any(known.values()):

@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 
 from gopt.analysis.coupling.reduced import guarded
+from gopt.analysis.isomorphism import ValueNumbers
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, walk
 from gopt.operators.kinds import LAYOUT, MEANS, QUOTIENTS
@@ -44,28 +45,20 @@ def drops_uncounted(index: GraphIndex, count: str) -> bool:
     total, divisor = _behind(index, count), guarded(index, count)
     if divisor == count or total is None or not total.is_in(MEANS):
         return divisor == count
-    mask = _form(index, total.inputs[0])
+    numbers = ValueNumbers(index.producers.get, lambda name: name, lambda name: _source(index, name))
+    mask = numbers.of_value(total.inputs[0])
     quotients = [node for node in index.users.get(divisor, ()) if node.is_in(QUOTIENTS)]
 
     def following(name: str) -> Iterable[str]:
         node = index.producers.get(name)
-        if node is None or _form(index, name) == mask:
+        if node is None or numbers.of_value(name) == mask:
             return ()
         slope = operator(node.op_type).slope
         return [each for slot, each in enumerate(node.inputs)
                 if slope(slot) is Slope.LINEAR or (node.is_a("Where") and not slot)]  # fmt: skip
 
     values = islice(walk([node.inputs[0] for node in quotients], following), _MOST)
-    return any(_form(index, name) == mask for name in values)
-
-
-def _form(index: GraphIndex, name: str, depth: int = 3) -> tuple[object, ...]:
-    """The form of a value behind casts: equal for values that equal nodes make."""
-    name = _source(index, name)
-    node = index.producers.get(name)
-    if node is None or not depth:
-        return (name,)
-    return (node.op_type, *(_form(index, each, depth - 1) for each in node.inputs))
+    return any(numbers.of_value(name) == mask for name in values)
 
 
 def _one_each(shape: tuple[int | str | None, ...] | None) -> bool:

@@ -13,6 +13,7 @@ from itertools import chain, count, islice
 import numpy as np
 
 from gopt.analysis.batch_checks import ReplacedBatchError
+from gopt.analysis.coupling.samples_axis import samples_axis
 from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import TrainingGraph
 from gopt.api import read_roles, with_stored_roles
@@ -24,7 +25,7 @@ from gopt.frontends.derive.update import FIRST_SCALE
 from gopt.ir.graph import Graph
 from gopt.ir.node_kinds import random
 from gopt.ir.tensor import Tensor
-from gopt.runtime.training.array_source import MicroStep
+from gopt.runtime.training.array_source import MicroStep, SampleOrder
 from gopt.runtime.training.data import open_data
 from gopt.text.sanitize import listed, show
 from gopt.verification import sampling
@@ -271,7 +272,7 @@ def _states(training: TrainingGraph) -> Values:
 def _batches(training: TrainingGraph, data: str, seed: int) -> Iterator[Values]:
     types = {name: training.graph.types[name] for name in training.batch}
     if data:
-        source = open_data(data, types)
+        source = open_data(data, types, SampleOrder(axis=samples_axis(training)))
         yield from (source.batch(MicroStep(number, 0, 1)) for number in count())
         return
     ranges = sampling.without_ignored(sampling.integer_ranges(training))

@@ -18,6 +18,7 @@ from gopt.errors import UnsupportedError
 from gopt.frontends.pytorch.sized_constants import SizedConstants, affine
 from gopt.ir.constant_folding import constant_of
 from gopt.ir.model_file import refill
+from gopt.ir.types import multiple
 from gopt.text.sanitize import show
 
 T = TypeVar("T")
@@ -54,13 +55,13 @@ def join_sizes(models: tuple[ModelProto, ModelProto], sizes: tuple[int, int]) ->
     outputs = [_same_value(a, b, sizes) for a, b in _paired(one.graph.output, two.graph.output, "outputs")]
     for part, values in ((joined.graph.input, inputs), (joined.graph.output, outputs)):
         refill(part, values)
-    sized = next((name for name, axis in map(_size_axis, inputs) if axis == 0), None)
+    sized = next(((name, axis) for name, axis in map(_size_axis, inputs) if axis is not None), None)
     if sized is None:
         raise UnsupportedError(
-            "no input has the batch as its first dimension, so that --dynamic batch has no effect", "leave it out"
+            "no input has the batch as a dimension, so that --dynamic batch has no effect", "leave it out"
         )
     tensors, second = ({tensor.name: tensor for tensor in model.graph.initializer} for model in (one, two))
-    join = _Join(tensors, second, SizedConstants(sizes, sized))
+    join = _Join(tensors, second, SizedConstants(sizes, *sized))
     nodes = [join.node(*pair) for pair in _paired(one.graph.node, two.graph.node, "nodes")]
     del joined.graph.node[:], joined.graph.initializer[:]
     joined.graph.node.extend([*join.other.nodes, *nodes])
@@ -102,7 +103,7 @@ def _same_value(a: ValueInfoProto, b: ValueInfoProto, sizes: tuple[int, int]) ->
         line = affine(size, second, sizes)
         if line is None or line[1]:
             raise _differs(f"dimension {axis} of {show(a.name)} is {size} and {second} at {sizes[0]} and {sizes[1]}")
-        value.type.tensor_type.shape.dim[axis].dim_param = SIZE if line[0] == 1 else f"{line[0]}*{SIZE}"
+        value.type.tensor_type.shape.dim[axis].dim_param = str(multiple(line[0], SIZE))
     return value
 
 

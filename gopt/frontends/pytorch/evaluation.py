@@ -30,7 +30,7 @@ from gopt.frontends.pytorch.options import ExportOptions
 from gopt.frontends.pytorch.outputs import returned
 from gopt.frontends.pytorch.randomness import RandomSource
 from gopt.frontends.pytorch.recorded_step import OTHER_SIZES, no_form
-from gopt.frontends.pytorch.samples import dimensions, resized
+from gopt.frontends.pytorch.samples import Sampled, dimensions, resized, samples_of
 from gopt.frontends.pytorch.size_branches import inputs_with_samples, refuse_branches
 from gopt.frontends.pytorch.states import Place, StateForm, find_places
 from gopt.frontends.pytorch.tracing import TracedStep, exportable, graph_of_code, swapped
@@ -110,7 +110,7 @@ class _Forward:
         without_inputs(model, unread_inputs(model))
         return model
 
-    def resized(self, size: int, sampled: Sequence[str]) -> _Forward:
+    def resized(self, size: int, sampled: Sampled) -> _Forward:
         return replace(self, recipe=replace(self.recipe, batch=resized(self.recipe.batch, size, sampled)))
 
 
@@ -126,7 +126,7 @@ def evaluation_model(recipe: Recipe, options: ExportOptions, eager: EagerSteps, 
             try:
                 model = _at_any_size(forward, sampled, name)
             except UnsupportedError as error:
-                sampled, note = (), error.message
+                sampled, note = {}, error.message
         graph = _graph(model, forward)
         _compare(graph, forward, sampled)
     return EvaluationModel(graph, note)
@@ -164,19 +164,19 @@ def _refusals() -> Iterator[None]:
         ) from error
 
 
-def _sampled(forward: _Forward) -> tuple[tuple[str, ...], str]:
+def _sampled(forward: _Forward) -> tuple[Sampled, str]:
     """The inputs with samples, or the reason for a fixed number of samples."""
     recipe, options = forward.recipe, forward.options
     try:
         sampled = inputs_with_samples(recipe, options)
         size = next(pairs_of_sizes(dimensions(recipe)))[0]
-        refuse_branches(recipe, options, size, sampled, (*dimensions(recipe)[:1], *OTHER_SIZES))
+        refuse_branches(recipe, options, size, sampled, (samples_of(recipe.batch, sampled), *OTHER_SIZES))
     except (UnsupportedError, OptionError) as error:
-        return (), error.message.removeprefix("--dynamic batch: ").removeprefix("--dynamic batch ")
+        return {}, error.message.removeprefix("--dynamic batch: ").removeprefix("--dynamic batch ")
     return sampled, ""
 
 
-def _at_any_size(forward: _Forward, sampled: Sequence[str], name: str) -> onnx.ModelProto:
+def _at_any_size(forward: _Forward, sampled: Sampled, name: str) -> onnx.ModelProto:
     refusals = []
     for sizes in pairs_of_sizes(dimensions(forward.recipe)):
         one, two = (forward.resized(size, sampled).model(name) for size in sizes)
@@ -193,7 +193,7 @@ def _graph(model: onnx.ModelProto, forward: _Forward) -> Graph:
     return with_values(model, states, {cell.name: cell.value for cell in cells if cell.kind is StateForm.CONSTANT})
 
 
-def _compare(graph: Graph, forward: _Forward, sampled: Sequence[str]) -> None:
+def _compare(graph: Graph, forward: _Forward, sampled: Sampled) -> None:
     """Run the model and eager PyTorch on the example batch, another batch, and other numbers of samples if open, with
     disturbed parameters and buffers. Raises UnsupportedError for a different value."""
     generator = torch.Generator().manual_seed(forward.options.seed + 2)

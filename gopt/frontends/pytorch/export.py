@@ -118,7 +118,7 @@ def export(
         if evaluation.note:
             step.notes.append(f"{beside} holds for the example's number of samples alone: {evaluation.note}")
     script = script_of(factory)
-    step.notes += [] if script is None else script.left_out(options)
+    step.notes += [] if script is None else script.left_out(options, str(factory).rpartition(":")[2])
     data = save_model(target, graph, Path(output), force=force)
     fed = [name for name in graph.inputs if name not in graph.initializers and name not in traced.states]
     return Exported(

@@ -34,7 +34,7 @@ from gopt.frontends.pytorch.options import Draws, ExportOptions
 from gopt.frontends.pytorch.randomness import DrawnInput, RecordedDraws, named, no_draws_of_python
 from gopt.frontends.pytorch.rates import LR
 from gopt.frontends.pytorch.reads import line_of
-from gopt.frontends.pytorch.samples import dimensions, resized, samples_of
+from gopt.frontends.pytorch.samples import Sampled, dimensions, resized, samples_of
 from gopt.frontends.pytorch.schedules import in_graph
 from gopt.frontends.pytorch.shapes import mode_of, one_step
 from gopt.frontends.pytorch.shared_memory import refuse_shared_memory
@@ -65,8 +65,8 @@ class RecordedStep:
     scheduled: bool
     notes: list[str]
     parameters: int = 0
-    sampled: tuple[str, ...] = ()
-    """Inputs whose dimension 0 is the number of samples, where that number is open."""
+    sampled: Sampled = field(default_factory=dict)
+    """Inputs with samples, if the number of samples is open."""
     way: OptimizerTracing = field(default_factory=OptimizerTracing)
     _uses: SizeUses | None = None
 
@@ -169,13 +169,16 @@ class RecordedStep:
     def _uses_of_size(self) -> SizeUses:
         self.sampled = inputs_with_samples(self.recipe, self.options)
         size = next(pairs_of_sizes(dimensions(self.recipe)))[0]
-        compared = (samples_of(self.recipe.batch), *OTHER_SIZES)
+        compared = (samples_of(self.recipe.batch, self.sampled), *OTHER_SIZES)
         return refuse_branches(self.recipe, self.options, size, self.sampled, compared)
 
     def _seen(self, sizes: tuple[int, int], uses: SizeUses) -> str:
         """A note on the sizes not compared."""
-        text = (
-            f"traced with {sizes[0]} and {sizes[1]} samples, compared with {samples_of(self.recipe.batch)}, "
+        samples = samples_of(self.recipe.batch, self.sampled)
+        behind = any(mark.axis for mark in self.sampled.values())
+        text = "dimension 1 of the batch has the samples, and is open; " if behind else ""
+        text += (
+            f"traced with {sizes[0]} and {sizes[1]} samples, compared with {samples}, "
             f"{' and '.join(map(str, OTHER_SIZES))}: "
         )
         if uses.assumed:

@@ -6,7 +6,8 @@ A script is parsed before running. A script with training on import is never run
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import builtins
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,20 +17,25 @@ import torch
 from torch.utils.data import DataLoader
 
 from gopt.errors import InputError, OptionError
+from gopt.frontends.pytorch.loop_inputs import LoopInputs
+from gopt.frontends.pytorch.loop_notes import LoopNote, lacking, loop_notes
+from gopt.frontends.pytorch.manual_updates import ManualUpdate
 from gopt.frontends.pytorch.options import ExportOptions
+from gopt.frontends.pytorch.script_blocks import GUARD, ScriptBlock, behind, blocks, bound, imported, statements_for
 from gopt.frontends.pytorch.training_loops import (
     LOOPS,
     TrainingLoop,
     called,
-    clips,
+    forward,
+    functions_with,
     own_nodes,
+    stepped,
     trains,
     trains_in,
     turns,
 )
 from gopt.text.sanitize import show
 
-GUARD = 'if __name__ == "__main__":'
 _LOSSES = ("criterion", "loss", "loss_fn", "loss_function", "compute_loss", "objective")
 _BATCHES = ("batch", "example", "example_batch", "sample")
 _LOADERS = ("train_loader", "train_dataloader", "trainloader", "loader", "dataloader")
@@ -63,7 +69,7 @@ class Script:
     def refuse_training_factory(self, name: str) -> None:
         """Raise OptionError for a factory that trains and returns nothing."""
         function = _functions(self.tree).get(name)
-        if function is not None and name in _training_functions(self.tree) and not any(_returned(function)):
+        if function is not None and name in functions_with(_functions(self.tree)) and not any(_returned(function)):
             raise OptionError(f"{self.path}:{name} trains and returns nothing, and was not run", *self._missing())
 
     def factories(self) -> list[str]:
@@ -123,42 +129,52 @@ class Script:
 
     def _training_line(self) -> int | None:
         """The first line, outside of functions and the guard, with a backward, direct or in a called function."""
-        training = _training_functions(self.tree)
-        for statement in _top_level(self.tree.body):
+        training = functions_with(_functions(self.tree))
+        for statement in imported(self.tree.body):
             if any(trains(node, training) for node in own_nodes(statement)):
                 return statement.lineno
         return None
 
-    def left_out(self, options: ExportOptions) -> list[str]:
-        """Clips and micro-steps in the loops of the script, as far as the options lack them."""
-        clipped = options.clip_norm is not None or options.clip_value is not None
-        return [*([] if clipped else clips(self.tree)), *turns(self.tree, _optimizers(self.tree))]
+    def left_out(self, options: ExportOptions, factory: str) -> list[str]:
+        """Changes of the model beyond the factory, or the import, and the work of loops beyond the step with its
+        options."""
+        script = blocks(self.tree)
+        runs = [script[0], *(block for block in script if block.function and block.function.name == factory)]
+        models, optimizers, *_ = self.names()
+        names = {*self._parts(models), *models, *optimizers}
+        return [
+            *self._behind(script, names, [statement for block in runs for statement in block.statements]),
+            *lacking(self._notes(), options),
+        ]
+
+    def _notes(self) -> list[LoopNote]:
+        models, optimizers, *_ = self.names()
+        stepping = optimizers.keys() & self._moved().keys()
+        return loop_notes(self.tree, blocks(self.tree), {*self._parts(models), *models}, stepping)
 
     def _missing(self) -> list[str]:
         """The lines of a factory, as hints, with the names and expressions of the script."""
         models, optimizers, loss, batch = self.names()
         scheduler = {name: call for optimizer in optimizers for name, call in self._scheduler(optimizer).items()}
         module, trained = next(iter(models)), ", ".join(optimizers)
-        beside, loop = list[str](), TrainingLoop.of(self.tree)
+        beside, loop, inputs = list[str](), TrainingLoop.of(self.tree), LoopInputs()
         lines = loop.lines_of_loss() if loop is not None else None
         if len(models) > 1:
             module = f"torch.nn.ModuleDict(dict({', '.join(f'{name}={name}' for name in models)}))"
             beside.append(
                 f"def loss(module, batch) calls {' and '.join(f'module.{name}' for name in models)}; it returns the "
-                "sum of several losses, and detaches in each what the others train. All optimizers step at once"
+                "sum of several losses, and detaches in each what the others train (gopt help export shows one). All "
+                "optimizers step at once, from the same values: no loss reads another's update"
             )
         elif loop is not None and lines is not None:
-            read = (
-                "; ".join(f"{name} = batch[{name!r}]" for name in loop.names if name != "_")
-                or "tensors of batch, a dict"
-            )
-            beside.append(
-                f"let def loss({module}, batch) be {read}; lines {lines[0]} to {lines[1]}, which compute the loss; and "
-                f"return {loop.end}"
-            )
+            inputs, loss_lines = self._loss_of(loop, module)
+            beside += [f"lines {lines[0]} to {lines[1]} compute the loss: add", *loss_lines]
         if loop is not None and (len(models) > 1 or lines is not None):
             loss, batch = "loss", _by_name(loop, batch)
-        if not _optimizers(self.tree):
+            if inputs.names and not loop.names:
+                batch = f"dict({', '.join(f'{name}={name}' for name in inputs.names)})"
+        manual = ManualUpdate.of(self.tree, module)
+        if not _optimizers(self.tree) and manual is None:
             beside.append(f"{trained} stands for what updates the parameters: no optimizer of torch.optim was seen")
         if len(optimizers) > 1:
             trained = f"[{trained}]"
@@ -168,29 +184,67 @@ class Script:
             "gives the rate of every step"
             for name in self._once_an_epoch()
         ]
-        beside += [*clips(self.tree), *turns(self.tree, optimizers)]
-        first = next(iter(optimizers))
-        bodies: list[tuple[str, ast.AST]] = [
-            (f"{name}({ast.unparse(body.args)})", body) for name, body in _functions(self.tree).items()
-        ]
-        bodies += [(GUARD, body) for body in self.tree.body if isinstance(body, ast.If) and _is_guard(body.test)]
-        where, body = next((pair for pair in bodies if first in dict(_assignments(pair[1]))), ("", None))
-        built = {**models, **optimizers}
-        if body is not None:
-            parts = (*built, *scheduler, *(node.id for node in ast.walk(ast.parse(f"{loss}, {batch}"))
-                     if isinstance(node, ast.Name)))  # fmt: skip
-            last = max(value.end_lineno or 0 for name, value in _assignments(body, LOOPS) if name in parts)
-            copied = f"copy the lines of {where} up to line {last}, which make {' and '.join(built)}, into"
+        beside += map(str, self._notes())
+        built = {**models, **optimizers, **{name: ast.unparse(call) for name, call in scheduler.items()}}
+        tracked, script = {*self._parts(models), *built}, blocks(self.tree)
+        pairs = ((wanted, block) for wanted in (list(optimizers)[:1], models) for block in script[1:])
+        chosen = next((block for wanted, block in pairs if block.outermost and block.bound & set(wanted)), script[0])
+        read = [*ast.walk(ast.parse(f"{loss}, {batch}")), *(node for part in inputs.front for node in ast.walk(part))]
+        fresh = {name for part in inputs.front for name in bound(part)}
+        parts = [*built, *(node.id for node in read if isinstance(node, ast.Name) and node.id not in fresh)]
+        reached = {*_functions(self.tree), *script[0].bound, *chosen.bound, "loss"}
+        added = [*statements_for(parts, built, tracked, script, reached), *inputs.front]
+        lines_of = [f"    {line}" for statement in added for line in ast.unparse(statement).splitlines()]
+        beside += self._behind(script, tracked, [*script[0].statements, *chosen.statements, *added])
+        if chosen is not script[0]:
+            changes = chosen.changes(tracked)
+            copied = [part for part in chosen.statements if part in changes or bound(part) & set(parts)]
+            last = max(part.end_lineno or 0 for part in copied)
+            names = " and ".join(name for name in built if name in chosen.bound)
             return [
-                f"{copied} a function make, let it end as follows, and export {self.path.name}:make",
+                f"copy the lines of {chosen.title} up to line {last}, which make {names}, into a function make, let it "
+                f"end as follows, and export {self.path.name}:make",
+                *lines_of,
                 written,
                 *beside,
             ]
-        built |= {name: ast.unparse(call) for name, call in scheduler.items()}
-        lines_of = ["def make():", *(f"    {name} = {text}" for name, text in built.items()), written]
-        count = {4: "four", 5: "five"}.get(len(lines_of), str(len(lines_of)))
+        lines_of = ["def make():", *lines_of, written]
+        count = {2: "two", 3: "three", 4: "four", 5: "five"}.get(len(lines_of), str(len(lines_of)))
         advice = f"add these {count} lines to {self.path.name}, and export {self.path.name}:make"
         return [advice, *lines_of, *beside, "gopt init writes a file with such a function and its comments"]
+
+    def _loss_of(self, loop: TrainingLoop, module: str) -> tuple[LoopInputs, list[str]]:
+        """The inputs of a loop, and the lines of a loss function with the statements that compute its loss."""
+        script, counts = blocks(self.tree), {count for _, count in turns(self.tree, _optimizers(self.tree))}
+        chain, _ = ScriptBlock("", list(forward(loop.node.body, counts))).making([loop.end], ())
+        manual = None if _optimizers(self.tree) else ManualUpdate.of(self.tree, module)
+        tensors = manual.tensors if manual is not None else ()
+        constants = {name for name, value in _assignments(self.tree) if isinstance(value, ast.Constant)}
+        arrays = {name for block in script for name in block.bound} - constants
+        inputs = LoopInputs.of(chain, loop, (module, *tensors), arrays)
+        names = {node.id for part in inputs.behind for node in ast.walk(part) if isinstance(node, ast.Name)}
+        read = [f"{name} = batch[{name!r}]" for name in inputs.names if name in names]
+        read += [f"{name} = {module}[{name!r}]" for name in tensors]
+        owner = next((block for block in script if block.function and loop.node in ast.walk(block.function)), script[0])
+        defaults = {name: ast.unparse(value) for name, value in owner.defaults.items()}
+        own = {name for part in inputs.behind for name in bound(part)}
+        reached = {*_functions(self.tree), *script[0].bound, *own, *inputs.names, *tensors, module, *vars(builtins)}
+        made = [*statements_for(sorted(names), defaults, (), script, reached), *inputs.behind]
+        lines = [*read, *(line for part in made for line in ast.unparse(part).splitlines()), f"return {loop.end}"]
+        return inputs, [f"def loss({module}, batch):", *(f"    {line}" for line in lines)]
+
+    def _parts(self, models: Mapping[str, str]) -> set[str]:
+        """Names with parameters in the expressions of the models."""
+        owners = {_owner(node) for node in ast.walk(self.tree)}
+        read = {node.id for text in models.values() for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        return owners & read
+
+    def _behind(self, script: Sequence[ScriptBlock], names: Collection[str], carried: Iterable[ast.stmt]) -> list[str]:
+        return [
+            f"line {statement.lineno} may change {name} before the training, and the exported step begins without it: "
+            f"let the factory run {show(ast.unparse(statement).splitlines()[0])}"
+            for statement, name in behind(script, names, carried, self.tree)
+        ]
 
     def _scheduler(self, optimizer: str) -> dict[str, ast.expr]:
         """Each name that moves at every step, with the call making it of the optimizer."""
@@ -212,10 +266,8 @@ class Script:
         at_once = {name for name, body in _functions(self.tree).items() if trains_in(body, set())}
         moved: dict[str, bool] = {}
         for place in (node for node in ast.walk(self.tree) if isinstance(node, (*LOOPS, ast.FunctionDef, ast.Module))):
-            for function in (called(node) for node in own_nodes(place, LOOPS)):
-                name, dot, method = function.rpartition(".")
-                if dot and method == "step":
-                    moved[name] = moved.get(name, False) or trains_in(place, at_once)
+            for name in (name for node in own_nodes(place, LOOPS) for name in stepped(node)):
+                moved[name] = moved.get(name, False) or trains_in(place, at_once)
         return moved
 
     def names(self) -> tuple[dict[str, str], dict[str, str], str, str]:
@@ -234,7 +286,12 @@ class Script:
         models = {name: ast.unparse(values[name]) if name in values else "Model()" for name in owners}
         if not optimizers:
             models = dict(list(models.items())[:1])
-            optimizers = {"optimizer": f"torch.optim.AdamW({next(iter(models))}.parameters())"}
+            model = next(iter(models))
+            manual = ManualUpdate.of(self.tree, model)
+            optimizers = {"optimizer": manual.optimizer if manual else f"torch.optim.AdamW({model}.parameters())"}
+            if manual is not None and manual.tensors:
+                tensors = ", ".join(f"{name}={name}" for name in manual.tensors)
+                models = {model: f"torch.nn.ParameterDict(dict({tensors}))"}
         compared = _compared(values, self.tree)
         loss = next(
             (name for name in _LOSSES if name in _functions(self.tree) or (name in values and name not in compared)),
@@ -266,22 +323,6 @@ class _WithoutSelf(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements run by an import: not those of functions, nor of a script's own start."""
-    for statement in body:
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
-        if isinstance(statement, ast.If) and _is_guard(statement.test):
-            yield from _top_level(statement.orelse)
-        else:
-            yield statement
-
-
-def _is_guard(test: ast.expr) -> bool:
-    parts = [test.left, *test.comparators] if isinstance(test, ast.Compare) else []
-    return any(isinstance(part, ast.Name) and part.id == "__name__" for part in parts)
-
-
 def _makes_optimizer(called: str) -> bool:
     *before, name = called.split(".")
     return "lr_scheduler" not in before and ("optim" in before or name in vars(torch.optim))
@@ -289,15 +330,6 @@ def _makes_optimizer(called: str) -> bool:
 
 def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
     return {statement.name: statement for statement in tree.body if isinstance(statement, ast.FunctionDef)}
-
-
-def _training_functions(tree: ast.Module) -> set[str]:
-    """Functions with a backward, direct or in a called function."""
-    functions, names, before = _functions(tree), set[str](), -1
-    while before != len(names):
-        before = len(names)
-        names |= {name for name, body in functions.items() if any(trains(node, names) for node in ast.walk(body))}
-    return names
 
 
 def _needs_nothing(function: ast.FunctionDef) -> bool:

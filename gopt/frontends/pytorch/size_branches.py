@@ -38,7 +38,7 @@ from gopt.frontends.pytorch.factory import Recipe
 from gopt.frontends.pytorch.options import ExportOptions
 from gopt.frontends.pytorch.raising_guards import may_catch, only_raises
 from gopt.frontends.pytorch.reads import is_of_user, user_frames, user_line
-from gopt.frontends.pytorch.samples import dimensions, of_one_size, resized, samples_of
+from gopt.frontends.pytorch.samples import ROWS, Sampled, behind_time, dimensions, of_one_size, resized, samples_of
 from gopt.text.sanitize import show
 
 SMOOTH = (
@@ -74,7 +74,7 @@ class SizeUses:
 
 
 def refuse_branches(
-    recipe: Recipe, options: ExportOptions, size: int, sampled: Collection[str], compared: Collection[int]
+    recipe: Recipe, options: ExportOptions, size: int, sampled: Sampled, compared: Collection[int]
 ) -> SizeUses:
     """Return the step's uses of the number of samples; raises UnsupportedError, naming the line, for a branch between
     other sizes than ``compared``.
@@ -83,7 +83,7 @@ def refuse_branches(
     """
     uses, env = SizeUses(), ShapeEnv()
     env.guards = _Guards(uses, frozenset(compared))  # type: ignore[assignment]
-    _run(recipe, options, resized(recipe.batch, size, sampled), dict.fromkeys(sampled, DimDynamic.DUCK), env, uses)
+    _run(recipe, options, resized(recipe.batch, size, sampled), sampled, DimDynamic.DUCK, env, uses)
     if uses.branches:
         raise UnsupportedError(
             "--dynamic batch: the step takes a branch on the number of samples, or a rest or a bound of it, "
@@ -93,17 +93,17 @@ def refuse_branches(
     return uses
 
 
-def inputs_with_samples(recipe: Recipe, options: ExportOptions) -> tuple[str, ...]:
-    """Return the inputs with the number of samples in dimension 0, by their use in the step; all of the first input's
+def inputs_with_samples(recipe: Recipe, options: ExportOptions) -> Sampled:
+    """Return the inputs with samples: behind time, else in dimension 0, by use in the step; all of the first input's
     size if torch cannot follow the step.
 
     Raises UnsupportedError for an input of this size not combined with others.
     """
-    named = of_one_size(recipe.batch)
-    if len(named) < 2:
+    named = behind_time(recipe) or of_one_size(recipe.batch)
+    if len(named) < 2 or any(mark != ROWS for mark in named.values()):
         return named
     env, ignored = ShapeEnv(duck_shape=False), SizeUses()
-    symbols = _run(recipe, options, recipe.batch, dict.fromkeys(named, DimDynamic.DYNAMIC), env, ignored)
+    symbols = _run(recipe, options, recipe.batch, named, DimDynamic.DYNAMIC, env, ignored)
     if ignored.failed:
         return named
     sizes = {name: env.replace(symbols[name].shape[0].node.expr) for name in named}
@@ -119,7 +119,7 @@ def inputs_with_samples(recipe: Recipe, options: ExportOptions) -> tuple[str, ..
                 f"where {show(name)} has none, give it another number of rows in the example batch; where it has them, "
                 "let the step say so: assert a.shape[0] == b.shape[0]",
             )
-    return tuple(tied)
+    return dict.fromkeys(tied, ROWS)
 
 
 def _runs_without(recipe: Recipe, options: ExportOptions, sampled: Collection[str]) -> bool:
@@ -128,17 +128,17 @@ def _runs_without(recipe: Recipe, options: ExportOptions, sampled: Collection[st
     size = next(pairs_of_sizes(dimensions(recipe)))[0]
     try:
         with torch.no_grad(), on_attention_math(), autocast(options):
-            copy.deepcopy(recipe).loss_of(resized(recipe.batch, size, sampled))
+            copy.deepcopy(recipe).loss_of(resized(recipe.batch, size, dict.fromkeys(sampled, ROWS)))
     except Exception:  # whatever eager code raises for shapes that do not fit
         return False
     return True
 
 
 def _run(
-    recipe: Recipe, options: ExportOptions, batch: Mapping[str, torch.Tensor], open_: Mapping[str, DimDynamic],
+    recipe: Recipe, options: ExportOptions, batch: Mapping[str, torch.Tensor], sampled: Sampled, size: DimDynamic,
     env: ShapeEnv, uses: SizeUses,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Run forward and backward of a copy with symbols in dimension 0 of the inputs ``open_``; returns its batch."""
+    """Run forward and backward of a copy with symbols for the numbers of samples; returns its batch."""
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     symbols: dict[str, torch.Tensor] = {}
     try:
@@ -149,9 +149,14 @@ def _run(
                 for table, key, _ in spots:
                     table[key] = fake
         for name, value in batch.items():
-            axes = [open_.get(name, DimDynamic.STATIC), *[DimDynamic.STATIC] * value.dim()][: value.dim()]
+            axis, outer = (sampled[name].axis, sampled[name].outer) if name in sampled else (-1, 1)
+            apart = value.unflatten(axis, (outer, -1)) if outer > 1 else value
+            open_ = axis + (outer > 1)
+            axes = [size if dim == open_ else DimDynamic.STATIC for dim in range(apart.dim())]
             context = StatelessSymbolicContext(dynamic_sizes=axes)
-            symbols[name] = mode.from_tensor(value, symbolic_context=context, source=ConstantSource(name))
+            fake = mode.from_tensor(apart, symbolic_context=context, source=ConstantSource(name))
+            with mode:
+                symbols[name] = fake.flatten(axis, open_) if outer > 1 else fake
         with _watched(uses), on_attention_math(), _without_mkldnn(), mode, enable_python_dispatcher(), readable():
             with autocast(options):
                 loss = tried.loss_of(symbols)

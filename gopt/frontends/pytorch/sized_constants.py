@@ -17,11 +17,12 @@ def affine(a: int, b: int, sizes: tuple[int, int]) -> tuple[int, int] | None:
 
 @dataclass(slots=True)
 class SizedConstants:
-    """Nodes and constants computing with the size. ``sizes``: the two sizes. ``sized``: an input with the size as first
-    dimension."""
+    """Nodes and constants computing with the size. ``sizes``: the two sizes. ``sized``: an input with the size as
+    dimension ``axis``."""
 
     sizes: tuple[int, int]
     sized: str
+    axis: int = 0
     nodes: list[NodeProto] = field(default_factory=list)
     constants: list[TensorProto] = field(default_factory=list)
     _size: str = ""
@@ -127,7 +128,7 @@ class SizedConstants:
     def _batch(self) -> str:
         """The size, of shape [1]."""
         if not self._size:
-            self._size = self._add("Shape", [self.sized], "batch_size", start=0, end=1)
+            self._size = self._add("Shape", [self.sized], "batch_size", start=self.axis, end=self.axis + 1)
         return self._size
 
     def _constant(self, value: np.ndarray, name: str) -> str:

@@ -1,14 +1,13 @@
-"""The training loop of a script, in Python's grammar: the lines of the loss, clips and micro-steps."""
+"""The training loop of a script, in Python's grammar: the loss, steps and micro-steps."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+import copy
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 LOOPS = (ast.For, ast.While)
-_CLIPS = {"clip_grad_norm_": ("--clip-norm", "max_norm"), "clip_grad_value_": ("--clip-value", "clip_value")}
-"""Function of torch -> the option of gopt export, and the name of the function's bound."""
 
 
 def own_nodes(statement: ast.AST, borders: tuple[type[ast.AST], ...] = ()) -> Iterator[ast.AST]:
@@ -35,25 +34,69 @@ def trains_in(scope: ast.AST, training: Collection[str] = ()) -> bool:
     return any(trains(node, training) for node in own_nodes(scope, LOOPS))
 
 
-def clips(tree: ast.AST) -> Iterator[str]:
-    """For each clip of gradients, the option of gopt export in its stead."""
+def functions_with(definitions: Mapping[str, ast.AST]) -> set[str]:
+    """Names of definitions with a backward, direct or in a called function."""
+    names, before = set[str](), -1
+    while before != len(names):
+        before = len(names)
+        names |= {name for name, body in definitions.items() if any(trains(node, names) for node in ast.walk(body))}
+    return names
+
+
+def stepped(node: ast.AST) -> list[str]:
+    """The owner of a called ``step``, and its arguments: a scaler steps an optimizer."""
+    owner, _, method = called(node).rpartition(".")
+    return [owner, *map(ast.unparse, node.args)] if isinstance(node, ast.Call) and owner and method == "step" else []
+
+
+def turns(tree: ast.AST, optimizers: Collection[str]) -> Iterator[tuple[ast.AST, str]]:
+    """Each step of all optimizers behind several backwards, with their number, or ''."""
+
+    def moves(nodes: Iterator[ast.AST]) -> bool:
+        names = {name for node in nodes for name in stepped(node)}
+        return bool(optimizers) and names.issuperset(optimizers)
+
     for node in ast.walk(tree):
-        option, name = _CLIPS.get(called(node).rpartition(".")[2], ("", ""))
-        if option and isinstance(node, ast.Call):
-            bounds = [*node.args[1:2], *(word.value for word in node.keywords if word.arg == name)]
-            bound = ast.unparse(bounds[0]) if bounds else "X"
-            yield f"line {node.lineno} clips gradients, and a step does so by gopt export {option} {bound}"
+        if isinstance(node, ast.If) and moves(part for statement in node.body for part in ast.walk(statement)):
+            remainders = [part for part in ast.walk(node.test) if isinstance(part, ast.BinOp)]
+            counts = [ast.unparse(part.right) for part in remainders if isinstance(part.op, ast.Mod)]
+            if counts:
+                yield node, counts[0]
+        elif isinstance(node, LOOPS) and not trains_in(node) and moves(own_nodes(node, LOOPS)):
+            inner = next((part for part in ast.walk(node) if isinstance(part, LOOPS) and trains_in(part)), None)
+            if inner is not None:
+                over = inner.iter if isinstance(inner, ast.For) else None
+                yield inner, ast.unparse(over.args[0]) if isinstance(over, ast.Call) and called(over) == "range" else ""
 
 
-def turns(tree: ast.AST, optimizers: Collection[str]) -> Iterator[str]:
-    """For each step that waits for several backwards, the option of gopt shard in its stead."""
-    moves = {f"{name}.step" for name in optimizers}
-    for node in (node for node in ast.walk(tree) if isinstance(node, ast.If)):
-        remainders = [part for part in ast.walk(node.test) if isinstance(part, ast.BinOp)]
-        turns = [ast.unparse(part.right) for part in remainders if isinstance(part.op, ast.Mod)]
-        if turns and any(called(part) in moves for statement in node.body for part in ast.walk(statement)):
-            option = f"gopt shard --accumulate {turns[0]}"
-            yield f"line {node.lineno} steps once in {turns[0]} backwards, and ranks do so by {option}"
+def forward(body: Iterable[ast.stmt], counts: Collection[str]) -> Iterator[ast.stmt]:
+    """The statements of a loop in front of its backward, without autocasts, and without a division by one of the
+    counts."""
+    for statement in body:
+        trained = any(trains(node) for node in ast.walk(statement))
+        if isinstance(statement, ast.With) and (
+            trained or all(_is_cast(item.context_expr) for item in statement.items)
+        ):
+            yield from forward(statement.body, counts)
+        elif not trained:
+            yield _Undivided(counts).visit(copy.deepcopy(statement))
+        if trained:
+            return
+
+
+def _is_cast(context: ast.expr) -> bool:
+    return isinstance(context, ast.Name) or called(context).rpartition(".")[2] == "autocast"
+
+
+class _Undivided(ast.NodeTransformer):
+    """Leaves out divisions by one of some texts."""
+
+    def __init__(self, counts: Collection[str]) -> None:
+        self.counts = counts
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        return node.left if isinstance(node.op, ast.Div) and ast.unparse(node.right) in self.counts else node
 
 
 @dataclass(frozen=True, slots=True)

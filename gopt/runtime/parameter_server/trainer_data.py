@@ -8,6 +8,7 @@ from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType
 from gopt.runtime.parameter_server.job import ServerJob
 from gopt.runtime.training.array_source import ArraySource, Batch, DataEndedError, MicroStep
+from gopt.runtime.training.batch_types import samples_in
 from gopt.runtime.training.data import open_data
 from gopt.runtime.training.draws import DrawnInputs
 
@@ -21,6 +22,7 @@ class TrainerData:
     def __init__(self, server_job: ServerJob, number: int, ahead: int) -> None:
         self._number, self._parts, self._ahead_by = number, server_job.trainers, ahead
         self._job = server_job.job
+        self._manifest = server_job.manifest
         self._times = max(server_job.manifest.schedule.values())
         """Micro-steps of a step."""
         inputs = server_job.manifest.inputs_of(InputKind.BATCH)
@@ -31,7 +33,7 @@ class TrainerData:
                     "export the step at fixed sizes, and shard that",
                 )
         self._types: dict[str, TensorType] = {entry.name: entry.type for entry in inputs}
-        order = self._job.order(self._times, once=server_job.faults.stop is not None)
+        order = self._job.order(self._times, self._manifest.samples_axis, once=server_job.faults.stop is not None)
         drawn = DrawnInputs.of(server_job.manifest, server_job.seed)
         self._source = open_data(self._job.data, self._types, order, drawn)
         self._ahead: list[Batch] = []
@@ -42,7 +44,7 @@ class TrainerData:
     @property
     def samples(self) -> int:
         """Samples of a batch."""
-        return max((type.dims[0] if type.dims else 1 for type in self._types.values()), default=1)
+        return samples_in(self._manifest, {name: type.dims for name, type in self._types.items()})
 
     def feeds(self, graph: Graph) -> bool:
         """Return whether a graph reads a batch."""

@@ -76,13 +76,14 @@ class SampleOrder:
 
     ``shuffle``: the seed of an order that changes in every pass; None: the stored order. ``once``: the data ends with
     its samples; else the samples are dealt out again. ``times``: micro-steps of a step. ``size``: samples of a batch,
-    where the run chose a number."""
+    where the run chose a number. ``axis``: the dimension of the samples in a batch."""
 
     shuffle: int | None = None
     last: Last = Last.CARRY
     once: bool = False
     times: int = 1
     size: int | None = None
+    axis: int = 0
 
     def steps(self, counts: RowCounts, parts: int, passes: int = 1) -> int:
         """Steps in which ``parts`` data ranks read so many passes: the last step counts whole where no samples are
@@ -182,6 +183,16 @@ def check_rows(path: str, types: Mapping[str, TensorType], shapes: Mapping[str, 
                 )
             if order.shuffle is not None and reference[2] != size:
                 raise InputError(f"{what}: one shuffle cannot order both", "leave --shuffle out")
+            if order.shuffle is not None and order.axis and size > 1:
+                raise InputError(
+                    f"{show_path(path)}: the rows of {name!r} are places in time, and --shuffle would mix them up",
+                    f"{whole_batches(type.dims)}, or leave --shuffle out",
+                )
+
+
+def whole_batches(dims: Shape) -> str:
+    """Advice on data without samples along dimension 0."""
+    return f"stack whole batches along an axis in front, [batches, {', '.join(map(str, dims))}]"
 
 
 def _rows(rows: int, size: int) -> str:

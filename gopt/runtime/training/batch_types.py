@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from gopt.artifact.manifest import InputKind, Manifest
 from gopt.errors import InputError, OptionError
 from gopt.ir.types import TensorType
@@ -23,7 +25,7 @@ def batch_types(manifest: Manifest, job: Job) -> dict[str, TensorType]:
                 "--batch-size needs samples on disk: batches that --data yields have a size of their own",
                 "yield batches of that size, or name a file or a folder",
             )
-        types = of_size(types, job.batch_size)
+        types = of_size(types, job.batch_size, manifest.samples_axis)
     for name, type in types.items():
         if stored and not type.static:
             reason = "--batch-size leaves open" if job.batch_size else "samples on disk do not say how many are a batch"
@@ -35,9 +37,17 @@ def batch_types(manifest: Manifest, job: Job) -> dict[str, TensorType]:
     return types
 
 
-def of_size(types: dict[str, TensorType], size: int) -> dict[str, TensorType]:
-    """Types with so many samples: the symbol of an input's first dimension has this size everywhere."""
-    counts = {name: type.shape[0] for name, type in types.items() if type.shape}
+def samples_in(manifest: Manifest, shapes: Mapping[str, Sequence[int]]) -> int:
+    """The samples of a batch with inputs of these shapes."""
+    axis, drawn = manifest.samples_axis, manifest.draws
+    counted = (shape[axis] for name, shape in shapes.items() if len(shape) > axis and not (axis and name in drawn))
+    return max(counted, default=1)
+
+
+def of_size(types: Mapping[str, TensorType], size: int, axis: int = 0) -> dict[str, TensorType]:
+    """Types with so many samples: the symbol of an input's dimension ``axis`` has this size everywhere."""
+    shapes = {name: type.shape or () for name, type in types.items()}
+    counts = {name: shape[axis] for name, shape in shapes.items() if len(shape) > axis}
     symbols = {symbol: size for symbol in counts.values() if isinstance(symbol, str)}
     if not symbols and size not in counts.values():
         name = next(iter(counts), "")

@@ -25,6 +25,7 @@ from gopt.runtime.training.array_source import (
     MicroStep,
     SampleOrder,
     check_rows,
+    whole_batches,
 )
 from gopt.runtime.training.batch_stream import BatchStream, StreamSource
 from gopt.runtime.training.draws import NO_DRAWS, DrawnInputs
@@ -86,10 +87,10 @@ def open_data(
     The function takes the index of the part and the number of parts, and yields dictionaries from input to array.
     Raises InputError for arrays that fit no input, OptionError for a missing function."""
     if isinstance(data, str) and on_disk(data):
-        samples = read_samples(data, types, drawn.draws)
+        samples = read_samples(data, types, drawn.draws, order.axis)
         types = {name: type for name, type in types.items() if name in samples}
         for name, type in types.items():
-            _check_samples(data, name, type, samples[name].type)
+            _check_samples(data, name, type, samples[name].type, order.axis)
         check_rows(data, types, {name: samples[name].type.dims for name in types}, order)
         return ArraySource(types, _samples(types, samples), order, drawn.without(types))
     if order.shuffle is not None or order.last is not Last.CARRY:
@@ -149,7 +150,7 @@ def _module_and_name(text: str) -> tuple[str, str]:
     return module, name
 
 
-def _check_samples(path: str, name: str, type: TensorType, stored: TensorType) -> None:
+def _check_samples(path: str, name: str, type: TensorType, stored: TensorType, axis: int) -> None:
     """Raise InputError for an array whose rows cannot be split into batches of a type. No array is read."""
     if stored.dtype != type.dtype:
         check_kind(f"{path}: {name}", type, numpy_dtype(stored.dtype))
@@ -158,7 +159,8 @@ def _check_samples(path: str, name: str, type: TensorType, stored: TensorType) -
     as_batches = shape[1:] == dims and len(shape) == len(dims) + 1
     if shape != dims and not ((as_samples or as_batches) and shape[0]):
         row = "x".join(map(str, dims[1:])) or "one number each"
-        raise InputError(f"{path}: {name!r} has shape {list(shape)}, its batch is {type}", f"give samples of {row}")
+        hint = whole_batches(dims) if axis else f"give samples of {row}, or {whole_batches(dims)}"
+        raise InputError(f"{path}: {name!r} has shape {list(shape)}, its batch is {type}", hint)
 
 
 def _samples(types: Mapping[str, TensorType], stored: Mapping[str, StoredSamples]) -> dict[str, Samples]:

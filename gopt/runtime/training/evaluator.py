@@ -25,12 +25,13 @@ from gopt.runtime.engines.base import Engine
 from gopt.runtime.executor import Executor, no_calls
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.session import Array, SessionCache
-from gopt.runtime.training.array_source import ArraySource, Batch, MicroStep, taken
+from gopt.runtime.training.array_source import ArraySource, Batch, MicroStep, SampleOrder, taken
 from gopt.runtime.training.batch_stream import array, named
+from gopt.runtime.training.batch_types import samples_in
 from gopt.runtime.training.checkpoint import writers
 from gopt.runtime.training.data import batch_function, open_data
 from gopt.runtime.training.evaluation import BestRule, Evaluation, EvaluationPlan, KeptChoice
-from gopt.runtime.training.fitted_arrays import fitted
+from gopt.runtime.training.fitted_arrays import closed, fitted
 from gopt.runtime.training.sample_files import on_disk
 from gopt.text.sanitize import clean_line, listed, show
 
@@ -73,10 +74,12 @@ class Evaluator:
         metrics = _metrics(graph, str(plan.model))
         graph.outputs = {name: graph.outputs[name] for name in metrics}
         free = [name for name in graph.inputs if name not in states and name not in graph.initializers]
-        types, open_ = _batch_types({name: graph.inputs[name] for name in free}, samples, str(plan.model))
+        fed, axis = {name: graph.inputs[name] for name in free}, manifest.samples_axis
+        types, open_ = _batch_types(fed, samples, axis, str(plan.model))
         choice = None if plan.best is None else KeptChoice(_direction(plan.best, metrics), plan.patience)
         executor = Executor(graph, SessionCache())
-        return cls(plan, manifest, types, open_, states, metrics, choice, executor, _source(plan.data, types))
+        source = _source(plan.data, types, axis)
+        return cls(plan, manifest, types, open_, states, metrics, choice, executor, source)
 
     def due(self, step: int, last: bool) -> bool:
         """Return whether states are evaluated after a step; ``last``: the job ends with it."""
@@ -153,6 +156,8 @@ class Evaluator:
     def _takes_rest(self, source: ArraySource) -> bool:
         """Return whether the model takes a last batch of fewer samples."""
         moving = [name for name, values in source.arrays.items() if values.shape != self.types[name].dims]
+        if self.manifest.samples_axis:
+            return False
         return all(name in self.open and taken(self.types[name].dims, source.arrays[name].shape) > 1 for name in moving)
 
     @property
@@ -166,11 +171,10 @@ class Evaluator:
     def _fitting(self, name: str, value: Any) -> TensorType:
         """The type of an input at the number of samples of a value."""
         type, shape = self.types[name], np.shape(value)
-        return TensorType(type.dtype, (shape[0], *type.dims[1:])) if name in self.open and shape else type
+        return TensorType(type.dtype, shape) if name in self.open and shape else type
 
     def _samples(self, batch: Batch) -> int:
-        rows = next((value for value in batch.values() if value.ndim), None)
-        return 1 if rows is None else len(rows)
+        return samples_in(self.manifest, {name: value.shape for name, value in batch.items()})
 
 
 def _fed_states(graph: Graph, manifest: Manifest, path: str) -> frozenset[str]:
@@ -241,27 +245,29 @@ def _direction(rule: BestRule, metrics: tuple[str, ...]) -> BestRule:
 
 
 def _batch_types(
-    inputs: Mapping[str, TensorType], samples: int, path: str
+    inputs: Mapping[str, TensorType], samples: int, axis: int, path: str
 ) -> tuple[dict[str, TensorType], frozenset[str]]:
-    types, free = {}, set()
-    for name, type in inputs.items():
-        shape = type.shape
-        if shape is None or any(not isinstance(size, int) for size in shape[1:]):
+    shapes = {name: type.shape or () for name, type in inputs.items()}
+    symbols = {size: samples for shape in shapes.values() for size in shape[axis : axis + 1] if isinstance(size, str)}
+    types = {}
+    for name, shape in shapes.items():
+        sizes = (samples if size is None and dim == axis else size for dim, size in enumerate(shape))
+        types[name] = type = closed(TensorType(inputs[name].dtype, tuple(sizes)), symbols)
+        if not type.static or inputs[name].shape is None:
             raise InputError(
-                f"{path}: the input {show(name)} has the open shape {type}", "leave its first dimension open alone"
+                f"{path}: the input {show(name)} has the open shape {inputs[name]}",
+                f"leave its dimension {axis} open alone",
             )
-        if shape and not isinstance(shape[0], int):
-            free.add(name)
-            shape = (samples, *shape[1:])
-        types[name] = TensorType(type.dtype, shape)
     if not types:
         raise InputError(f"{path} has no input for held-out data", "let it read a batch: gopt export --eval")
-    return types, frozenset(free)
+    return types, frozenset(name for name, type in inputs.items() if not type.static)
 
 
-def _source(data: str | Iterable[Any], types: Mapping[str, TensorType]) -> ArraySource | Callable[[int, int], Any]:
+def _source(
+    data: str | Iterable[Any], types: Mapping[str, TensorType], axis: int
+) -> ArraySource | Callable[[int, int], Any]:
     if isinstance(data, str) and on_disk(data):
-        source = open_data(data, types)
+        source = open_data(data, types, SampleOrder(axis=axis))
         assert isinstance(source, ArraySource)
         if lost := [name for name in types if name not in source.types]:
             raise InputError(f"--eval-data {show(data)} has no {show(lost[0])}", "give held-out samples of each input")

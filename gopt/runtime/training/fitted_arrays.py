@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gopt.errors import InputError
-from gopt.ir.types import TensorType, numpy_dtype
+from gopt.ir.types import TensorType, length, numpy_dtype
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.session import Array
 
@@ -19,21 +19,20 @@ def sized(types: Mapping[str, TensorType], values: Mapping[str, Any]) -> dict[st
     sizes: dict[str, tuple[str, int]] = {}
     for name, type in types.items():
         shape = np.shape(values[name]) if not type.static and values.get(name) is not None else ()
-        for size, length in zip(type.shape or (), shape):
-            if isinstance(size, str) and sizes.setdefault(size, (name, length))[1] != length:
+        for size, width in zip(type.shape or (), shape):
+            if isinstance(size, str) and sizes.setdefault(size, (name, width))[1] != width:
                 raise InputError(
-                    f"the data's {name!r} has {length} samples, and its {sizes[size][0]!r} {sizes[size][1]}",
+                    f"the data's {name!r} has {width} samples, and its {sizes[size][0]!r} {sizes[size][1]}",
                     "yield batches of as many samples of each",
                 )
-    return {name: closed(type, {size: length for size, (_, length) in sizes.items()}) for name, type in types.items()}
+    return {name: closed(type, {size: width for size, (_, width) in sizes.items()}) for name, type in types.items()}
 
 
 def closed(type: TensorType, sizes: Mapping[str, int]) -> TensorType:
     """The type with open dimensions at these sizes."""
     if type.static or type.shape is None:
         return type
-    shape = (size if isinstance(size, int) else sizes.get(size or "", size) for size in type.shape)
-    return TensorType(type.dtype, tuple(shape))
+    return TensorType(type.dtype, tuple(length(size, sizes) for size in type.shape))
 
 
 def fitted(name: str, type: TensorType, value: Any) -> Array:

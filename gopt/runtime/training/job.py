@@ -58,9 +58,9 @@ class Job:
 
     evaluation: EvaluationPlan | None = None
 
-    def order(self, times: int, *, once: bool = False) -> SampleOrder:
-        """How samples are dealt out to steps of so many micro-steps."""
-        return SampleOrder(self.shuffle, self.last or Last.CARRY, once, times, self.batch_size)
+    def order(self, times: int, axis: int = 0, *, once: bool = False) -> SampleOrder:
+        """How samples, counted by dimension ``axis``, are dealt out to steps of so many micro-steps."""
+        return SampleOrder(self.shuffle, self.last or Last.CARRY, once, times, self.batch_size, axis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ class StepMessage:
     step: Count
     """The step is the number of updates since the start of training, this one included."""
     loss: float | None
-    """The loss is the mean of the losses of all ranks; null stands for a number that is not finite."""
+    """The loss is the mean of the losses of all ranks, with the weights of --loss-reduction weighted:VALUE if any; null
+    stands for a number that is not finite."""
     losses: Losses
     """The list has the loss of every rank, in the order of the ranks, with micro-steps the mean of theirs; null stands
     for a number that is not finite."""
@@ -124,7 +125,7 @@ class StepMessage:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """One step as reported by the first rank: losses of all ranks (means over micro-steps), seconds, samples of all
-    ranks."""
+    ranks. ``weights``: of the ranks' losses, if not equal."""
 
     step: int
     losses: tuple[float, ...]
@@ -141,29 +142,32 @@ class Progress:
     cause: str = ""
     """Of a first step whose loss is not finite: where the numbers end."""
     usage: JobUsage = JobUsage()
+    weights: tuple[float, ...] = ()
 
     @classmethod
     def of(
         cls, step: int, losses: Sequence[Mapping[str, float]], seconds: float, samples: int,
         more: Mapping[str, Any] | None = None, hyper: Mapping[str, float] | None = None,
         evaluation: Evaluation | None = None, cause: str = "", usage: JobUsage | None = None,
+        weights: Sequence[float] = (),
     ) -> Progress:  # fmt: skip
         """From the reports of all ranks: losses by name, the main loss first."""
         main, *further = ({name: tuple(loss[name] for loss in losses)} for name in losses[0])
         (per_rank,) = main.values()
         beside = {name: values for loss in further for name, values in loss.items()}
         return cls(
-            step, per_rank, seconds, samples, more or {}, beside, hyper or {}, evaluation, cause, usage or JobUsage()
-        )
+            step, per_rank, seconds, samples, more or {}, beside, hyper or {}, evaluation, cause, usage or JobUsage(),
+            tuple(weights),
+        )  # fmt: skip
 
     @property
     def loss(self) -> float:
-        return mean(self.losses)
+        return mean(self.losses, self.weights)
 
     @property
     def means(self) -> dict[str, float]:
         """The losses beside the first, each the mean over ranks."""
-        return {name: mean(losses) for name, losses in self.more_losses.items()}
+        return {name: mean(losses, self.weights) for name, losses in self.more_losses.items()}
 
     @property
     def finite(self) -> bool:
@@ -208,8 +212,11 @@ class Progress:
         return to_document(message)
 
 
-def mean(values: Sequence[float]) -> float:
-    """The mean; NaN without values."""
+def mean(values: Sequence[float], weights: Sequence[float] = ()) -> float:
+    """The mean, with weights if any are above 0: a value of weight 0 is left out. NaN without values."""
+    if any(weights):
+        weighed = [weight * value for weight, value in zip(weights, values, strict=True) if weight]
+        return sum(weighed) / sum(weights)
     return sum(values) / len(values) if values else math.nan
 
 

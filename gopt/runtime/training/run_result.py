@@ -59,7 +59,7 @@ class RunResult:
     defaults: Mapping[str, DefaultValue] = field(default_factory=dict)
     """Hyper-parameters that the step has values for, which ``settings`` go before."""
     loss_reduction: str = LossRule.MEAN.value
-    """The rule by which gradients were combined; losses are means over the ranks by any rule."""
+    """The rule by which gradients were combined; losses are means over the ranks, weighed as the gradients are."""
 
     @cached_property
     def losses(self) -> list[float]:

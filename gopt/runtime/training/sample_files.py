@@ -59,10 +59,10 @@ def check_samples(text: str) -> None:
 
 
 def read_samples(
-    text: str, types: Mapping[str, TensorType], optional: Container[str] = ()
+    text: str, types: Mapping[str, TensorType], optional: Container[str] = (), axis: int = 0
 ) -> Mapping[str, StoredSamples]:
-    """The arrays that ``text`` names, by input. ``types``: of a batch; ``optional``: inputs that may be missing. Raises
-    InputError and OptionError."""
+    """The arrays that ``text`` names, by input. ``types``: of a batch; ``optional``: inputs that may be missing;
+    ``axis``: the dimension of the samples. Raises InputError and OptionError."""
     needed = {name: type for name, type in types.items() if name not in optional}
     if os.path.isdir(text):
         return _joined(text, types, needed)
@@ -73,7 +73,7 @@ def read_samples(
         return {name: StoredSamples(((text, tensors[name]),)) for name in types if name in tensors}
     types = needed
     if match["array"] is None:
-        return _windows(match["path"], _raw(match["path"], match["dtype"]), match["shifts"], types)
+        return _windows(match["path"], _raw(match["path"], match["dtype"]), match["shifts"], types, axis)
     array = _array(match["array"])
     if match["shifts"] is None and (len(types) != 1 or len(array.type.dims) != 1):
         if len(types) == 1:
@@ -83,7 +83,7 @@ def read_samples(
                 f"{show_path(text)} is one array, and a batch has {listed(sorted(types))}",
                 "give a folder with one file per input (its name is the input's), or an .npz file",
             )
-    return _windows(match["array"], array, match["shifts"], types)
+    return _windows(match["array"], array, match["shifts"], types, axis)
 
 
 def _array(path: str) -> Tensor:
@@ -106,7 +106,7 @@ def _raw(path: str, dtype: str) -> Tensor:
 
 
 def _windows(
-    path: str, tokens: Tensor, shifts: str | None, types: Mapping[str, TensorType]
+    path: str, tokens: Tensor, shifts: str | None, types: Mapping[str, TensorType], axis: int
 ) -> Mapping[str, StoredSamples]:
     """Rows of tokens: row i of an input begins at token i times the length of a row, plus the input's shift.
 
@@ -116,7 +116,7 @@ def _windows(
         raise InputError(f"{show_path(path)} is {tokens.type}, and tokens are whole numbers in one row")
     moved = _shifts(path, shifts, types)
     lengths = {type.dims[1] for type in types.values() if len(type.dims) == 2}
-    if len(lengths) != 1 or any(len(type.dims) != 2 for type in types.values()):
+    if axis or len(lengths) != 1 or any(len(type.dims) != 2 for type in types.values()):
         shown = ", ".join(f"{name}: {type}" for name, type in types.items())
         raise InputError(
             f"tokens feed inputs of one length, [samples, tokens]; a batch has {shown}",

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gopt.analysis.flops import flops
+from gopt.analysis.loss_reduction import LossReduction
 from gopt.artifact.checkpoint_index import BestEntry
 from gopt.artifact.graph_check import check_rank
 from gopt.artifact.manifest import LocalState
@@ -28,7 +29,7 @@ from gopt.runtime.session import Array
 from gopt.runtime.shared_memory import SharedMemory
 from gopt.runtime.training.array_source import ArraySource, MicroStep
 from gopt.runtime.training.audit import Audit
-from gopt.runtime.training.batch_types import batch_types
+from gopt.runtime.training.batch_types import batch_types, samples_in
 from gopt.runtime.training.checkpoint import Checkpoints
 from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.data import BatchSource, open_data
@@ -77,6 +78,11 @@ class Trainer:
         self._position = position
         self._graphs = {phase: self._load(phase) for phase, _ in self.phases}
         check_rank(self.manifest, self.record, self._graphs, job.folder)
+        self._weight = LossReduction.parse(self.manifest.loss_reduction).value
+        """The value of a rank that its losses are weighed by, or ''."""
+        for graph in self._graphs.values():
+            if self._weight in graph.types and self._weight not in graph.inputs and self.manifest.loss in graph.outputs:
+                graph.outputs[self._weight] = graph.types[self._weight]
         self._hyper = hyper_parameters(self.manifest, job)
         self.types = batch_types(self.manifest, job)
         seed = seed_of(job, self.manifest)
@@ -89,16 +95,15 @@ class Trainer:
         self.held = self._start()
         """State -> its value; once steps run, the device's."""
         self._micro_steps = max(times for _, times in self.phases)
-        order = job.order(self._micro_steps)
+        order = job.order(self._micro_steps, self.manifest.samples_axis)
         self.data: BatchSource = open_data(job.data, self.types, order, DrawnInputs.of(self.manifest, seed))
         self._reading = {name for name, graph in self._graphs.items() if not graph.inputs.keys().isdisjoint(self.types)}
         """Phases that read a batch."""
-        closed = [type for type in self.types.values() if type.static]
-        self._samples = max((type.dims[0] if type.dims else 1 for type in closed), default=1)
+        self._samples = samples_in(self.manifest, {name: type.dims for name, type in self.types.items() if type.static})
         """Of a batch of one rank; where their number is open, of its newest one."""
         self._evaluator = None if job.evaluation is None else self._evaluation(job.evaluation)
         self._usage = JobUsage()
-        self._tokens = next((type.dims[1] for type in self.types.values() if _is_tokens(type)), 0)
+        self._tokens = max((_tokens(type, self.manifest.samples_axis) for type in self.types.values()), default=0)
         """Of a sample; 0 where no input is of tokens."""
         self._next_input = self.manifest.next_inputs(self.record)
         self.programs: dict[str, Executor] = {}
@@ -238,6 +243,7 @@ class Trainer:
         self._set_position(-1)
         hyper = {parameter.name: parameter.at(self.step) for parameter in self._hyper}
         micro_losses: dict[str, list[float]] = {name: [] for name in self.manifest.losses}
+        weights: list[float] = []
         times, batches = self._micro_steps, []
         for phase, count in self.phases:
             program = self.programs[phase]
@@ -246,23 +252,28 @@ class Trainer:
                 feeds: Mapping[str, Any] = hyper
                 if reads_batch:
                     batch = self.data.batch(MicroStep(self.step * times + turn, self.part, self.parts))
-                    open_sized = [name for name, type in self.types.items() if not type.static]
-                    self._samples = max((len(batch[name]) for name in open_sized), default=self._samples)
+                    open_sized = {name: batch[name].shape for name, type in self.types.items() if not type.static}
+                    self._samples = samples_in(self.manifest, open_sized) if open_sized else self._samples
                     feeds = hyper | self.record.feeds(batch)
                     if not self.step:
                         batches.append(batch)
                 shown = program.advance(self.held, feeds, collectives)
+                if reads_batch and self._weight in feeds:
+                    weights.append(float(np.reshape(feeds[self._weight], ())))
+                elif self._weight in shown:
+                    weights.append(float(self.device.to_host(shown[self._weight]).reshape(())))
                 for name in micro_losses.keys() & shown.keys():
                     micro_losses[name].append(float(self.device.to_host(shown[name]).reshape(())))
-        mine = {name: mean(values) for name, values in micro_losses.items()}
-        cause = first_nan(self.job, batches, hyper, self.states, self._start) if batches and not_finite(mine) else ""
-        if self.job.stop_on_nan and not_finite(mine):
+        mine = {name: mean(losses, weights) for name, losses in micro_losses.items()}
+        broken = not_finite(mine) if any(weights) or not weights else ""
+        cause = first_nan(self.job, batches, hyper, self.states, self._start) if batches and broken else ""
+        if self.job.stop_on_nan and broken:
             self.call = -1  # it came of no call
             raise not_finite_error(mine, self.step, cause)
         self.step += 1
         digests = self._digests() if self._audit_due(self._due()) else None
-        reports = self.engine.gather((mine, self._stop_signal(), digests, cause, peak_memory()))
-        losses, signals, everything, causes, memory = zip(*reports, strict=True)
+        reports = self.engine.gather((mine, self._stop_signal(), digests, cause, peak_memory(), sum(weights)))
+        losses, signals, everything, causes, memory, totals = zip(*reports, strict=True)
         self.stopped = next(filter(None, signals), 0)
         seconds = time.perf_counter() - begin
         evaluation = self._evaluated()
@@ -273,6 +284,7 @@ class Trainer:
             usage = replace(self._usage, tokens=samples * self._tokens, memory=max(memory))
             on_step(Progress.of(
                 self.step, losses, seconds, samples, hyper=fed, evaluation=evaluation, cause=where, usage=usage,
+                weights=totals,
             ))  # fmt: skip
         best = self._best(evaluation)
         due = self._due()
@@ -322,6 +334,9 @@ class Trainer:
         return self.device.to_host(self.device.view(value))
 
 
-def _is_tokens(type: TensorType) -> bool:
-    """Return whether an input of the batch has whole numbers in rows, as token ids are."""
-    return len(type.dims) == 2 and type.dims[1] > 1 and numpy_dtype(type.dtype).kind in "iu"
+def _tokens(type: TensorType, axis: int) -> int:
+    """The numbers of a sample in an input of whole numbers in rows, as token ids are; 0 for other inputs. ``axis``: the
+    dimension of the samples."""
+    shape = type.shape or ()
+    size = shape[1 - axis] if len(shape) == 2 and numpy_dtype(type.dtype).kind in "iu" else 0
+    return size if isinstance(size, int) and size > 1 else 0

@@ -126,7 +126,14 @@ def where_taken(
 def in_slices(slope_meter: SlopeMeter, part: Candidate, points: Sequence[Values]) -> QuotientFit | None:
     """A fit with ratios of slices along some axis, each with a separate factor; None for two points, between which any
     number is proportional."""
-    for masks in _masks(part) if len(points) > 2 else ():
+    if len(points) <= 2:
+        return None
+    peak = int(np.argmax(np.abs(part.changes[0] * part.moved)))
+    entry = replace(part, inside=(np.arange(part.origin.size) == peak).reshape(part.origin.shape))
+    fit = slope_meter.measure([entry], points, QUICK) if entry.moved.any() else None
+    if fit is not None and fit.measured and not fit.holds:  # the entry lies in a slice along each axis
+        return None
+    for masks in _masks(part):
         fits = []
         for inside in masks:
             slice = replace(part, inside=inside)

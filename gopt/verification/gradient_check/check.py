@@ -1,4 +1,4 @@
-"""Checks every gradient: all together, then one by one, then against other acceptable explanations."""
+"""Checks every gradient: all together; where these disagree, the wrong ones are searched, and looked at alone."""
 
 from __future__ import annotations
 
@@ -9,32 +9,22 @@ from itertools import cycle, islice
 
 import numpy as np
 
-from gopt.analysis.coupling.gradient_reductions import Readings
-from gopt.analysis.coupling.marks import Relation
-from gopt.analysis.coupling.reduced import guarded
-from gopt.analysis.coupling.step_couplings import analyse_couplings
 from gopt.analysis.training import TrainingGraph
-from gopt.ir.graph_index import GraphIndex, made_of
 from gopt.runtime.bound_calls import CollectiveCallback
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.gradient_check import verdict as said
-from gopt.verification.gradient_check.additivity import Additivity, SampleExchange, sample_exchanges
 from gopt.verification.gradient_check.alternatives import (
     QUICK,
     SlopeMeter,
-    along_computed_weight,
-    behind,
-    in_slices,
     where_taken,
 )
 from gopt.verification.gradient_check.computed_weights import shifted
 from gopt.verification.gradient_check.difference_quotients import Candidate, Losses, QuotientFit
 from gopt.verification.gradient_check.forward import CheckedForward, Values
-from gopt.verification.gradient_check.held_forward import Stop
-from gopt.verification.gradient_check.layout import Layouts, turned
-from gopt.verification.gradient_check.points import all_beside, beside, with_a_third
+from gopt.verification.gradient_check.layout import Layouts
+from gopt.verification.gradient_check.points import all_beside, with_a_third
+from gopt.verification.gradient_check.single_values import FAR, PATIENCE, SingleValues
 from gopt.verification.gradient_check.slopes import SlopeCheck
-from gopt.verification.gradient_check.stops import StopFinder
 from gopt.verification.gradient_check.verdict import GradientCheck, Verdict
 from gopt.verification.reference_graphs import refuse_call
 from gopt.verification.side_by_side import side_by_side
@@ -45,10 +35,6 @@ SPREAD = 1e4
 """Largest over smallest change of gradients that are measured together."""
 FAINT = 1e-9
 """Below this share of the largest gradient, a value may be rounding."""
-COARSE = 0.05
-"""Times the tolerance: the same, where what is rounded are constants of the source (1/5 in float32)."""
-PATIENCE = 8
-"""Wrong gradients that are looked into with all means."""
 EFFORT = 60.0
 """Seconds of all runs, as estimated from the sizes of the step, after which a single refuted value is enough."""
 SEARCHES = 4
@@ -61,8 +47,8 @@ MOVING = 1e-2
 """Least share of a value by which it differs between batches, to be held against slopes."""
 POINTS = 3
 """Batches that are compared at a time."""
-FAR, NEAR = 0.3, 1e-3
-"""Moves of the states, relative to their size: to where what is zero may differ, and off a kink."""
+NEAR = 1e-3
+"""Move of the states, relative to their size, off a kink."""
 PHASE = "confirming gradients by finite differences"
 Results = tuple[np.ndarray, Values]
 """Losses and gradients at a point."""
@@ -97,7 +83,7 @@ def check_gradients(
 
 @dataclass
 class _GradientChecker:
-    """One gradient check; ``found`` collects the results."""
+    """One gradient check; ``single`` collects the results."""
 
     training: TrainingGraph
     slope_meter: SlopeMeter
@@ -107,17 +93,22 @@ class _GradientChecker:
     whole: bool
     losses: np.ndarray
     """At the first point."""
-    found: dict[str, GradientCheck] = field(default_factory=dict)
+    single: SingleValues = field(init=False)
     due: list[str] = field(default_factory=list)
     """Parameters that are looked at."""
     certain: str = ""
     """A parameter with a value refuted twice, after long measurements: no further values are looked at alone."""
     twice: list[str] = field(default_factory=list)
     """Parameters with refuted values, looked at again."""
-    exchanges: list[SampleExchange] = field(default_factory=list)
-    """Of samples, as far as needed."""
     factors: dict[int, float] = field(default_factory=dict)
     """Index of a loss -> the last factor between gradients and its slopes: the next group's first guess."""
+
+    def __post_init__(self) -> None:
+        self.single = SingleValues(self.training, self.slope_meter, self.points, self.whole)
+
+    @property
+    def found(self) -> dict[str, GradientCheck]:
+        return self.single.found
 
     def all(self, names: Sequence[str] | None) -> list[GradientCheck]:
         parameters = list(self.training.gradients)
@@ -125,7 +116,7 @@ class _GradientChecker:
         self.due = [name for name in parameters if name in requested]
         if self._unsteady():
             for name in self.due:
-                self.say(name, Verdict.UNCONFIRMED, said.UNSTEADY)
+                self.single.say(name, Verdict.UNCONFIRMED, said.UNSTEADY)
         else:
             self.check(self.due)
             if (
@@ -137,12 +128,6 @@ class _GradientChecker:
                 self.due = parameters
                 self.check(rest)
         return [self.found[name] for name in parameters if name in self.found]
-
-    def say(
-        self, name: str, verdict: Verdict, why: str, fit: QuotientFit | None = None, stops: tuple[str, ...] = ()
-    ) -> None:  # fmt: skip
-        ratios = fit.ratios if fit is not None else ()
-        self.found[name] = GradientCheck(name, self.training.gradients[name], ratios, verdict, why, stops)
 
     def _tell(self) -> None:
         """Report the number of verdicts; after each measurement, because many are reached at once."""
@@ -167,7 +152,7 @@ class _GradientChecker:
             open = [name for name in names if name not in self.found or (self._open(name) and not self.certain)]
             before = {name: self.found.pop(name) for name in open if name in self.found}
             self.judge(open, points, results if points is near else None) if open else None
-            self.found |= {name: check for name, check in before.items() if self._open(name)}
+            self.found.update({name: check for name, check in before.items() if self._open(name)})
         self._doubt()
 
     def _doubt(self) -> None:
@@ -179,7 +164,7 @@ class _GradientChecker:
             if part:
                 self.judge(part, self._moved(NEAR))
             right = {name for name in part if self.found[name].holds}
-            self.found |= {name: check for name, check in before.items() if name not in right}
+            self.found.update({name: check for name, check in before.items() if name not in right})
             if not right:
                 return
 
@@ -207,9 +192,9 @@ class _GradientChecker:
         for name in names:
             at = tuple(values_at[self.training.gradients[name]] for values_at in values)
             if len(at) < 2 or not all(np.isfinite(array).all() for array in at):
-                self.say(name, Verdict.UNCONFIRMED, said.NOT_FINITE)
+                self.single.say(name, Verdict.UNCONFIRMED, said.NOT_FINITE)
             elif name not in points[0] or at[0].size != points[0][name].size:
-                self.elsewhere(name, points, at)
+                self.single.elsewhere(name, points, at)
             else:
                 like = points[0][name]
                 share = max(map(_peak, at)) / max(largest, 1e-300)
@@ -218,7 +203,7 @@ class _GradientChecker:
                 if share <= FAINT:
                     faint.append(part)
                 elif part.size == 0:
-                    self.say(name, Verdict.UNCONFIRMED, said.EQUAL)
+                    self.single.say(name, Verdict.UNCONFIRMED, said.EQUAL)
                 else:
                     parts.append(part)
         levels = [results[index][0] for index in usable]
@@ -250,7 +235,7 @@ class _GradientChecker:
         disagreeing = self._disagreeing(parts, points, levels)
         if self.certain:
             for part in disagreeing:
-                self.say(part.parameter, Verdict.UNCONFIRMED, said.UNSEEN.format(self.certain))
+                self.single.say(part.parameter, Verdict.UNCONFIRMED, said.UNSEEN.format(self.certain))
         elif disagreeing:
             self._otherwise(disagreeing, points, levels)
 
@@ -265,14 +250,14 @@ class _GradientChecker:
         check_alone = len(parts) == 1
         fit = self.slope_meter.measure(parts, points, None if check_alone else QUICK)
         if fit.holds and (check_alone or not fit.replaces):
-            self._proportional(parts, fit)
+            self.single.proportional(parts, fit)
             return
         remaining = self._not_shifted(parts, points)
         if len(remaining) < len(parts):
             if remaining:
                 self.check_together(remaining, points, levels)
         elif check_alone:
-            self.check_alone(parts[0], fit, points)
+            self.single.check(parts[0], fit, points)
             self._tell()
         else:
             self._search(parts, points, levels)
@@ -327,19 +312,19 @@ class _GradientChecker:
     ) -> list[Candidate]:
         """Settle the parts that agree with slopes of the loss; return the others."""
         for agreeing, fit in self._agreeing(parts, points, levels):
-            self._proportional(agreeing, fit)
+            self.single.proportional(agreeing, fit)
         return [part for part in parts if part.parameter not in self.found]
 
     def _not_stopped(
         self, parts: list[Candidate], points: list[Values], levels: Sequence[np.ndarray]
     ) -> list[Candidate]:
         """Settle the parts that agree with slopes of the loss under the held readings of other values."""
-        for stops, held_forward in self._stops.known_forwards():
+        for stops, held_forward in self.single.stops.known_forwards():
             if parts:
                 placed = held_forward.on(held_forward.points(points), stops)
                 for agreeing, fit in self._agreeing(parts, placed, levels, held_forward.losses):
                     for part in agreeing:
-                        self._say_stopped(part, stops, fit)
+                        self.single.say_stopped(part, stops, fit)
                 parts = [part for part in parts if part.parameter not in self.found]
         return parts
 
@@ -382,13 +367,6 @@ class _GradientChecker:
         of_parts = [index for index, loss in enumerate(losses) if of == {frozenset([loss])}]
         return 0 if len(losses) == 1 else next(iter(of_parts), None)
 
-    def _proportional(self, parts: Sequence[Candidate], fit: QuotientFit) -> None:
-        for part in parts:
-            if fit.replaces and (part.origin.size > 1 or part.is_near):  # of one number any offset is a multiple
-                self.say(part.parameter, Verdict.REFUTED, said.REPLACEMENT, fit)
-            else:
-                self.say(part.parameter, Verdict.CONFIRMED, said.PROPORTIONAL, fit)
-
     def _not_shifted(self, parts: list[Candidate], points: list[Values]) -> list[Candidate]:
         """Settle gradients taken at a point other than the parameters; return the remaining candidates."""
         moved = [part for part in parts if part.parameter in self._shifts]
@@ -398,7 +376,7 @@ class _GradientChecker:
         if not fit.holds:
             return parts
         for part in moved:
-            self.say(part.parameter, Verdict.CONFIRMED, said.SHIFTED, fit)
+            self.single.say(part.parameter, Verdict.CONFIRMED, said.SHIFTED, fit)
         return [part for part in parts if part not in moved]
 
     @cached_property
@@ -410,159 +388,6 @@ class _GradientChecker:
         read = {name: gradient for name, gradient in self.training.gradients.items() if name in self.points[0]}
         return shifted(self.slope_meter.forward.graph, read, set(self.training.batch))
 
-    # --- not proportional, but right to average ---------------------------------------------------------------------
-
-    def check_alone(self, part: Candidate, fit: QuotientFit, points: list[Values]) -> None:
-        """A value that is not proportional: turned, a sum over samples, of a computed weight, in slices, or wrong."""
-        name = part.parameter
-        flat = not fit.measured and self.still([part], [], points)
-        if flat and part.share <= COARSE * self.slope_meter.forward.precision.tolerance:
-            self.say(name, Verdict.CONFIRMED, said.ZERO)
-            return
-        for candidate in () if self.whole else turned(part):
-            again = self.slope_meter.measure([candidate], points, QUICK)
-            if again.holds:
-                self._proportional([candidate], again)
-                return
-        image = (
-            None
-            if self._hopeless
-            else behind(self.slope_meter, self.training, part, points, self.training.gradients[name])
-        )
-        additive = self.additive(name)
-        if image is not None and image[2]:
-            self.say(name, Verdict.CONFIRMED, said.IMAGE.format(image[0]), image[1])
-        elif image is not None:
-            self.say(name, Verdict.REFUTED, said.NOT_LINEAR.format(image[0]), fit)
-        elif additive is Additivity.YES and (self._sum_is_due or not part.is_near):
-            self.say(name, Verdict.CONFIRMED, self._as_sum(name), fit)
-        elif additive is Additivity.NO:
-            self.say(name, Verdict.REFUTED, said.NOT_ADDITIVE, fit)
-        elif self._hopeless or not (
-            self.is_computed_weight(name, points, part.at) or self.sliced(part, points) or self.stopped(part, points)
-        ):
-            said_so = said.WRONG if fit.measured else said.FLAT if flat else said.FAINT
-            reason = self._of_another_loss(name)
-            verdict = Verdict.UNCONFIRMED if said_so == said.FAINT or reason else Verdict.REFUTED
-            self.say(name, verdict, reason or said_so, fit)
-
-    def _of_another_loss(self, name: str) -> str:
-        """The reason why the shown loss says nothing of a gradient; '' where there is none."""
-        reading = self._readings.get(name)
-        if reading is None or reading.bent:
-            return said.BENT.format(reading.cause) if reading else ""
-        if reading.relation is Relation.JOINT and not reading.cause:
-            return said.MIXED
-        unshown = self._unshown.intersection(made_of(self._index, [reading.by]))
-        return said.UNSHOWN.format(min(unshown)) if unshown else ""
-
-    @cached_property
-    def _unshown(self) -> set[str]:
-        """The batch's inputs without influence on the losses."""
-        return set(self.training.batch).difference(made_of(self._index, self.training.losses))
-
-    @property
-    def _hopeless(self) -> bool:
-        """Whether so many values are wrong that further explanations are not worth a search."""
-        return sum(check.why == said.WRONG for check in self.found.values()) >= PATIENCE
-
-    def elsewhere(self, name: str, points: list[Values], at: tuple[np.ndarray, ...]) -> None:
-        """A parameter unread by the loss, or with a gradient of another size."""
-        if all(np.array_equal(array, at[0]) for array in at):
-            self.say(name, Verdict.UNCONFIRMED, said.EQUAL)
-        elif not self.is_computed_weight(name, points, at):
-            additive = self.additive(name)
-            if additive is Additivity.YES:
-                self.say(name, Verdict.CONFIRMED, self._as_sum(name))
-            elif additive is Additivity.NO:
-                self.say(name, Verdict.REFUTED, said.NOT_ADDITIVE)
-            else:
-                self.say(name, Verdict.UNCONFIRMED, said.UNREAD)
-
-    def additive(self, name: str) -> Additivity:
-        exact = 100 * self.slope_meter.forward.precision.rounding
-        answers = set()
-        for square in self._squares():
-            answers.add(square.judge(self.training.gradients[name], exact))
-            if Additivity.NO in answers:
-                return Additivity.NO if self._sum_is_due else Additivity.OPEN
-        return Additivity.YES if Additivity.YES in answers else Additivity.OPEN
-
-    def _squares(self) -> Iterator[SampleExchange]:
-        """The exchanges of samples: the first mostly tells."""
-        yield from self.exchanges
-        for square in self._sample_exchanges:
-            self.exchanges.append(square)
-            yield square
-
-    @cached_property
-    def _sample_exchanges(self) -> Iterator[SampleExchange]:
-        meter = self.slope_meter
-        return sample_exchanges(meter.forward, self.points, self.training.batch, meter.generator, self._counts)
-
-    @property
-    def _sum_is_due(self) -> bool:
-        """Whether the loss is a sum over samples, as all gradients then are."""
-        return all(exchange.due for exchange in self.exchanges)
-
-    @cached_property
-    def _readings(self) -> Readings:
-        return analyse_couplings(self.training).readings
-
-    @cached_property
-    def _index(self) -> GraphIndex:
-        return GraphIndex(self.training.graph)
-
-    @cached_property
-    def _counts(self) -> dict[str, str]:
-        """Gradient -> the dividing count of a rank's own batch, as far as the data flow tells; none of a value that
-        holds a term without samples, such as a new parameter."""
-        levels = analyse_couplings(self.training).unlike.levels
-        return {
-            self.training.gradients[name]: guarded(self._index, reading.by)
-            for name, reading in self._readings.items()
-            if reading.relation is Relation.WEIGHTED and reading.by and name not in levels
-        }
-
-    def _as_sum(self, name: str) -> str:
-        if self.training.gradients[name] in self._counts:
-            return said.COUNTED
-        return said.ADDITIVE if self._sum_is_due else said.APART_FROM_SHOWN
-
-    def is_computed_weight(self, name: str, points: list[Values], at: tuple[np.ndarray, ...]) -> bool:
-        """Return whether the value is the gradient of something made of the states alone; says so."""
-        explanation = along_computed_weight(self.slope_meter, self.training, name, points, at)
-        if explanation is None:
-            return False
-        self.say(name, Verdict.CONFIRMED, said.ALONG.format(explanation[0]), explanation[1])
-        return True
-
-    def sliced(self, part: Candidate, points: list[Values]) -> bool:
-        """Return whether each slice is proportional with a separate factor: a constant rate per row; notes the
-        finding."""
-        fit = in_slices(self.slope_meter, part, points)
-        if fit is not None:
-            self.say(part.parameter, Verdict.CONFIRMED, said.SLICES, fit)
-        return fit is not None
-
-    @cached_property
-    def _stops(self) -> StopFinder:
-        return StopFinder(self.slope_meter.forward, self.slope_meter.generator)
-
-    def stopped(self, part: Candidate, points: list[Values]) -> bool:
-        """Return whether the value is the derivative with some values taken for constants; notes the finding."""
-        if self.whole:
-            return False
-        explanation = self._stops.explain(part, points)
-        if explanation is None:
-            return False
-        self._say_stopped(part, *explanation)
-        return True
-
-    def _say_stopped(self, part: Candidate, stops: Sequence[Stop], fit: QuotientFit | None = None) -> None:
-        names = tuple(map(str, stops))
-        self.say(part.parameter, Verdict.CONFIRMED, said.STOPPED.format("; ".join(names)), fit, names)
-
     # --- zero -------------------------------------------------------------------------------------------------------
 
     def zeros(
@@ -571,48 +396,21 @@ class _GradientChecker:
         """Values near zero: rounding where the loss does not depend on the parameter, however far moved."""
         if not faint:
             return
-        if self.still(faint, rest, points):
+        if self.single.still(faint, rest, points):
             for part in faint:
                 if part.moved.any():
-                    self.say(part.parameter, Verdict.CONFIRMED, said.ZERO)
+                    self.single.say(part.parameter, Verdict.CONFIRMED, said.ZERO)
                 else:
-                    self.say(part.parameter, Verdict.UNCONFIRMED, said.SILENT)
+                    self.single.say(part.parameter, Verdict.UNCONFIRMED, said.SILENT)
         elif len(faint) > 1:
             middle = len(faint) // 2
             self.zeros(faint[:middle], rest, points, levels)
             self.zeros(faint[middle:], rest, points, levels)
         elif faint[0].moved.any():
-            if not self._silenced(faint[0], points):
+            if not self.single.silenced(faint[0], points):
                 self.check_together(faint, points, levels)
         else:
-            self.say(faint[0].parameter, Verdict.UNCONFIRMED, said.SILENT)
-
-    def _silenced(self, part: Candidate, points: list[Values]) -> bool:
-        """Return whether the loss does not depend on a parameter but by one reading of it, taken for a constant as an
-        averaged teacher's is; notes the finding."""
-        for stop, held_forward in () if self.whole else self._stops.own_readings(part.name):
-            if self.still([part], [], held_forward.on(held_forward.points(points), [stop]), held_forward.losses):
-                self._say_stopped(part, [stop])
-                return True
-        return False
-
-    def still(
-        self, parts: Sequence[Candidate], companions: Sequence[Candidate], points: Sequence[Values],
-        losses: Losses | None = None,
-    ) -> bool:  # fmt: skip
-        """Return whether large steps along all ``parts`` leave all losses unchanged, relative to such steps along
-        ``companions``. ``losses``: those with some readings held.
-        """
-        forward, generator = self.slope_meter.forward, self.slope_meter.generator
-        losses = losses or forward.losses
-        names, rest = [part.name for part in parts], [part.name for part in companions]
-        for point in points:
-            base = losses(point)
-            reach = np.abs(losses(beside(point, rest, FAR, generator)) - base) if rest else np.zeros_like(base)
-            bound = 64 * forward.precision.rounding * np.abs(base) + 1e-9 * np.where(np.isfinite(reach), reach, 0.0)
-            if not (np.abs(losses(beside(point, names, FAR, generator)) - base) <= bound).all():
-                return False
-        return True
+            self.single.say(faint[0].parameter, Verdict.UNCONFIRMED, said.SILENT)
 
 
 def _with_numbers_first(forward: CheckedForward, points: list[Values]) -> tuple[list[Values], np.ndarray]:

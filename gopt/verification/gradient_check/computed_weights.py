@@ -11,6 +11,7 @@ import numpy as np
 
 from gopt.ir.graph import Graph
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import VIEWS
 
 TRIES = 4
 
@@ -19,16 +20,20 @@ def computed_weights(
     graph: Graph, losses: Sequence[str], batch: set[str], parameter: str, dims: tuple[int, ...]
 ) -> list[str]:
     """Values with as many elements as ``dims`` that no batch reaches and a loss reads: equal shapes first, then nearest
-    the losses first. The values follow the parameter; for a parameter unread by losses, others and inputs count."""
+    the losses first. The values follow the parameter, and are no views of it; for a parameter unread by losses, others
+    and inputs count."""
     elements = int(np.prod(dims, dtype=np.int64))
     live = read_by(graph, losses)
     with_batch, with_parameter = reached(graph, batch), reached(graph, {parameter})
+    views = {parameter}
+    for node in graph.nodes:
+        views.update(node.outputs if node.is_in(VIEWS) and node.inputs[0] in views else ())
     apart = parameter not in live
     names = [name for node in graph.nodes for name in node.outputs] + list(graph.inputs)
     ranked = []
     for index, name in enumerate(names):
         type = graph.type_of(name) if name not in graph.inputs else graph.inputs[name]
-        if name not in live or name in with_batch or name == parameter or type.dtype not in FLOATS:
+        if name not in live or name in with_batch or name in views or type.dtype not in FLOATS:
             continue
         if type.static and type.elements == elements and (apart or name in with_parameter):
             ranked.append((type.dims != dims, -index, name))

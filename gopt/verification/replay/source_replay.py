@@ -173,8 +173,8 @@ class SourceReplay:
 
     def _batch(self, trainer: int, number: int, turn: int) -> Values:
         if trainer not in self._batches:
-            job = self.server_job.job
-            order = job.order(self._times, once=self.server_job.faults.stop is not None)
+            job, axis = self.server_job.job, self.server_job.manifest.samples_axis
+            order = job.order(self._times, axis, once=self.server_job.faults.stop is not None)
             drawn = DrawnInputs.of(self.server_job.manifest, self.server_job.seed)
             self._batches[trainer] = open_data(job.data, self._types, order, drawn)
         step = MicroStep(number * self._times + turn, trainer, self.server_job.trainers)

@@ -14,7 +14,9 @@ import export_recipes as recipes  # noqa: E402
 import first_step_optimizers as special  # noqa: E402
 
 import gopt  # noqa: E402
-from gopt.errors import OptionError, UnsupportedError  # noqa: E402
+from gopt.analysis.coupling import CouplingKind, find_couplings  # noqa: E402
+from gopt.analysis.coupling.samples_axis import samples_axis  # noqa: E402
+from gopt.errors import InputError, OptionError, UnsupportedError  # noqa: E402
 from gopt.frontends.pytorch import recorded_step  # noqa: E402
 from gopt.frontends.pytorch.export import export  # noqa: E402
 from gopt.frontends.pytorch.options import Dynamic, ExportOptions  # noqa: E402
@@ -42,6 +44,54 @@ def test_a_step_of_any_size_is_equal_and_shards(name, tmp_path):
     assert fed and all(each.shape[0] == "batch" for each in fed)
     gopt.shard(found.model, 2).write(tmp_path / "ranks")
     assert gopt.verify(tmp_path / "ranks", steps=1).equal
+
+
+class Words(torch.nn.Module):
+    """Reads sequences with time in front, from states of the batch's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.cells = torch.nn.Embedding(11, 6), torch.nn.LSTM(6, 8)
+        self.head = torch.nn.Linear(8, 11)
+
+    def forward(self, ids, hidden):
+        return self.head(self.cells(self.rows(ids), (hidden, hidden))[0])
+
+
+def words(target):
+    """Sequences of 5 ids, 3 samples; the targets lie in one dimension, or have the form of the ids."""
+
+    def make():
+        torch.manual_seed(0)
+        net = Words()
+        ids, hidden, labels = torch.randint(0, 11, (5, 3)), torch.randn(1, 3, 8), torch.randint(0, 11, (5, 3))
+        return net, loss, torch.optim.SGD(net.parameters(), 0.1), (ids, hidden, labels.reshape(target))
+
+    def loss(scores, labels):
+        return torch.nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+    return make
+
+
+@pytest.mark.parametrize("target, shapes", [((5, 3), (5, "batch")), ((15,), ("5*batch",))])
+def test_time_in_front_leaves_dimension_1_open(target, shapes, tmp_path):
+    found = exported(words(target), tmp_path, evaluation=True)
+    training = gopt.load(found.model).training
+    assert [training.graph.inputs[name].shape for name in training.batch] == [
+        (5, "batch"), (1, "batch", 8), shapes,
+    ]  # fmt: skip
+    coupled = {each.kind for each in find_couplings(training)}
+    assert coupled <= {CouplingKind.WEIGHTED, CouplingKind.IGNORED} and samples_axis(training) == 1
+    gopt.shard(found.model, 2).write(tmp_path / "ranks")
+    random = np.random.default_rng(0)
+    given = random.integers(0, 11, (4, 5, 7)), random.standard_normal((4, 1, 7, 8), np.float32)
+    labels = random.integers(0, 11, (4, 35) if shapes == ("5*batch",) else (4, 5, 7))
+    np.savez(tmp_path / "data.npz", **dict(zip(training.batch, (*given, labels), strict=True)))
+    options = {"settings": {"lr": 0.1}, "eval": tmp_path / "step.eval.onnx", "eval_data": tmp_path / "data.npz"}
+    result = gopt.run(tmp_path / "ranks", tmp_path / "data.npz", 2, batch_size=7, shuffle=0, **options)
+    assert [step.samples for step in result.steps] == [14, 14] and result.steps[-1].evaluation.samples == 28
+    with pytest.raises(InputError, match="its batch is"):
+        gopt.run(tmp_path / "ranks", tmp_path / "data.npz", 2, batch_size=3, **options)
 
 
 @pytest.mark.parametrize("size", [1, 5])

@@ -90,7 +90,7 @@ PLAIN = {
 @pytest.mark.parametrize("name", PLAIN)
 def test_arithmetic_with_the_size_is_no_branch(name):
     sampled, uses = uses_of(step_of(PLAIN[name]))
-    assert sampled == ("x", "target") and not uses.numbers and not uses.failed
+    assert [*sampled] == ["x", "target"] and not uses.numbers and not uses.failed
 
 
 STEPS = ("convolution 2d", "batch norm", "tied", "lstm", "bags, mean", "dropout", "checkpoint")
@@ -131,7 +131,7 @@ def weighted(rows, offsets):
 def test_inputs_of_as_many_rows_by_chance_have_no_samples():
     """There are four classes, four samples, and a row of the mask for each sample."""
     with quiet():
-        assert inputs_with_samples(make_recipe(weighted(4, 3)), ExportOptions()) == ("x", "y", "mask")
+        assert tuple(inputs_with_samples(make_recipe(weighted(4, 3)), ExportOptions())) == ("x", "y", "mask")
         with pytest.raises(UnsupportedError, match=r"'x' and 'offset' have 4 rows each.*do both have the samples"):
             inputs_with_samples(make_recipe(weighted(4, 4)), ExportOptions())
 

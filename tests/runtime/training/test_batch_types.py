@@ -52,6 +52,18 @@ def test_an_open_batch_of_a_size_is_a_fixed_one_of_it(symbols: tuple[str, str], 
     assert steps_of_epochs(Job(folder=step, data=str(data), steps=1, batch_size=4), 4) == 7
 
 
+def test_a_function_yields_batches_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+def batches(part, parts):
+    import numpy as np
+    while True:
+        yield {"x": np.ones((5, 3), "f4"), "y": np.ones((5, 2), "f4")}
+"""
+    (tmp_path / "five.py").write_text(text)
+    found = gopt.run(ranks(tmp_path / "open", "n", "n"), f"{tmp_path / 'five.py'}:batches", 2, settings=LR)
+    assert [step.samples for step in found.steps] == [10, 10]
+
+
 def test_the_command_takes_the_size(data: Path, tmp_path: Path) -> None:
     step = ranks(tmp_path / "open", "n", "n")
     asked = ["run", str(step), "--data", str(data), "--epochs", "1", "--set", "lr=0.05"]

@@ -1,7 +1,7 @@
-"""Prove the ranks of a folder equal to their source in real arithmetic, for all values, without running them.
+"""Prove the ranks of a folder equal to the source in real arithmetic, for all values, without a run.
 
-By induction over steps: states that the ranks hold as the manifest says at the start of a step are held so at its end,
-with the values of the source's step on the combined gradients of all batches."""
+By induction over steps: ranks with the manifest's pieces of all states at the start of a step have the same pieces of
+the source's new states at the end, for the combined gradients of all batches."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from gopt.ir.graph import COMM, Graph
 from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.ir.load import load
 from gopt.ir.opaque.expand import expand
-from gopt.proof.evaluation import Unevaluable
-from gopt.proof.expected import MICRO, Expected, Specification
-from gopt.proof.expressions import Expressions
-from gopt.proof.operators import Constants, Reader, as_type
-from gopt.proof.result import Claim, Mismatch, Proof, Verdict
-from gopt.proof.samples import counter_example
-from gopt.proof.sweep import Sweep, UnpairedCall, Values
-from gopt.proof.words import Words
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.folder_check import check_roles, check_starts
+from gopt.verification.proof.constants import ConstantTable
+from gopt.verification.proof.evaluation import Unevaluable
+from gopt.verification.proof.expected import MICRO, Expected, Specification
+from gopt.verification.proof.expressions import Expressions
+from gopt.verification.proof.operators import NodeReader, as_type
+from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
+from gopt.verification.proof.samples import CounterExamples
+from gopt.verification.proof.sweep import Sweep, UnpairedCall, Values
+from gopt.verification.proof.words import Words
 from gopt.verification.rank_programs import Held, RankPrograms, joined, start_values
 from gopt.verification.verify import source_training
 
 
 class Prover:
-    """The source and the ranks of one output folder, ready to be compared."""
+    """The source and the ranks of an output folder, ready to be compared."""
 
     def __init__(self, folder: str | os.PathLike[str], advance: ProgressCallback = no_progress) -> None:
         self.folder, self.advance = Path(folder), advance
@@ -64,36 +65,38 @@ class Prover:
         check_roles(self.manifest, self.training, self.folder)
         micro = {MICRO: self.manifest.accumulate} if self.manifest.accumulate > 1 else {}
         self.expressions = Expressions({**dict(self.mesh.axes), **micro})
-        self.constants = Constants(self.expressions)
-        self.own = frozenset(axis for axis in (*self.mesh.data_axes, *micro) if self.expressions.extents[axis] > 1)
+        self.constants = ConstantTable(self.expressions)
+        self.varying = frozenset(axis for axis in (*self.mesh.data_axes, *micro) if self.expressions.extents[axis] > 1)
         self.dtypes: dict[tuple[int, str], str] = {}
-        self.seen: list[list[Values]] = [[] for _ in self.manifest.ranks]
+        self.values: list[list[Values]] = [[] for _ in self.manifest.ranks]
         """The values of each rank's files, phase by phase."""
 
-    def run(self) -> Proof:
+    def run(self) -> RankProof:
         """Read the source and all ranks, and compare."""
         with gc_paused():
-            expected = Specification(self.expressions, self.constants, self.training, self.manifest, self.own).read()
+            expected = Specification(
+                self.expressions, self.constants, self.training, self.manifest, self.varying
+            ).read()
             graphs = self._read()
             try:
-                found = self._ranks(expected, graphs)
+                actual = self._ranks(expected, graphs)
             except UnpairedCall as wrong:
-                mismatch = Mismatch(wrong.rank, 1, wrong.node, wrong.found, wrong.expected)
-                return Proof(self.mesh.ranks, [Claim(wrong.node, "call", Verdict.DIFFERENT, mismatch)])
-            return _Comparison(self, expected, found).proof()
+                mismatch = ClaimMismatch(wrong.rank, 1, wrong.node, wrong.actual, wrong.expected)
+                return RankProof(self.mesh.ranks, [Claim(wrong.node, "call", ProofVerdict.DIFFERENT, mismatch)])
+            return _Comparison(self, expected, actual).proof()
 
     def node_of(self, rank: int, number: int) -> str | None:
-        """The first value of a rank's files that is a multiple of an expression, or has a range of its elements."""
+        """The first value of a rank's files with a multiple of an expression, or a range of the elements."""
         bare = self.expressions.bare(number)
-        for values in self.seen[rank]:
-            for name, made in values.items():
-                if any(self.expressions.bare(piece[0]) == bare for piece in self.expressions.pieces(made)):
+        for values in self.values[rank]:
+            for name, produced in values.items():
+                if any(self.expressions.bare(piece[0]) == bare for piece in self.expressions.pieces(produced)):
                     return name
         return None
 
     def _read(self) -> list[dict[str, Graph]]:
-        """The graphs of all ranks, by phase. Raises InputError where one is missing, contradicts the manifest, or
-        starts a state from another value than other ranks."""
+        """The graphs of all ranks, by phase. Raises InputError for a missing file, a contradiction to the manifest,
+        or different start values of a state."""
         read, programs = [], []
         arrays: Held = {}
         for number, entry in enumerate(self.manifest.ranks, 1):
@@ -113,19 +116,19 @@ class Prover:
     def _ranks(self, expected: Expected, graphs: Sequence[Mapping[str, Graph]]) -> list[Values]:
         """The results of every rank at the end of the step."""
         states = [self._start(entry, expected) for entry in self.manifest.ranks]
-        sweep = Sweep(self.expressions, self.constants, self.mesh, self.own)
+        sweep = Sweep(self.expressions, self.constants, self.mesh, self.varying)
         for phase, times in self.manifest.schedule.items():
             self.advance(f"comparing {phase}")
             of_phase = [graphs_of_rank[phase] for graphs_of_rank in graphs]
-            given = [self._given(*each) for each in zip(self.manifest.ranks, of_phase, states)]
-            results = sweep.run(of_phase, given)
+            inputs = [self._inputs(*row) for row in zip(self.manifest.ranks, of_phase, states)]
+            results = sweep.run(of_phase, inputs)
             for entry, graph, values, result in zip(self.manifest.ranks, of_phase, states, results):
-                self.seen[entry.rank].append(result)
+                self.values[entry.rank].append(result)
                 self._carry(entry, graph, values, result, times)
         return states
 
     def _start(self, entry: RankEntry, expected: Expected) -> Values:
-        """What a rank's inputs are at the start of a step."""
+        """A rank's inputs at the start of a step."""
         values = {name: expected.start[name] for name in (*self.training.batch, *self.training.hyper)}
         for fed in entry.fed:
             values[fed.input] = self._boxed(values[fed.input], fed.box)
@@ -136,9 +139,9 @@ class Prover:
         return values
 
     def _summed(self, entry: RankEntry, graph: Graph, results: Values, output: str, name: str) -> int:
-        """What an accumulator has after all micro-steps that begin with zeros: ``results`` are of the first of them.
+        """An accumulator after all micro-steps from zero; ``results``: of the first micro-step.
 
-        Each micro-step must add its term to what the accumulator has, whatever that is."""
+        Each micro-step must add a term to the accumulator, for any value of the accumulator."""
         term = results[output]
         begun = [
             (self.expressions.leaf("sum so far", (name, entry.rank, index), self.expressions.shape(root)), start, stop)
@@ -158,12 +161,12 @@ class Prover:
         return self.expressions.iterated(after.get(output, term), whole, MICRO, zero)
 
     def _unknown(self, entry: RankEntry, name: str, number: int) -> int:
-        """A value that follows from micro-steps by more than a sum of terms."""
+        """A value of micro-steps beyond a sum of terms."""
         return self.expressions.leaf("a value of micro-steps", (name, entry.rank), self.expressions.shape(number))
 
     def _behind(self, graph: Graph, results: Values, name: str, number: int) -> Values | None:
-        """The values that depend on an input, for another value of it; None where a call is one of them."""
-        reader = Reader(self.expressions, graph, self.own, self.constants)
+        """The values that depend on an input, for the value ``number``; None if a call depends on the input."""
+        reader = NodeReader(self.expressions, graph, self.varying, self.constants)
         changed = {name: number}
         for node in graph.nodes:
             if changed.keys().isdisjoint(node.reads):
@@ -171,7 +174,8 @@ class Prover:
             if node.domain == COMM:
                 return None
             operands = [
-                changed.get(each, results.get(each)) if each else None for each in (*node.inputs, *node.captures)
+                changed.get(operand, results.get(operand)) if operand else None
+                for operand in (*node.inputs, *node.captures)
             ]
             changed.update(zip(node.outputs, reader.results(node, operands)))
         return changed
@@ -180,12 +184,12 @@ class Prover:
         return self.expressions.apply("box", box, [number], None)
 
     def _held(self, state: LocalState, whole: Values) -> int:
-        return held(self.expressions, state, whole)
+        return held_pieces(self.expressions, state, whole)
 
-    def _given(self, entry: RankEntry, graph: Graph, values: Values) -> Values:
-        """The inputs of a rank's graph, in the shapes and types that it declares."""
+    def _inputs(self, entry: RankEntry, graph: Graph, values: Values) -> Values:
+        """The inputs of a rank's graph, in the declared shapes and types."""
         types = {state.tensor: state.dtype for state in self.manifest.states}
-        given = {}
+        inputs: Values = {}
         states = {state.input: state for state in self.manifest.states_of(entry)}
         for name, type in graph.inputs.items():
             if name not in values:
@@ -194,11 +198,11 @@ class Prover:
             if name in states and type.static:
                 number = self.expressions.view(number, type.shape)
                 number = as_type(self.expressions, number, types[states[name].pieces[0].tensor], type.dtype)
-            given[name] = number
-        return given
+            inputs[name] = number
+        return inputs
 
-    def _carry(self, entry: RankEntry, graph: Graph, held: Values, results: Values, times: int) -> None:
-        """Take over what a phase makes."""
+    def _carry(self, entry: RankEntry, graph: Graph, states: Values, results: Values, times: int) -> None:
+        """Store the new states, accumulators and outputs of a phase."""
         sums = {accumulator.output for accumulator in entry.accumulators}
         if times > 1 and sums:
             begun = {accumulator.input for accumulator in entry.accumulators}
@@ -210,14 +214,14 @@ class Prover:
                 if times > 1 and output in sums:
                     number = self._summed(entry, graph, results, output, name)
                 elif times > 1:
-                    number = self.expressions.iterated(number, self.expressions.root(held[name]), MICRO)
-                held[name] = number
+                    number = self.expressions.iterated(number, self.expressions.root(states[name]), MICRO)
+                states[name] = number
                 self.dtypes[entry.rank, name] = graph.outputs[output].dtype
-        held.update({f"output {name}": results[name] for name in graph.outputs if name in self.training.shown})
+        states.update({f"output {name}": results[name] for name in graph.outputs if name in self.training.shown})
 
 
-def held(expressions: Expressions, state: LocalState, whole: Values) -> int:
-    """What a rank holds of a state: its pieces, flat."""
+def held_pieces(expressions: Expressions, state: LocalState, whole: Values) -> int:
+    """A rank's pieces of a state, flat."""
     pieces = []
     for piece in state.pieces:
         number = whole[piece.tensor]
@@ -232,43 +236,44 @@ def held(expressions: Expressions, state: LocalState, whole: Values) -> int:
 class _Comparison:
     """Found and expected values, claim by claim."""
 
-    def __init__(self, prover: Prover, expected: Expected, found: Sequence[Values]) -> None:
-        self.prover, self.expected, self.found = prover, expected, found
+    def __init__(self, prover: Prover, expected: Expected, actual: Sequence[Values]) -> None:
+        self.prover, self.expected, self.actual = prover, expected, actual
         self.expressions, self.manifest = prover.expressions, prover.manifest
         self.words = Words(self.expressions, expected.names)
+        self.examples = CounterExamples(prover.expressions, prover.training, prover.mesh, prover.constants)
         self.dtypes = {state.tensor: state.dtype for state in self.manifest.states}
 
-    def proof(self) -> Proof:
+    def proof(self) -> RankProof:
         """The claims of all values."""
         kinds = {state.tensor: state.kind.value for state in self.prover.training.states}
         apart: dict[str, list[tuple[int, int, int]]] = {}
         covered: dict[str, dict[tuple[Place, int], int]] = {}
-        for entry, values in zip(self.manifest.ranks, self.found):
+        for entry, values in zip(self.manifest.ranks, self.actual):
             for state in self.manifest.states_of(entry):
                 for piece in state.pieces if not state.copy else ():
                     covered.setdefault(piece.tensor, {})[piece.place, piece.start] = piece.elements
-                for name, found, due in self._compared(state, entry.rank, values):
-                    apart.setdefault(name, []).append((entry.rank, found, due))
+                for name, actual, due in self._compared(state, entry.rank, values):
+                    apart.setdefault(name, []).append((entry.rank, actual, due))
         claims = [self._claim(name, kind, apart.get(name, [])) for name, kind in kinds.items()]
         for index, claim in enumerate(claims):
             held_elements = sum(covered.get(claim.name, {}).values())
             if (
-                claim.verdict is Verdict.PROVEN
+                claim.verdict is ProofVerdict.PROVEN
                 and held_elements < self.prover.training.graph.types[claim.name].elements
             ):
-                claims[index] = replace(claim, verdict=Verdict.UNPROVEN)  # a rank would have to hold it
+                claims[index] = replace(claim, verdict=ProofVerdict.UNPROVEN)  # a rank would have to hold it
         for name, due in self.expected.shown.items():
             kind = "loss" if name in self.prover.training.losses else "metric"
-            ranks = [(rank, values[f"output {name}"]) for rank, values in enumerate(self.found)]
-            claims.append(self._claim(name, kind, [(rank, found, due) for rank, found in ranks if found != due]))
-        return Proof(len(self.found), [*claims, *self._sums()], len(self.expressions.all))
+            ranks = [(rank, values[f"output {name}"]) for rank, values in enumerate(self.actual)]
+            claims.append(self._claim(name, kind, [(rank, actual, due) for rank, actual in ranks if actual != due]))
+        return RankProof(len(self.actual), [*claims, *self._sums()], len(self.expressions.all))
 
     def _sums(self) -> Iterator[Claim]:
-        """The accumulators of the ranks, which the next step finds empty."""
+        """The accumulators of the ranks: empty at the end of a step."""
         names = dict.fromkeys(sum.input for entry in self.manifest.ranks for sum in entry.accumulators)
         for name in names:
             apart = []
-            for entry, values in zip(self.manifest.ranks, self.found):
+            for entry, values in zip(self.manifest.ranks, self.actual):
                 for accumulator in entry.accumulators:
                     zero = self.expressions.linear({}, accumulator.shape)
                     if accumulator.input == name and values[name] != zero:
@@ -276,19 +281,19 @@ class _Comparison:
             yield self._claim(name, "sum of micro-steps", apart)
 
     def _compared(self, state: LocalState, rank: int, values: Values) -> Iterator[tuple[str, int, int]]:
-        """The pieces of a rank's state that are not as expected."""
-        due = held(self.expressions, state, self.expected.states)
+        """The pieces of a rank's state with another expression than expected."""
+        due = held_pieces(self.expressions, state, self.expected.states)
         if state.copy:
             source = self.dtypes[state.pieces[0].tensor]
             due = as_type(self.expressions, due, source, self.prover.dtypes[rank, state.input])
-        found = self.expressions.view(values[state.input], (state.elements,))
-        if self.expressions.root(found) == self.expressions.root(due):
+        actual = self.expressions.view(values[state.input], (state.elements,))
+        if self.expressions.root(actual) == self.expressions.root(due):
             return
         position = 0
         for piece in state.pieces:
             parts = [
                 self.expressions.flat(self.expressions.cut(number, position, position + piece.elements))
-                for number in (found, due)
+                for number in (actual, due)
             ]
             if parts[0] != parts[1]:
                 yield piece.tensor, parts[0], parts[1]
@@ -296,19 +301,16 @@ class _Comparison:
 
     def _claim(self, name: str, kind: str, apart: Sequence[tuple[int, int, int]]) -> Claim:
         if not apart:
-            return Claim(name, kind, Verdict.PROVEN)
-        rank, found, due = apart[0]
-        inner = self.words.parting(found, due)
+            return Claim(name, kind, ProofVerdict.PROVEN)
+        rank, actual, due = apart[0]
+        inner = self.words.parting(actual, due)
         found_text, due_text = (self.words.text(number, top=True) for number in inner)
-        mismatch = Mismatch(
-            rank, len({each for each, _, _ in apart}), self.prover.node_of(rank, inner[0]), found_text, due_text
+        mismatch = ClaimMismatch(
+            rank, len({member for member, _, _ in apart}), self.prover.node_of(rank, inner[0]), found_text, due_text
         )
         try:
-            place = self.prover.mesh.coordinates(rank)
-            example = counter_example(
-                self.expressions, self.prover.training, self.prover.mesh, self.prover.constants, (found, due), place
-            )
+            example = self.examples.find(actual, due, self.prover.mesh.coordinates(rank))
         except Unevaluable:
             example = None
-        verdict = Verdict.UNPROVEN if example is None else Verdict.DIFFERENT
+        verdict = ProofVerdict.UNPROVEN if example is None else ProofVerdict.DIFFERENT
         return Claim(name, kind, verdict, replace(mismatch, example=example))

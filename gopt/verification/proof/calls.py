@@ -1,4 +1,4 @@
-"""What a collective makes of the expressions of its members."""
+"""Results of a collective, from the expressions of all members."""
 
 from __future__ import annotations
 
@@ -10,43 +10,49 @@ from typing import Any
 from gopt.collectives.node import parse_shapes
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
-from gopt.proof.expressions import LARGEST, SMALLEST, Expressions
-from gopt.proof.operators import applied
+from gopt.verification.proof.expressions import LARGEST, SMALLEST, Expressions
+from gopt.verification.proof.operators import applied
 
-Place = Mapping[str, int]
+Member = Mapping[str, int]
 """The index of a member along each axis of its group."""
 Results = list[list[int] | None]
 """The results of each member; None where they are undefined."""
 
 
 class Members:
-    """The members of one call; ``places``: of each member, in group order."""
+    """The members of a call; ``all_coordinates``: of each member, in group order."""
 
-    def __init__(self, expressions: Expressions, axes: Sequence[str], places: Sequence[Place]) -> None:
-        self.expressions, self.axes, self.places = expressions, tuple(axes), places
+    def __init__(self, expressions: Expressions, axes: Sequence[str], all_coordinates: Sequence[Member]) -> None:
+        self.expressions, self.axes, self.all_coordinates = expressions, tuple(axes), all_coordinates
 
     def call(self, node: Node, operands: Sequence[Sequence[int]]) -> Results:
         """The results of all members; ``operands``: of each member. Raises UnsupportedError for other calls."""
         rule = _RULES.get(node.op_type)
         if rule is None:
-            raise UnsupportedError(f"{node.op_type} {node.label!r}: gopt prove does not know what this call makes")
+            raise UnsupportedError(
+                f"{node.op_type} {node.label!r}: gopt prove has no law for this call",
+                "gopt verify compares the ranks by numbers",
+            )
         return rule(self, node.attributes, operands)
 
     # --- one operand of all members ---
 
     def reduced(self, numbers: Sequence[int], how: str) -> int:
-        """The reduction of one value of each member."""
+        """The reduction of a value of each member."""
         expressions = self.expressions
         alike = frozenset(axis for axis in self.axes if self._alike(numbers, axis))
-        first = dict.fromkeys(alike, 0)
+        origin = dict.fromkeys(alike, 0)
         chosen = [
-            (number, place) for number, place in zip(numbers, self.places) if all(place[axis] == 0 for axis in first)
+            (number, coordinates)
+            for number, coordinates in zip(numbers, self.all_coordinates)
+            if all(coordinates[axis] == 0 for axis in origin)
         ]
         values = [
             expressions.on_member(
-                expressions.reduced(number, alike, how), {axis: place[axis] for axis in self.axes if axis not in alike}
+                expressions.reduced(number, alike, how),
+                {axis: coordinates[axis] for axis in self.axes if axis not in alike},
             )
-            for number, place in chosen
+            for number, coordinates in chosen
         ]
         if len(values) == 1:
             return values[0]
@@ -60,15 +66,18 @@ class Members:
 
     def _alike(self, numbers: Sequence[int], axis: str) -> bool:
         """Return whether members along an axis have the same expression."""
-        seen: dict[tuple[tuple[str, int], ...], int] = {}
-        for number, place in zip(numbers, self.places):
-            key = tuple((name, index) for name, index in place.items() if name != axis)
-            if seen.setdefault(key, number) != number:
+        by_index: dict[tuple[tuple[str, int], ...], int] = {}
+        for number, coordinates in zip(numbers, self.all_coordinates):
+            key = tuple((name, index) for name, index in coordinates.items() if name != axis)
+            if by_index.setdefault(key, number) != number:
                 return False
         return True
 
     def _gathered(self, numbers: Sequence[int]) -> list[int]:
-        return [self.expressions.on_member(number, place) for number, place in zip(numbers, self.places)]
+        return [
+            self.expressions.on_member(number, coordinates)
+            for number, coordinates in zip(numbers, self.all_coordinates)
+        ]
 
     # --- calls ---
 
@@ -83,7 +92,7 @@ class Members:
 
     def broadcast(self, attributes: Mapping[str, Any], operands: Sequence[Sequence[int]]) -> Results:
         root = attributes["root"]
-        results = [self.expressions.on_member(number, self.places[root]) for number in operands[root]]
+        results = [self.expressions.on_member(number, self.all_coordinates[root]) for number in operands[root]]
         return [results] * len(operands)
 
     def reduce_scatter(self, attributes: Mapping[str, Any], operands: Sequence[Sequence[int]]) -> Results:

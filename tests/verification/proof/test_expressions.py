@@ -9,8 +9,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from gopt.proof.evaluation import Evaluation
-from gopt.proof.expressions import LARGEST, ONE, SMALLEST, Expressions, broadcast
+from gopt.verification.proof.evaluation import ExpressionValues
+from gopt.verification.proof.expressions import LARGEST, ONE, SMALLEST, Expressions, broadcast
 
 EXTENTS = {"dp": 2, "shard": 3}
 PLACES = [dict(zip(EXTENTS, index)) for index in product(*(range(size) for size in EXTENTS.values()))]
@@ -166,7 +166,7 @@ def test_laws_hold_by_numbers_on_every_member(seed):
         def leaf(expression, at, which=which):
             return drawn.leaves[expression.attributes][PLACES.index({**dict.fromkeys(EXTENTS, 0), **at})]
 
-        found = Evaluation(expressions, leaf, {}).values([number for number, _ in drawn.pool], place)
+        found = ExpressionValues(expressions, leaf, {}).values([number for number, _ in drawn.pool], place)
         for (number, values), value in zip(drawn.pool, found):
             due = values[which]
             near = 1e-9 * max(1, np.abs(due).max(initial=0))

@@ -1,4 +1,4 @@
-"""What the ranks are to compute: the source's step on the combined gradients of all batches."""
+"""The step that the ranks must compute: the source's on the combined gradients of all batches."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.artifact.manifest import Manifest
 from gopt.ir.graph import Graph
-from gopt.proof.calls import Members
-from gopt.proof.expressions import Expressions
-from gopt.proof.operators import Constants, Reader, as_type
-from gopt.proof.sweep import RankSweep, Values
 from gopt.verification.lockstep import with_reduced_statistics, with_shared_means
+from gopt.verification.proof.calls import Members
+from gopt.verification.proof.constants import ConstantTable
+from gopt.verification.proof.expressions import Expressions
+from gopt.verification.proof.operators import NodeReader, as_type
+from gopt.verification.proof.sweep import RankSweep, Values
 from gopt.verification.reference_graphs import local_graph, update_graph
 
 MICRO = "micro-steps"
@@ -34,18 +35,18 @@ class Expected:
 
 
 class Specification:
-    """Reads the source into the expressions of the step that ranks are to make.
+    """Reads the source into the expressions of the step for all ranks.
 
-    ``own``: the axes along which batches differ, micro-steps too."""
+    ``varying``: the axes along which batches differ, micro-steps too."""
 
     def __init__(
-        self, expressions: Expressions, constants: Constants, training: TrainingGraph, manifest: Manifest,
-        own: frozenset[str],
+        self, expressions: Expressions, constants: ConstantTable, training: TrainingGraph, manifest: Manifest,
+        varying: frozenset[str],
     ) -> None:  # fmt: skip
         self.expressions, self.constants, self.training = expressions, constants, training
-        self.manifest, self.own = manifest, own
+        self.manifest, self.varying = manifest, varying
         self.reduction = LossReduction.parse(manifest.loss_reduction)
-        self.data = own - {MICRO}
+        self.data = varying - {MICRO}
         self.statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
 
     def read(self) -> Expected:
@@ -56,32 +57,38 @@ class Specification:
             state.tensor: expressions.leaf("state", state.tensor, types[state.tensor].shape, self._apart(state))
             for state in training.states
         }
-        fed = {name: expressions.leaf("batch", name, types[name].shape, self.own) for name in training.batch}
-        fed |= {name: expressions.leaf("input", name, types[name].shape) for name in training.hyper}
-        local = self._swept(self._local_graph(), start | fed)
+        inputs = {name: expressions.leaf("batch", name, types[name].shape, self.varying) for name in training.batch}
+        inputs |= {name: expressions.leaf("input", name, types[name].shape) for name in training.hyper}
+        local = self._swept(self._local_graph(), start | inputs)
         gradients = self._gradients(local)
-        means = {name: expressions.reduced(local[value], self.own, "mean") for name, value in training.shared.items()}
+        means = {
+            name: expressions.reduced(local[value], self.varying, "mean") for name, value in training.shared.items()
+        }
         new = self._statistics(local, start)
         chosen = {output: new[tensor] for tensor, output in training.chosen.items()}
-        update = self._swept(update_graph(training, training.shown), start | fed | gradients | means | chosen)
+        update = self._swept(update_graph(training, training.shown), start | inputs | gradients | means | chosen)
         states = {
             state.tensor: new[state.tensor] if state.tensor in new and state.tensor not in training.chosen
             else update[state.updated] for state in training.states
         }  # fmt: skip
         shown = {name: local[name] if name in local else update[name] for name in training.shown}
-        made = {name: number for name, number in update.items() if name not in gradients}
-        names = {expressions.root(number): repr(name) for values in (made, local) for name, number in values.items()}
-        return Expected(start | fed, states, shown, names)
+        produced = {name: number for name, number in update.items() if name not in gradients}
+        names = {
+            expressions.root(number): repr(name) for values in (produced, local) for name, number in values.items()
+        }
+        return Expected(start | inputs, states, shown, names)
 
     def _apart(self, state: State) -> frozenset[str]:
-        """The axes along which a state differs: statistics move in each micro-step, and local ones on each rank."""
+        """The axes along which a state differs: statistics move in each micro-step, local statistics on each rank."""
         if state.kind is not StateKind.STATISTIC:
             return frozenset()
-        local = any(held.local and held.pieces[0].tensor == state.tensor for held in self.manifest.common.state)
+        local = any(entry.local and entry.pieces[0].tensor == state.tensor for entry in self.manifest.common.state)
         local |= any(
-            held.local and held.pieces[0].tensor == state.tensor for rank in self.manifest.ranks for held in rank.state
+            entry.local and entry.pieces[0].tensor == state.tensor
+            for rank in self.manifest.ranks
+            for entry in rank.state
         )
-        return self.own if local else self.own & {MICRO}
+        return self.varying if local else self.varying & {MICRO}
 
     def _local_graph(self) -> Graph:
         manifest, training = self.manifest, self.training
@@ -91,27 +98,27 @@ class Specification:
             local = with_shared_means(local, manifest.synchronised)
         met = [reduction for reduction in manifest.reductions if reduction.points]
         if met:
-            made = {state.tensor: training.chosen.get(state.tensor, state.updated) for state in self.statistics}
-            local = with_reduced_statistics(local, met, made, manifest.mesh.mesh().data_ranks)
+            produced = {state.tensor: training.chosen.get(state.tensor, state.updated) for state in self.statistics}
+            local = with_reduced_statistics(local, met, produced, manifest.mesh.mesh().data_ranks)
         return local
 
-    def _swept(self, graph: Graph, given: Mapping[str, int]) -> Values:
-        """The values of a part of the source; each of its calls is one over all ranks with different data."""
-        stored = {
-            name: self.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in given
-        }
-        sweep = RankSweep(0, graph, Reader(self.expressions, graph, self.own, self.constants), stored | dict(given))
+    def _swept(self, graph: Graph, fed: Mapping[str, int]) -> Values:
+        """The values of a part of the source; each call is over all ranks with different data."""
+        stored = {name: self.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in fed}
+        sweep = RankSweep(
+            0, graph, NodeReader(self.expressions, graph, self.varying, self.constants), stored | dict(fed)
+        )
         axes = tuple(axis for axis in self.manifest.mesh.mesh().data_axes)
-        places = [dict.fromkeys(axes, 0)]
+        all_coordinates = [dict.fromkeys(axes, 0)]
         while (node := sweep.to_call()) is not None:
             operands = [sweep.values[name] for name in node.inputs]
-            (results,) = Members(self.expressions, axes, places).call(node, [operands])
+            (results,) = Members(self.expressions, axes, all_coordinates).call(node, [operands])
             sweep.values.update(zip(node.outputs, results or ()))
             sweep.at += 1
         return sweep.values
 
     def _gradients(self, local: Values) -> Values:
-        """Each gradient as the update reads it: combined over all batches by the rule of the manifest."""
+        """Each gradient for the update: combined over all batches by the rule of the manifest."""
         expressions, rule = self.expressions, self.reduction.rule
         summed = self.reduction.summed_gradients(self.training)
         result: Values = {}
@@ -120,23 +127,24 @@ class Specification:
                 type = self.training.graph.type_of(self.reduction.value)
                 weight = as_type(expressions, local[self.reduction.value], type.dtype, "float32")
                 total = expressions.elementwise(lambda pair: expressions.product(pair, (1, 1)), [local[name], weight])
-                over = expressions.counted(expressions.reduced(weight, self.own, "sum"))
+                over = expressions.counted(expressions.reduced(weight, self.varying, "sum"))
                 result[name] = expressions.elementwise(
-                    lambda pair: expressions.product(pair, (1, -1)), [expressions.reduced(total, self.own, "sum"), over]
+                    lambda pair: expressions.product(pair, (1, -1)),
+                    [expressions.reduced(total, self.varying, "sum"), over],
                 )
             else:
                 how = "sum" if rule is LossRule.SUM or name in summed else "mean"
-                result[name] = expressions.reduced(local[name], self.own, how)
+                result[name] = expressions.reduced(local[name], self.varying, how)
         return result
 
     def _statistics(self, local: Values, start: Values) -> Values:
-        """Each new statistic as the ranks are to hold it."""
+        """Each new statistic for the ranks."""
         rules = {reduction.tensor: reduction.rule for reduction in self.manifest.reductions if not reduction.points}
         rules |= {reduction.tensor: "same" for reduction in self.manifest.reductions if reduction.points}
         result: Values = {}
         for state in self.statistics:
             new = local[self.training.chosen.get(state.tensor, state.updated)]
-            if MICRO in self.own:
+            if MICRO in self.varying:
                 new = self.expressions.iterated(new, start[state.tensor], MICRO)
             rule = rules.get(state.tensor, self.manifest.statistics)
             if rule == "mean":

@@ -1,9 +1,9 @@
-"""Expressions in real arithmetic, numbered by hash-consing: two values that are equal by these laws have one number.
+"""Expressions in real arithmetic, numbered by hash-consing: values that are equal by these laws have the same number.
 
 Laws: sums are linear combinations with exact rational coefficients, products have integer exponents, a reduction over
-members is linear, elements in row-major order may be looked at in any shape, and what works element by element works on
-ranges of elements. Everything else is an operator applied to numbers. An expression says what one member has; *varies*
-are the mesh axes along which members have different values of it."""
+members is linear, elements in row-major order have any shape, and an elementwise operator acts on ranges of
+elements. Everything else is an operator applied to numbers. An expression is the value on a member; *varies* are the
+mesh axes along which members have different values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Expression(NamedTuple):
     """An operator applied to expressions.
 
     ``attributes``: of a linear combination and of a product the coefficients and exponents of the operands, of a flat
-    value and of a total the ranges of elements, of a reduction its kind and axes."""
+    value and of a total the ranges of elements, of a reduction the kind and the axes."""
 
     op: str
     attributes: Hashable
@@ -43,7 +43,7 @@ class Expression(NamedTuple):
 
 
 def elements(shape: Shape) -> int | None:
-    """The number of elements; None if a dimension is unknown."""
+    """The number of elements, or None."""
     if shape is None:
         return None
     count = 1
@@ -55,7 +55,7 @@ def elements(shape: Shape) -> int | None:
 
 
 def broadcast(shapes: Iterable[Shape]) -> Shape:
-    """The common shape of operands of an elementwise operator; None if unknown."""
+    """The common shape of operands of an elementwise operator, or None."""
     result: tuple[int | str | None, ...] = ()
     for shape in shapes:
         if shape is None:
@@ -70,7 +70,7 @@ def broadcast(shapes: Iterable[Shape]) -> Shape:
 
 
 class Expressions:
-    """The numbered expressions of one proof; ``extents``: the size of each axis along which values vary."""
+    """The numbered expressions of a proof; ``extents``: the size of each axis along which values vary."""
 
     def __init__(self, extents: Mapping[str, int]) -> None:
         self.extents = dict(extents)
@@ -95,7 +95,7 @@ class Expressions:
         return number
 
     def leaf(self, kind: str, name: Hashable, shape: Shape, varies: frozenset[str] = NOWHERE) -> int:
-        """A value that nothing is known of, such as a state at the start of the step."""
+        """A value without operands, such as a state at the start of the step."""
         number = self._number(kind, name, (), shape)
         self.varies[number] = varies
         return number
@@ -117,7 +117,7 @@ class Expressions:
         return self.linear({ONE: value}, shape)
 
     def uniform(self, number: int) -> Fraction | None:
-        """The value that is in every element of a constant; None for any other expression."""
+        """The number in every element of a constant; None for any other expression."""
         expression = self.all[number]
         if number == ONE:
             return _ONCE
@@ -146,10 +146,10 @@ class Expressions:
                 partial |= self.all[atom].op == TOTAL and bool(self.all[atom].attributes)
         if partial:
             total = self._joined_totals(total)
-        kept = sorted((atom, factor) for atom, factor in total.items() if factor)
-        if len(kept) == 1 and kept[0][1] == 1 and self.shape(kept[0][0]) == shape:
-            return kept[0][0]
-        return self._number(LINEAR, tuple(factor for _, factor in kept), tuple(atom for atom, _ in kept), shape)
+        nonzero = sorted((atom, factor) for atom, factor in total.items() if factor)
+        if len(nonzero) == 1 and nonzero[0][1] == 1 and self.shape(nonzero[0][0]) == shape:
+            return nonzero[0][0]
+        return self._number(LINEAR, tuple(factor for _, factor in nonzero), tuple(atom for atom, _ in nonzero), shape)
 
     def scaled(self, number: int, factor: Fraction) -> int:
         """The multiple of an expression."""
@@ -158,7 +158,7 @@ class Expressions:
         return self.elementwise(lambda values: self.linear({values[0]: factor}, self.shape(values[0])), [number])
 
     def added(self, operands: Sequence[int], signs: Sequence[int] | None = None) -> int:
-        """The sum of operands, with their signs."""
+        """The sum of operands with ``signs``."""
         terms: dict[int, Fraction] = {}
         for operand, sign in zip(operands, signs or [1] * len(operands)):
             terms[operand] = terms.get(operand, Fraction(0)) + sign
@@ -191,45 +191,50 @@ class Expressions:
                 cancelled.add(count)
                 common = min(-factors[factor], factors[count])
                 factors[factor], factors[count] = factors[factor] + common, factors[count] - common
-        kept = sorted((factor, power) for factor, power in factors.items() if power or self.all[factor].op != COUNTED)
-        kept = [(factor, power) for factor, power in kept if power or factor not in cancelled]
-        if not kept:
+        nonzero = sorted(
+            (factor, power) for factor, power in factors.items() if power or self.all[factor].op != COUNTED
+        )
+        nonzero = [(factor, power) for factor, power in nonzero if power or factor not in cancelled]
+        if not nonzero:
             return self.constant(coefficient, shape)
-        if len(kept) == 1 and kept[0][1] == 1:
-            return self.linear({kept[0][0]: coefficient}, shape)
-        within = broadcast(self.shape(factor) for factor, _ in kept)
-        number = self._number(PRODUCT, tuple(power for _, power in kept), tuple(factor for factor, _ in kept), within)
+        if len(nonzero) == 1 and nonzero[0][1] == 1:
+            return self.linear({nonzero[0][0]: coefficient}, shape)
+        within = broadcast(self.shape(factor) for factor, _ in nonzero)
+        number = self._number(
+            PRODUCT, tuple(power for _, power in nonzero), tuple(factor for factor, _ in nonzero), within
+        )
         return self.linear({number: coefficient}, shape)
 
     def _scale(self, number: int) -> tuple[Fraction, int]:
-        """A coefficient and an expression whose product a number is; the first term of the expression has none."""
+        """An expression as a coefficient times an expression; the first coefficient of the latter is 1."""
         expression = self.all[number]
         if expression.op != LINEAR:
             return _ONCE, number
         if not expression.operands:
             return Fraction(0), ONE
-        first: Fraction = expression.attributes[0]  # type: ignore[index]
+        leading: Fraction = expression.attributes[0]  # type: ignore[index]
         if len(expression.operands) == 1:
-            return first, expression.operands[0]
-        return first, self.linear({number: 1 / first}, expression.shape)
+            return leading, expression.operands[0]
+        return leading, self.linear({number: 1 / leading}, expression.shape)
 
     def counted(self, number: int) -> int:
-        """A count to divide by: one where it is zero. A multiple of it is taken for the same multiple of the count to
-        divide by, since what is divided is zero where the count is."""
+        """A count to divide by: 1 where the count is zero.
+
+        A multiple of the count gives the same multiple of the result, because the dividend is zero with the count."""
         scale, atom = self._scale(number)
         if not scale or atom == ONE:
             return number
         return self.scaled(self._number(COUNTED, None, (self.root(atom),), self.shape(number)), scale)
 
     def has_factor(self, number: int, factor: int) -> bool:
-        """Return whether an expression is a multiple of another one."""
+        """Return whether an expression is a multiple of another."""
         _, atom = self._scale(self.root(number))
         expression = self.all[self.root(atom)]
         pairs = zip(expression.operands, expression.attributes) if expression.op == PRODUCT else ((atom, 1),)  # type: ignore[call-overload]
-        return any(each == factor and power > 0 for each, power in pairs)
+        return any(inner == factor and power > 0 for inner, power in pairs)
 
     def bare(self, number: int) -> int:
-        """An expression without its coefficient, in the shape of its root."""
+        """An expression without the coefficient, in the shape of the root."""
         inner = self._scale(self.root(number))[1]
         return inner if inner == number else self.bare(inner)
 
@@ -248,12 +253,12 @@ class Expressions:
         return self._number(VIEW, None, (number,), shape)
 
     def root(self, number: int) -> int:
-        """The expression that a view looks at."""
+        """The expression under a view."""
         expression = self.all[number]
         return expression.operands[0] if expression.op == VIEW else number
 
     def pieces(self, number: int) -> list[Piece]:
-        """The ranges of which a flat value is made."""
+        """The ranges in a flat value."""
         root = self.root(number)
         expression = self.all[root]
         if expression.op == FLAT:
@@ -261,7 +266,7 @@ class Expressions:
         return [(root, 0, self.elements(root) or 0)]
 
     def flat(self, pieces: Iterable[Piece]) -> int:
-        """Ranges of elements, one behind the other, in one dimension."""
+        """Ranges of elements in a row, as a value of rank 1."""
         joined: list[Piece] = []
         for number, start, stop in pieces:
             if start == stop:
@@ -289,17 +294,17 @@ class Expressions:
     def cut(self, number: int, start: int, stop: int) -> list[Piece]:
         """Elements ``start`` to ``stop`` of a value, as pieces."""
         result, position = [], 0
-        for root, first, last in self.pieces(number):
-            low, high = max(start, position), min(stop, position + last - first)
+        for root, begin, end in self.pieces(number):
+            low, high = max(start, position), min(stop, position + end - begin)
             if low < high:
-                result.append((root, first + low - position, first + high - position))
-            position += last - first
+                result.append((root, begin + low - position, begin + high - position))
+            position += end - begin
         return result
 
     def elementwise(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int:
-        """The result of an elementwise operator; ``make``: applies it to operands that broadcast.
+        """The result of an elementwise operator; ``make``: applies the operator to operands that broadcast.
 
-        Flat operands are combined range by range, and views of one shape under the view."""
+        Flat operands are combined range by range, and views of a common shape under the view."""
         large = [operand for operand in operands if self.ranged(operand)]
         shape = broadcast(self.shape(operand) for operand in operands)
         count = elements(shape)
@@ -312,16 +317,16 @@ class Expressions:
         return make(inner) if within == shape else self.view(self.elementwise(make, inner), shape)
 
     def ranged(self, number: int) -> bool:
-        """Return whether a value has elements of its own: several, or one of many."""
+        """Return whether a value has several elements, or is an element of a flat value."""
         return (self.elements(number) != 1 or self.all[number].op == FLAT) and self.uniform(number) is None
 
     def _common(self, numbers: Iterable[int], count: int) -> Shape:
-        """The shape in which expressions of as many elements are combined: that of all roots, or one dimension."""
+        """The shape in which expressions of equal size are combined: of all roots, or flat."""
         shapes = {self.shape(self.root(number)) for number in numbers}
         return shapes.pop() if len(shapes) == 1 else (count,)
 
     def _narrow(self, number: int) -> int:
-        """A value that broadcasts anywhere, without dimensions; others as they are."""
+        """A scalar for a value with a single element."""
         value = self.uniform(number)
         return self.view(number, ()) if value is None else self.constant(value)
 
@@ -342,11 +347,11 @@ class Expressions:
         result: list[Piece] = []
         for number, (low, high) in enumerate(pairwise(bounds)):
             parts = [None if column is None else column[number] for column in columns]
-            given = [part for part in parts if part is not None]
-            counts = {self.elements(root) for root, _, _ in given}
-            if len({part[1:] for part in given}) == 1 and len(counts) == 1:
-                shape = self._common([root for root, _, _ in given], counts.pop() or 0)
-                _, start, stop = given[0]
+            ranged = [part for part in parts if part is not None]
+            counts = {self.elements(root) for root, _, _ in ranged}
+            if len({part[1:] for part in ranged}) == 1 and len(counts) == 1:
+                shape = self._common([root for root, _, _ in ranged], counts.pop() or 0)
+                _, start, stop = ranged[0]
                 values = [
                     self._narrow(operand) if part is None else self.view(part[0], shape)
                     for part, operand in zip(parts, operands)
@@ -398,7 +403,7 @@ class Expressions:
                 yield self._number(TOTAL, ranges, (self.root(atom),), ()), factor
 
     def _joined_totals(self, terms: Mapping[int, Fraction]) -> dict[int, Fraction]:
-        """Terms in which all sums over elements of one expression are one sum for each coefficient of an element."""
+        """Sums over elements of an expression, joined by the coefficient of each element."""
         result: dict[int, Fraction] = {}
         steps: dict[int, dict[int, Fraction]] = {}
         for atom, factor in terms.items():
@@ -449,7 +454,7 @@ class Expressions:
         return self.view(number, shape)
 
     def _extreme_parts(self, op: str, number: int) -> list[Piece]:
-        """The ranges whose extreme a value is; none for any other value."""
+        """The ranges behind an extreme; [] for any other value."""
         expression = self.all[self.root(number)]
         if expression.op != op:
             return []
@@ -460,17 +465,17 @@ class Expressions:
         ]
 
     def any_set(self, number: int) -> int | None:
-        """Whether a number that counts flags is above zero, as one flag; None for other numbers."""
+        """Return whether a count of flags is above zero, as a flag; None for other numbers."""
         flags = self._flags(number)
         return None if flags is None else self._extreme(LARGEST, flags)
 
     def _flags(self, number: int) -> list[Piece] | None:
-        """The flags that a number is the count, or the largest, of: it is zero where none is set."""
+        """The flags behind a count, or behind the largest of flags; None for other numbers."""
         op, attributes, operands, _ = self.all[number]
         inner: list[tuple[int, Callable[[int], int]]] = []
         if op == "constant" and not any(attributes[1]):  # type: ignore[index]
             return []
-        if op == "Cast" and attributes[0] == "bool":  # type: ignore[index]
+        if op == "cast" and attributes[0] == "bool":  # type: ignore[index]
             return [(operands[0], 0, self.elements(operands[0]) or 0)]
         if op == VIEW or (op == LINEAR and all(factor > 0 for _, factor in self.terms(number))):
             inner = [(operand, lambda flag: flag) for operand in operands]
@@ -485,19 +490,19 @@ class Expressions:
             return None
         result: list[Piece] = []
         for operand, wrap in inner:
-            found = self._flags(operand)
-            if found is None:
+            actual = self._flags(operand)
+            if actual is None:
                 return None
-            result += [(wrap(flag), start, stop) for flag, start, stop in found]
+            result += [(wrap(flag), start, stop) for flag, start, stop in actual]
         return result
 
     def _flags_of_pieces(self, pieces: Iterable[Piece]) -> list[Piece] | None:
         result: list[Piece] = []
         for root, start, stop in pieces:
-            found = self._flags(root)
-            if found is None or (len(found) != 1 and (start, stop) != (0, self.elements(root))):
+            actual = self._flags(root)
+            if actual is None or (len(actual) != 1 and (start, stop) != (0, self.elements(root))):
                 return None
-            result += [(found[0][0], start, stop)] if self.elements(root) == found[0][2] else found
+            result += [(actual[0][0], start, stop)] if self.elements(root) == actual[0][2] else actual
         return result
 
     # --- members ---
@@ -554,14 +559,14 @@ class Expressions:
         return iter(terms.items())
 
     def _reduced_product(self, number: int, axes: frozenset[str]) -> int:
-        """Factors that all members have alike stand in front of the sum."""
+        """Factors that are equal on all members stand in front of the sum."""
         _, exponents, operands, shape = self.all[number]
         pairs = list(zip(operands, exponents))  # type: ignore[call-overload]
-        own = [(factor, power) for factor, power in pairs if self.varies[factor] & axes]
-        if len(own) == len(pairs):
+        varying = [(factor, power) for factor, power in pairs if self.varies[factor] & axes]
+        if len(varying) == len(pairs):
             return self._bound("sum", axes, number)
         common = [(factor, power) for factor, power in pairs if not self.varies[factor] & axes]
-        inner = self.reduced(self.product(*zip(*own)), axes, "sum")
+        inner = self.reduced(self.product(*zip(*varying)), axes, "sum")
         whole = self.product([inner, *(factor for factor, _ in common)], [1, *(power for _, power in common)])
         return self.linear({whole: _ONCE}, shape)
 
@@ -569,27 +574,28 @@ class Expressions:
         return self.over_members(REDUCED, (how, axes), number, axes, self.shape(number))
 
     def over_members(self, op: str, attributes: Hashable, number: int, axes: Iterable[str], shape: Shape) -> int:
-        """An operator without laws on the values of all members along ``axes``, whose result they have in common."""
+        """An operator without laws on the values of all members along ``axes``, with a common result."""
         result = self._number(op, attributes, (number,), shape)
         self.varies[result] = self.varies[number].difference(axes)
         return result
 
-    def iterated(self, number: int, start: int, axis: str, first: int | None = None) -> int:
-        """What a value becomes that is ``number`` after a micro-step in which it was ``start``, after all of them;
-        ``first``: what it is before them, None for what ``start`` is."""
-        first = start if first is None else first
-        result = self.apply("iterated", axis, (number, start, first), self.shape(number))
-        self.varies[result] = (self.varies[number] | self.varies[first]) - {axis}
+    def iterated(self, number: int, start: int, axis: str, initial: int | None = None) -> int:
+        """The value after all micro-steps, where a micro-step takes ``start`` to ``number``.
+
+        ``initial``: the value before; None for ``start``."""
+        initial = start if initial is None else initial
+        result = self.apply("iterated", axis, (number, start, initial), self.shape(number))
+        self.varies[result] = (self.varies[number] | self.varies[initial]) - {axis}
         return result
 
-    def on_member(self, number: int, place: Mapping[str, int]) -> int:
-        """What one member has, for all members to read."""
-        place = {axis: index for axis, index in place.items() if axis in self.varies[number]}
-        if not place:
+    def on_member(self, number: int, coordinates: Mapping[str, int]) -> int:
+        """The value of a member, for all members."""
+        coordinates = {axis: index for axis, index in coordinates.items() if axis in self.varies[number]}
+        if not coordinates:
             return number
         expression = self.all[number]
         if expression.op == FLAT:
-            return self.flat((self.on_member(root, place), low, high) for root, low, high in self.pieces(number))
+            return self.flat((self.on_member(root, coordinates), low, high) for root, low, high in self.pieces(number))
         if expression.op == VIEW:
-            return self.view(self.on_member(expression.operands[0], place), expression.shape)
-        return self.over_members("on member", tuple(sorted(place.items())), number, place, expression.shape)
+            return self.view(self.on_member(expression.operands[0], coordinates), expression.shape)
+        return self.over_members("on member", tuple(sorted(coordinates.items())), number, coordinates, expression.shape)

@@ -17,8 +17,8 @@ from products import part
 
 import gopt
 from gopt.errors import GoptError, InputError, UnsupportedError
-from gopt.proof.prove import Prover
-from gopt.proof.result import Proof, Verdict
+from gopt.verification.proof.prove import Prover
+from gopt.verification.proof.result import ProofVerdict, RankProof
 
 SETS: dict[str, list[str]] = {
     "copies": ["--ranks", "2", "--stage", "0"],
@@ -65,7 +65,7 @@ def test_every_fixture_is_proven_under_every_option(name, kind, tmp_path, capsys
         pytest.skip("gopt shard refuses it")
     proof = gopt.prove(tmp_path / "out")
     open_claims = [(claim.name, claim.mismatch) for claim in proof.open()]
-    assert not any(claim.verdict is Verdict.DIFFERENT for claim in proof.claims), open_claims
+    assert not any(claim.verdict is ProofVerdict.DIFFERENT for claim in proof.claims), open_claims
     micro = "--accumulate" in SETS[kind]
     if not (micro and any(name == known for known, _ in UNPROVEN)):
         assert proof.proven, open_claims
@@ -227,10 +227,10 @@ def test_a_planted_error_is_a_difference_with_a_counter_example(plant, clean, tm
         for path in sorted(folder.glob(f"rank_*.{where}.onnx")):
             edit_file(path, edit)
     proof = gopt.prove(folder)
-    assert proof.verdict is Verdict.DIFFERENT and proof.exit_code == 1, proof.open()
+    assert proof.verdict is ProofVerdict.DIFFERENT and proof.exit_code == 1, proof.open()
     worst = proof.open()[0]
-    assert worst.mismatch is not None and worst.mismatch.found != worst.mismatch.expected
-    assert worst.mismatch.example is not None and worst.mismatch.example.found != worst.mismatch.example.expected
+    assert worst.mismatch is not None and worst.mismatch.actual != worst.mismatch.expected
+    assert worst.mismatch.example is not None and worst.mismatch.example.actual != worst.mismatch.example.expected
 
 
 def _bypass_one(model: ModelProto, rank: int) -> None:
@@ -270,9 +270,9 @@ def test_calls_that_do_not_meet_are_named(clean, tmp_path):
 
     edit_rank(folder, 1, without)
     proof = gopt.prove(folder)
-    assert proof.verdict is Verdict.DIFFERENT
+    assert proof.verdict is ProofVerdict.DIFFERENT
     [claim] = [claim for claim in proof.claims if claim.kind == "call"]
-    assert claim.mismatch is not None and claim.mismatch.rank == 0 and "never" in claim.mismatch.found
+    assert claim.mismatch is not None and claim.mismatch.rank == 0 and "never" in claim.mismatch.actual
 
 
 def test_members_that_send_other_sizes_are_named(clean, tmp_path):
@@ -314,7 +314,7 @@ def test_ranks_that_are_not_there_prove_nothing(tmp_path):
     assert sharded("mlp_sgd", ["--ranks", "3", "--only-ranks", "0-1"], tmp_path / "out")
     with pytest.raises(InputError, match="holds 2 of 3 ranks"):
         Prover(tmp_path / "out")
-    assert not Proof(2).proven and Proof(2).exit_code == 4, "a proof without claims has proven nothing"
+    assert not RankProof(2).proven and RankProof(2).exit_code == 4, "a proof without claims has proven nothing"
 
 
 def test_trainers_and_servers_are_refused(tmp_path, capsys):

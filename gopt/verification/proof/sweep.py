@@ -1,4 +1,4 @@
-"""One sweep over the graphs of all ranks, side by side, from call to call."""
+"""A sweep over the graphs of all ranks, side by side, from call to call."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from gopt.collectives.node import call_signature
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.operators.kinds import CASTS
-from gopt.proof.calls import Members
-from gopt.proof.expressions import Expressions, elements
-from gopt.proof.operators import Constants, Reader
 from gopt.records.mesh import Mesh
+from gopt.verification.proof.calls import Members
+from gopt.verification.proof.constants import ConstantTable
+from gopt.verification.proof.expressions import Expressions, elements
+from gopt.verification.proof.operators import NodeReader
 
 
 class UnpairedCall(Exception):
-    """A call that its group does not make together: the rank, its node, what it does and what is expected."""
+    """A call without all members of the group: the rank, the node, the actual and the expected call."""
 
-    def __init__(self, rank: int, node: Node, found: str, expected: str) -> None:
-        super().__init__(rank, node.label, found, expected)
-        self.rank, self.node, self.found, self.expected = rank, node.label, found, expected
+    def __init__(self, rank: int, node: Node, actual: str, expected: str) -> None:
+        super().__init__(rank, node.label, actual, expected)
+        self.rank, self.node, self.actual, self.expected = rank, node.label, actual, expected
 
 
 Values = dict[str, int]
@@ -30,18 +31,18 @@ Values = dict[str, int]
 
 @dataclass(slots=True)
 class RankSweep:
-    """A graph of one rank and the expressions of its values so far; ``at``: the node that comes next."""
+    """A graph of a rank and the expressions so far; ``at``: the next node."""
 
     rank: int
     graph: Graph
-    reader: Reader
+    reader: NodeReader
     values: Values
     at: int = 0
     memo: dict[tuple[bytes, tuple[int, ...]], list[int]] = field(default_factory=dict)
     """Shared by all ranks: a node of a file and its operands -> its results."""
 
     def to_call(self) -> Node | None:
-        """Read nodes up to the next call; None at the end of the graph."""
+        """Read nodes up to the next call; return the call, or None at the end of the graph."""
         nodes = self.graph.nodes
         while self.at < len(nodes):
             if nodes[self.at].domain == COMM:
@@ -69,19 +70,19 @@ class RankSweep:
 
 
 class Sweep:
-    """The graphs of one phase of all ranks; ``extents``-axes of ``expressions`` are those of ``mesh``."""
+    """The graphs of a phase of all ranks of a mesh."""
 
-    def __init__(self, expressions: Expressions, constants: Constants, mesh: Mesh, own: frozenset[str]) -> None:
-        self.expressions, self.constants, self.mesh, self.own = expressions, constants, mesh, own
+    def __init__(self, expressions: Expressions, constants: ConstantTable, mesh: Mesh, varying: frozenset[str]) -> None:
+        self.expressions, self.constants, self.mesh, self.varying = expressions, constants, mesh, varying
         self._places = [mesh.coordinates(rank) for rank in range(mesh.ranks)]
         self._memo: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
 
-    def run(self, graphs: Sequence[Graph], given: Sequence[Values]) -> list[Values]:
-        """The expressions of all values of all ranks; ``given``: of the inputs of each. Raises UnpairedCall for
-        calls that do not meet."""
+    def run(self, graphs: Sequence[Graph], inputs: Sequence[Values]) -> list[Values]:
+        """The expressions of all values of all ranks; ``inputs``: expressions of the inputs of each rank. Raises
+        UnpairedCall."""
         sweeps = [
             RankSweep(rank, graph, self.reader(graph), self.start(graph, values), memo=self._memo)
-            for rank, (graph, values) in enumerate(zip(graphs, given))
+            for rank, (graph, values) in enumerate(zip(graphs, inputs))
         ]
         waiting = {sweep.rank: node for sweep in sweeps if (node := sweep.to_call()) is not None}
         while waiting:
@@ -95,18 +96,18 @@ class Sweep:
                         waiting[rank] = node
         return [sweep.values for sweep in sweeps]
 
-    def reader(self, graph: Graph) -> Reader:
-        return Reader(self.expressions, graph, self.own, self.constants)
+    def reader(self, graph: Graph) -> NodeReader:
+        return NodeReader(self.expressions, graph, self.varying, self.constants)
 
-    def start(self, graph: Graph, given: Values) -> Values:
+    def start(self, graph: Graph, inputs: Values) -> Values:
         """The inputs and the constants of a graph."""
         stored = {
-            name: self.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in given
+            name: self.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in inputs
         }
-        return stored | given
+        return stored | inputs
 
     def _ready(self, waiting: Mapping[int, Node]) -> list[tuple[int, ...]]:
-        """The groups whose members all wait in one call. Raises UnpairedCall where there is none."""
+        """The groups with all members in a call. Raises UnpairedCall if no group is ready."""
         groups: dict[tuple[int, ...], int] = {}
         for rank, node in waiting.items():
             members = self.mesh.members(str(node.attributes["group"]), rank)
@@ -134,17 +135,20 @@ class Sweep:
         for sweep, node, signature in zip(members, nodes, signatures):
             if signature != signatures[0]:
                 raise UnpairedCall(sweep.rank, node, str(signature), f"{signatures[0]}, as rank {members[0].rank} has")
-        places = [{axis: self._places[sweep.rank][axis] for axis in axes} for sweep in members]
+        all_coordinates = [{axis: self._places[sweep.rank][axis] for axis in axes} for sweep in members]
         operands = [[sweep.values[name] for name in node.inputs] for sweep, node in zip(members, nodes)]
-        results = Members(self.expressions, axes, places).call(nodes[0], operands)
+        results = Members(self.expressions, axes, all_coordinates).call(nodes[0], operands)
         for sweep, node, numbers in zip(members, nodes, results):
             sweep.values.update(zip(node.outputs, numbers or ()))
 
     def _types(self, sweep: RankSweep, node: Node) -> list[Type]:
-        """The types of a call's operands; a shape that the file leaves open is that of the expression."""
-        known = (sweep.graph.types[name].dtype for name in (*node.inputs, *node.outputs) if name in sweep.graph.types)
-        dtype = next(known, str(node.attributes.get("dtype", "")))
+        """The types of a call's operands; an open shape is taken from the expression."""
+        dtypes = (sweep.graph.types[name].dtype for name in (*node.inputs, *node.outputs) if name in sweep.graph.types)
+        dtype = next(dtypes, str(node.attributes.get("dtype", "")))
         shapes = [self.expressions.shape(sweep.values[name]) for name in node.inputs]
-        if any(elements(shape) is None for shape in shapes):
-            raise UnsupportedError(f"{node.op_type} {node.label!r}: the size of what it sends is open")
+        if dtype in ("", "undefined") or any(elements(shape) is None for shape in shapes):
+            raise UnsupportedError(
+                f"{node.op_type} {node.label!r}: the type or the size of an operand is unknown",
+                "give the values of the graph their types (onnx.shape_inference)",
+            )
         return [(dtype, tuple(map(int, shape or ()))) for shape in shapes]  # type: ignore[arg-type]

@@ -10,54 +10,54 @@ from typing import Any
 from gopt.text.notebook import HtmlTable
 
 
-class Verdict(str, Enum):
-    """What a proof says of one value, the best first."""
+class ProofVerdict(str, Enum):
+    """The verdict on a value, the best first."""
 
     PROVEN = "proven"
     UNPROVEN = "unproven"
     DIFFERENT = "different"
 
 
-EXIT_CODES = {Verdict.PROVEN: 0, Verdict.UNPROVEN: 4, Verdict.DIFFERENT: 1}
+EXIT_CODES = {ProofVerdict.PROVEN: 0, ProofVerdict.UNPROVEN: 4, ProofVerdict.DIFFERENT: 1}
 
 
 @dataclass(frozen=True, slots=True)
 class CounterExample:
-    """One element of a value, for numbers drawn from a seed: ``element`` counts in row-major order."""
+    """An element of a value, for numbers drawn from a seed: ``element`` counts in row-major order."""
 
     element: int
-    found: float
+    actual: float
     expected: float
 
 
 @dataclass(frozen=True, slots=True)
-class Mismatch:
-    """Where a rank's value leaves the source's step: ``found`` and ``expected`` in words of the source.
+class ClaimMismatch:
+    """Where a rank's value leaves the source's step: ``actual`` and ``expected`` in words of the source.
 
-    ``node``: the first node of the rank whose result is not as expected, None where no single node has it. ``ranks``:
-    how many ranks have another value than expected."""
+    ``node``: the first unexpected value of the rank's files, or None. ``ranks``: the number of ranks with another value
+    than expected."""
 
     rank: int
     ranks: int
     node: str | None
-    found: str
+    actual: str
     expected: str
     example: CounterExample | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One value of the step: a new state, a loss or a metric. ``kind``: of the state, ``loss`` or ``metric``."""
+    """A value of the step: a new state, a loss or a metric. ``kind``: of the state, ``loss`` or ``metric``."""
 
     name: str
     kind: str
-    verdict: Verdict
-    mismatch: Mismatch | None = None
+    verdict: ProofVerdict
+    mismatch: ClaimMismatch | None = None
 
 
 @dataclass(slots=True)
-class Proof(HtmlTable):
-    """Result of a proof: ``claims``, states first. ``expressions``: how many different ones the step has."""
+class RankProof(HtmlTable):
+    """Result of a proof: ``claims``, states first. ``expressions``: the number of different expressions."""
 
     ranks: int
     claims: list[Claim] = field(default_factory=list)
@@ -65,30 +65,30 @@ class Proof(HtmlTable):
 
     def __repr__(self) -> str:
         counts = Counter(claim.verdict.value for claim in self.claims)
-        return f"<Proof {self.verdict.value}: {', '.join(f'{n} {word}' for word, n in counts.items())}>"
+        return f"<RankProof {self.verdict.value}: {', '.join(f'{n} {word}' for word, n in counts.items())}>"
 
     @property
-    def verdict(self) -> Verdict:
-        """The worst verdict of any value; a proof that compares nothing has proven nothing."""
-        order = list(Verdict)
-        return max((claim.verdict for claim in self.claims), key=order.index, default=Verdict.UNPROVEN)
+    def verdict(self) -> ProofVerdict:
+        """The worst verdict of any value; a proof without claims has proven nothing."""
+        order = list(ProofVerdict)
+        return max((claim.verdict for claim in self.claims), key=order.index, default=ProofVerdict.UNPROVEN)
 
     @property
     def proven(self) -> bool:
-        return self.verdict is Verdict.PROVEN
+        return self.verdict is ProofVerdict.PROVEN
 
     @property
     def exit_code(self) -> int:
         return EXIT_CODES[self.verdict]
 
     def open(self) -> list[Claim]:
-        """The claims that are not proven, different values first."""
-        order = list(Verdict)
-        claims = [claim for claim in self.claims if claim.verdict is not Verdict.PROVEN]
+        """The claims without a proof, different values first."""
+        order = list(ProofVerdict)
+        claims = [claim for claim in self.claims if claim.verdict is not ProofVerdict.PROVEN]
         return sorted(claims, key=lambda claim: -order.index(claim.verdict))
 
     def reason(self) -> str:
-        """In one line, the first value that is not proven; '' if there is none."""
+        """In a line, the first value without a proof; '' for a complete proof."""
         return next((f"{claim.kind} {claim.name!r} is {claim.verdict.value}" for claim in self.open()), "")
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Expressions in words of the source, and the place where two of them part."""
+"""Expressions in words of the source, and the parts in which two expressions differ."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, cast
 
-from gopt.proof.expressions import (
+from gopt.verification.proof.expressions import (
     COUNTED,
     FLAT,
     LARGEST,
@@ -29,13 +29,13 @@ _LEAVES = frozenset({"state", "batch", "input"})
 
 
 class Words:
-    """Texts of expressions; ``names``: number -> the value of the source that it is, in words."""
+    """Texts of expressions; ``names``: number -> the value of the source, in words."""
 
     def __init__(self, expressions: Expressions, names: Mapping[int, str]) -> None:
         self.expressions, self.names = expressions, names
 
     def text(self, number: int, depth: int = DEPTH, *, top: bool = False) -> str:
-        """An expression by the values of the source that it is made of; ``top``: it is taken apart once at least."""
+        """An expression by values of the source; ``top``: the outermost form is written out."""
         number = self.expressions.root(number)
         op, attributes, operands, _ = self.expressions.all[number]
         if number in self.names and not (top and op in _FORMS):
@@ -97,44 +97,44 @@ class Words:
             texts.append(str(factor) if atom == ONE else text if factor == 1 else f"{_number(factor)} × {text}")
         return " + ".join(texts) + (" + …" if len(terms) > TERMS else "")
 
-    def parting(self, found: int, expected: int) -> tuple[int, int]:
-        """The parts of two expressions that differ where all around them is equal; of several the one made first."""
-        seen: set[tuple[int, int]] = set()
-        stack, apart = [(found, expected)], []
+    def parting(self, actual: int, expected: int) -> tuple[int, int]:
+        """The innermost parts in which two expressions differ; of several the earliest in the source."""
+        visited: set[tuple[int, int]] = set()
+        stack, apart = [(actual, expected)], []
         while stack:
             pair = stack.pop()
-            if pair[0] == pair[1] or pair in seen:
+            if pair[0] == pair[1] or pair in visited:
                 continue
-            seen.add(pair)
+            visited.add(pair)
             inner = self._inside(*pair)
             stack += inner
             apart += [] if inner else [pair]
-        return min(apart, key=lambda pair: pair[1], default=(found, expected))
+        return min(apart, key=lambda pair: pair[1], default=(actual, expected))
 
-    def _inside(self, found: int, expected: int) -> list[tuple[int, int]]:
-        """Pairs of operands that make the difference; none where the two themselves differ."""
-        a, b = self.expressions.all[found], self.expressions.all[expected]
+    def _inside(self, actual: int, expected: int) -> list[tuple[int, int]]:
+        """Pairs of operands behind the difference; [] for a difference of the expressions themselves."""
+        a, b = self.expressions.all[actual], self.expressions.all[expected]
         if VIEW in (a.op, b.op):
-            return [(self.expressions.root(found), self.expressions.root(expected))]
+            return [(self.expressions.root(actual), self.expressions.root(expected))]
         if a.op == FLAT == b.op:
-            pairs = zip(self.expressions.pieces(found), self.expressions.pieces(expected))
+            pairs = zip(self.expressions.pieces(actual), self.expressions.pieces(expected))
             return [(x[0], y[0]) for x, y in pairs if x[1:] == y[1:]]
         if LINEAR in (a.op, b.op) or a.op == PRODUCT == b.op:
-            return self._of_terms(found, expected, a.op if a.op == b.op else LINEAR)
+            return self._of_terms(actual, expected, a.op if a.op == b.op else LINEAR)
         if a.op != b.op or a.attributes != b.attributes or len(a.operands) != len(b.operands):
             return []
         return list(zip(a.operands, b.operands))
 
-    def _of_terms(self, found: int, expected: int, op: str) -> list[tuple[int, int]]:
-        """Pairs of the terms, or of the factors, that two expressions do not have in common."""
-        left, right = (self._terms(number, op) for number in (found, expected))
-        only = [atom for atom in left if left[atom] != right.get(atom)]
-        other = [atom for atom in right if right[atom] != left.get(atom)]
-        if len(only) != len(other) or (len(left) == len(right) == len(only) == 1 and op == LINEAR):
+    def _of_terms(self, actual: int, expected: int, op: str) -> list[tuple[int, int]]:
+        """Pairs of different terms, or of different factors."""
+        before, right = (self._terms(number, op) for number in (actual, expected))
+        only = [atom for atom in before if before[atom] != right.get(atom)]
+        instead = [atom for atom in right if right[atom] != before.get(atom)]
+        if len(only) != len(instead) or (len(before) == len(right) == len(only) == 1 and op == LINEAR):
             return []
         pairs = []
-        for x, y in zip(only, other):
-            ratio = Fraction(right[y]) / left[x]
+        for x, y in zip(only, instead):
+            ratio = Fraction(right[y]) / before[x]
             if op == LINEAR:
                 y = self.expressions.linear({y: ratio}, self.expressions.shape(y))
             elif ratio != 1:
@@ -150,5 +150,5 @@ class Words:
 
 
 def _number(factor: Fraction) -> str:
-    """A coefficient: a fraction where it is short."""
+    """A coefficient, as a short fraction or a decimal."""
     return str(factor) if factor.denominator < 10**4 else f"{float(factor):.4g}"

@@ -1,11 +1,11 @@
-"""Evaluates expressions on numbers, for each member: a counter-example for what is not equal, and a check of the laws.
+"""Evaluates expressions on numbers, for each member: counter-examples, and a check of the laws.
 
-Floats are computed in float64, so that nothing is rounded but where the step itself rounds."""
+Floats are computed in float64: only the rounding of the step is seen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,9 @@ import numpy as np
 from gopt.errors import GoptError
 from gopt.ir.graph import Graph, Node
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
-from gopt.proof.expressions import (
+from gopt.operators.table import operator
+from gopt.runtime.reference_eval import evaluate
+from gopt.verification.proof.expressions import (
     COUNTED,
     FLAT,
     HIGHEST,
@@ -29,81 +31,91 @@ from gopt.proof.expressions import (
     Expressions,
     elements,
 )
-from gopt.runtime.reference_eval import evaluate
 
-Place = Mapping[str, int]
-Leaf = Callable[[Expression, Place], np.ndarray | None]
+Member = Mapping[str, int]
+Leaf = Callable[[Expression, Member], np.ndarray | None]
 """The value of a leaf on a member; None for one that has no value."""
+Key = tuple[int, tuple[tuple[str, int], ...]]
+"""An expression, and the indices of the member along the axes of the expression."""
 Origin = tuple[Graph, Node, int]
-"""A node that an expression without laws was read from, and the place of the result."""
+"""A node that an expression without laws was read from, and the coordinates of the result."""
 MOST = 2_000_000
 """Elements of all expressions together up to which they are evaluated."""
 
 
 class Unevaluable(Exception):
-    """An expression has no value here: it draws random numbers, is too large, or no kernel computes it."""
+    """An expression without a value: random, too large, or without a kernel."""
 
 
 @dataclass(slots=True)
-class Evaluation:
-    """Values of expressions: ``leaf`` gives those of leaves, ``origins`` the nodes of operators without laws."""
+class ExpressionValues:
+    """Values of expressions: ``leaf`` gives values of leaves, ``origins`` the nodes of operators without laws."""
 
     expressions: Expressions
     leaf: Leaf
     origins: Mapping[int, Origin]
+    arrays: dict[Key, np.ndarray] = field(default_factory=dict)
+    """The values so far."""
 
-    def values(self, numbers: Sequence[int], place: Place) -> list[np.ndarray]:
-        """The values of expressions on one member. Raises Unevaluable."""
-        needed: set[tuple[int, tuple[tuple[str, int], ...]]] = set()
-        stack = [(number, self._at(number, place)) for number in numbers]
+    def values(self, numbers: Sequence[int], coordinates: Member) -> list[np.ndarray]:
+        """The values of expressions on a member. Raises Unevaluable."""
+        needed: set[Key] = set()
+        stack = [(number, self._at(number, coordinates)) for number in numbers]
         total = 0
         while stack:
             key = stack.pop()
-            if key in needed:
+            if key in needed or key in self.arrays:
                 continue
             needed.add(key)
             total += elements(self.expressions.shape(key[0])) or 0
             if total > MOST:
                 raise Unevaluable("large")
             stack += self._operands(*key)
-        known: dict[tuple[int, tuple[tuple[str, int], ...]], np.ndarray] = {}
         for key in sorted(needed):
-            known[key] = self._value(key[0], dict(key[1]), [known[operand] for operand in self._operands(*key)])
-        return [known[number, self._at(number, place)] for number in numbers]
+            operands = [self.arrays[operand] for operand in self._operands(*key)]
+            self.arrays[key] = self._value(key[0], dict(key[1]), operands)
+        return [self.arrays[number, self._at(number, coordinates)] for number in numbers]
 
-    def _at(self, number: int, place: Place) -> tuple[tuple[str, int], ...]:
-        """The indices that an expression depends on."""
-        return tuple((axis, place.get(axis, 0)) for axis in sorted(self.expressions.varies[number]))
+    def _at(self, number: int, coordinates: Member) -> tuple[tuple[str, int], ...]:
+        """The indices of the axes along which an expression varies."""
+        return tuple((axis, coordinates.get(axis, 0)) for axis in sorted(self.expressions.varies[number]))
 
     def _operands(self, number: int, at: tuple[tuple[str, int], ...]) -> list[tuple[int, tuple[tuple[str, int], ...]]]:
-        """The operands of an expression, each on the members whose values are read."""
+        """The operands of an expression, each with the members to read."""
         op, attributes, operands, _ = self.expressions.all[number]
-        places = [dict(at)]
+        all_coordinates = [dict(at)]
         operands = operands[2:] if op == "iterated" else operands
         if op in (REDUCED, "gathered"):
             axes = sorted(attributes[1]) if op == REDUCED else attributes[0]  # type: ignore[index]
             for axis in axes:
-                places = [place | {axis: index} for place in places for index in range(self.expressions.extents[axis])]
+                all_coordinates = [
+                    coordinates | {axis: index}
+                    for coordinates in all_coordinates
+                    for index in range(self.expressions.extents[axis])
+                ]
         elif op == "on member":
-            places = [dict(at) | dict(attributes)]  # type: ignore[call-overload]
-        return [(operand, self._at(operand, place)) for place in places for operand in operands]
+            all_coordinates = [dict(at) | dict(attributes)]  # type: ignore[call-overload]
+        return [(operand, self._at(operand, coordinates)) for coordinates in all_coordinates for operand in operands]
 
-    def _value(self, number: int, place: Place, values: list[np.ndarray]) -> np.ndarray:
+    def _value(self, number: int, coordinates: Member, values: list[np.ndarray]) -> np.ndarray:
         expression = self.expressions.all[number]
         op, attributes, _, shape = expression
         if op == "one":
             return np.ones(())
         if op == "iterated":
-            return self._iterated(number, place, values[0])
+            return self._iterated(number, coordinates, values[0])
         rule = _KERNELS.get(op)
+        record = operator(op)
         try:
             with np.errstate(all="ignore"):
                 if rule is not None:
                     result = rule(attributes, values)
                 elif number in self.origins:
                     result = _computed(*self.origins[number], values)
+                elif record.kernel is not None:
+                    result = record.kernel({}, values)
                 else:
-                    result = self.leaf(expression, place)
+                    result = self.leaf(expression, coordinates)
         except (GoptError, TypeError, ValueError, KeyError, IndexError) as error:
             raise Unevaluable(f"{op}: {error}") from None
         if result is None:
@@ -114,32 +126,34 @@ class Evaluation:
         array = np.asarray(result)
         return array.reshape(sizes) if array.size == elements(shape) else np.broadcast_to(array, sizes)
 
-    def _iterated(self, number: int, place: Place, value: np.ndarray) -> np.ndarray:
-        """A value behind all micro-steps, each from what the one before has left."""
+    def _iterated(self, number: int, coordinates: Member, value: np.ndarray) -> np.ndarray:
+        """A value after all micro-steps."""
         _, axis, (after, start, _), _ = self.expressions.all[number]
         begun = self.expressions.all[start]
         for index in range(self.expressions.extents[str(axis)]):
 
-            def leaf(expression: Expression, at: Place, value: np.ndarray = value) -> np.ndarray | None:
+            def leaf(expression: Expression, at: Member, value: np.ndarray = value) -> np.ndarray | None:
                 return value if expression == begun else self.leaf(expression, at)
 
-            (value,) = Evaluation(self.expressions, leaf, self.origins).values([after], {**place, str(axis): index})
+            (value,) = ExpressionValues(self.expressions, leaf, self.origins).values(
+                [after], {**coordinates, str(axis): index}
+            )
         return value
 
 
-def _computed(graph: Graph, node: Node, place: int, values: Sequence[np.ndarray]) -> np.ndarray:
-    """One node, by the reference evaluator in float64."""
+def _computed(graph: Graph, node: Node, coordinates: int, values: Sequence[np.ndarray]) -> np.ndarray:
+    """A node, by the reference evaluator in float64."""
     names = [*dict.fromkeys(name for name in (*node.inputs, *node.captures) if name)]
-    given = [name for name in (*node.inputs, *node.captures) if name]
-    if len(given) != len(values):
+    names = [name for name in (*node.inputs, *node.captures) if name]
+    if len(names) != len(values):
         raise Unevaluable(node.op_type)
-    feeds = dict(zip(given, values))
+    feeds = dict(zip(names, values))
     for name in names:
         dtype = graph.type_of(name).dtype
         if dtype not in FLOATS:
             feeds[name] = feeds[name].astype(numpy_dtype(dtype))
     inputs = {name: TensorType(dtype_of(feeds[name]), feeds[name].shape) for name in names}
-    output = node.outputs[place]
+    output = node.outputs[coordinates]
     old = graph.type_of(output)
     outputs = {output: replace(old, dtype="float64") if old.dtype in FLOATS else old}
     one = Graph("one", [node], inputs, outputs, {}, dict(inputs | outputs), graph.header, {})
@@ -216,10 +230,8 @@ _KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
     LOWEST: lambda dtype, _: np.float64(-np.inf),
     HIGHEST: lambda dtype, _: np.float64(np.inf),
     "round": _rounded,
-    "Cast": _cast,
-    "Sqrt": lambda _, values: np.sqrt(values[0]),
-    "Not": lambda _, values: ~values[0].astype(bool),
-    "Transpose": lambda perm, values: np.transpose(values[0], perm),
+    "cast": _cast,
+    "permuted": lambda perm, values: np.transpose(values[0], perm),
     "on member": lambda _, values: values[0],
     "gathered": lambda attributes, values: np.concatenate(values, attributes[1]),
     "members in a row": lambda axis, values: np.concatenate(values, axis),

@@ -1,0 +1,103 @@
+"""The constants of all graphs of a proof: a number for each value, in any file."""
+
+from __future__ import annotations
+
+import hashlib
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from gopt.ir.graph import Graph, Node
+from gopt.ir.tensor import Tensor
+from gopt.ir.types import FLOATS, TensorType
+from gopt.verification.proof.expressions import HIGHEST, LOWEST, Expression, Expressions, elements
+
+SMALL = 1 << 12
+"""Elements up to which a constant is stored to be read as a shape, as axes or as indices."""
+PRECISION = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+"""Type -> bits of its numbers."""
+SHORT = 5
+"""Digits of a decimal fraction that a constant is taken for."""
+
+
+class ConstantTable:
+    """Numbers of constants, and the values behind expressions without operands or laws."""
+
+    def __init__(self, expressions: Expressions) -> None:
+        self.expressions = expressions
+        self.arrays: dict[int, np.ndarray] = {}
+        """Whole numbers and flags of at most ``SMALL`` elements, by the number of the expression."""
+        self.values: dict[Expression, np.ndarray] = {}
+        """All constants with more than a single number in their elements."""
+        self.origins: dict[int, tuple[Graph, Node, int]] = {}
+        """Operators without laws: a node that was read so, and the index of the result."""
+        self._stored: dict[tuple[str, int, TensorType], int] = {}
+
+    def stored(self, tensor: Tensor) -> int:
+        """The expression of a stored value; a value in a file is read once."""
+        if not tensor.path:
+            return self.number(np.asarray(tensor.numpy()))
+        key = tensor.path, tensor.offset, tensor.type
+        if key not in self._stored:
+            self._stored[key] = self.number(np.asarray(tensor.numpy()))
+        return self._stored[key]
+
+    def number(self, array: np.ndarray) -> int:
+        """The expression of a value."""
+        if array.dtype.name in FLOATS and not array.size:
+            return self.expressions.linear({}, array.shape)
+        if array.dtype.name in FLOATS:
+            flat = array.reshape(-1)
+            if flat[0] == flat[-1] and bool((flat == flat[0]).all()) and np.isfinite(np.float64(flat[0])):
+                return self.expressions.constant(simplest(flat[0]), array.shape)
+        if array.size == 1 and array.dtype.kind in "if" and (bound := _bound(array)):
+            return self.expressions.leaf(bound, array.dtype.name, array.shape)
+        data = array.tobytes() if array.dtype != object else repr(array.tolist()).encode()
+        name = array.dtype.name, data if len(data) <= 64 else hashlib.sha256(data).digest()
+        number = self.expressions.leaf("constant", name, array.shape)
+        self.values.setdefault(self.expressions.all[number], array)
+        if array.size <= SMALL and array.dtype.kind in "iub":
+            self.arrays[number] = array
+        return number
+
+    def filled(self, value: np.ndarray, shape: tuple[int, ...]) -> int:
+        """A single number in every element of a shape."""
+        if value.dtype.name in FLOATS and np.isfinite(np.float64(value.reshape(-1)[0])):
+            return self.expressions.constant(simplest(value.reshape(-1)[0]), shape)
+        if (elements(shape) or 0) <= SMALL:
+            return self.number(np.broadcast_to(value.reshape(()), shape))
+        return self.expressions.leaf("filled", (value.dtype.name, value.tobytes()), shape)
+
+
+def _bound(array: np.ndarray) -> str:
+    """The leaf for a bound of a type; '' for all others."""
+    low, high = (-np.inf, np.inf) if array.dtype.kind == "f" else (np.iinfo(array.dtype).min, np.iinfo(array.dtype).max)
+    value = array.reshape(-1)[0]
+    return LOWEST if value == low else HIGHEST if value == high else ""
+
+
+def simplest(value: Any) -> Fraction:
+    """The short decimal, or the fraction of the smallest denominator, that rounds to a floating value: the meaning of a
+    constant of a step.
+
+    0.1 in float32 is 1/10, so that 1 - 0.9 and 0.1 have the same number."""
+    number = np.asarray(value)
+    exact = Fraction(float(value))
+    decimal = Fraction(str(value)) if number.dtype.name in PRECISION else exact
+    if exact.denominator == 1 or len(str(decimal.numerator)) + len(str(decimal.denominator).rstrip("0")) <= SHORT:
+        return decimal
+    _, exponent = np.frexp(float(value))
+    half = Fraction(2) ** (int(exponent) - PRECISION.get(number.dtype.name, 53) - 1)
+    nearest = _between(abs(exact) - half, abs(exact) + half)
+    return nearest if exact > 0 else -nearest
+
+
+def _between(low: Fraction, high: Fraction) -> Fraction:
+    """The fraction of the smallest denominator in a range above zero, by continued fractions."""
+    whole = low.numerator // low.denominator
+    if whole == low:
+        return Fraction(whole)
+    if whole + 1 <= high:
+        return Fraction(whole + 1)
+    return whole + 1 / _between(1 / (high - whole), 1 / (low - whole))

@@ -1,0 +1,101 @@
+"""Numbers for the leaves of expressions, drawn from a seed, for counter-examples."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gopt.analysis.training import TrainingGraph
+from gopt.records.mesh import Mesh
+from gopt.verification import sampling
+from gopt.verification.batches import SampledBatches
+from gopt.verification.compare import Values
+from gopt.verification.proof.constants import ConstantTable
+from gopt.verification.proof.evaluation import ExpressionValues, Member, Unevaluable
+from gopt.verification.proof.expected import MICRO
+from gopt.verification.proof.expressions import Expression, Expressions
+from gopt.verification.proof.result import CounterExample
+from gopt.verification.random_inputs import RandomInputs
+
+SEEDS = (0, 1)
+APART = 1e-9
+"""The distance of two values, relative to the largest element, from which they differ: both are of float64."""
+
+
+class SampledLeaves:
+    """Values of the inputs of a step, of each member and micro-step."""
+
+    def __init__(self, training: TrainingGraph, mesh: Mesh, table: ConstantTable, seed: int) -> None:
+        self.training, self.mesh, self.table, self.seed = training, mesh, table, seed
+        generator = np.random.default_rng(seed)
+        self.states = {state.tensor: self._moved(sampling.initial_state(training, state, generator), generator)
+                       for state in training.states}  # fmt: skip
+        self.settings = {name: sampling.hyper(training, name) for name in training.hyper}
+        ranges = sampling.integer_ranges(training)
+        self.batches = SampledBatches(training, RandomInputs({}), seed, ranges).plain()
+        self._drawn: dict[tuple[int, int], Values] = {}
+
+    @staticmethod
+    def _moved(value: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Different numbers in a state of equal elements: each element counts."""
+        if value.dtype.kind in "iub" or value.size < 2 or (value != value.reshape(-1)[0]).any():
+            return value
+        return np.asarray(value + 0.1 + generator.random(value.shape).astype(value.dtype))
+
+    def leaf(self, expression: Expression, coordinates: Member) -> np.ndarray | None:
+        """The value of a leaf on a member, floats in float64."""
+        value = self._stored(expression, coordinates)
+        return value if value is None or value.dtype.kind in "iub" else value.astype(np.float64)
+
+    def _stored(self, expression: Expression, coordinates: Member) -> np.ndarray | None:
+        name = expression.attributes
+        if expression.op == "state":
+            return np.asarray(self.states[str(name)])
+        if expression.op == "input":
+            return np.asarray(self.settings[str(name)])
+        if expression.op == "batch":
+            return np.asarray(self._batch(coordinates)[str(name)])
+        return self.table.values.get(expression)
+
+    def _batch(self, coordinates: Member) -> Values:
+        part = 0
+        for axis in self.mesh.data_axes:
+            part = part * self.mesh.size(axis) + coordinates.get(axis, 0)
+        key = coordinates.get(MICRO, 0), part
+        if key not in self._drawn:
+            self._drawn[key] = self.batches.batch(*key)
+        return self._drawn[key]
+
+
+class CounterExamples:
+    """Looks for elements in which expressions differ; values are computed once for all."""
+
+    def __init__(self, expressions: Expressions, training: TrainingGraph, mesh: Mesh, table: ConstantTable) -> None:
+        self._expressions, self._training, self._mesh, self._table = expressions, training, mesh, table
+        self._values: dict[int, ExpressionValues] = {}
+
+    def find(self, actual: int, expected: int, coordinates: Member) -> CounterExample | None:
+        """An element in which two expressions differ on a member, or None. Raises Unevaluable."""
+        for seed in SEEDS:
+            if seed not in self._values:
+                leaves = SampledLeaves(self._training, self._mesh, self._table, seed)
+                self._values[seed] = ExpressionValues(self._expressions, leaves.leaf, self._table.origins)
+            example = _difference(*self._values[seed].values((actual, expected), coordinates))
+            if example is not None:
+                return example
+        return None
+
+
+def _difference(actual: np.ndarray, expected: np.ndarray) -> CounterExample | None:
+    """The element with the largest difference; None for equal values."""
+    one, two = (np.asarray(value, np.float64).reshape(-1) for value in (actual, expected))
+    if one.shape != two.shape:
+        raise Unevaluable("shapes differ")
+    with np.errstate(all="ignore"):
+        apart = np.abs(one - two)
+    apart[np.isnan(one) & np.isnan(two) | (one == two)] = 0
+    apart[np.isnan(apart)] = np.inf
+    largest = np.abs(two[np.isfinite(two)]).max(initial=np.finfo(np.float64).tiny)
+    if not apart.size or apart.max() <= APART * largest:
+        return None
+    element = int(apart.argmax())
+    return CounterExample(element, float(one[element]), float(two[element]))

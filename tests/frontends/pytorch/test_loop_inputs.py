@@ -1,0 +1,29 @@
+"""The batch of a loop that counts: what its lines make without the module, by data flow."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from gopt.frontends.pytorch.loop_inputs import LoopInputs
+from gopt.frontends.pytorch.training_loops import TrainingLoop, forward
+
+END = "    loss.backward()\n"
+CASES = {
+    "slices": ("for i in range(4, 99, 8):\n    x, y = data[i:i + 8], wanted[i:i + 8]\n    loss = f(net(x), y)\n",
+               ("x", "y"), ["i = 4", "x, y = (data[i:i + 8], wanted[i:i + 8])"]),
+    "a call": ("for i in range(9):\n    x, y = get('train')\n    out = net(x)\n    loss = f(out, y)\n", ("x", "y"),
+               ["x, y = get('train')"]),
+    "a whole": ("for i in range(9):\n    loss = f(net(data.to(device)) @ data, wanted)\n", ("data", "wanted"), []),
+    "a loader": ("for x, y in loader:\n    x = x * 2\n    loss = f(net(x), y)\n", ("x", "y"), []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "names", "front"), CASES.values(), ids=CASES)
+def test_what_needs_no_module_is_the_batch(text, names, front):
+    loop = TrainingLoop.of(ast.parse(text + END))
+    chain = list(forward(loop.node.body, ()))
+    inputs = LoopInputs.of(chain, loop, ("net",), ("data", "wanted", "device"))
+    assert inputs.names == names and list(map(ast.unparse, inputs.front)) == front
+    assert [statement for statement in chain if statement not in inputs.front] == list(inputs.behind)
