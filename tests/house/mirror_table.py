@@ -26,6 +26,7 @@ KINDS = {
     "golden": "every pass as text: input, options, expected graph and result",
     "hostile": "files that are damaged or made to harm",
     "house": "the sources themselves: layers, names",
+    "corpus": "real errors of sharding, planted in rank files",
     "laws": "what holds of every step that a generator makes",
     "numeric": "source and ranks run side by side, states compared",
     "real": "exports of real models",
