@@ -19,6 +19,7 @@ from gopt.verification.proof.expressions import (
     COUNTED,
     FLAT,
     HIGHEST,
+    ITERATED,
     LARGEST,
     LINEAR,
     LOWEST,
@@ -84,7 +85,7 @@ class ExpressionValues:
         """The operands of an expression, each with the members to read."""
         op, attributes, operands, _ = self.expressions.all[number]
         all_coordinates = [dict(at)]
-        operands = operands[2:] if op == "iterated" else operands
+        operands = operands[2:] if op == ITERATED else operands
         if op in (REDUCED, "gathered"):
             axes = sorted(attributes[1]) if op == REDUCED else attributes[0]  # type: ignore[index]
             for axis in axes:
@@ -102,7 +103,7 @@ class ExpressionValues:
         op, attributes, _, shape = expression
         if op == "one":
             return np.ones(())
-        if op == "iterated":
+        if op == ITERATED:
             return self._iterated(number, coordinates, values[0])
         rule = _KERNELS.get(op)
         record = operator(op)

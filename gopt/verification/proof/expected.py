@@ -13,7 +13,7 @@ from gopt.ir.graph import Graph
 from gopt.verification.lockstep import with_reduced_statistics, with_shared_means
 from gopt.verification.proof.calls import Members
 from gopt.verification.proof.constants import ConstantTable
-from gopt.verification.proof.expressions import Expressions
+from gopt.verification.proof.expressions import INITIAL, Expressions
 from gopt.verification.proof.operators import NodeReader, as_type
 from gopt.verification.proof.sweep import RankSweep, Values
 from gopt.verification.reference_graphs import local_graph, update_graph
@@ -26,9 +26,11 @@ MICRO = "micro-steps"
 class Expected:
     """The expressions of the step: ``start`` and ``states`` by tensor, ``shown`` outputs by name.
 
-    ``names``: number -> a value of the source, in words."""
+    ``during``: states at the start of a micro-step, where statistics have moved since the start of the step. ``names``:
+    number -> a value of the source, in words."""
 
     start: Values
+    during: Values
     states: Values
     shown: Values
     names: dict[int, str]
@@ -53,18 +55,20 @@ class Specification:
         """The expressions of the whole step."""
         training, expressions = self.training, self.expressions
         types = training.graph.types
-        start = {
-            state.tensor: expressions.leaf("state", state.tensor, types[state.tensor].shape, self._apart(state))
-            for state in training.states
-        }
+        start: Values = {}
+        during: Values = {}
+        for state in training.states:
+            name, shape, axes = state.tensor, types[state.tensor].shape, self._apart(state)
+            during[name] = expressions.leaf("state", name, shape, axes)
+            start[name] = during[name] if MICRO not in axes else expressions.leaf(INITIAL, name, shape, axes - {MICRO})
         inputs = {name: expressions.leaf("batch", name, types[name].shape, self.varying) for name in training.batch}
         inputs |= {name: expressions.leaf("input", name, types[name].shape) for name in training.hyper}
-        local = self._swept(self._local_graph(), start | inputs)
+        local = self._swept(self._local_graph(), during | inputs)
         gradients = self._gradients(local)
         means = {
             name: expressions.reduced(local[value], self.varying, "mean") for name, value in training.shared.items()
         }
-        new = self._statistics(local, start)
+        new = self._statistics(local, start, during)
         chosen = {output: new[tensor] for tensor, output in training.chosen.items()}
         update = self._swept(update_graph(training, training.shown), start | inputs | gradients | means | chosen)
         states = {
@@ -76,7 +80,7 @@ class Specification:
         names = {
             expressions.root(number): repr(name) for values in (produced, local) for name, number in values.items()
         }
-        return Expected(start | inputs, states, shown, names)
+        return Expected(start | inputs, during, states, shown, names)
 
     def _apart(self, state: State) -> frozenset[str]:
         """The axes along which a state differs: statistics move in each micro-step, local statistics on each rank."""
@@ -137,7 +141,7 @@ class Specification:
                 result[name] = expressions.reduced(local[name], self.varying, how)
         return result
 
-    def _statistics(self, local: Values, start: Values) -> Values:
+    def _statistics(self, local: Values, start: Values, during: Values) -> Values:
         """Each new statistic for the ranks."""
         rules = {reduction.tensor: reduction.rule for reduction in self.manifest.reductions if not reduction.points}
         rules |= {reduction.tensor: "same" for reduction in self.manifest.reductions if reduction.points}
@@ -145,7 +149,7 @@ class Specification:
         for state in self.statistics:
             new = local[self.training.chosen.get(state.tensor, state.updated)]
             if MICRO in self.varying:
-                new = self.expressions.iterated(new, start[state.tensor], MICRO)
+                new = self.expressions.iterated(new, during[state.tensor], MICRO, start[state.tensor])
             rule = rules.get(state.tensor, self.manifest.statistics)
             if rule == "mean":
                 new = self.expressions.reduced(new, self.data, "mean")

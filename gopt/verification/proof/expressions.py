@@ -7,21 +7,25 @@ mesh axes along which members have different values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple, TypeAlias
 
+from gopt.ir.graph_index import walk
+
 Shape: TypeAlias = tuple[int | str | None, ...] | None
 Piece: TypeAlias = tuple[int, int, int]
 """Number of an expression, and the range of its elements in row-major order."""
 NOWHERE: frozenset[str] = frozenset()
-LINEAR, PRODUCT, VIEW, FLAT, TOTAL, REDUCED, COUNTED = (
-    "linear", "product", "view", "flat", "total", "reduced", "counted",
+LINEAR, PRODUCT, VIEW, FLAT, TOTAL, REDUCED, COUNTED, ITERATED = (
+    "linear", "product", "view", "flat", "total", "reduced", "counted", "iterated",
 )  # fmt: skip
 """The forms that have laws."""
 LARGEST, SMALLEST = "largest", "smallest"
+STATE, INITIAL = "state", "initial state"
+"""Leaves: a state, and a state before the first micro-step where micro-steps move the state."""
 LOWEST, HIGHEST = "lowest", "highest"
 """Leaves that are below, or above, every value of their type."""
 _IDENTITY = {LARGEST: LOWEST, SMALLEST: HIGHEST}
@@ -56,7 +60,7 @@ def elements(shape: Shape) -> int | None:
 
 
 def broadcast(shapes: Iterable[Shape]) -> Shape:
-    """The common shape of operands of an elementwise operator, or None."""
+    """The common shape of operands of an elementwise operator, or None. Raises ValueError for unequal lengths."""
     result: tuple[int | str | None, ...] = ()
     for shape in shapes:
         if shape is None:
@@ -65,6 +69,11 @@ def broadcast(shapes: Iterable[Shape]) -> Shape:
             continue
         long, short = (shape, result) if len(shape) >= len(result) else (result, shape)
         front = len(long) - len(short)
+        if any(
+            isinstance(a, int) and isinstance(b, int) and a != b and 1 not in (a, b)
+            for a, b in zip(long[front:], short)
+        ):
+            raise ValueError(f"{list(long)} and {list(short)} do not broadcast")
         tail = tuple(b if a == 1 else a for a, b in zip(long[front:], short))
         result = (*long[:front], *tail)
     return result
@@ -140,19 +149,52 @@ class Expressions:
     def linear(self, terms: Mapping[int, Coefficient], shape: Shape) -> int:
         """The sum of terms, each broadcast to ``shape``."""
         total: dict[int, Coefficient] = {}
-        partial = False
+        partial = repeated = False
         for term, factor in terms.items():
             if not factor:
                 continue
             for atom, coefficient in self.terms(term):
                 total[atom] = total.get(atom, 0) + coefficient * factor
-                partial |= self.all[atom].op == TOTAL and bool(self.all[atom].attributes)
+                op, attributes, _, _ = self.all[atom]
+                partial |= op == TOTAL and bool(attributes)
+                repeated |= op == ITERATED
         if partial:
             total = self._joined_totals(total)
+        if repeated:
+            total = self._moved_starts(total)
         nonzero = sorted((atom, factor) for atom, factor in total.items() if factor)
         if len(nonzero) == 1 and nonzero[0][1] == 1 and self.shape(nonzero[0][0]) == shape:
             return nonzero[0][0]
         return self._number(LINEAR, tuple(factor for _, factor in nonzero), tuple(atom for atom, _ in nonzero), shape)
+
+    def _moved_starts(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:
+        """Terms in which a state plus the sum of all changes is the state after all micro-steps.
+
+        s + x, where x begins at 0 and each micro-step takes x to a x + b s + r, begins at s and goes to a x + r where
+        b = a - 1, if r depends neither on x nor on s."""
+        result = dict(terms)
+        for atom in [atom for atom in terms if self.all[atom].op == ITERATED and terms[atom] == 1]:
+            _, axis, (number, start, initial), shape = self.all[atom]
+            step = dict(self.terms(number))
+            if self.uniform(initial) != 0 or start not in step:
+                continue
+            rate = step.pop(start)
+            states = (term for term, change in step.items() if change == rate - 1 and result.get(term) == 1)
+            state = next((term for term in states if self.all[term].op == INITIAL and self.shape(term) == shape), None)
+            moving = None if state is None else self._numbers.get(self.all[state]._replace(op=STATE))
+            if state is None or moving is None:
+                continue
+            del step[state]
+            if self._depend(step, {start, state, moving}):
+                continue
+            del result[atom], result[state]
+            whole = self.linear(step | {moving: rate}, shape)
+            result[self.iterated(whole, moving, str(axis), state)] = 1
+        return result
+
+    def _depend(self, numbers: Iterable[int], leaves: Collection[int]) -> bool:
+        """Return whether some expressions are made of some leaves."""
+        return any(number in leaves for number in walk(numbers, lambda number: self.all[number].operands))
 
     def scaled(self, number: int, factor: Coefficient) -> int:
         """The multiple of an expression."""
@@ -604,12 +646,9 @@ class Expressions:
         self.varies[result] = self.varies[number].difference(axes)
         return result
 
-    def iterated(self, number: int, start: int, axis: str, initial: int | None = None) -> int:
-        """The value after all micro-steps, where a micro-step takes ``start`` to ``number``.
-
-        ``initial``: the value before; None for ``start``."""
-        initial = start if initial is None else initial
-        result = self.apply("iterated", axis, (number, start, initial), self.shape(number))
+    def iterated(self, number: int, start: int, axis: str, initial: int) -> int:
+        """The value after all micro-steps from ``initial``, where a micro-step takes ``start`` to ``number``."""
+        result = self.apply(ITERATED, axis, (number, start, initial), self.shape(number))
         self.varies[result] = (self.varies[number] | self.varies[initial]) - {axis}
         return result
 

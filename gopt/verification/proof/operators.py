@@ -45,7 +45,7 @@ class NodeReader:
             if number is not None:
                 return [number]
         if draws(node):
-            present.append(self.expressions.leaf("draw", node.outputs[0], (), self.varying))
+            present.append(self.expressions.leaf("draw", node.outputs[0], (), frozenset(self.expressions.extents)))
         return self._plain(node, operands, present)
 
     def _lawful(self, node: Node, operands: Sequence[int]) -> int | None:

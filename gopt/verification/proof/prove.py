@@ -120,11 +120,11 @@ class Prover:
         for phase, times in self.manifest.schedule.items():
             self.advance(f"comparing {phase}")
             of_phase = [graphs_of_rank[phase] for graphs_of_rank in graphs]
-            inputs = [self._inputs(*row) for row in zip(self.manifest.ranks, of_phase, states)]
+            inputs = [self._inputs(times, expected, *row) for row in zip(self.manifest.ranks, of_phase, states)]
             results = sweep.run(of_phase, inputs)
             for entry, graph, values, result in zip(self.manifest.ranks, of_phase, states, results):
                 self.values[entry.rank].append(result)
-                self._carry(entry, graph, values, result, times)
+                self._carry(entry, graph, values, result, times, expected)
         return states
 
     def _start(self, entry: RankEntry, expected: Expected) -> Values:
@@ -186,8 +186,9 @@ class Prover:
     def _held(self, state: LocalState, whole: Values) -> int:
         return held_pieces(self.expressions, state, whole)
 
-    def _inputs(self, entry: RankEntry, graph: Graph, values: Values) -> Values:
-        """The inputs of a rank's graph, in the declared shapes and types."""
+    def _inputs(self, times: int, expected: Expected, entry: RankEntry, graph: Graph, values: Values) -> Values:
+        """The inputs of a rank's graph, in the declared shapes and types; micro-steps move the states that a phase
+        makes anew."""
         types = {state.tensor: state.dtype for state in self.manifest.states}
         inputs: Values = {}
         states = {state.input: state for state in self.manifest.states_of(entry)}
@@ -195,15 +196,20 @@ class Prover:
             if name not in values:
                 continue
             number = values[name]
+            if times > 1 and name in states and states[name].output in graph.outputs:
+                number = self._held(states[name], expected.during)
             if name in states and type.static:
                 number = self.expressions.view(number, type.shape)
                 number = as_type(self.expressions, number, types[states[name].pieces[0].tensor], type.dtype)
             inputs[name] = number
         return inputs
 
-    def _carry(self, entry: RankEntry, graph: Graph, states: Values, results: Values, times: int) -> None:
+    def _carry(
+        self, entry: RankEntry, graph: Graph, states: Values, results: Values, times: int, expected: Expected
+    ) -> None:
         """Store the new states, accumulators and outputs of a phase."""
         sums = {accumulator.output for accumulator in entry.accumulators}
+        moved = {state.input: state for state in self.manifest.states_of(entry)}
         if times > 1 and sums:
             begun = {accumulator.input for accumulator in entry.accumulators}
             for name in descendants(GraphIndex(graph), begun).intersection(graph.outputs) - sums:
@@ -214,7 +220,8 @@ class Prover:
                 if times > 1 and output in sums:
                     number = self._summed(entry, graph, results, output, name)
                 elif times > 1:
-                    number = self.expressions.iterated(number, self.expressions.root(states[name]), MICRO)
+                    moving = self.expressions.root(self._held(moved[name], expected.during))
+                    number = self.expressions.iterated(number, moving, MICRO, self.expressions.root(states[name]))
                 states[name] = number
                 self.dtypes[entry.rank, name] = graph.outputs[output].dtype
         states.update({f"output {name}": results[name] for name in graph.outputs if name in self.training.shown})
@@ -287,7 +294,8 @@ class _Comparison:
             source = self.dtypes[state.pieces[0].tensor]
             due = as_type(self.expressions, due, source, self.prover.dtypes[rank, state.input])
         actual = self.expressions.view(values[state.input], (state.elements,))
-        if self.expressions.root(actual) == self.expressions.root(due):
+        alike = state.local or not self.expressions.varies[actual]
+        if self.expressions.root(actual) == self.expressions.root(due) and alike:
             return
         position = 0
         for piece in state.pieces:
@@ -295,7 +303,7 @@ class _Comparison:
                 self.expressions.flat(self.expressions.cut(number, position, position + piece.elements))
                 for number in (actual, due)
             ]
-            if parts[0] != parts[1]:
+            if parts[0] != parts[1] or not alike:
                 yield piece.tensor, parts[0], parts[1]
             position += piece.elements
 

@@ -12,7 +12,7 @@ from gopt.verification.compare import Values
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.evaluation import ExpressionValues, Member, Unevaluable
 from gopt.verification.proof.expected import MICRO
-from gopt.verification.proof.expressions import Expression, Expressions
+from gopt.verification.proof.expressions import INITIAL, STATE, Expression, Expressions
 from gopt.verification.proof.result import CounterExample
 from gopt.verification.random_inputs import RandomInputs
 
@@ -48,7 +48,7 @@ class SampledLeaves:
 
     def _stored(self, expression: Expression, coordinates: Member) -> np.ndarray | None:
         name = expression.attributes
-        if expression.op == "state":
+        if expression.op in (STATE, INITIAL):
             return np.asarray(self.states[str(name)])
         if expression.op == "input":
             return np.asarray(self.settings[str(name)])

@@ -63,10 +63,24 @@ class RankSweep:
         results = self.memo.get(key) if key is not None else None
         if results is None:
             absent: list[int | None] = [values[name] if name else None for name in node.inputs]
-            results = self.reader.results(node, [*absent, *(values[name] for name in node.captures)])
+            try:
+                results = self.reader.results(node, [*absent, *(values[name] for name in node.captures)])
+                self._check_shapes(node, results)
+            except (ValueError, TypeError, IndexError) as error:
+                raise InputError(
+                    f"rank {self.rank}: {node.op_type} {node.label!r} does not fit its operands: {error}",
+                    "a file of the folder was edited: write the folder again",
+                ) from None
             if key is not None:
                 self.memo[key] = results
         values.update(zip(node.outputs, results))
+
+    def _check_shapes(self, node: Node, results: Sequence[int]) -> None:
+        """Raise ValueError for a result of another shape than the file or the inference of types says."""
+        for name, number in zip(node.outputs, results):
+            type, shape = self.graph.types.get(name), self.reader.expressions.shape(number)
+            if type is not None and type.static and elements(shape) is not None and shape != type.shape:
+                raise ValueError(f"{name!r} is of shape {list(type.dims)}, not {list(shape or ())}")
 
 
 class Sweep:

@@ -9,12 +9,14 @@ from typing import Any, cast
 from gopt.verification.proof.expressions import (
     COUNTED,
     FLAT,
+    INITIAL,
     LARGEST,
     LINEAR,
     ONE,
     PRODUCT,
     REDUCED,
     SMALLEST,
+    STATE,
     TOTAL,
     VIEW,
     Expressions,
@@ -25,7 +27,7 @@ DEPTH = 3
 TERMS = 3
 """Operands that a text names."""
 _FORMS = frozenset({LINEAR, PRODUCT, REDUCED, TOTAL, FLAT, LARGEST, SMALLEST})
-_LEAVES = frozenset({"state", "batch", "input"})
+_LEAVES = frozenset({STATE, INITIAL, "batch", "input"})
 
 
 class Words:

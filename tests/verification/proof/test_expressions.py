@@ -215,6 +215,34 @@ def test_a_count_to_divide_by_is_its_multiple_and_cancels_the_count():
     assert e.product([x, count, count], [1, 1, -1]) != x, "nothing else cancels: it may be zero"
 
 
+def test_a_state_plus_the_sum_of_its_changes_is_the_state_behind_all_micro_steps():
+    e = Expressions({"micro": 3})
+    state, so_far = e.leaf("initial state", "s", (2,)), e.leaf("sum so far", "s", (2,))
+    moving = e.leaf("state", "s", (2,), frozenset({"micro"}))
+    term = e.leaf("batch", "r", (2,), frozenset({"micro"}))
+    zero, rate = e.linear({}, (2,)), Fraction(9, 10)
+    changes = e.iterated(e.linear({so_far: rate, state: rate - 1, term: Fraction(1)}, (2,)), so_far, "micro", zero)
+    whole = e.added([state, changes])
+    assert whole == e.iterated(e.linear({moving: rate, term: Fraction(1)}, (2,)), moving, "micro", state)
+    bent = e.apply("Sqrt", (), [state], (2,))
+    changes_with_s = e.iterated(
+        e.linear({so_far: rate, state: rate - 1, bent: Fraction(1)}, (2,)), so_far, "micro", zero
+    )
+    assert state in e.all[e.added([state, changes_with_s])].operands, "what else depends on the state is no term"
+    wrong = e.iterated(e.linear({so_far: rate, state: rate, term: Fraction(1)}, (2,)), so_far, "micro", zero)
+
+    def leaf(expression, at):
+        return np.array([1.0, 2.0]) * (1 + at.get("micro", 0)) * (3 if expression.op == "initial state" else 1)
+
+    moved = np.array([3.0, 6.0])
+    for index in range(3):
+        moved = 0.9 * moved + np.array([1.0, 2.0]) * (1 + index)
+    values = ExpressionValues(e, leaf, {}).values([whole, e.added([state, wrong]), changes], {})
+    np.testing.assert_allclose(values[0], moved)
+    np.testing.assert_allclose(values[2], moved - [3.0, 6.0])
+    assert not np.allclose(values[1], moved)
+
+
 def test_a_broadcast_is_of_the_longest_shape():
     assert broadcast([(2, 1), (3,)]) == (2, 3) and broadcast([(), ("N", 4), (1, 4)]) == ("N", 4)
     assert broadcast([(2,), None]) is None

@@ -44,14 +44,10 @@ NAMES = sorted(
     str(path.relative_to(FIXTURES))[:-5] for path in FIXTURES.rglob("*.onnx") if "ort" not in path.parent.name
 )
 UNPROVEN = {
-    ("cases/roles/kfac_old", "a statistic that moves in each micro-step"),
-    ("cases/roles/qk_clip_state", "a statistic that moves in each micro-step"),
-    *((name, "weights that are rounded to half precision") for name in (
-        "cases/exports/cnn_mom_fp16", "cnn_mom_fp16", "gpt_adamw_clip_sched_fp16", "mlp_adamw_bf16",
-        "mlp_adamw_fp16_scaler",
-    )),
+    "cases/exports/cnn_mom_fp16", "cnn_mom_fp16", "gpt_adamw_clip_sched_fp16", "mlp_adamw_bf16",
+    "mlp_adamw_fp16_scaler",
 }  # fmt: skip
-"""Fixtures with a kind of value that the laws do not decide, under the options that bring it about."""
+"""Fixtures in half precision: ranks round the weights of weighted losses, which the laws do not decide."""
 
 
 def sharded(name: str, options: list[str], folder: Path) -> bool:
@@ -66,9 +62,7 @@ def test_every_fixture_is_proven_under_every_option(name, kind, tmp_path, capsys
     proof = gopt.prove(tmp_path / "out")
     open_claims = [(claim.name, claim.mismatch) for claim in proof.open()]
     assert not any(claim.verdict is ProofVerdict.DIFFERENT for claim in proof.claims), open_claims
-    micro = "--accumulate" in SETS[kind]
-    if not (micro and any(name == known for known, _ in UNPROVEN)):
-        assert proof.proven, open_claims
+    assert proof.proven or (kind == "weighted" and name in UNPROVEN), open_claims
     assert len(proof.claims) >= len(gopt.load(FIXTURES / f"{name}.onnx").training.states)
 
 
@@ -310,6 +304,26 @@ def test_other_start_values_are_refused(clean, tmp_path):
         gopt.prove(folder)
 
 
+@pytest.mark.parametrize("fault", ["operands that do not broadcast", "a result of another shape"])
+def test_a_file_that_cannot_run_proves_nothing(fault, clean, tmp_path):
+    """The planted node's result is read by nothing that is compared, so that only its own check can see it."""
+    folder = shutil.copytree(clean("z2"), tmp_path / "out")
+
+    def edit(model: ModelProto) -> None:
+        shape = [3, 7] if fault == "operands that do not broadcast" else [1, 5]
+        made = [helper.make_node("Constant", [], ["planted.shape"], value_ints=shape)]
+        made += [helper.make_node("ConstantOfShape", ["planted.shape"], ["planted.x"])]
+        made += [helper.make_node("Mul", ["x", "planted.x"], ["planted.y"])]
+        if fault == "a result of another shape":
+            made[2] = helper.make_node("Neg", ["planted.x"], ["planted.y"])
+            model.graph.value_info.append(helper.make_tensor_value_info("planted.y", 1, [2, 2]))
+        model.graph.node.extend(made)
+
+    edit_rank(folder, 1, edit)
+    with pytest.raises(GoptError):
+        gopt.prove(folder)
+
+
 def test_ranks_that_are_not_there_prove_nothing(tmp_path):
     assert sharded("mlp_sgd", ["--ranks", "3", "--only-ranks", "0-1"], tmp_path / "out")
     with pytest.raises(InputError, match="holds 2 of 3 ranks"):
@@ -355,7 +369,7 @@ def test_the_command_prints_a_table_and_json(clean, tmp_path, capsys):
 
 
 def test_what_the_laws_do_not_decide_says_what_does(tmp_path, capsys):
-    assert sharded("cases/roles/kfac_old", SETS["all"], tmp_path / "out")
+    assert sharded("cnn_mom_fp16", SETS["weighted"], tmp_path / "out")
     assert main(["prove", str(tmp_path / "out")]) == 4
     out = capsys.readouterr().out
     assert "NOT proven" in out and f"gopt verify {tmp_path / 'out'}".replace("\n", "")[:20] in out.replace("\n", "")
