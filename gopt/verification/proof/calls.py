@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate
+from math import prod
 from typing import Any
 
 from gopt.collectives.node import parse_shapes
@@ -103,22 +104,16 @@ class Members:
                 [self._part(whole[0], attributes["axis"], attributes["sizes"], index)] for index in range(len(operands))
             ]
         bucket = self.expressions.flat(piece for number in whole for piece in self.expressions.pieces(number))
-        cuts = attributes["cuts"]
-        return [[self.expressions.flat(self.expressions.cut(bucket, start, stop))] for start, stop in pairwise(cuts)]
+        return [[self.expressions.flat(pieces)] for pieces in self.expressions.split(bucket, attributes["cuts"])]
 
     def all_gather(self, attributes: Mapping[str, Any], operands: Sequence[Sequence[int]]) -> Results:
         if "axis" in attributes:
             return self._joined(attributes, [numbers[0] for numbers in operands])
         members = self._gathered([numbers[0] for numbers in operands])
         bucket = self.expressions.flat(piece for number in members for piece in self.expressions.pieces(number))
-        results, position = [], 0
-        for shape in parse_shapes(attributes["shapes"]):
-            length = 1
-            for size in shape:
-                length *= size
-            part = self.expressions.flat(self.expressions.cut(bucket, position, position + length))
-            results.append(self.expressions.view(part, shape))
-            position += length
+        shapes = parse_shapes(attributes["shapes"])
+        parts = self.expressions.split(bucket, [0, *accumulate(prod(shape) for shape in shapes)])
+        results = [self.expressions.view(self.expressions.flat(part), shape) for part, shape in zip(parts, shapes)]
         return [results] * len(operands)
 
     def _joined(self, attributes: Mapping[str, Any], numbers: Sequence[int]) -> Results:

@@ -27,7 +27,8 @@ LOWEST, HIGHEST = "lowest", "highest"
 _IDENTITY = {LARGEST: LOWEST, SMALLEST: HIGHEST}
 ONE = 0
 """The number of the constant one."""
-_ONCE = Fraction(1)
+Coefficient: TypeAlias = int | Fraction
+"""An exact rational: whole ones as integers, which are faster."""
 
 
 class Expression(NamedTuple):
@@ -78,6 +79,8 @@ class Expressions:
         self.varies: list[frozenset[str]] = []
         self._numbers: dict[Expression, int] = {}
         self._reduced: dict[tuple[str, frozenset[str], int], int] = {}
+        self._results: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {}
+        """Sums and products so far: ranks make them again and again."""
         self.leaf("one", (), ())
 
     # --- numbering ---
@@ -112,31 +115,31 @@ class Expressions:
 
     # --- sums ---
 
-    def constant(self, value: Fraction, shape: Shape = ()) -> int:
+    def constant(self, value: Coefficient, shape: Shape = ()) -> int:
         """The value in every element of a shape."""
         return self.linear({ONE: value}, shape)
 
-    def uniform(self, number: int) -> Fraction | None:
+    def uniform(self, number: int) -> Coefficient | None:
         """The number in every element of a constant; None for any other expression."""
         expression = self.all[number]
         if number == ONE:
-            return _ONCE
+            return 1
         if expression.op != LINEAR:
             return None
         if not expression.operands:
-            return Fraction(0)
+            return 0
         return expression.attributes[0] if expression.operands == (ONE,) else None  # type: ignore[index]
 
-    def terms(self, number: int) -> Iterator[tuple[int, Fraction]]:
+    def terms(self, number: int) -> Iterator[tuple[int, Coefficient]]:
         """The terms of an expression as a linear combination."""
         expression = self.all[number]
         if expression.op == LINEAR:
             return zip(expression.operands, expression.attributes)  # type: ignore[call-overload,no-any-return]
-        return iter(((number, _ONCE),))
+        return iter(((number, 1),))
 
-    def linear(self, terms: Mapping[int, Fraction], shape: Shape) -> int:
+    def linear(self, terms: Mapping[int, Coefficient], shape: Shape) -> int:
         """The sum of terms, each broadcast to ``shape``."""
-        total: dict[int, Fraction] = {}
+        total: dict[int, Coefficient] = {}
         partial = False
         for term, factor in terms.items():
             if not factor:
@@ -151,7 +154,7 @@ class Expressions:
             return nonzero[0][0]
         return self._number(LINEAR, tuple(factor for _, factor in nonzero), tuple(atom for atom, _ in nonzero), shape)
 
-    def scaled(self, number: int, factor: Fraction) -> int:
+    def scaled(self, number: int, factor: Coefficient) -> int:
         """The multiple of an expression."""
         if factor == 1:
             return number
@@ -159,17 +162,26 @@ class Expressions:
 
     def added(self, operands: Sequence[int], signs: Sequence[int] | None = None) -> int:
         """The sum of operands with ``signs``."""
-        terms: dict[int, Fraction] = {}
-        for operand, sign in zip(operands, signs or [1] * len(operands)):
-            terms[operand] = terms.get(operand, Fraction(0)) + sign
-        return self.linear(terms, broadcast(self.shape(operand) for operand in operands))
+        key = "sum", tuple(operands), tuple(signs or ())
+        if key not in self._results:
+            terms: dict[int, Coefficient] = {}
+            for operand, sign in zip(operands, signs or [1] * len(operands)):
+                terms[operand] = terms.get(operand, 0) + sign
+            self._results[key] = self.linear(terms, broadcast(self.shape(operand) for operand in operands))
+        return self._results[key]
 
     # --- products ---
 
     def product(self, operands: Sequence[int], exponents: Sequence[int]) -> int:
         """The product of powers of operands."""
+        key = "product", tuple(operands), tuple(exponents)
+        if key not in self._results:
+            self._results[key] = self._powers(operands, exponents)
+        return self._results[key]
+
+    def _powers(self, operands: Sequence[int], exponents: Sequence[int]) -> int:
         factors: dict[int, int] = {}
-        coefficient = _ONCE
+        coefficient: Coefficient = 1
         shape = broadcast(self.shape(operand) for operand in operands)
         for operand, exponent in zip(operands, exponents):
             scale, atom = self._scale(operand)
@@ -177,7 +189,7 @@ class Expressions:
                 if exponent < 0:
                     return self._number("division by zero", exponent, tuple(operands), shape)
                 return self.linear({}, shape)
-            coefficient *= scale**exponent
+            coefficient *= scale**exponent if exponent > 0 else Fraction(1) / scale**-exponent
             if atom == ONE:
                 continue
             expression = self.all[atom]
@@ -205,17 +217,17 @@ class Expressions:
         )
         return self.linear({number: coefficient}, shape)
 
-    def _scale(self, number: int) -> tuple[Fraction, int]:
+    def _scale(self, number: int) -> tuple[Coefficient, int]:
         """An expression as a coefficient times an expression; the first coefficient of the latter is 1."""
         expression = self.all[number]
         if expression.op != LINEAR:
-            return _ONCE, number
+            return 1, number
         if not expression.operands:
-            return Fraction(0), ONE
-        leading: Fraction = expression.attributes[0]  # type: ignore[index]
+            return 0, ONE
+        leading: Coefficient = expression.attributes[0]  # type: ignore[index]
         if len(expression.operands) == 1:
             return leading, expression.operands[0]
-        return leading, self.linear({number: 1 / leading}, expression.shape)
+        return leading, self.linear({number: Fraction(1) / leading}, expression.shape)
 
     def counted(self, number: int) -> int:
         """A count to divide by: 1 where the count is zero.
@@ -301,6 +313,19 @@ class Expressions:
             position += end - begin
         return result
 
+    def split(self, number: int, bounds: Sequence[int]) -> list[list[Piece]]:
+        """The pieces of a value between each two of ascending ``bounds``, which begin at 0."""
+        result: list[list[Piece]] = [[] for _ in pairwise(bounds)]
+        index, position = 0, 0
+        for root, begin, end in self.pieces(number):
+            while begin < end and index < len(result):
+                size = min(end - begin, bounds[index + 1] - position)
+                if size:
+                    result[index].append((root, begin, begin + size))
+                begin, position = begin + size, position + size
+                index += position == bounds[index + 1]
+        return result
+
     def elementwise(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int:
         """The result of an elementwise operator; ``make``: applies the operator to operands that broadcast.
 
@@ -381,20 +406,20 @@ class Expressions:
 
     def total(self, number: int, shape: Shape = ()) -> int:
         """The sum of all elements."""
-        terms: dict[int, Fraction] = {}
+        terms: dict[int, Coefficient] = {}
         for root, start, stop in self.pieces(number):
             for atom, factor in self._total_terms(root, start, stop):
-                terms[atom] = terms.get(atom, Fraction(0)) + factor
+                terms[atom] = terms.get(atom, 0) + factor
         return self.view(self.linear(terms, ()), shape)
 
-    def _total_terms(self, root: int, start: int, stop: int) -> Iterator[tuple[int, Fraction]]:
+    def _total_terms(self, root: int, start: int, stop: int) -> Iterator[tuple[int, Coefficient]]:
         count, whole = stop - start, self.shape(root)
         if self.elements(root) == 1:
-            yield self.view(root, ()), Fraction(count)
+            yield self.view(root, ()), count
             return
         parts = [*self.terms(root)]
         if any(atom != ONE and self.shape(atom) != whole for atom, _ in parts):
-            parts = [(root, _ONCE)]
+            parts = [(root, 1)]
         ranges = () if (start, stop) == (0, self.elements(root)) else ((start, stop),)
         for atom, factor in parts:
             if atom == ONE:
@@ -402,10 +427,10 @@ class Expressions:
             else:
                 yield self._number(TOTAL, ranges, (self.root(atom),), ()), factor
 
-    def _joined_totals(self, terms: Mapping[int, Fraction]) -> dict[int, Fraction]:
+    def _joined_totals(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:
         """Sums over elements of an expression, joined by the coefficient of each element."""
-        result: dict[int, Fraction] = {}
-        steps: dict[int, dict[int, Fraction]] = {}
+        result: dict[int, Coefficient] = {}
+        steps: dict[int, dict[int, Coefficient]] = {}
         for atom, factor in terms.items():
             op, spans, operands, _ = self.all[atom]
             if op != TOTAL:
@@ -413,11 +438,11 @@ class Expressions:
                 continue
             changes = steps.setdefault(operands[0], {})
             for start, stop in spans or ((0, self.elements(operands[0])),):  # type: ignore[attr-defined]
-                changes[start] = changes.get(start, Fraction(0)) + factor
-                changes[stop] = changes.get(stop, Fraction(0)) - factor
+                changes[start] = changes.get(start, 0) + factor
+                changes[stop] = changes.get(stop, 0) - factor
         for root, changes in steps.items():
-            groups: dict[Fraction, list[tuple[int, int]]] = {}
-            coefficient = Fraction(0)
+            groups: dict[Coefficient, list[tuple[int, int]]] = {}
+            coefficient: Coefficient = 0
             bounds = sorted(bound for bound, change in changes.items() if change)
             for start, stop in pairwise(bounds):
                 coefficient += changes[start]
@@ -525,7 +550,7 @@ class Expressions:
     def _reduction(self, number: int, axes: frozenset[str], how: str) -> int:
         live = axes & self.varies[number]
         if how == "sum" and live != axes:
-            return self.scaled(self.reduced(number, live, how), Fraction(self.size(axes - live)))
+            return self.scaled(self.reduced(number, live, how), self.size(axes - live))
         if not live:
             return number
         op, attributes, operands, shape = self.all[number]
@@ -540,10 +565,10 @@ class Expressions:
             return self._bound(how, live | attributes[1], operands[0])  # type: ignore[index]
         if how == "sum":
             if op == LINEAR:
-                terms: dict[int, Fraction] = {}
+                terms: dict[int, Coefficient] = {}
                 for atom, factor in self.terms(number):
                     inner = self.reduced(atom, live, how)
-                    terms[inner] = terms.get(inner, Fraction(0)) + factor
+                    terms[inner] = terms.get(inner, 0) + factor
                 return self.linear(terms, shape)
             if op == TOTAL:
                 return self.linear(dict(self._part_of_total(self.reduced(operands[0], live, how), attributes)), ())
@@ -551,11 +576,11 @@ class Expressions:
                 return self._reduced_product(number, live)
         return self._bound(how, live, number)
 
-    def _part_of_total(self, root: int, ranges: Hashable) -> Iterator[tuple[int, Fraction]]:
-        terms: dict[int, Fraction] = {}
+    def _part_of_total(self, root: int, ranges: Hashable) -> Iterator[tuple[int, Coefficient]]:
+        terms: dict[int, Coefficient] = {}
         for start, stop in ranges or ((0, self.elements(root)),):  # type: ignore[attr-defined]
             for atom, factor in self._total_terms(root, start, stop):
-                terms[atom] = terms.get(atom, Fraction(0)) + factor
+                terms[atom] = terms.get(atom, 0) + factor
         return iter(terms.items())
 
     def _reduced_product(self, number: int, axes: frozenset[str]) -> int:
@@ -568,7 +593,7 @@ class Expressions:
         common = [(factor, power) for factor, power in pairs if not self.varies[factor] & axes]
         inner = self.reduced(self.product(*zip(*varying)), axes, "sum")
         whole = self.product([inner, *(factor for factor, _ in common)], [1, *(power for _, power in common)])
-        return self.linear({whole: _ONCE}, shape)
+        return self.linear({whole: 1}, shape)
 
     def _bound(self, how: str, axes: frozenset[str], number: int) -> int:
         return self.over_members(REDUCED, (how, axes), number, axes, self.shape(number))

@@ -142,13 +142,13 @@ class Words:
             pairs.append((x, y))
         return pairs
 
-    def _terms(self, number: int, op: str) -> dict[int, Fraction]:
+    def _terms(self, number: int, op: str) -> dict[int, int | Fraction]:
         if op == LINEAR:
             return dict(self.expressions.terms(number))
         expression = self.expressions.all[number]
         return dict(zip(expression.operands, expression.attributes))  # type: ignore[call-overload]
 
 
-def _number(factor: Fraction) -> str:
+def _number(factor: int | Fraction) -> str:
     """A coefficient, as a short fraction or a decimal."""
     return str(factor) if factor.denominator < 10**4 else f"{float(factor):.4g}"

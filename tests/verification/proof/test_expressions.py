@@ -113,6 +113,9 @@ class Drawn:
         number, values = self.random.choice(self.pool)
         at = self.random.randrange(values[0].size + 1)
         halves = [*self.expressions.cut(number, 0, at), *self.expressions.cut(number, at, values[0].size)]
+        assert self.expressions.split(number, [0, at, at, values[0].size]) == [
+            self.expressions.cut(number, 0, at), [], self.expressions.cut(number, at, values[0].size)
+        ]  # fmt: skip
         joined = self.expressions.view(self.expressions.flat(halves), values[0].shape)
         assert joined == number
         total = self.expressions.added(
