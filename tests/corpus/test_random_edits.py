@@ -1,0 +1,81 @@
+"""A law: what ``gopt prove`` calls proven after a random edit of rank files, ``gopt verify`` finds equal."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from helpers import calls, edit_file
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+import gopt
+from corpus import plants
+from corpus.plants import Recipe, in_order, scale
+from gopt.ir.load import load
+from gopt.ir.types import TensorType
+
+RECIPES = (
+    plants.COPIES, plants.SHARDS, plants.SHARDED, plants.GRID, plants.BUCKETS, plants.MICRO, plants.MICRO_SHARDS,
+    plants.MICRO_SCATTERED, plants.CLIP, plants.CLIP_SHARDS, plants.CLIP_GRID, plants.SCALER, plants.TRUST,
+    plants.STATISTICS, Recipe("mlp_muon", "shard=2"), Recipe("emb_adamw", "shard=2"), Recipe("mlp_adagrad", "shard=2"),
+)  # fmt: skip
+OTHER_REDUCTION = {b"mean": b"sum", b"sum": b"mean", b"max": b"min"}
+
+
+def other_values(model: ModelProto, node: NodeProto, types: Mapping[str, TensorType]) -> Iterator[tuple[int, str]]:
+    """The operands of a node, each with a value of its type that could stand there."""
+    before = [*(each.name for each in (*model.graph.input, *model.graph.initializer))]
+    for each in model.graph.node:
+        if each == node:
+            break
+        before += each.output
+    for place, name in enumerate(node.input):
+        same = (other for other in dict.fromkeys(before) if name in types and types.get(other) == types[name])
+        yield from ((place, other) for other in same if other != name)
+
+
+def edit(model: ModelProto, types: Mapping[str, TensorType], draw: random.Random) -> str:
+    """Do one thing that may be wrong; what was done, '' for nothing."""
+    node = draw.choice(model.graph.node)
+    kind = draw.choice(["operand", "operand", "scale", "reduction", "constant", "bypass"])
+    result = types.get(node.output[0])
+    if kind == "operand" and (others := [*other_values(model, node, types)]):
+        place, node.input[place] = draw.choice(others)
+    elif kind == "scale" and not node.domain and result is not None and result.dtype == "float32":
+        scale(node.output[0], draw.choice([2.0, 0.5, -1.0]))(model)
+    elif kind == "reduction":
+        call = draw.choice(calls(model) or [node])
+        for attribute in call.attribute:
+            attribute.s = OTHER_REDUCTION.get(attribute.s, attribute.s)
+    elif kind == "constant":
+        scalars = [each for each in model.graph.initializer if not each.dims and not each.external_data]
+        constant = draw.choice(scalars)
+        constant.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(constant) * 2, constant.name))
+    elif kind == "bypass" and not node.domain and len(node.output) == 1:
+        same = [name for name in node.input if name in types and types[name] == result]
+        if same:
+            node.CopyFrom(helper.make_node("Identity", [same[0]], list(node.output)))
+    in_order(model)
+    return kind
+
+
+@pytest.mark.parametrize("seed", [*range(25), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(25, 400))])
+def test_what_is_proven_is_equal(seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    folder = tmp_path / "ranks"
+    recipe = draw.choice(RECIPES)
+    recipe.write(folder)
+    files = sorted(folder.glob("rank_*.onnx"))
+    ending = draw.choice(sorted({path.name[len("rank_0000") :] for path in files}))
+    files = [path for path in files if path.name[len("rank_0000") :] == ending]
+    types = load(files[0], own=True).types
+    everywhere = draw.random() < 0.6
+    numbers = draw.random()
+    for path in files if everywhere else [draw.choice(files)]:
+        edit_file(path, lambda model: edit(model, types, random.Random(numbers)))
+    with suppress(gopt.GoptError):  # files that no longer fit are refused
+        if gopt.prove(folder).proven:
+            assert gopt.verify(folder, steps=2, confirm=False).equal, f"{recipe}: seed {seed}"
