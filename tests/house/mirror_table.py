@@ -40,6 +40,8 @@ KINDS = {
 """Folders of tests that mirror no folder of gopt -> what they are."""
 
 OTHERS = {
+    "verification/proof/test_drawn_proofs.py": "proofs of drawn steps, right ones and planted errors",
+    "verification/proof/test_proof_prove.py": "proofs of every fixture, planted errors, the command",
     "cli/test_python_options.py": "commands beside the records of the verbs: fields, defaults, refusals",
     "offline/inference/test_merge_inference.py": "forwards of steps as they are evaluated",
     "offline/training_info/test_training_info_law.py": "what is written as training_info, run by three readers",
@@ -115,6 +117,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "cli.render_prove",
         "one proof: its laws by numbers, its verdicts on right folders and on planted errors",
         "verification/proof/test_expressions.py", "verification/proof/test_proof_prove.py",
+        "verification/proof/test_drawn_proofs.py",
     ),
     **_each("verbs.training", "the threads of a run", "verbs/test_verbs_run.py", "runtime/test_run.py"),
     **_each("cli.golden_texts", "makes the texts of a command", "cli/test_cli_golden.py", "test_gopt.py"),

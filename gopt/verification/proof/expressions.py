@@ -375,6 +375,8 @@ class Expressions:
         large = [operand for operand in operands if self.ranged(operand)]
         shape = broadcast(self.shape(operand) for operand in operands)
         count = elements(shape)
+        if not large and count == 1:
+            return self.view(make([self._narrow(operand) for operand in operands]), shape)
         if not large or count is None or any(self.shape(operand) != shape for operand in large):
             return make(operands)
         if any(self.all[operand].op == FLAT for operand in large):
@@ -503,7 +505,8 @@ class Expressions:
     def _extreme(self, op: str, pieces: Iterable[Piece], shape: Shape = ()) -> int:
         ranges: dict[int, list[tuple[int, int]]] = {}
         for root, start, stop in pieces:
-            for within, low, high in self._extreme_parts(op, root) or ((root, start, stop),):
+            nested = self.all[self.root(root)].op == op
+            for within, low, high in self._extreme_parts(op, root) if nested else ((root, start, stop),):
                 if low < high and self.all[within].op != _IDENTITY[op]:
                     ranges.setdefault(within, []).append((low, high))
         parts = []

@@ -13,7 +13,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import FLOATS, TensorType, dtype_name, numpy_dtype
 from gopt.operators.kinds import CASTS, COMBINERS, COPIES, NORM_REDUCTIONS, RESHAPES, SIZES
-from gopt.operators.operator import Operator
+from gopt.operators.operator import Operator, Slope
 from gopt.verification.proof.constants import SMALL, ConstantTable
 from gopt.verification.proof.expressions import LARGEST, SMALLEST, Expressions, Shape, broadcast, elements
 
@@ -36,6 +36,8 @@ class NodeReader:
 
     def __init__(self, expressions: Expressions, graph: Graph, varying: frozenset[str], table: ConstantTable) -> None:
         self.expressions, self.graph, self.varying, self.table = expressions, graph, varying, table
+        self._widened: dict[str, str] = {}
+        """Value behind a cast to a wider type -> the type before: the cast back rounds nothing."""
 
     def results(self, node: Node, operands: Sequence[int | None]) -> list[int]:
         """The expressions of all results; ``operands``: None for an absent operand."""
@@ -136,9 +138,10 @@ class NodeReader:
         if extreme:
             return expressions.extreme(extreme, [number], after)
         if node.is_in(NORM_REDUCTIONS):
-            if record.slope(0) is not record.slope(0).CURVED:
-                return None
-            number = expressions.elementwise(lambda values: expressions.product(values, (2,)), [number])
+            if record.slope(0) is Slope.BENT:
+                number = applied(expressions, "Abs", (), [number])
+            else:
+                number = expressions.elementwise(lambda values: expressions.product(values, (2,)), [number])
         total = expressions.total(number, after)
         if record.pieces == "mean":
             return expressions.scaled(total, Fraction(1, count))
@@ -154,8 +157,13 @@ class NodeReader:
         source, to = self.graph.type_of(node.inputs[0]).dtype, self._type(node).dtype
         if "to" in node.attributes:
             to = dtype_name(node.attributes["to"])
-        unknown = numpy_dtype(to) is None or "undefined" in (source, to)
-        return None if unknown and node.is_in(CASTS) else as_type(self.expressions, operands[0], source, to)
+        if "undefined" in (source, to) and node.is_in(CASTS):
+            return None
+        if to in EXACT.get(source, ()):
+            self._widened[node.outputs[0]] = self._widened.get(node.inputs[0], source)
+        if self._widened.get(node.inputs[0]) == to:
+            return operands[0]
+        return as_type(self.expressions, operands[0], source, to)
 
     def reshape(self, node: Node, operands: Sequence[int], arrays: Arrays) -> int | None:
         shape = self._static(node)

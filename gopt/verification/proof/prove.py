@@ -21,6 +21,7 @@ from gopt.ir.graph import COMM, Graph
 from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.ir.load import load
 from gopt.ir.opaque.expand import expand
+from gopt.runtime.inlined_functions import inlined
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.folder_check import check_roles, check_starts
@@ -107,7 +108,7 @@ class Prover:
             graphs = {phase: load(path, own=True) for phase, path in paths.items()}
             check_rank(self.manifest, entry, graphs, self.folder)
             programs.append(RankPrograms({}, self.manifest.states_of(entry), (), start_values(graphs, arrays), entry))
-            read.append({phase: expand(graph) for phase, graph in graphs.items()})
+            read.append({phase: inlined(expand(graph)) for phase, graph in graphs.items()})
             self.advance("reading ranks", number, len(self.manifest.ranks))
         stored = joined(programs, "input", [rank.values for rank in programs], self.training.graph.types)
         check_starts(programs, stored, self.folder)
