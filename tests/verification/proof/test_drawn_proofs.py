@@ -16,7 +16,6 @@ import gopt
 from gopt.records.mesh import Mesh
 from gopt.verification.proof.result import ProofVerdict
 
-
 UNDECIDED = ("If(", "rounded to")
 """An If that ranks run where the source's is read as a choice, and a cast back and forth: docs/proving.md."""
 
