@@ -67,6 +67,9 @@ def broadcast(shapes: Iterable[Shape]) -> Shape:
             return None
         if shape == result or not shape:
             continue
+        if not result:
+            result = shape
+            continue
         long, short = (shape, result) if len(shape) >= len(result) else (result, shape)
         front = len(long) - len(short)
         if any(
@@ -88,6 +91,7 @@ class Expressions:
         self.varies: list[frozenset[str]] = []
         self._numbers: dict[Expression, int] = {}
         self._reduced: dict[tuple[str, frozenset[str], int], int] = {}
+        self._scales: dict[int, tuple[Coefficient, int]] = {}
         self._results: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {}
         """Sums and products so far: ranks make them again and again."""
         self.leaf("one", (), ())
@@ -154,7 +158,8 @@ class Expressions:
             if not factor:
                 continue
             for atom, coefficient in self.terms(term):
-                total[atom] = total.get(atom, 0) + coefficient * factor
+                change = factor if coefficient == 1 else coefficient if factor == 1 else coefficient * factor
+                total[atom] = total[atom] + change if atom in total else change
                 op, attributes, _, _ = self.all[atom]
                 partial |= op == TOTAL and bool(attributes)
                 repeated |= op == ITERATED
@@ -261,6 +266,11 @@ class Expressions:
 
     def _scale(self, number: int) -> tuple[Coefficient, int]:
         """An expression as a coefficient times an expression; the first coefficient of the latter is 1."""
+        if number not in self._scales:
+            self._scales[number] = self._scaled(number)
+        return self._scales[number]
+
+    def _scaled(self, number: int) -> tuple[Coefficient, int]:
         expression = self.all[number]
         if expression.op != LINEAR:
             return 1, number
