@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from gopt.text.sanitize import listed
+
 from .render import console, table
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ def render_proof(proof: RankProof, folder: str) -> None:
     for claim in claims[:MOST]:
         _claim(claim, out)
     if len(claims) > MOST:
-        out.print(f"and {', '.join(claim.name for claim in claims[MOST:])}")
+        out.print(f"and {listed([claim.name for claim in claims[MOST:]])}: --json has them all")
     proven = sum(claim.verdict.value == "proven" for claim in proof.claims)
     word = {"proven": "proven for all values", "different": "NOT equal", "unproven": "NOT proven"}[proof.verdict.value]
     out.print(Text.assemble((word, COLOURS[proof.verdict.value]), f": {proven} of {len(proof.claims)} values"))
@@ -41,7 +43,11 @@ def render_proof(proof: RankProof, folder: str) -> None:
 
 def _claim(claim: Claim, out: Console) -> None:
     mismatch = claim.mismatch
-    out.print(Text.assemble((claim.name, COLOURS[claim.verdict.value]), f" ({claim.kind}) is {claim.verdict.value}"))
+    out.print(
+        Text.assemble(
+            (claim.name, COLOURS[claim.verdict.value]), f" ({claim.kind.replace('_', ' ')}) is {claim.verdict.value}"
+        )
+    )
     if mismatch is None:
         return
     rest = f" and {mismatch.ranks - 1} more" if mismatch.ranks > 1 else ""
