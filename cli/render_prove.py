@@ -35,8 +35,9 @@ def render_proof(proof: RankProof, folder: str) -> None:
     if len(claims) > MOST:
         out.print(f"and {listed([claim.name for claim in claims[MOST:]])}: --json has them all")
     proven = sum(claim.verdict.value == "proven" for claim in proof.claims)
-    word = {"proven": "proven for all values", "different": "NOT equal", "unproven": "NOT proven"}[proof.verdict.value]
-    out.print(Text.assemble((word, COLOURS[proof.verdict.value]), f": {proven} of {len(proof.claims)} values"))
+    word = {"proven": "proven", "different": "NOT equal", "unproven": "NOT proven"}[proof.verdict.value]
+    count = f": {proven} of {len(proof.claims)} values are proven"
+    out.print(Text.assemble((word, COLOURS[proof.verdict.value]), count))
     if proof.verdict.value == "unproven":
         out.print(f"gopt verify {folder} compares the rest by numbers")
 
@@ -57,4 +58,6 @@ def _claim(claim: Claim, out: Console) -> None:
     out.print(Text(f"  expected  {mismatch.expected}"))
     if mismatch.example is not None:
         example = mismatch.example
-        out.print(f"  e.g. element {example.element}: {example.actual:.7g}, expected {example.expected:.7g}")
+        digits = 7 if f"{example.actual:.7g}" != f"{example.expected:.7g}" else 17
+        values = f"{example.actual:.{digits}g}, expected {example.expected:.{digits}g}"
+        out.print(f"  e.g. element {example.element}: {values}")

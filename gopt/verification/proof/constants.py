@@ -15,8 +15,8 @@ from gopt.verification.proof.expressions import HIGHEST, LOWEST, Expression, Exp
 
 SMALL = 1 << 12
 """Elements up to which a constant is stored to be read as a shape, as axes or as indices."""
-PRECISION = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-"""Type -> bits of its numbers."""
+PRECISION = {"float64": 53, "float32": 24}
+"""Type whose numbers stand for a decimal or a fraction -> bits; a half is the number that it is."""
 SHORT = 5
 """Digits of a decimal fraction that a constant is taken for."""
 
@@ -84,11 +84,13 @@ def simplest(value: Any) -> Fraction:
     0.1 in float32 is 1/10, so that 1 - 0.9 and 0.1 have the same number."""
     number = np.asarray(value)
     exact = Fraction(float(value))
-    decimal = Fraction(str(value)) if number.dtype.name in PRECISION else exact
+    if number.dtype.name not in PRECISION:
+        return exact
+    decimal = Fraction(str(value))
     if exact.denominator == 1 or len(str(decimal.numerator)) + len(str(decimal.denominator).rstrip("0")) <= SHORT:
         return decimal
     _, exponent = np.frexp(float(value))
-    half = Fraction(2) ** (int(exponent) - PRECISION.get(number.dtype.name, 53) - 1)
+    half = Fraction(2) ** (int(exponent) - PRECISION[number.dtype.name] - 1)
     nearest = _between(abs(exact) - half, abs(exact) + half)
     return nearest if exact > 0 else -nearest
 

@@ -10,6 +10,7 @@ from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.artifact.manifest import Manifest
 from gopt.ir.graph import Graph
+from gopt.runtime.inlined_functions import inlined
 from gopt.verification.lockstep import with_reduced_statistics, with_shared_means
 from gopt.verification.proof.calls import Members
 from gopt.verification.proof.constants import ConstantTable
@@ -108,6 +109,7 @@ class Specification:
 
     def _swept(self, graph: Graph, fed: Mapping[str, int]) -> Values:
         """The values of a part of the source; each call is over all ranks with different data."""
+        graph = inlined(graph)
         stored = {name: self.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in fed}
         sweep = RankSweep(
             0, graph, NodeReader(self.expressions, graph, self.varying, self.constants), stored | dict(fed)
@@ -131,6 +133,7 @@ class Specification:
                 type = self.training.graph.type_of(self.reduction.value)
                 weight = as_type(expressions, local[self.reduction.value], type.dtype, "float32")
                 total = expressions.elementwise(lambda pair: expressions.product(pair, (1, 1)), [local[name], weight])
+                expressions.counts.add(expressions.bare(weight))
                 over = expressions.counted(expressions.reduced(weight, self.varying, "sum"))
                 result[name] = expressions.elementwise(
                     lambda pair: expressions.product(pair, (1, -1)),

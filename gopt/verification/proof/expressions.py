@@ -14,13 +14,15 @@ from math import prod
 from typing import NamedTuple, TypeAlias
 
 from gopt.ir.graph_index import walk
+from gopt.operators.operator import Slope
+from gopt.operators.table import names
 
 Shape: TypeAlias = tuple[int | str | None, ...] | None
 Piece: TypeAlias = tuple[int, int, int]
 """Number of an expression, and the range of its elements in row-major order."""
 NOWHERE: frozenset[str] = frozenset()
-LINEAR, PRODUCT, VIEW, FLAT, TOTAL, REDUCED, COUNTED, ITERATED = (
-    "linear", "product", "view", "flat", "total", "reduced", "counted", "iterated",
+LINEAR, PRODUCT, VIEW, FLAT, TOTAL, REDUCED, COUNTED, ITERATED, INVERSE = (
+    "linear", "product", "view", "flat", "total", "reduced", "counted", "iterated", "inverse",
 )  # fmt: skip
 """The forms that have laws."""
 LARGEST, SMALLEST = "largest", "smallest"
@@ -28,6 +30,13 @@ STATE, INITIAL = "state", "initial state"
 """Leaves: a state, and a state before the first micro-step where micro-steps move the state."""
 LOWEST, HIGHEST = "lowest", "highest"
 """Leaves that are below, or above, every value of their type."""
+_FINITE = frozenset({
+    "one", STATE, INITIAL, "batch", "input", "sum so far", "draw", LINEAR, PRODUCT, VIEW, FLAT, TOTAL, REDUCED, LARGEST,
+    SMALLEST, "permuted", "round", "cast", "on member", "gathered", "members in a row", "part",
+}) | names(lambda record: record.slopes and max(record.slopes) < Slope.CURVED)  # fmt: skip
+"""Forms and operators whose results are numbers where the operands are: no quotient, root or logarithm."""
+_FLAG = Fraction(1, 1 << 20)
+"""The least coefficient of a flag in a count: a smaller one may round to zero."""
 _IDENTITY = {LARGEST: LOWEST, SMALLEST: HIGHEST}
 ONE = 0
 """The number of the constant one."""
@@ -89,6 +98,10 @@ class Expressions:
         self.extents = dict(extents)
         self.all: list[Expression] = []
         self.varies: list[frozenset[str]] = []
+        self.finite: list[bool] = []
+        """Whether an expression is a number wherever the leaves are: only then a difference of two is zero."""
+        self.counts: set[int] = set()
+        """Counts of samples or tokens that are never negative: where the sum is zero, all terms are."""
         self._numbers: dict[Expression, int] = {}
         self._reduced: dict[tuple[str, frozenset[str], int], int] = {}
         self._scales: dict[int, tuple[Coefficient, int]] = {}
@@ -108,6 +121,7 @@ class Expressions:
             for operand in operands:
                 varies |= self.varies[operand]
             self.varies.append(varies)
+            self.finite.append(op in _FINITE and all(self.finite[operand] for operand in operands))
         return number
 
     def leaf(self, kind: str, name: Hashable, shape: Shape, varies: frozenset[str] = NOWHERE) -> int:
@@ -155,7 +169,7 @@ class Expressions:
         total: dict[int, Coefficient] = {}
         partial = repeated = False
         for term, factor in terms.items():
-            if not factor:
+            if not factor and self.finite[term]:
                 continue
             for atom, coefficient in self.terms(term):
                 change = factor if coefficient == 1 else coefficient if factor == 1 else coefficient * factor
@@ -167,7 +181,7 @@ class Expressions:
             total = self._joined_totals(total)
         if repeated:
             total = self._moved_starts(total)
-        nonzero = sorted((atom, factor) for atom, factor in total.items() if factor)
+        nonzero = sorted((atom, factor) for atom, factor in total.items() if factor or not self.finite[atom])
         if len(nonzero) == 1 and nonzero[0][1] == 1 and self.shape(nonzero[0][0]) == shape:
             return nonzero[0][0]
         return self._number(LINEAR, tuple(factor for _, factor in nonzero), tuple(atom for atom, _ in nonzero), shape)
@@ -190,14 +204,14 @@ class Expressions:
             if state is None or moving is None:
                 continue
             del step[state]
-            if self._depend(step, {start, state, moving}):
+            if self.depend(step, {start, state, moving}):
                 continue
             del result[atom], result[state]
             whole = self.linear(step | {moving: rate}, shape)
             result[self.iterated(whole, moving, str(axis), state)] = 1
         return result
 
-    def _depend(self, numbers: Iterable[int], leaves: Collection[int]) -> bool:
+    def depend(self, numbers: Iterable[int], leaves: Collection[int]) -> bool:
         """Return whether some expressions are made of some leaves."""
         return any(number in leaves for number in walk(numbers, lambda number: self.all[number].operands))
 
@@ -232,37 +246,50 @@ class Expressions:
         shape = broadcast(self.shape(operand) for operand in operands)
         for operand, exponent in zip(operands, exponents):
             scale, atom = self._scale(operand)
-            if not scale:
-                if exponent < 0:
-                    return self._number("division by zero", exponent, tuple(operands), shape)
-                return self.linear({}, shape)
+            if not scale and (exponent < 0 or not all(self.finite[operand] for operand in operands)):
+                return self._number("times zero", tuple(exponents), tuple(operands), shape)
             coefficient *= scale**exponent if exponent > 0 else Fraction(1) / scale**-exponent
-            if atom == ONE:
-                continue
             expression = self.all[atom]
             pairs = zip(expression.operands, expression.attributes) if expression.op == PRODUCT else ((atom, 1),)  # type: ignore[call-overload]
-            for factor, power in pairs:
-                factors[factor] = factors.get(factor, 0) + power * exponent
-        cancelled = set()
-        for factor in [factor for factor in factors if self.all[factor].op == COUNTED]:
-            count = self.all[factor].operands[0]
-            if factors[factor] < 0 < factors.get(count, 0):  # what is divided is zero where the count is
-                cancelled.add(count)
-                common = min(-factors[factor], factors[count])
-                factors[factor], factors[count] = factors[factor] + common, factors[count] - common
-        nonzero = sorted(
-            (factor, power) for factor, power in factors.items() if power or self.all[factor].op != COUNTED
-        )
-        nonzero = [(factor, power) for factor, power in nonzero if power or factor not in cancelled]
-        if not nonzero:
+            for factor, power in pairs if atom != ONE else ():
+                inner = factor if exponent > 0 else self._number(INVERSE, None, (factor,), self.shape(factor))
+                factors[inner] = factors.get(inner, 0) + power * abs(exponent)
+        self._cancel_counts(factors)
+        powers = sorted((factor, power) for factor, power in factors.items() if power)
+        if not coefficient or not powers:
             return self.constant(coefficient, shape)
-        if len(nonzero) == 1 and nonzero[0][1] == 1:
-            return self.linear({nonzero[0][0]: coefficient}, shape)
-        within = broadcast(self.shape(factor) for factor, _ in nonzero)
+        if len(powers) == 1 and powers[0][1] == 1:
+            return self.linear({powers[0][0]: coefficient}, shape)
+        within = broadcast(self.shape(factor) for factor, _ in powers)
         number = self._number(
-            PRODUCT, tuple(power for _, power in nonzero), tuple(factor for factor, _ in nonzero), within
+            PRODUCT, tuple(power for _, power in powers), tuple(factor for factor, _ in powers), within
         )
         return self.linear({number: coefficient}, shape)
+
+    def _cancel_counts(self, factors: dict[int, int]) -> None:
+        """Cancel a count with the count to divide by, beside a weighted sum: the sum is zero where the count is."""
+        for divisor in [factor for factor in factors if self.all[factor].op == INVERSE]:
+            counted = self.all[divisor].operands[0]
+            if self.all[counted].op != COUNTED:
+                continue
+            count = self.all[counted].operands[0]
+            if count in factors and any(self._weighted(factor) for factor in factors if factor != count):
+                common = min(factors[divisor], factors[count])
+                factors[divisor], factors[count] = factors[divisor] - common, factors[count] - common
+
+    def _weighted(self, number: int) -> bool:
+        """Return whether an expression is a sum of multiples of a count."""
+        expression = self.all[self.root(number)]
+        if expression.op == REDUCED:
+            return self._weighted(expression.operands[0])
+        return expression.op == PRODUCT and any(self.is_count(factor) for factor in expression.operands)
+
+    def is_count(self, number: int) -> bool:
+        """Return whether an expression is a multiple of a count, or of a sum of counts."""
+        bare = self.bare(number)
+        while self.all[bare].op == REDUCED:
+            bare = self.bare(self.all[bare].operands[0])
+        return bare in self.counts
 
     def _scale(self, number: int) -> tuple[Coefficient, int]:
         """An expression as a coefficient times an expression; the first coefficient of the latter is 1."""
@@ -276,7 +303,9 @@ class Expressions:
             return 1, number
         if not expression.operands:
             return 0, ONE
-        leading: Coefficient = expression.attributes[0]  # type: ignore[index]
+        leading = next((factor for _, factor in self.terms(number) if factor), 0)
+        if not leading:
+            return 1, number
         if len(expression.operands) == 1:
             return leading, expression.operands[0]
         return leading, self.linear({number: Fraction(1) / leading}, expression.shape)
@@ -286,8 +315,6 @@ class Expressions:
 
         A multiple of the count gives the same multiple of the result, because the dividend is zero with the count."""
         scale, atom = self._scale(number)
-        if not scale or atom == ONE:
-            return number
         return self.scaled(self._number(COUNTED, None, (self.root(atom),), self.shape(number)), scale)
 
     def has_factor(self, number: int, factor: int) -> bool:
@@ -485,9 +512,13 @@ class Expressions:
         """Sums over elements of an expression, joined by the coefficient of each element."""
         result: dict[int, Coefficient] = {}
         steps: dict[int, dict[int, Coefficient]] = {}
+        signs: dict[int, set[bool]] = {}
+        for atom, factor in terms.items():
+            if self.all[atom].op == TOTAL:
+                signs.setdefault(self.all[atom].operands[0], set()).add(factor > 0)
         for atom, factor in terms.items():
             op, spans, operands, _ = self.all[atom]
-            if op != TOTAL:
+            if op != TOTAL or (len(signs[operands[0]]) > 1 and not self.finite[operands[0]]):
                 result[atom] = factor
                 continue
             changes = steps.setdefault(operands[0], {})
@@ -557,7 +588,7 @@ class Expressions:
             return []
         if op == "cast" and attributes[0] == "bool":  # type: ignore[index]
             return [(operands[0], 0, self.elements(operands[0]) or 0)]
-        if op == VIEW or (op == LINEAR and all(factor > 0 for _, factor in self.terms(number))):
+        if op == VIEW or (op == LINEAR and all(factor > _FLAG for _, factor in self.terms(number))):
             inner = [(operand, lambda flag: flag) for operand in operands]
         elif op == REDUCED and attributes[0] in ("sum", LARGEST):  # type: ignore[index]
             inner = [(operands[0], lambda flag: self.reduced(flag, attributes[1], "max"))]  # type: ignore[index]

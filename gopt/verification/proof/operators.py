@@ -14,7 +14,7 @@ from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import FLOATS, TensorType, dtype_name, numpy_dtype
 from gopt.operators.kinds import CASTS, COMBINERS, COPIES, NORM_REDUCTIONS, RESHAPES, SIZES
 from gopt.operators.operator import Operator, Slope
-from gopt.verification.proof.constants import SMALL, ConstantTable
+from gopt.verification.proof.constants import SMALL, ConstantTable, simplest
 from gopt.verification.proof.expressions import LARGEST, SMALLEST, Expressions, Shape, broadcast, elements
 
 EXACT = {
@@ -42,7 +42,8 @@ class NodeReader:
     def results(self, node: Node, operands: Sequence[int | None]) -> list[int]:
         """The expressions of all results; ``operands``: None for an absent operand."""
         present = [operand for operand in operands if operand is not None]
-        if node.domain in ("", "ai.onnx") and len(node.outputs) == 1 and not node.captures:
+        front = len(present) == len(operands) or None not in operands[: len(present)]
+        if front and node.domain in ("", "ai.onnx") and len(node.outputs) == 1 and not node.captures:
             number = self._lawful(node, present)
             if number is not None:
                 return [number]
@@ -60,6 +61,9 @@ class NodeReader:
             if folded is not None:
                 return self.table.number(folded)
         record = record_of(node)
+        decided = (*((record.shape,) if record.shape is not None else ()), *record.lengths)
+        if any(index < len(arrays) and arrays[index] is None for index in decided):
+            return None
         if record.signs and self._floating(node):
             return self._sum(record, operands)
         if record.exponents and self._floating(node):
@@ -129,6 +133,8 @@ class NodeReader:
         expressions, number, after = self.expressions, operands[0], self._static(node)
         count = expressions.elements(number)
         extreme = EXTREMES.get(record.pieces or "")
+        if len(arrays) > 1 and arrays[1] is None:
+            return None
         if after is None or elements(after) != 1 or not count or not (extreme or self._floating(node)):
             return None
         if node.attributes.get("noop_with_empty_axes", 0) and count != 1:
@@ -166,8 +172,8 @@ class NodeReader:
         return as_type(self.expressions, operands[0], source, to)
 
     def reshape(self, node: Node, operands: Sequence[int], arrays: Arrays) -> int | None:
-        shape = self._static(node)
-        if shape is None or elements(shape) != self.expressions.elements(operands[0]):
+        shape, decided = self._static(node), all(array is not None for array in arrays[1:])
+        if shape is None or not decided or elements(shape) != self.expressions.elements(operands[0]):
             return None
         return self.expressions.view(operands[0], shape)
 
@@ -243,6 +249,8 @@ class NodeReader:
             or expressions.shape(otherwise) != self._static(node)
         ):
             return None
+        if not expressions.is_count(counts[0]):
+            return None
         if value == 1:
             return (
                 expressions.counted(otherwise) if expressions.root(otherwise) == expressions.root(counts[0]) else None
@@ -289,8 +297,14 @@ def as_type(expressions: Expressions, number: int, source: str, to: str) -> int:
     if to == "bool" and expressions.elements(number) == 1 and (flag := expressions.any_set(number)) is not None:
         return expressions.view(flag, expressions.shape(number))
     if not (to in FLOATS and source in FLOATS):
-        return applied(expressions, "cast", (source, "float32" if to == "float64" else to), [number])
-    if expressions.uniform(number) is not None or expressions.all[expressions.root(number)][:2] == ("round", to):
+        return applied(expressions, "cast", (source, to), [number])
+    value = expressions.uniform(number)
+    if value is not None:
+        with np.errstate(all="ignore"):
+            rounded = np.asarray(float(value)).astype(numpy_dtype(to)).reshape(1)
+        if np.isfinite(np.float64(rounded[0])):
+            return expressions.constant(simplest(rounded[0]), expressions.shape(number))
+    if expressions.all[expressions.root(number)][:2] == ("round", to):
         return number
     return applied(expressions, "round", to, [number])
 

@@ -28,7 +28,7 @@ from gopt.verification.folder_check import check_roles, check_starts
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.evaluation import Unevaluable
 from gopt.verification.proof.expected import MICRO, Expected, Specification
-from gopt.verification.proof.expressions import Expressions
+from gopt.verification.proof.expressions import Expressions, elements
 from gopt.verification.proof.operators import NodeReader, as_type
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
 from gopt.verification.proof.samples import CounterExamples
@@ -69,6 +69,8 @@ class Prover:
         self.constants = ConstantTable(self.expressions)
         self.varying = frozenset(axis for axis in (*self.mesh.data_axes, *micro) if self.expressions.extents[axis] > 1)
         self.dtypes: dict[tuple[int, str], str] = {}
+        self.shapes: dict[tuple[int, str], tuple[int, ...]] = {}
+        """The declared shapes of the inputs of each rank, which the next step reads again."""
         self.values: list[list[Values]] = [[] for _ in self.manifest.ranks]
         """The values of each rank's files, phase by phase."""
 
@@ -107,12 +109,30 @@ class Prover:
                 raise InputError(f"rank {entry.rank} has no file {missing}", "write the folder again with gopt shard")
             graphs = {phase: load(path, own=True) for phase, path in paths.items()}
             check_rank(self.manifest, entry, graphs, self.folder)
+            for phase, graph in graphs.items():
+                self._check_versions(graph, paths[phase])
             programs.append(RankPrograms({}, self.manifest.states_of(entry), (), start_values(graphs, arrays), entry))
             read.append({phase: inlined(expand(graph)) for phase, graph in graphs.items()})
             self.advance("reading ranks", number, len(self.manifest.ranks))
+            sums = {accumulator.input for accumulator in entry.accumulators}
+            if any(value.any() for name, value in programs[-1].values.items() if name in sums):
+                raise InputError(
+                    f"rank {entry.rank} has an accumulator that does not start at zero",
+                    "a file of the folder was edited: write the folder again",
+                )
         stored = joined(programs, "input", [rank.values for rank in programs], self.training.graph.types)
         check_starts(programs, stored, self.folder)
         return read
+
+    def _check_versions(self, graph: Graph, path: Path) -> None:
+        """Raise InputError for another version of operators than the source's: they may compute something else."""
+        versions = {entry.domain: entry.version for entry in self.training.graph.header.opset_import}
+        for entry in graph.header.opset_import:
+            if versions.get(entry.domain, entry.version) != entry.version:
+                raise InputError(
+                    f"{path} is of operator set {entry.version}, the source of {versions[entry.domain]}",
+                    "a file of the folder was edited: write the folder again",
+                )
 
     def _ranks(self, expected: Expected, graphs: Sequence[Mapping[str, Graph]]) -> list[Values]:
         """The results of every rank at the end of the step."""
@@ -139,36 +159,52 @@ class Prover:
             values[accumulator.input] = self.expressions.linear({}, accumulator.shape)
         return values
 
-    def _summed(self, entry: RankEntry, graph: Graph, results: Values, output: str, name: str) -> int:
-        """An accumulator after all micro-steps from zero; ``results``: of the first micro-step.
+    def _summed(self, entry: RankEntry, graph: Graph, results: Values) -> Values:
+        """The accumulators after all micro-steps from zero, by output; ``results``: of the first micro-step.
 
-        Each micro-step must add a term to the accumulator, for any value of the accumulator."""
-        term = results[output]
-        begun = [
-            (self.expressions.leaf("sum so far", (name, entry.rank, index), self.expressions.shape(root)), start, stop)
-            for index, (root, start, stop) in enumerate(self.expressions.pieces(term))
+        Each micro-step must add a term to an accumulator, for any values of all accumulators."""
+        terms = {sum: results[sum.output] for sum in entry.accumulators if sum.output in graph.outputs}
+        before = {sum.input: self._any(sum.input, entry.rank, term) for sum, term in terms.items()}
+        after = self._behind(graph, results, before)
+        new: Values = {}
+        for accumulator, term in terms.items():
+            name, output = accumulator.input, accumulator.output
+            due = self.expressions.elementwise(self.expressions.added, [term, before[name]])
+            if after is not None and after.get(output) == due:
+                new[output] = self.expressions.reduced(term, (MICRO,), "sum")
+            else:
+                new[output] = self._iterated(entry, graph, results, before, name, output)
+        return new
+
+    def _any(self, name: str, rank: int, like: int) -> int:
+        """A value without any known fact, in ranges as those of another."""
+        pieces = [
+            (self.expressions.leaf("sum so far", (name, rank, index), self.expressions.shape(root)), start, stop)
+            for index, (root, start, stop) in enumerate(self.expressions.pieces(like))
         ]
-        before = self.expressions.view(self.expressions.flat(begun), self.expressions.shape(term))
-        after = self._behind(graph, results, name, before)
-        moved = {behind for behind in graph.outputs if behind in (after or ())}
-        due = self.expressions.elementwise(self.expressions.added, [term, before])
-        if after is not None and moved == {output} and after[output] == due:
-            return self.expressions.reduced(term, (MICRO,), "sum")
-        whole = self.expressions.leaf("sum so far", (name, entry.rank), self.expressions.shape(term))
-        after = self._behind(graph, results, name, whole)
+        return self.expressions.view(self.expressions.flat(pieces), self.expressions.shape(like))
+
+    def _iterated(self, entry: RankEntry, graph: Graph, results: Values, before: Values, name: str, output: str) -> int:
+        """An accumulator after all micro-steps, by more than a term; unknown if several accumulators decide."""
+        shape = self.expressions.shape(results[output])
+        whole = self.expressions.leaf("sum so far", (name, entry.rank), shape)
+        after = self._behind(graph, results, {**before, name: whole})
         if after is None:
-            return self._unknown(entry, name, term)
-        zero = self.expressions.linear({}, self.expressions.shape(term))
-        return self.expressions.iterated(after.get(output, term), whole, MICRO, zero)
+            return self._unknown(entry, name, results[output])
+        number = after.get(output, results[output])
+        rest = [value for input, value in before.items() if input != name]
+        if self.expressions.depend([number], {leaf for value in rest for leaf, _, _ in self.expressions.pieces(value)}):
+            return self._unknown(entry, name, results[output])
+        return self.expressions.iterated(number, whole, MICRO, self.expressions.linear({}, shape))
 
     def _unknown(self, entry: RankEntry, name: str, number: int) -> int:
         """A value of micro-steps beyond a sum of terms."""
         return self.expressions.leaf("a value of micro-steps", (name, entry.rank), self.expressions.shape(number))
 
-    def _behind(self, graph: Graph, results: Values, name: str, number: int) -> Values | None:
-        """The values that depend on an input, for the value ``number``; None if a call depends on the input."""
+    def _behind(self, graph: Graph, results: Values, inputs: Values) -> Values | None:
+        """The values that depend on some inputs, for other values; None if a call depends on the inputs."""
         reader = NodeReader(self.expressions, graph, self.varying, self.constants)
-        changed = {name: number}
+        changed = dict(inputs)
         for node in graph.nodes:
             if changed.keys().isdisjoint(node.reads):
                 continue
@@ -199,10 +235,15 @@ class Prover:
             number = values[name]
             if times > 1 and name in states and states[name].output in graph.outputs:
                 number = self._held(states[name], expected.during)
+                if MICRO not in self.expressions.varies[number]:  # the source does not move it in a micro-step
+                    shape, moving = self.expressions.shape(number), frozenset({MICRO})
+                    number = self.expressions.leaf("moved state", (name, entry.rank), shape, moving)
             if name in states and type.static:
                 number = self.expressions.view(number, type.shape)
                 number = as_type(self.expressions, number, types[states[name].pieces[0].tensor], type.dtype)
             inputs[name] = number
+            if type.static:
+                self.shapes[entry.rank, name] = tuple(type.dims)
         return inputs
 
     def _carry(
@@ -215,17 +256,23 @@ class Prover:
             begun = {accumulator.input for accumulator in entry.accumulators}
             for name in descendants(GraphIndex(graph), begun).intersection(graph.outputs) - sums:
                 results[name] = self._unknown(entry, name, results[name])
+        summed = self._summed(entry, graph, results) if times > 1 else {}
         for output, name in self.manifest.next_inputs(entry).items():
             if output in graph.outputs:
                 number = results[output]
                 if times > 1 and output in sums:
-                    number = self._summed(entry, graph, results, output, name)
+                    number = summed[output]
                 elif times > 1:
                     moving = self.expressions.root(self._held(moved[name], expected.during))
                     number = self.expressions.iterated(number, moving, MICRO, self.expressions.root(states[name]))
+                shape = self.expressions.shape(results[output])
+                if elements(shape) is not None and self.shapes.get((entry.rank, name), shape) != shape:
+                    number = self._unknown(entry, f"{name}, in another shape", number)
                 states[name] = number
                 self.dtypes[entry.rank, name] = graph.outputs[output].dtype
-        states.update({f"output {name}": results[name] for name in graph.outputs if name in self.training.shown})
+        for name in graph.outputs:
+            if name in self.training.shown and states.setdefault(f"output {name}", results[name]) != results[name]:
+                states[f"output {name}"] = self._unknown(entry, name, results[name])  # two phases show two values
 
 
 def held_pieces(expressions: Expressions, state: LocalState, whole: Values) -> int:

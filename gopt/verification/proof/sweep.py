@@ -16,6 +16,8 @@ from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.expressions import Expressions, elements
 from gopt.verification.proof.operators import NodeReader
 
+_NARROW = frozenset({"int8", "uint8", "int16", "uint16", "bool"})
+
 
 class UnpairedCall(Exception):
     """A call without all members of the group: the rank, the node, the actual and the expected call."""
@@ -149,6 +151,11 @@ class Sweep:
         for sweep, node, signature in zip(members, nodes, signatures):
             if signature != signatures[0]:
                 raise UnpairedCall(sweep.rank, node, str(signature), f"{signatures[0]}, as rank {members[0].rank} has")
+        if signatures[0].reduce in ("sum", "mean") and signatures[0].dtype in _NARROW:
+            raise UnsupportedError(
+                f"{nodes[0].op_type} {nodes[0].label!r} sums {signatures[0].dtype}, which may overflow",
+                "gopt verify compares the ranks by numbers",
+            )
         all_coordinates = [{axis: self._places[sweep.rank][axis] for axis in axes} for sweep in members]
         operands = [[sweep.values[name] for name in node.inputs] for sweep, node in zip(members, nodes)]
         results = Members(self.expressions, axes, all_coordinates).call(nodes[0], operands)

@@ -10,6 +10,7 @@ from gopt.verification.proof.expressions import (
     COUNTED,
     FLAT,
     INITIAL,
+    INVERSE,
     LARGEST,
     LINEAR,
     ONE,
@@ -72,6 +73,8 @@ class Words:
             return word + ", ".join(parts) + more
         if op == "round":
             return f"{inner[0]} rounded to {attributes}"
+        if op == INVERSE:
+            return f"({inner[0]})^-1" if " " in inner[0] else f"{inner[0]}^-1"
         if op == COUNTED:
             return f"{inner[0]} or 1"
         return f"{op}({', '.join(inner)}{more})"

@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from gopt.verification.proof.constants import simplest
 from gopt.verification.proof.evaluation import ExpressionValues
 from gopt.verification.proof.expressions import LARGEST, ONE, SMALLEST, Expressions, broadcast
 
@@ -121,7 +122,8 @@ class Drawn:
         total = self.expressions.added(
             [self.expressions.total(self.expressions.flat(self.expressions.cut(number, *span)))
              for span in ((0, at), (at, values[0].size))])  # fmt: skip
-        assert total == self.expressions.total(number)
+        finite = all(self.expressions.finite[root] for root, _, _ in self.expressions.pieces(number))
+        assert total == self.expressions.total(number) or not finite
 
     def total(self) -> None:
         number, values = self.random.choice(self.pool)
@@ -206,13 +208,40 @@ def test_unequal_values_have_two_numbers(pair):
     assert one != other
 
 
-def test_a_count_to_divide_by_is_its_multiple_and_cancels_the_count():
+def test_a_count_to_divide_by_is_its_multiple_and_cancels_the_count_of_a_weighted_sum_alone():
     e = Expressions(EXTENTS)
     count, x = e.leaf("batch", "n", (), frozenset({"dp"})), e.leaf("batch", "x", (4,), frozenset({"dp"}))
+    e.counts.add(count)
     whole = e.reduced(count, ["dp"], "sum")
+    weighted = e.reduced(e.product([x, count], [1, 1]), ["dp"], "sum")
     assert e.counted(e.scaled(whole, Fraction(1, 4))) == e.scaled(e.counted(whole), Fraction(1, 4))
-    assert e.product([x, whole, e.counted(whole)], [1, 1, -1]) == x
-    assert e.product([x, count, count], [1, 1, -1]) != x, "nothing else cancels: it may be zero"
+    assert e.product([weighted, whole, e.counted(whole)], [1, 1, -1]) == weighted
+    assert e.product([x, whole, e.counted(whole)], [1, 1, -1]) != x, "it is not zero where the count is"
+    assert e.is_count(whole) and e.is_count(e.scaled(whole, Fraction(1, 3))) and not e.is_count(x)
+
+
+def test_what_may_be_no_number_does_not_vanish():
+    e = Expressions({})
+    x, y = e.leaf("state", "x", (4,)), e.leaf("state", "y", (4,))
+    inverse = e.product([x], [-1])
+    assert e.product([x, x, x], [1, 1, -1]) != x and e.product([x, x], [1, -1]) != e.constant(1, (4,))
+    assert e.added([y, inverse, inverse], [1, 1, -1]) != y and e.added([y, x, x], [1, 1, -1]) == y
+    zero = e.constant(0, (4,))
+    assert e.product([zero, inverse], [1, 1]) != zero and e.product([zero, x], [1, 1]) == zero
+    logarithm = e.apply("Log", (), [x], (4,))
+    assert e.added([logarithm, logarithm], [1, -1]) != zero
+
+
+@pytest.mark.parametrize(
+    ("value", "due"),
+    [
+        (np.float32(0.1), Fraction(1, 10)), (np.float32(1e-8), Fraction(1, 10**8)), (np.float32(1 / 3), Fraction(1, 3)),
+        (np.float16(0.999), Fraction(float(np.float16(0.999)))), (np.float64(0.25), Fraction(1, 4)),
+        (np.float32(65504), 65504), (np.float32(-0.9), Fraction(-9, 10)),
+    ],
+)  # fmt: skip
+def test_a_constant_is_the_decimal_or_fraction_that_it_stands_for(value, due):
+    assert simplest(value) == due
 
 
 def test_a_state_plus_the_sum_of_its_changes_is_the_state_behind_all_micro_steps():
