@@ -336,7 +336,8 @@ DETOURS: dict[str, list[onnx.NodeProto]] = {
         helper.make_node("Div", ["c.w", "c.f"], ["c.1"]), helper.make_node("Mul", ["v", "c.1"], ["new"]),
     ],
     "a shape that is computed": [
-        helper.make_node("Shape", ["v"], ["shape"]), helper.make_node("Cast", ["step"], ["s"], to=onnx.TensorProto.INT64),
+        helper.make_node("Shape", ["v"], ["shape"]),
+        helper.make_node("Cast", ["step"], ["s"], to=onnx.TensorProto.INT64),
         helper.make_node("Sub", ["s", "s"], ["s.0"]), helper.make_node("Add", ["shape", "s.0"], ["shape.1"]),
         helper.make_node("Reshape", ["v", "shape.1"], ["new"]),
     ],
