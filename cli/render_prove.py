@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -29,26 +30,32 @@ def render_proof(proof: RankProof, folder: str) -> None:
     rows = [(kind.replace("_", " "), *(counts[kind, verdict] or "" for verdict in verdicts)) for kind in kinds]
     title = f"Values at the end of a step, on {proof.ranks} ranks"
     out.print(table(title, ("kind", *verdicts), rows, (1, 2, 3)))
-    claims = proof.open()
-    for claim in claims[:MOST]:
-        _claim(claim, out)
-    if len(claims) > MOST:
-        out.print(f"and {listed([claim.name for claim in claims[MOST:]])}: --json has them all")
+    groups: dict[tuple[object, ...], list[Claim]] = {}
+    for number, claim in enumerate(proof.open()):
+        node = claim.mismatch and claim.mismatch.node
+        groups.setdefault((claim.verdict, claim.mismatch and claim.mismatch.rank, node or number), []).append(claim)
+    for claims in list(groups.values())[:MOST]:
+        _group(claims, out)
+    if len(groups) > MOST:
+        names = [claim.name for claims in list(groups.values())[MOST:] for claim in claims]
+        out.print(f"and {listed(names)}: --json has them all")
     proven = sum(claim.verdict.value == "proven" for claim in proof.claims)
     word = {"proven": "proven", "different": "NOT equal", "unproven": "NOT proven"}[proof.verdict.value]
     count = f": {proven} of {len(proof.claims)} values are proven"
     out.print(Text.assemble((word, COLOURS[proof.verdict.value]), count))
+    node = next((claim.mismatch.node for claim in proof.open() if claim.mismatch and claim.mismatch.node), None)
+    if proof.verdict.value == "different" and node is not None:
+        out.print(f"gopt explain {folder} {node} shows where the first of these stands")
     if proof.verdict.value == "unproven":
         out.print(f"gopt verify {folder} compares the rest by numbers")
 
 
-def _claim(claim: Claim, out: Console) -> None:
-    mismatch = claim.mismatch
-    out.print(
-        Text.assemble(
-            (claim.name, COLOURS[claim.verdict.value]), f" ({claim.kind.replace('_', ' ')}) is {claim.verdict.value}"
-        )
-    )
+def _group(claims: Sequence[Claim], out: Console) -> None:
+    """Values that differ in the same node: the first with the actual and the expected expression."""
+    claim, mismatch = claims[0], claims[0].mismatch
+    kind, verdict = claim.kind.replace("_", " "), claim.verdict.value
+    names = f"{listed([each.name for each in claims])} are" if len(claims) > 1 else f"{claim.name} ({kind}) is"
+    out.print(Text.assemble(f"{names} ", (verdict, COLOURS[verdict])))
     if mismatch is None:
         return
     rest = f" and {mismatch.ranks - 1} more" if mismatch.ranks > 1 else ""

@@ -82,10 +82,12 @@ class RankProof(HtmlTable):
         return EXIT_CODES[self.verdict]
 
     def open(self) -> list[Claim]:
-        """The claims without a proof, different values first."""
+        """The claims without a proof: different values first, and of these the values with a named node."""
         order = list(ProofVerdict)
         claims = [claim for claim in self.claims if claim.verdict is not ProofVerdict.PROVEN]
-        return sorted(claims, key=lambda claim: -order.index(claim.verdict))
+        return sorted(
+            claims, key=lambda claim: (-order.index(claim.verdict), not (claim.mismatch and claim.mismatch.node))
+        )
 
     def reason(self) -> str:
         """In a line, the first value without a proof; '' for a complete proof."""
