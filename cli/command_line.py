@@ -20,7 +20,7 @@ CONFIGURATIONS = {"config", "server_map"}
 OUTPUTS = {"output", "print_dir", "checkpoint", "log", "trace", "state_dict", "record", "tensorboard"}
 LEFT_OUT = {"state", "data", "replay", "eval_data"}
 """Options whose files are values or code of the user: they are in no reproducer."""
-COMMANDS = ("shard", "split", "verify", "run", "plan", "inspect", "explain", "diff", "merge", "reshard")
+COMMANDS = ("shard", "split", "prove", "verify", "run", "plan", "inspect", "explain", "diff", "merge", "reshard")
 """Commands that a reproducer may hold: they read models and folders, and run no code of the user."""
 _OWN = {"reproducer", "reproducer_values", "quiet", "verbose"}
 

@@ -28,6 +28,7 @@ TABLE = {
     "derive": "derive forward.onnx --loss mse --optimizer sgd -o derived.onnx --force",
     "shard": "shard step.onnx --ranks 2 -o out --force",
     "split": "split step.onnx --trainers 2 --servers 1 -o split --force",
+    "prove": "prove in.ranks",
     "verify": "verify in.ranks --steps 1",
     "run": _RUN.format("in.ranks"),
     "plan": "plan step.onnx --ranks 2",

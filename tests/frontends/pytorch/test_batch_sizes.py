@@ -123,7 +123,7 @@ def test_other_nodes_and_attributes_are_refused():
     del two.graph.node[1]
     with pytest.raises(UnsupportedError, match="2 nodes at one size of the batch and 1 at another"):
         join_sizes((one, two), SIZES)
-    with pytest.raises(UnsupportedError, match="no input has the batch as its first dimension"):
+    with pytest.raises(UnsupportedError, match="no input has the batch as a dimension"):
         join_sizes((one, one), SIZES)
 
 
