@@ -71,7 +71,9 @@ class Specification:
         }
         new = self._statistics(local, start, during)
         chosen = {output: new[tensor] for tensor, output in training.chosen.items()}
-        update = self._swept(update_graph(training, training.shown), start | inputs | gradients | means | chosen)
+        update = self._swept(
+            inlined(update_graph(training, training.shown)), start | inputs | gradients | means | chosen
+        )
         states = {
             state.tensor: new[state.tensor] if state.tensor in new and state.tensor not in training.chosen
             else update[state.updated] for state in training.states
@@ -99,6 +101,7 @@ class Specification:
         manifest, training = self.manifest, self.training
         forward = {name for node in training.graph.nodes if node.phase is not Phase.UPDATE for name in node.outputs}
         local = local_graph(training, self.reduction.value, [name for name in training.metrics if name in forward])
+        local = inlined(local)  # before calls are put in
         if manifest.synchronised != SynchronisedValues():
             local = with_shared_means(local, manifest.synchronised)
         met = [reduction for reduction in manifest.reductions if reduction.points]
@@ -109,7 +112,6 @@ class Specification:
 
     def _swept(self, graph: Graph, fed: Mapping[str, int]) -> Values:
         """The values of a part of the source; each call is over all ranks with different data."""
-        graph = inlined(graph)
         stored = {name: self.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in fed}
         sweep = RankSweep(
             0, graph, NodeReader(self.expressions, graph, self.varying, self.constants), stored | dict(fed)
