@@ -78,16 +78,7 @@ def read_rank(
     ``random_inputs`` are fed, with ``types`` of results in the source. Raises InputError where files are missing or say
     something else. ``arrays``: shared by ranks."""
     states = manifest.states_of(record)
-    graphs = {}
-    last = list(phases)[-1]
-    for phase, name in (
-        record.files.items() if record.role == "server" else [(p, record.files.get(p, "")) for p in phases]
-    ):
-        path = folder / name
-        if not path.is_file():
-            raise InputError(f"rank {record.rank} has no file {path}", "write the folder again with gopt shard")
-        graph = load(path, own=True)
-        graphs[last if record.role == "server" else phase] = graph
+    graphs = load_rank(folder, record, list(phases))
     stored = start_values(graphs, arrays)
     check_rank(manifest, record, graphs, folder)
     graphs = {phase: without_absent_operands(graph) for phase, graph in graphs.items()}
@@ -95,6 +86,18 @@ def read_rank(
     fed = {phase: feed_graph(graph, random_inputs, types) for phase, graph in graphs.items()}
     programs = {phase: Executor(probed(graph, probe, data), cache) for phase, graph in fed.items()}
     return RankPrograms(programs, states, record.accumulators, stored, record)
+
+
+def load_rank(folder: Path, record: RankEntry, phases: Sequence[str]) -> dict[str, Graph]:
+    """The graphs of a rank by phase; a server's is of the last phase. Raises InputError for a missing file."""
+    graphs = {}
+    files = record.files.items() if record.role == "server" else [(p, record.files.get(p, "")) for p in phases]
+    for phase, name in files:
+        path = folder / name
+        if not path.is_file():
+            raise InputError(f"rank {record.rank} has no file {path}", "write the folder again with gopt shard")
+        graphs[phases[-1] if record.role == "server" else phase] = load(path, own=True)
+    return graphs
 
 
 def start_values(graphs: Mapping[str, Graph], arrays: Held) -> Values:

@@ -27,7 +27,7 @@ from gopt.artifact.integrity import check_files
 from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.path_diagnostics import check_folder
-from gopt.errors import InputError, RunError
+from gopt.errors import RunError
 from gopt.importers.collectives import DECLARED, parse_groups, recognise
 from gopt.importers.load import load_file
 from gopt.ir.graph import COMM, Graph
@@ -48,7 +48,7 @@ from gopt.verification.all_ranks import AllRanks, Tamper, Transport, data_ranks,
 from gopt.verification.batches import Batches, SampledBatches, UserBatches
 from gopt.verification.compare import Values, finite, tolerance_of
 from gopt.verification.conditions import find_conditions
-from gopt.verification.folder_check import check_roles, check_starts, other_start_values
+from gopt.verification.folder_check import check_all_ranks, check_roles, check_starts, other_start_values
 from gopt.verification.gradient_check import PHASE, check_gradients
 from gopt.verification.gradient_sample import sample_gradients
 from gopt.verification.inexact_reductions import inexact_reductions
@@ -101,10 +101,7 @@ class Verifier:
         # The reference holds one, and all ranks together another at least.
         check_fits(source.graph, (state.tensor for state in source.states), copies=2)
         plan = self.manifest.parameter_server
-        if len(self.manifest.ranks) != wanted:
-            raise InputError(
-                f"{self.folder} holds {len(self.manifest.ranks)} of {wanted} ranks", "shard without --only-ranks"
-            )
+        check_all_ranks(self.manifest, self.folder)
         self.cache = SessionCache(deadline)
         self.conditions = find_conditions(self.training)
         reduction = LossReduction.parse(self.manifest.loss_reduction)

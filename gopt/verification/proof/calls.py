@@ -11,7 +11,7 @@ from typing import Any
 from gopt.collectives.node import parse_shapes
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
-from gopt.verification.proof.expressions import LARGEST, SMALLEST, Expressions
+from gopt.verification.proof.expressions import EXTREMES, Expressions
 from gopt.verification.proof.operators import applied
 
 Member = Mapping[str, int]
@@ -42,11 +42,10 @@ class Members:
         """The reduction of a value of each member."""
         expressions = self.expressions
         alike = frozenset(axis for axis in self.axes if self._alike(numbers, axis))
-        origin = dict.fromkeys(alike, 0)
         chosen = [
             (number, coordinates)
             for number, coordinates in zip(numbers, self.all_coordinates)
-            if all(coordinates[axis] == 0 for axis in origin)
+            if all(coordinates[axis] == 0 for axis in alike)
         ]
         values = [
             expressions.on_member(
@@ -60,7 +59,7 @@ class Members:
         if how in ("sum", "mean"):
             total = expressions.elementwise(expressions.added, values)
             return expressions.scaled(total, Fraction(1, len(values))) if how == "mean" else total
-        op = {"max": LARGEST, "min": SMALLEST}[how]
+        op = EXTREMES[how]
         if expressions.elements(values[0]) == 1:
             return expressions.extreme(op, values, expressions.shape(values[0]))
         return applied(expressions, op, "members", sorted(set(values)))

@@ -40,7 +40,7 @@ Leaf = Callable[[Expression, Member], np.ndarray | None]
 Key = tuple[int, tuple[tuple[str, int], ...]]
 """An expression, and the indices of the member along the axes of the expression."""
 Origin = tuple[Graph, Node, int]
-"""A node that an expression without laws was read from, and the coordinates of the result."""
+"""A node that an expression without laws was read from, and the index of the result."""
 MOST = 2_000_000
 """Elements of all expressions together up to which they are evaluated."""
 
@@ -82,7 +82,7 @@ class ExpressionValues:
         """The indices of the axes along which an expression varies."""
         return tuple((axis, coordinates.get(axis, 0)) for axis in sorted(self.expressions.varies[number]))
 
-    def _operands(self, number: int, at: tuple[tuple[str, int], ...]) -> list[tuple[int, tuple[tuple[str, int], ...]]]:
+    def _operands(self, number: int, at: tuple[tuple[str, int], ...]) -> list[Key]:
         """The operands of an expression, each with the members to read."""
         op, attributes, operands, _ = self.expressions.all[number]
         all_coordinates = [dict(at)]
@@ -143,9 +143,8 @@ class ExpressionValues:
         return value
 
 
-def _computed(graph: Graph, node: Node, coordinates: int, values: Sequence[np.ndarray]) -> np.ndarray:
+def _computed(graph: Graph, node: Node, index: int, values: Sequence[np.ndarray]) -> np.ndarray:
     """A node, by the reference evaluator in float64."""
-    names = [*dict.fromkeys(name for name in (*node.inputs, *node.captures) if name)]
     names = [name for name in (*node.inputs, *node.captures) if name]
     if len(names) != len(values):
         raise Unevaluable(node.op_type)
@@ -155,7 +154,7 @@ def _computed(graph: Graph, node: Node, coordinates: int, values: Sequence[np.nd
         if dtype not in FLOATS:
             feeds[name] = feeds[name].astype(numpy_dtype(dtype))
     inputs = {name: TensorType(dtype_of(feeds[name]), feeds[name].shape) for name in names}
-    output = node.outputs[coordinates]
+    output = node.outputs[index]
     old = graph.type_of(output)
     outputs = {output: replace(old, dtype="float64") if old.dtype in FLOATS else old}
     one = Graph("one", [node], inputs, outputs, {}, dict(inputs | outputs), graph.header, {})

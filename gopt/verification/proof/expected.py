@@ -14,7 +14,7 @@ from gopt.runtime.inlined_functions import inlined
 from gopt.verification.lockstep import with_reduced_statistics, with_shared_means
 from gopt.verification.proof.calls import Members
 from gopt.verification.proof.constants import ConstantTable
-from gopt.verification.proof.expressions import INITIAL, Expressions
+from gopt.verification.proof.expressions import INITIAL, STATE, Expressions
 from gopt.verification.proof.operators import NodeReader, as_type
 from gopt.verification.proof.sweep import RankSweep, Values
 from gopt.verification.reference_graphs import local_graph, update_graph
@@ -60,7 +60,7 @@ class Specification:
         during: Values = {}
         for state in training.states:
             name, shape, axes = state.tensor, types[state.tensor].shape, self._apart(state)
-            during[name] = expressions.leaf("state", name, shape, axes)
+            during[name] = expressions.leaf(STATE, name, shape, axes)
             start[name] = during[name] if MICRO not in axes else expressions.leaf(INITIAL, name, shape, axes - {MICRO})
         inputs = {name: expressions.leaf("batch", name, types[name].shape, self.varying) for name in training.batch}
         inputs |= {name: expressions.leaf("input", name, types[name].shape) for name in training.hyper}
@@ -116,7 +116,7 @@ class Specification:
         sweep = RankSweep(
             0, graph, NodeReader(self.expressions, graph, self.varying, self.constants), stored | dict(fed)
         )
-        axes = tuple(axis for axis in self.manifest.mesh.mesh().data_axes)
+        axes = tuple(self.manifest.mesh.mesh().data_axes)
         all_coordinates = [dict.fromkeys(axes, 0)]
         while (node := sweep.to_call()) is not None:
             operands = [sweep.values[name] for name in node.inputs]

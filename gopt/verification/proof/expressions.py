@@ -26,6 +26,8 @@ LINEAR, PRODUCT, VIEW, FLAT, TOTAL, REDUCED, COUNTED, ITERATED, INVERSE = (
 )  # fmt: skip
 """The forms that have laws."""
 LARGEST, SMALLEST = "largest", "smallest"
+EXTREMES = {"max": LARGEST, "any": LARGEST, "min": SMALLEST, "all": SMALLEST}
+"""Kind of partial value -> the form that joins several."""
 STATE, INITIAL = "state", "initial state"
 """Leaves: a state, and a state before the first micro-step where micro-steps move the state."""
 LOWEST, HIGHEST = "lowest", "highest"
@@ -443,9 +445,10 @@ class Expressions:
             if not self.ranged(operand):
                 rows.append(None)
                 continue
-            rows.append(self.pieces(operand))
+            pieces = self.pieces(operand)
+            rows.append(pieces)
             position = 0
-            for _, start, stop in self.pieces(operand):
+            for _, start, stop in pieces:
                 position += stop - start
                 cuts.add(position)
         bounds = sorted(cuts)
@@ -487,11 +490,14 @@ class Expressions:
 
     def total(self, number: int, shape: Shape = ()) -> int:
         """The sum of all elements."""
+        return self.view(self._total(self.pieces(number)), shape)
+
+    def _total(self, pieces: Iterable[Piece]) -> int:
         terms: dict[int, Coefficient] = {}
-        for root, start, stop in self.pieces(number):
-            for atom, factor in self._total_terms(root, start, stop):
+        for piece in pieces:
+            for atom, factor in self._total_terms(*piece):
                 terms[atom] = terms.get(atom, 0) + factor
-        return self.view(self.linear(terms, ()), shape)
+        return self.linear(terms, ())
 
     def _total_terms(self, root: int, start: int, stop: int) -> Iterator[tuple[int, Coefficient]]:
         count, whole = stop - start, self.shape(root)
@@ -625,7 +631,7 @@ class Expressions:
     def reduced(self, number: int, axes: Iterable[str], how: str) -> int:
         """The reduction over the members along ``axes``: sum, mean, max or min."""
         axes = frozenset(axis for axis in axes if self.extents[axis] > 1)
-        how = {"max": LARGEST, "min": SMALLEST}.get(how, how)
+        how = EXTREMES.get(how, how)
         if how == "mean":
             return self.scaled(self.reduced(number, axes, "sum"), Fraction(1, self.size(axes)))
         key = how, axes, number
@@ -657,17 +663,12 @@ class Expressions:
                     terms[inner] = terms.get(inner, 0) + factor
                 return self.linear(terms, shape)
             if op == TOTAL:
-                return self.linear(dict(self._part_of_total(self.reduced(operands[0], live, how), attributes)), ())
+                root = self.reduced(operands[0], live, how)
+                spans = attributes or ((0, self.elements(root)),)
+                return self._total((root, start, stop) for start, stop in spans)  # type: ignore[attr-defined]
             if op == PRODUCT:
                 return self._reduced_product(number, live)
         return self._bound(how, live, number)
-
-    def _part_of_total(self, root: int, ranges: Hashable) -> Iterator[tuple[int, Coefficient]]:
-        terms: dict[int, Coefficient] = {}
-        for start, stop in ranges or ((0, self.elements(root)),):  # type: ignore[attr-defined]
-            for atom, factor in self._total_terms(root, start, stop):
-                terms[atom] = terms.get(atom, 0) + factor
-        return iter(terms.items())
 
     def _reduced_product(self, number: int, axes: frozenset[str]) -> int:
         """Factors that are equal on all members stand in front of the sum."""

@@ -15,7 +15,7 @@ from gopt.ir.types import FLOATS, TensorType, dtype_name, numpy_dtype
 from gopt.operators.kinds import CASTS, COMBINERS, COPIES, NORM_REDUCTIONS, RESHAPES, SIZES
 from gopt.operators.operator import Operator, Slope
 from gopt.verification.proof.constants import SMALL, ConstantTable, simplest
-from gopt.verification.proof.expressions import LARGEST, SMALLEST, Expressions, Shape, broadcast, elements
+from gopt.verification.proof.expressions import EXTREMES, Expressions, Shape, broadcast, elements
 
 EXACT = {
     "bfloat16": frozenset({"float32", "float64"}),
@@ -23,8 +23,6 @@ EXACT = {
     "float32": frozenset({"float64"}),
 }  # fmt: skip
 """Type -> types with all values of the type: a cast to them rounds nothing."""
-EXTREMES = {"max": LARGEST, "any": LARGEST, "min": SMALLEST, "all": SMALLEST}
-"""Kind of partial value -> the form that joins several."""
 _JOINED = {op: EXTREMES[how] for how, ops in COMBINERS.items() if how in EXTREMES for op in ops}
 """Operator of two extremes -> the form of the result."""
 Arrays = Sequence[Any]

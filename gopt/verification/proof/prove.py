@@ -19,12 +19,11 @@ from gopt.artifact.pieces import Place
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.graph_index import GraphIndex, descendants
-from gopt.ir.load import load
 from gopt.ir.opaque.expand import expand
 from gopt.runtime.inlined_functions import inlined
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
-from gopt.verification.folder_check import check_roles, check_starts
+from gopt.verification.folder_check import check_all_ranks, check_roles, check_starts
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.evaluation import Unevaluable
 from gopt.verification.proof.expected import MICRO, Expected, Specification
@@ -34,7 +33,7 @@ from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, R
 from gopt.verification.proof.samples import CounterExamples
 from gopt.verification.proof.sweep import Sweep, UnpairedCall, Values
 from gopt.verification.proof.words import Words
-from gopt.verification.rank_programs import Held, RankPrograms, joined, start_values
+from gopt.verification.rank_programs import Held, RankPrograms, joined, load_rank, start_values
 from gopt.verification.verify import source_training
 
 
@@ -56,11 +55,7 @@ class Prover:
                 f"the mesh of {folder} splits the computation along {axes}: gopt prove has no laws for that yet",
                 "gopt verify compares the ranks by numbers",
             )
-        if len(self.manifest.ranks) != self.manifest.total_ranks:
-            raise InputError(
-                f"{folder} holds {len(self.manifest.ranks)} of {self.manifest.total_ranks} ranks",
-                "shard without --only-ranks",
-            )
+        check_all_ranks(self.manifest, self.folder)
         advance("reading the source")
         self.training, _ = source_training(self.folder, None, self.manifest, self.mesh)
         check_roles(self.manifest, self.training, self.folder)
@@ -68,11 +63,14 @@ class Prover:
         self.expressions = Expressions({**dict(self.mesh.axes), **micro})
         self.constants = ConstantTable(self.expressions)
         self.varying = frozenset(axis for axis in (*self.mesh.data_axes, *micro) if self.expressions.extents[axis] > 1)
+        self.types = {state.tensor: state.dtype for state in self.manifest.states}
         self.dtypes: dict[tuple[int, str], str] = {}
         self.shapes: dict[tuple[int, str], tuple[int, ...]] = {}
         """The declared shapes of the inputs of each rank, which the next step reads again."""
         self.values: list[list[Values]] = [[] for _ in self.manifest.ranks]
         """The values of each rank's files, phase by phase."""
+        self._nodes: dict[int, dict[int, str]] = {}
+        """The first value with a multiple of an expression, for ranks that were asked about."""
 
     def run(self) -> RankProof:
         """Read the source and all ranks, and compare."""
@@ -90,12 +88,13 @@ class Prover:
 
     def node_of(self, rank: int, number: int) -> str | None:
         """The first value of a rank's files with a multiple of an expression, or a range of the elements."""
-        bare = self.expressions.bare(number)
-        for values in self.values[rank]:
-            for name, produced in values.items():
-                if any(self.expressions.bare(piece[0]) == bare for piece in self.expressions.pieces(produced)):
-                    return name
-        return None
+        if rank not in self._nodes:
+            first = self._nodes[rank] = {}
+            for values in self.values[rank]:
+                for name, produced in values.items():
+                    for root, _, _ in self.expressions.pieces(produced):
+                        first.setdefault(self.expressions.bare(root), name)
+        return self._nodes[rank].get(self.expressions.bare(number))
 
     def _read(self) -> list[dict[str, Graph]]:
         """The graphs of all ranks, by phase. Raises InputError for a missing file, a contradiction to the manifest,
@@ -103,14 +102,10 @@ class Prover:
         read, programs = [], []
         arrays: Held = {}
         for number, entry in enumerate(self.manifest.ranks, 1):
-            paths = {phase: self.folder / entry.files.get(phase, "") for phase in self.manifest.schedule}
-            missing = next((path for path in paths.values() if not path.is_file()), None)
-            if missing is not None:
-                raise InputError(f"rank {entry.rank} has no file {missing}", "write the folder again with gopt shard")
-            graphs = {phase: load(path, own=True) for phase, path in paths.items()}
+            graphs = load_rank(self.folder, entry, list(self.manifest.schedule))
             check_rank(self.manifest, entry, graphs, self.folder)
             for phase, graph in graphs.items():
-                self._check_versions(graph, paths[phase])
+                self._check_versions(graph, self.folder / entry.files[phase])
             programs.append(RankPrograms({}, self.manifest.states_of(entry), (), start_values(graphs, arrays), entry))
             read.append({phase: inlined(expand(graph)) for phase, graph in graphs.items()})
             self.advance("reading ranks", number, len(self.manifest.ranks))
@@ -152,9 +147,9 @@ class Prover:
         """A rank's inputs at the start of a step."""
         values = {name: expected.start[name] for name in (*self.training.batch, *self.training.hyper)}
         for fed in entry.fed:
-            values[fed.input] = self._boxed(values[fed.input], fed.box)
+            values[fed.input] = self.expressions.apply("box", fed.box, [values[fed.input]], None)
         for state in self.manifest.states_of(entry):
-            values[state.input] = self._held(state, expected.start)
+            values[state.input] = held_pieces(self.expressions, state, expected.start)
         for accumulator in entry.accumulators:
             values[accumulator.input] = self.expressions.linear({}, accumulator.shape)
         return values
@@ -217,16 +212,9 @@ class Prover:
             changed.update(zip(node.outputs, reader.results(node, operands)))
         return changed
 
-    def _boxed(self, number: int, box: object) -> int:
-        return self.expressions.apply("box", box, [number], None)
-
-    def _held(self, state: LocalState, whole: Values) -> int:
-        return held_pieces(self.expressions, state, whole)
-
     def _inputs(self, times: int, expected: Expected, entry: RankEntry, graph: Graph, values: Values) -> Values:
         """The inputs of a rank's graph, in the declared shapes and types; micro-steps move the states that a phase
         makes anew."""
-        types = {state.tensor: state.dtype for state in self.manifest.states}
         inputs: Values = {}
         states = {state.input: state for state in self.manifest.states_of(entry)}
         for name, type in graph.inputs.items():
@@ -234,13 +222,13 @@ class Prover:
                 continue
             number = values[name]
             if times > 1 and name in states and states[name].output in graph.outputs:
-                number = self._held(states[name], expected.during)
+                number = held_pieces(self.expressions, states[name], expected.during)
                 if MICRO not in self.expressions.varies[number]:  # the source does not move it in a micro-step
                     shape, moving = self.expressions.shape(number), frozenset({MICRO})
                     number = self.expressions.leaf("moved state", (name, entry.rank), shape, moving)
             if name in states and type.static:
                 number = self.expressions.view(number, type.shape)
-                number = as_type(self.expressions, number, types[states[name].pieces[0].tensor], type.dtype)
+                number = as_type(self.expressions, number, self.types[states[name].pieces[0].tensor], type.dtype)
             inputs[name] = number
             if type.static:
                 self.shapes[entry.rank, name] = tuple(type.dims)
@@ -263,7 +251,7 @@ class Prover:
                 if times > 1 and output in sums:
                     number = summed[output]
                 elif times > 1:
-                    moving = self.expressions.root(self._held(moved[name], expected.during))
+                    moving = self.expressions.root(held_pieces(self.expressions, moved[name], expected.during))
                     number = self.expressions.iterated(number, moving, MICRO, self.expressions.root(states[name]))
                 shape = self.expressions.shape(results[output])
                 if elements(shape) is not None and self.shapes.get((entry.rank, name), shape) != shape:
@@ -296,7 +284,6 @@ class _Comparison:
         self.expressions, self.manifest = prover.expressions, prover.manifest
         self.words = Words(self.expressions, expected.names)
         self.examples = CounterExamples(prover.expressions, prover.training, prover.mesh, prover.constants)
-        self.dtypes = {state.tensor: state.dtype for state in self.manifest.states}
 
     def proof(self) -> RankProof:
         """The claims of all values."""
@@ -325,21 +312,21 @@ class _Comparison:
 
     def _sums(self) -> Iterator[Claim]:
         """The accumulators of the ranks: empty at the end of a step."""
-        names = dict.fromkeys(sum.input for entry in self.manifest.ranks for sum in entry.accumulators)
-        for name in names:
-            apart = []
-            for entry, values in zip(self.manifest.ranks, self.actual):
-                for accumulator in entry.accumulators:
-                    zero = self.expressions.linear({}, accumulator.shape)
-                    if accumulator.input == name and values[name] != zero:
-                        apart.append((entry.rank, values[name], zero))
-            yield self._claim(name, "sum of micro-steps", apart)
+        apart: dict[str, list[tuple[int, int, int]]] = {}
+        for entry, values in zip(self.manifest.ranks, self.actual):
+            for accumulator in entry.accumulators:
+                name, zero = accumulator.input, self.expressions.linear({}, accumulator.shape)
+                different = apart.setdefault(name, [])
+                if values[name] != zero:
+                    different.append((entry.rank, values[name], zero))
+        for name, different in apart.items():
+            yield self._claim(name, "sum of micro-steps", different)
 
     def _compared(self, state: LocalState, rank: int, values: Values) -> Iterator[tuple[str, int, int]]:
         """The pieces of a rank's state with another expression than expected."""
         due = held_pieces(self.expressions, state, self.expected.states)
         if state.copy:
-            source = self.dtypes[state.pieces[0].tensor]
+            source = self.prover.types[state.pieces[0].tensor]
             due = as_type(self.expressions, due, source, self.prover.dtypes[rank, state.input])
         actual = self.expressions.view(values[state.input], (state.elements,))
         alike = state.local or not self.expressions.varies[actual]
