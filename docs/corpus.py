@@ -19,7 +19,7 @@ PAGE = HERE / "corpus.md"
 INTRO = """\
 # A corpus of real sharding errors
 
-Errors that reached users of distributed training, or that papers report, and that no run told: each loaded, ran and
+Errors that reached users of distributed training, or that papers report, and that no run showed: each loaded, ran and
 trained a wrong model. Each is planted as one edit in the rank files of a small step
 (`tests/corpus/plants.py`), and `python examples/corpus/write.py DIR` writes all folders with and without their error,
 [for other tools, too](../examples/corpus/README.md). `python docs/corpus.py` writes this page, and
