@@ -11,7 +11,8 @@ from typing import Any
 from gopt.collectives.node import parse_shapes
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
-from gopt.verification.proof.expressions import EXTREMES, Expressions
+from gopt.verification.proof.boxes import Expressions
+from gopt.verification.proof.expressions import EXTREMES
 from gopt.verification.proof.operators import applied
 
 Member = Mapping[str, int]
@@ -119,18 +120,25 @@ class Members:
         """The slices of all members along an axis."""
         axis, sizes = attributes["axis"], tuple(attributes["sizes"])
         shape = self.expressions.shape(numbers[0])
-        whole = None if shape is None else (*shape[:axis], sum(sizes), *shape[axis + 1 :])
         if len(set(numbers)) == 1 and self.expressions.varies[numbers[0]].issuperset(self.axes):
+            whole = None if shape is None else (*shape[:axis], sum(sizes), *shape[axis + 1 :])
             result = self.expressions.over_members("gathered", (self.axes, axis), numbers[0], self.axes, whole)
         else:
-            result = self.expressions.apply("members in a row", axis, self._gathered(numbers), whole)
+            result = self.expressions.concatenated(self._gathered(numbers), axis)
         return [[result]] * len(numbers)
 
+    def all_to_all(self, attributes: Mapping[str, Any], operands: Sequence[Sequence[int]]) -> Results:
+        numbers = self._gathered([numbers[0] for numbers in operands])
+        axis, sizes = attributes["split_axis"], attributes["split_sizes"]
+        rows = [[self._part(number, axis, sizes, index) for number in numbers] for index in range(len(numbers))]
+        return [[self.expressions.concatenated(row, attributes["concat_axis"])] for row in rows]
+
     def _part(self, number: int, axis: int, sizes: Sequence[int], index: int) -> int:
-        shape = self.expressions.shape(number)
-        part = None if shape is None else (*shape[:axis], sizes[index], *shape[axis + 1 :])
+        """A member's part of an axis."""
         start = sum(sizes[:index])
-        return self.expressions.apply("part", (axis, start, start + sizes[index]), [number], part)
+        rank = len(self.expressions.shape(number) or ())
+        runs = ((start, start + sizes[index]),) if sizes[index] else ()
+        return self.expressions.take(number, tuple(runs if dim == axis else None for dim in range(rank)))
 
 
 _RULES = {
@@ -139,4 +147,5 @@ _RULES = {
     "Broadcast": Members.broadcast,
     "ReduceScatter": Members.reduce_scatter,
     "AllGather": Members.all_gather,
+    "AllToAll": Members.all_to_all,
 }

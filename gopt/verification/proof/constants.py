@@ -11,7 +11,9 @@ import numpy as np
 from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType
-from gopt.verification.proof.expressions import HIGHEST, LOWEST, Expression, Expressions, elements
+from gopt.verification.proof.boxes import Expressions
+from gopt.verification.proof.expressions import HIGHEST, LOWEST, Expression, elements
+from gopt.verification.proof.masks import Masks
 
 SMALL = 1 << 12
 """Elements up to which a constant is stored to be read as a shape, as axes or as indices."""
@@ -32,6 +34,7 @@ class ConstantTable:
         """All constants with more than a single number in their elements."""
         self.origins: dict[int, tuple[Graph, Node, int]] = {}
         """Operators without laws: a node that was read so, and the index of the result."""
+        self.masks = Masks(expressions, self.arrays)
         self._stored: dict[tuple[str, int, TensorType], int] = {}
 
     def stored(self, tensor: Tensor) -> int:

@@ -15,7 +15,9 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.operators.table import operator
 from gopt.runtime.reference_eval import evaluate
+from gopt.verification.proof.boxes import Expressions
 from gopt.verification.proof.expressions import (
+    CONCAT,
     COUNTED,
     FLAT,
     HIGHEST,
@@ -27,10 +29,11 @@ from gopt.verification.proof.expressions import (
     PRODUCT,
     REDUCED,
     SMALLEST,
+    SUM,
+    TAKE,
     TOTAL,
     VIEW,
     Expression,
-    Expressions,
     elements,
 )
 
@@ -213,9 +216,12 @@ def _cast(types: Any, values: Sequence[np.ndarray]) -> Any:
     return values[0].astype(np.float64 if types[1] in FLOATS else numpy_dtype(types[1]))
 
 
-def _part(attributes: Any, values: Sequence[np.ndarray]) -> Any:
-    axis, start, stop = attributes
-    return np.take(values[0], range(start, stop), axis)
+def _taken(selection: Any, values: Sequence[np.ndarray]) -> Any:
+    result = values[0]
+    for dim, runs in enumerate(selection):
+        if runs is not None:
+            result = np.take(result, [at for start, stop in runs for at in range(start, stop)], dim)
+    return result
 
 
 _KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
@@ -237,6 +243,8 @@ _KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
     "permuted": lambda perm, values: np.transpose(values[0], perm),
     "on member": lambda _, values: values[0],
     "gathered": lambda attributes, values: np.concatenate(values, attributes[1]),
-    "members in a row": lambda axis, values: np.concatenate(values, axis),
-    "part": _part,
+    SUM: lambda axes, values: np.sum(values[0], axes, keepdims=True),
+    "MatMul": lambda _, values: np.matmul(*values),
+    CONCAT: lambda axis, values: np.concatenate(values, axis),
+    TAKE: _taken,
 }

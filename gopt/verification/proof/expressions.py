@@ -16,13 +16,16 @@ from typing import NamedTuple, TypeAlias
 from gopt.ir.graph_index import walk
 from gopt.operators.operator import Slope
 from gopt.operators.table import names
+from gopt.verification.proof.selections import Runs
 
 Shape: TypeAlias = tuple[int | str | None, ...] | None
 Piece: TypeAlias = tuple[int, int, int]
 """Number of an expression, and the range of its elements in row-major order."""
+Part: TypeAlias = tuple[Hashable, int, Runs]
+"""An index of a sum, the number of its positions, and the ranges of positions that are added."""
 NOWHERE: frozenset[str] = frozenset()
-LINEAR, PRODUCT, VIEW, FLAT, TOTAL, REDUCED, COUNTED, ITERATED, INVERSE = (
-    "linear", "product", "view", "flat", "total", "reduced", "counted", "iterated", "inverse",
+LINEAR, PRODUCT, VIEW, FLAT, TAKE, TOTAL, PARTED, REDUCED, COUNTED, ITERATED, INVERSE = (
+    "linear", "product", "view", "flat", "take", "total", "parted", "reduced", "counted", "iterated", "inverse",
 )  # fmt: skip
 """The forms that have laws."""
 LARGEST, SMALLEST = "largest", "smallest"
@@ -30,11 +33,13 @@ EXTREMES = {"max": LARGEST, "any": LARGEST, "min": SMALLEST, "all": SMALLEST}
 """Kind of partial value -> the form that joins several."""
 STATE, INITIAL = "state", "initial state"
 """Leaves: a state, and a state before the first micro-step where micro-steps move the state."""
+CONCAT, SUM, EXP, LOG = "in a row", "sum along", "Exp", "Log"
+"""Forms of values in a row along an axis, and of sums along some dimensions; operators with laws."""
 LOWEST, HIGHEST = "lowest", "highest"
 """Leaves that are below, or above, every value of their type."""
 _FINITE = frozenset({
-    "one", STATE, INITIAL, "batch", "input", "sum so far", "draw", LINEAR, PRODUCT, VIEW, FLAT, TOTAL, REDUCED, LARGEST,
-    SMALLEST, "permuted", "round", "cast", "on member", "gathered", "members in a row", "part",
+    "one", STATE, INITIAL, "batch", "input", "sum so far", "draw", LINEAR, PRODUCT, VIEW, FLAT, TAKE, TOTAL, REDUCED,
+    LARGEST, SMALLEST, SUM, EXP, "permuted", "round", "cast", "on member", "gathered", CONCAT,
 }) | names(lambda record: record.slopes and max(record.slopes) < Slope.CURVED)  # fmt: skip
 """Forms and operators whose results are numbers where the operands are: no quotient, root or logarithm."""
 _FLAG = Fraction(1, 1 << 20)
@@ -56,6 +61,38 @@ class Expression(NamedTuple):
     attributes: Hashable
     operands: tuple[int, ...]
     shape: Shape
+
+
+def _joined_along(label: Hashable, rows: Mapping[tuple[Part, ...], Coefficient]) -> dict[tuple[Part, ...], Coefficient]:
+    """Parts of a sum that differ along one index alone, joined by the coefficient of each position."""
+    result: dict[tuple[Part, ...], Coefficient] = {}
+    steps: dict[tuple[tuple[Part, ...], int], dict[int, Coefficient]] = {}
+    for parts, factor in rows.items():
+        here = [part for part in parts if part[0] == label]
+        if not here:
+            result[parts] = result.get(parts, 0) + factor
+            continue
+        ((_, size, runs),) = here
+        changes = steps.setdefault((tuple(part for part in parts if part[0] != label), size), {})
+        for start, stop in runs:
+            changes[start] = changes.get(start, 0) + factor
+            changes[stop] = changes.get(stop, 0) - factor
+    for (rest, size), changes in steps.items():
+        for factor, runs in ranges_by_coefficient(changes).items():
+            parts = rest if runs == ((0, size),) else tuple(sorted((*rest, (label, size, runs)), key=repr))
+            result[parts] = result.get(parts, 0) + factor
+    return result
+
+
+def ranges_by_coefficient(changes: Mapping[int, Coefficient]) -> dict[Coefficient, Runs]:
+    """The positions of each coefficient, from the changes of the coefficient; 0 is left out."""
+    groups: dict[Coefficient, list[tuple[int, int]]] = {}
+    coefficient: Coefficient = 0
+    for start, stop in pairwise(sorted(bound for bound, change in changes.items() if change)):
+        coefficient += changes[start]
+        if coefficient:
+            groups.setdefault(coefficient, []).append((start, stop))
+    return {factor: tuple(runs) for factor, runs in groups.items()}
 
 
 def elements(shape: Shape) -> int | None:
@@ -93,7 +130,7 @@ def broadcast(shapes: Iterable[Shape]) -> Shape:
     return result
 
 
-class Expressions:
+class Elements:
     """The numbered expressions of a proof; ``extents``: the size of each axis along which values vary."""
 
     def __init__(self, extents: Mapping[str, int]) -> None:
@@ -169,7 +206,7 @@ class Expressions:
     def linear(self, terms: Mapping[int, Coefficient], shape: Shape) -> int:
         """The sum of terms, each broadcast to ``shape``."""
         total: dict[int, Coefficient] = {}
-        partial = repeated = False
+        partial = repeated = parted = False
         for term, factor in terms.items():
             if not factor and self.finite[term]:
                 continue
@@ -179,14 +216,25 @@ class Expressions:
                 op, attributes, _, _ = self.all[atom]
                 partial |= op == TOTAL and bool(attributes)
                 repeated |= op == ITERATED
+                parted |= op == PARTED
         if partial:
             total = self._joined_totals(total)
+        if partial or parted:
+            total = self._joined_parts(total)
         if repeated:
             total = self._moved_starts(total)
-        nonzero = sorted((atom, factor) for atom, factor in total.items() if factor or not self.finite[atom])
+        empty = [atom for atom, factor in total.items() if not factor and not self.finite[atom]]
+        if empty:
+            rest = [atom for atom, factor in total.items() if factor]
+            empty = [atom for atom in empty if not self._covered(atom, rest)]
+        nonzero = sorted((atom, factor) for atom, factor in total.items() if factor or atom in empty)
         if len(nonzero) == 1 and nonzero[0][1] == 1 and self.shape(nonzero[0][0]) == shape:
             return nonzero[0][0]
         return self._number(LINEAR, tuple(factor for _, factor in nonzero), tuple(atom for atom, _ in nonzero), shape)
+
+    def _covered(self, atom: int, terms: Iterable[int]) -> bool:
+        """Return whether a value is a number wherever all terms are; only boxes.py knows such values."""
+        return False
 
     def _moved_starts(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:
         """Terms in which a state plus the sum of all changes is the state after all micro-steps.
@@ -254,9 +302,15 @@ class Expressions:
             expression = self.all[atom]
             pairs = zip(expression.operands, expression.attributes) if expression.op == PRODUCT else ((atom, 1),)  # type: ignore[call-overload]
             for factor, power in pairs if atom != ONE else ():
-                inner = factor if exponent > 0 else self._number(INVERSE, None, (factor,), self.shape(factor))
-                factors[inner] = factors.get(inner, 0) + power * abs(exponent)
+                if exponent < 0 and self.all[factor].op != EXP:
+                    factor, power = self._number(INVERSE, None, (factor,), self.shape(factor)), -power
+                factors[factor] = factors.get(factor, 0) + power * exponent
         self._cancel_counts(factors)
+        gone = [factor for factor, power in factors.items() if not power and not self.finite[factor]]
+        if any(
+            self.all[factor].op == EXP and not self._covered(self.all[factor].operands[0], factors) for factor in gone
+        ):
+            return self._number("times zero", tuple(exponents), tuple(operands), shape)
         powers = sorted((factor, power) for factor, power in factors.items() if power)
         if not coefficient or not powers:
             return self.constant(coefficient, shape)
@@ -417,6 +471,8 @@ class Expressions:
         if not large and count == 1:
             return self.view(make([self._narrow(operand) for operand in operands]), shape)
         if not large or count is None or any(self.shape(operand) != shape for operand in large):
+            if broadcast(self.shape(operand) for operand in large) == shape:
+                operands = [operand if operand in large else self._narrow(operand) for operand in operands]
             return make(operands)
         if any(self.all[operand].op == FLAT for operand in large):
             return self._by_ranges(make, operands, count) if shape == (count,) else make(operands)
@@ -532,15 +588,33 @@ class Expressions:
                 changes[start] = changes.get(start, 0) + factor
                 changes[stop] = changes.get(stop, 0) - factor
         for root, changes in steps.items():
-            groups: dict[Coefficient, list[tuple[int, int]]] = {}
-            coefficient: Coefficient = 0
-            bounds = sorted(bound for bound, change in changes.items() if change)
-            for start, stop in pairwise(bounds):
-                coefficient += changes[start]
-                groups.setdefault(coefficient, []).append((start, stop))
-            for factor, parts in groups.items():
-                spans = () if parts == [(0, self.elements(root))] else tuple(parts)
-                result[self._number(TOTAL, spans, (root,), ())] = factor
+            for factor, parts in ranges_by_coefficient(changes).items():
+                if parts != ((0, self.elements(root)),):
+                    result[self._number(TOTAL, parts, (root,), ())] = factor
+                    continue
+                for whole, change in self._total_terms(root, *parts[0]):
+                    result[whole] = result.get(whole, 0) + factor * change
+        return result
+
+    def _joined_parts(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:
+        """Parts of the terms of a sum, joined by the coefficient of each position."""
+        result: dict[int, Coefficient] = {}
+        sums: dict[tuple[int, int], dict[tuple[Part, ...], Coefficient]] = {}
+        for atom, factor in terms.items():
+            op, attributes, operands, _ = self.all[atom]
+            if op == PARTED:
+                core, parts = attributes  # type: ignore[misc]
+                sums.setdefault((operands[0], core), {})[parts] = factor
+            else:
+                result[atom] = factor
+        for (number, core), rows in sums.items():
+            if len({factor > 0 for factor in rows.values()}) == 1 or self.finite[number]:
+                for label in {label for parts in rows for label, _, _ in parts}:
+                    rows = _joined_along(label, rows)
+            for parts, factor in rows.items():
+                shape = self.shape(number)
+                atom = self._number(PARTED, (core, parts), (number,), shape) if parts else number
+                result[atom] = result.get(atom, 0) + factor
         return result
 
     # --- extremes of elements ---

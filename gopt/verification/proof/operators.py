@@ -12,10 +12,24 @@ from gopt.ir.constant_folding import as_folded, constant_array, measured
 from gopt.ir.graph import Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import FLOATS, TensorType, dtype_name, numpy_dtype
+from gopt.operators.dims.elements import softmax_axes
+from gopt.operators.dims.link import OperatorUse
 from gopt.operators.kinds import CASTS, COMBINERS, COPIES, NORM_REDUCTIONS, RESHAPES, SIZES
 from gopt.operators.operator import Operator, Slope
+from gopt.verification.proof.boxes import Expressions
 from gopt.verification.proof.constants import SMALL, ConstantTable, simplest
-from gopt.verification.proof.expressions import EXTREMES, Expressions, Shape, broadcast, elements
+from gopt.verification.proof.expressions import (
+    EXP,
+    EXTREMES,
+    PARTED,
+    TAKE,
+    VIEW,
+    Part,
+    Shape,
+    broadcast,
+    elements,
+)
+from gopt.verification.proof.selections import Runs
 
 EXACT = {
     "bfloat16": frozenset({"float32", "float64"}),
@@ -37,20 +51,101 @@ class NodeReader:
         self._widened: dict[str, str] = {}
         """Value behind a cast to a wider type -> the type before: the cast back rounds nothing."""
 
-    def results(self, node: Node, operands: Sequence[int | None]) -> list[int]:
-        """The expressions of all results; ``operands``: None for an absent operand."""
+    def results(self, node: Node, operands: Sequence[int | None], shapes: Sequence[Shape] = ()) -> list[int]:
+        """The expressions of all results; ``operands``: None for an absent operand. ``shapes``: of the results, those
+        of the graph by default."""
+        shapes = shapes or [self.graph.type_of(name).shape if name else None for name in node.outputs]
         present = [operand for operand in operands if operand is not None]
         front = len(present) == len(operands) or None not in operands[: len(present)]
-        if front and node.domain in ("", "ai.onnx") and len(node.outputs) == 1 and not node.captures:
-            number = self._lawful(node, present)
-            if number is not None:
-                return [number]
+        if front and node.domain in ("", "ai.onnx") and not node.captures:
+            if len(node.outputs) == 1:
+                number = self._lawful(node, present, shapes[0])
+                if number is not None:
+                    return [number]
+            elif node.op_type == "Split":
+                parts = self.split(node, present, shapes)
+                if parts is not None:
+                    return parts
+            parts = self._of_parts(node, present, shapes)
+            if parts is not None:
+                return parts
         if draws(node):
             present.append(self.expressions.leaf("draw", node.outputs[0], (), frozenset(self.expressions.extents)))
-        return self._plain(node, operands, present)
+        return self._plain(node, operands, present, shapes)
 
-    def _lawful(self, node: Node, operands: Sequence[int]) -> int | None:
-        """The result of an operator with a law; None for any other node."""
+    def _of_parts(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
+        """The results where operands are parts: the same parts of the results on whole operands, by the indices of the
+        operator; None if they are no such parts."""
+        boxes = [self.expressions.box(operand) for operand in operands]
+        record = record_of(node)
+        if all(box is None for box in boxes) or record.dims is None or record.elementwise or draws(node):
+            return None
+        use = self._use(node, operands, shapes)
+        if use is None:
+            return None
+        selected = {
+            (place, dim): (size, runs)
+            for place, box in enumerate(boxes) if box is not None
+            for dim, (size, runs) in enumerate(zip(self.expressions.shape(box[0]) or (), box[1])) if runs is not None
+        }  # fmt: skip
+        wholes = [operand if box is None else box[0] for operand, box in zip(operands, boxes)]
+        sizes = [list(shape or ()) for shape in shapes]
+        chosen: list[list[Runs | None]] = [[None] * len(shape) for shape in sizes]
+        partial: list[Part] = []
+        for factor in record.dims(use):
+            places = [(place, where) for place, where in enumerate(factor.operands) if where is not None]
+            here = {selected.pop((place, where)) for place, where in places if (place, where) in selected}
+            if not here:
+                continue
+            if len(here) > 1 or factor.masked or (factor.reduce and factor.reduce != "sum"):
+                return None
+            ((size, runs),) = here
+            for place, where in places:
+                assert isinstance(where, int)
+                if (self.expressions.shape(wholes[place]) or ())[where] != size:
+                    moved = self.expressions.resized(wholes[place], where, int(size))
+                    if moved is None:
+                        return None
+                    wholes[place] = moved
+            for index, where in enumerate(factor.results):
+                if isinstance(where, int):
+                    sizes[index][where], chosen[index][where] = size, runs
+                elif where is not None or not factor.reduce:
+                    return None
+            if factor.reduce:
+                partial.append((factor.operands, int(size), runs))
+        if selected:
+            return None
+        results = self.results(node, wholes, [tuple(shape) for shape in sizes])
+        for index, part in ((index, part) for index in range(len(results)) for part in partial):
+            try:
+                results[index] = self.expressions.parted(results[index], self._core(results[index]), *part)
+            except ValueError:
+                return None
+        return [self.expressions.take(number, tuple(selection)) for number, selection in zip(results, chosen)]
+
+    def _core(self, number: int) -> int:
+        """The operator under views and parts."""
+        op, _, operands, _ = self.expressions.all[number]
+        return self._core(operands[0]) if op in (VIEW, TAKE, PARTED) else number
+
+    def _use(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> OperatorUse | None:
+        """The node for rules of dimensions, with the sizes of these operands; None for an unknown size."""
+        names = [name for name in node.inputs if name]
+        types = [TensorType(self.graph.type_of(name).dtype, self.expressions.shape(operand))
+                 for name, operand in zip(names, operands)]  # fmt: skip
+        results = [TensorType(self.graph.type_of(name).dtype, shape) if name else None
+                   for name, shape in zip(node.outputs, shapes)]  # fmt: skip
+        if not all(type is None or type.static for type in (*types, *results)):
+            return None
+        opset = next((entry.version for entry in self.graph.header.opset_import if entry.domain in ("", "ai.onnx")), 1)
+        return OperatorUse(
+            node.op_type, node.attributes, tuple(types), tuple(results),
+            lambda index: self.table.arrays.get(operands[index]), opset,
+        )  # fmt: skip
+
+    def _lawful(self, node: Node, operands: Sequence[int], shape: Shape) -> int | None:
+        """The result of an operator with a law; None for any other node. ``shape``: of the result."""
         if node.is_in(SIZES):
             return self._measured(node, operands[0])
         arrays = [self.table.arrays.get(operand) for operand in operands]
@@ -58,6 +153,8 @@ class NodeReader:
             folded = self._folded(node, arrays)
             if folded is not None:
                 return self.table.number(folded)
+        if elements(shape) is None:
+            shape = None
         record = record_of(node)
         decided = (*((record.shape,) if record.shape is not None else ()), *record.lengths)
         if any(index < len(arrays) and arrays[index] is None for index in decided):
@@ -67,11 +164,13 @@ class NodeReader:
         if record.exponents and self._floating(node):
             return self._product(record, operands)
         if record.pieces:
-            return self._reduced(node, record, operands, arrays)
+            return self._reduced(node, record, operands, arrays, shape)
         rule = _RULES.get(node.op_type)
-        return None if rule is None else rule(self, node, operands, arrays)
+        return None if rule is None else rule(self, node, operands, arrays, shape)
 
-    def _plain(self, node: Node, operands: Sequence[int | None], present: Sequence[int]) -> list[int]:
+    def _plain(
+        self, node: Node, operands: Sequence[int | None], present: Sequence[int], shapes: Sequence[Shape]
+    ) -> list[int]:
         """An operator without a law, applied to the operands."""
         expressions, attributes = self.expressions, frozen(node)
         absent = tuple(index for index, operand in enumerate(operands) if operand is None)
@@ -86,8 +185,7 @@ class NodeReader:
 
             return [expressions.elementwise(make, present)]
         results = []
-        for index, name in enumerate(node.outputs):
-            shape = self.graph.type_of(name).shape if name else None
+        for index, shape in enumerate(shapes):
             results.append(expressions.apply(op, (key, index), present, shape))
             self.table.origins.setdefault(results[-1], (self.graph, node, index))
         return results
@@ -110,10 +208,6 @@ class NodeReader:
     def _type(self, node: Node) -> TensorType:
         return self.graph.type_of(node.outputs[0])
 
-    def _static(self, node: Node) -> Shape:
-        shape = self._type(node).shape
-        return shape if elements(shape) is not None else None
-
     def _floating(self, node: Node) -> bool:
         return self._type(node).dtype in FLOATS
 
@@ -126,38 +220,81 @@ class NodeReader:
     def _product(self, record: Operator, operands: Sequence[int]) -> int:
         return self.expressions.elementwise(lambda values: self.expressions.product(values, record.exponents), operands)
 
-    def _reduced(self, node: Node, record: Operator, operands: Sequence[int], arrays: Arrays) -> int | None:
+    def _reduced(
+        self, node: Node, record: Operator, operands: Sequence[int], arrays: Arrays, after: Shape
+    ) -> int | None:
         """A reduction over all elements."""
-        expressions, number, after = self.expressions, operands[0], self._static(node)
-        count = expressions.elements(number)
-        extreme = EXTREMES.get(record.pieces or "")
+        expressions, number, before = self.expressions, operands[0], self.expressions.shape(operands[0])
+        count, extreme = expressions.elements(number), EXTREMES.get(record.pieces or "")
         if len(arrays) > 1 and arrays[1] is None:
             return None
-        if after is None or elements(after) != 1 or not count or not (extreme or self._floating(node)):
+        if after is None or before is None or not count or not (extreme or self._floating(node)):
             return None
-        if node.attributes.get("noop_with_empty_axes", 0) and count != 1:
-            axes = node.attributes.get("axes") or (arrays[1] if len(arrays) > 1 else ())
-            if axes is None or not len(axes):
-                return None
+        axes = self._axes(node, arrays, len(before))
+        if axes is None:
+            return None
         if extreme:
-            return expressions.extreme(extreme, [number], after)
+            return expressions.extreme(extreme, [number], after) if elements(after) == 1 else None
         if node.is_in(NORM_REDUCTIONS):
             if record.slope(0) is Slope.BENT:
                 number = applied(expressions, "Abs", (), [number])
             else:
                 number = expressions.elementwise(lambda values: expressions.product(values, (2,)), [number])
-        total = expressions.total(number, after)
+        if node.op_type == "ReduceLogSumExp":
+            number = self.expressions.exp(number)
+        total = expressions.view(expressions.summed(number, axes), after)
         if record.pieces == "mean":
-            return expressions.scaled(total, Fraction(1, count))
+            return expressions.scaled(total, Fraction(elements(after) or 1, count))
+        if node.op_type in ("ReduceLogSum", "ReduceLogSumExp"):
+            return self.expressions.log(total)
         return applied(expressions, "Sqrt", (), [total]) if record.pieces == "l2" else total
+
+    @staticmethod
+    def _axes(node: Node, arrays: Arrays, rank: int) -> tuple[int, ...] | None:
+        """The dimensions that a reduction is over; None for a copy."""
+        named = node.attributes.get("axes") if len(arrays) < 2 else arrays[1].reshape(-1).tolist()
+        if not named and node.attributes.get("noop_with_empty_axes", 0):
+            return None
+        return tuple(sorted(int(axis) % rank for axis in named)) if named else tuple(range(rank))
+
+    # --- exponentials and logarithms ---
+
+    def exponential(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+        return self.expressions.exp(operands[0]) if self._floating(node) else None
+
+    def logarithm(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+        return self.expressions.log(operands[0]) if self._floating(node) else None
+
+    def softmax(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+        """exp(x) / sum(exp(x)), or the logarithm."""
+        use = self._use(node, operands, [shape])
+        if use is None or not self._floating(node):
+            return None
+        powers = self.expressions.exp(operands[0])
+        total = self.expressions.summed(powers, softmax_axes(use))
+        if node.op_type == "LogSoftmax":
+            return self.expressions.elementwise(
+                lambda pair: self.expressions.added(pair, (1, -1)), [operands[0], self.expressions.log(total)]
+            )
+        return self.expressions.elementwise(lambda pair: self.expressions.product(pair, (1, -1)), [powers, total])
 
     # --- by the operator ---
 
-    def constant(self, node: Node, operands: Sequence[int], arrays: Arrays) -> int | None:
+    def gemm(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+        """A product, and the addend apart."""
+        if len(operands) < 3 or not self._floating(node):
+            return None
+        attributes = {name: value for name, value in node.attributes.items() if name != "beta"}
+        product = Node(node.op_type, node.inputs[:2], node.outputs, attributes=attributes)
+        (number,) = self.results(product, operands[:2], [shape])
+        added = self.expressions.scaled(operands[2], simplest(np.float32(node.attributes.get("beta", 1.0))))
+        return self.expressions.elementwise(self.expressions.added, [number, added])
+
+    def constant(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
         value = constant_array(node.attributes)
         return None if value is None else self.table.number(value)
 
-    def cast(self, node: Node, operands: Sequence[int], arrays: Arrays) -> int | None:
+    def cast(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
         source, to = self.graph.type_of(node.inputs[0]).dtype, self._type(node).dtype
         if "to" in node.attributes:
             to = dtype_name(node.attributes["to"])
@@ -169,31 +306,45 @@ class NodeReader:
             return operands[0]
         return as_type(self.expressions, operands[0], source, to)
 
-    def reshape(self, node: Node, operands: Sequence[int], arrays: Arrays) -> int | None:
-        shape, decided = self._static(node), all(array is not None for array in arrays[1:])
+    def reshape(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+        decided = all(array is not None for array in arrays[1:])
         if shape is None or not decided or elements(shape) != self.expressions.elements(operands[0]):
             return None
         return self.expressions.view(operands[0], shape)
 
-    def expand(self, node: Node, operands: Sequence[int], arrays: Arrays) -> int | None:
-        shape = self._static(node)
-        fits = shape is not None and broadcast((shape, self.expressions.shape(operands[0]))) == shape
-        if not fits or not self._floating(node):
+    def expand(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+        number = operands[0]
+        fits = shape is not None and broadcast((shape, self.expressions.shape(number))) == shape
+        if shape is None or not fits or not self._floating(node):
             return None
-        return self.expressions.linear({operands[0]: Fraction(1)}, shape)
+        box = self.expressions.box(number)
+        if box is None:
+            return self.expressions.linear({number: 1}, shape)
+        whole, selection = box
+        front = len(shape) - len(selection)
+        sizes, chosen = list(shape), [None] * front + list(selection)
+        for dim, runs in enumerate(selection, front):
+            if runs is not None:
+                sizes[dim] = (self.expressions.shape(whole) or ())[dim - front]
+        return self.expressions.take(self.expressions.linear({whole: 1}, tuple(sizes)), tuple(chosen))
 
-    def transpose(self, node: Node, operands: Sequence[int], arrays: Arrays) -> int | None:
+    def transpose(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
         """Two transposes are a single transpose; a transpose of dimensions of length 1 alone is a view."""
-        shape = self._static(node)
         if shape is None:
             return None
-        number = operands[0]
         perm = tuple(node.attributes.get("perm") or reversed(range(len(shape))))
+        return self._permuted(operands[0], perm)
+
+    def _permuted(self, number: int, perm: tuple[int, ...]) -> int:
+        box = self.expressions.box(number)
+        if box is not None:
+            return self.expressions.take(self._permuted(box[0], perm), tuple(box[1][dim] for dim in perm))
         expression = self.expressions.all[number]
         if expression.op == "permuted" and isinstance(expression.attributes, tuple):
             perm = tuple(expression.attributes[dim] for dim in perm)
             number = expression.operands[0]
         sizes = self.expressions.shape(number) or ()
+        shape = tuple(sizes[dim] for dim in perm)
         moved = [dim for dim in perm if sizes[dim] != 1]
         if moved == sorted(moved):
             return self.expressions.view(number, shape)
@@ -202,37 +353,95 @@ class NodeReader:
             return self.expressions.constant(value, shape)
         return self.expressions.apply("permuted", perm, [number], shape)
 
-    def slice(self, node: Node, operands: Sequence[int], arrays: Arrays) -> int | None:
-        """A range of a value of rank 1."""
-        length = self._length(operands[0])
-        bounds = list(arrays[1:])
+    def slice(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+        """Ranges of dimensions, in steps of 1."""
+        before = self.expressions.shape(operands[0])
+        if elements(before) is None or before is None:
+            return None
+        bounds = [None if array is None else array.reshape(-1).tolist() for array in arrays[1:]]
         if len(arrays) < 3:
-            bounds = [np.array(node.attributes.get(name, ())) for name in ("starts", "ends")]
-        if length is None or any(bound is None or bound.size != 1 for bound in bounds):
+            bounds = [node.attributes.get(name) for name in ("starts", "ends", "axes")]
+        starts, ends, axes, steps = (*bounds, None, None)[:4]
+        known = starts is not None and ends is not None and None not in bounds[: len(arrays) - 1]
+        if not known or any(step != 1 for step in steps or ()):
             return None
-        if len(bounds) > 3 and int(bounds[3].item()) != 1:
+        selection: list[Runs | None] = [None] * len(before)
+        for axis, start, stop in zip(axes or range(len(starts)), starts, ends):
+            low, high, _ = slice(start, stop).indices(before[axis])
+            selection[axis] = ((low, max(low, high)),) if low < high else ()
+        return self.expressions.take(operands[0], tuple(selection))
+
+    def split(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
+        """Neighbouring ranges of a dimension."""
+        before = self.expressions.shape(operands[0])
+        if elements(before) is None or before is None or any(elements(shape) is None for shape in shapes):
             return None
-        start, stop, _ = slice(int(bounds[0].item()), int(bounds[1].item())).indices(length)
-        return self.expressions.flat(self.expressions.cut(operands[0], start, max(start, stop)))
+        axis, start, results = node.attributes.get("axis", 0) % len(before), 0, []
+        for shape in shapes:
+            stop = start + (shape or ())[axis]
+            selection = tuple(((start, stop),) if dim == axis else None for dim in range(len(before)))
+            results.append(self.expressions.take(operands[0], selection))
+            start = stop
+        return results if start == before[axis] else None
 
     def _length(self, number: int) -> int | None:
         """The length of a value of rank 1, or None."""
         shape = self.expressions.shape(number)
         return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
 
-    def concat(self, node: Node, operands: Sequence[int], arrays: Arrays) -> int | None:
-        if any(self._length(operand) is None for operand in operands):
-            return None
-        return self.expressions.flat(piece for operand in operands for piece in self.expressions.pieces(operand))
+    def concat(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+        if all(self._length(operand) is not None for operand in operands):
+            return self.expressions.flat(piece for operand in operands for piece in self.expressions.pieces(operand))
+        return None if shape is None else self.expressions.concatenated(operands, node.attributes["axis"] % len(shape))
 
-    def extreme(self, node: Node, operands: Sequence[int], arrays: Arrays) -> int | None:
+    def extreme(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
         """The largest or smallest of numbers, or of flags."""
         for operand in operands:
             if self.expressions.elements(operand) != 1 or self.expressions.ranged(operand):
                 return None
-        return self.expressions.extreme(_JOINED[node.op_type], operands, self._static(node))
+        return self.expressions.extreme(_JOINED[node.op_type], operands, shape)
 
-    def where(self, node: Node, operands: Sequence[int], arrays: Arrays) -> int | None:
+    def where(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+        """What a rank has of choices along a dimension, and zeros for the rest; or a count."""
+        flag, value, otherwise = operands
+        if self.expressions.uniform(otherwise) == 0:
+            chosen = self._chosen_rows(flag, value, shape)
+            if chosen is not None:
+                return chosen
+        return self._counted(operands, shape)
+
+    def _chosen_rows(self, flag: int, value: int, shape: Shape) -> int | None:
+        """The terms of a Gather of whole data that are zero outside the rank's part; None for any other value."""
+        expressions, masks = self.expressions, self.table.masks
+        root = expressions.root(value)
+        gathered = expressions.all[root]
+        if gathered.op not in ("Gather", "GatherElements") or root not in self.table.origins:
+            return None
+        data, place = gathered.operands
+        box = expressions.box(data)
+        graph, node, _ = self.table.origins[root]
+        if box is None or elements(gathered.shape) is None:
+            return None
+        whole, selection = box
+        sizes = expressions.shape(whole) or ()
+        axis = node.attributes.get("axis", 0) % len(sizes)
+        chosen = masks.chosen(flag, place, int(sizes[axis] or 0))
+        if chosen is None or chosen[1] != selection[axis]:
+            return None
+        index, runs = expressions.view(chosen[0], expressions.shape(place)), chosen[1]
+        behind = 0 if gathered.op == "GatherElements" else len(sizes) - axis - 1
+        aligned = (*(expressions.shape(index) or ()), *[1] * behind)
+        if expressions.shape(flag) != (
+            expressions.shape(value) if elements(aligned) == elements(gathered.shape) else aligned
+        ):
+            return None
+        rest = tuple(None if dim == axis else part for dim, part in enumerate(selection))
+        reader = NodeReader(expressions, graph, self.varying, self.table)
+        (number,) = reader.results(node, [expressions.take(whole, rest), index], [gathered.shape])
+        part = expressions.parted(number, self._core(number), (axis, None), int(sizes[axis] or 0), runs)
+        return expressions.view(part, shape)
+
+    def _counted(self, operands: Sequence[int], shape: Shape) -> int | None:
         """A count kept from zero, with 1 in place of zero; a multiple of a count, with 0 where the count is zero."""
         expressions = self.expressions
         flag, constant, otherwise = operands
@@ -241,11 +450,7 @@ class NodeReader:
         if op != _EQUAL or value not in (0, 1):
             return None
         counts = [operand for operand in compared if expressions.uniform(operand) != 0]
-        if (
-            len(counts) != 1
-            or expressions.elements(counts[0]) != 1
-            or expressions.shape(otherwise) != self._static(node)
-        ):
+        if len(counts) != 1 or expressions.elements(counts[0]) != 1 or expressions.shape(otherwise) != shape:
             return None
         if not expressions.is_count(counts[0]):
             return None
@@ -255,19 +460,24 @@ class NodeReader:
             )
         return otherwise if expressions.has_factor(otherwise, expressions.root(counts[0])) else None
 
-    def fill(self, node: Node, operands: Sequence[int], arrays: Arrays) -> int | None:
+    def fill(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
         if arrays[0] is None:
             return None
-        shape = tuple(int(size) for size in arrays[0].reshape(-1))
+        sizes = tuple(int(size) for size in arrays[0].reshape(-1))
         value = constant_array(node.attributes)
-        return self.table.filled(np.zeros(1, np.float32) if value is None else value, shape)
+        return self.table.filled(np.zeros(1, np.float32) if value is None else value, sizes)
 
 
 _EQUAL = "Equal"
-_RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Arrays], int | None]] = {
+_RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Arrays, Shape], int | None]] = {
     **dict.fromkeys(COPIES, NodeReader.cast),
     **dict.fromkeys(RESHAPES, NodeReader.reshape),
     **dict.fromkeys(_JOINED, NodeReader.extreme),
+    "Gemm": NodeReader.gemm,
+    "Softmax": NodeReader.softmax,
+    "LogSoftmax": NodeReader.softmax,
+    EXP: NodeReader.exponential,
+    "Log": NodeReader.logarithm,
     "Constant": NodeReader.constant,
     "Expand": NodeReader.expand,
     "Transpose": NodeReader.transpose,

@@ -20,17 +20,20 @@ from gopt.errors import InputError, UnsupportedError
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.ir.opaque.expand import expand
+from gopt.records.boxes import Box, ranges_of
 from gopt.runtime.inlined_functions import inlined
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.folder_check import check_all_ranks, check_roles, check_starts
+from gopt.verification.proof.boxes import Expressions
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.evaluation import Unevaluable
 from gopt.verification.proof.expected import MICRO, Expected, Specification
-from gopt.verification.proof.expressions import Expressions, elements
+from gopt.verification.proof.expressions import elements
 from gopt.verification.proof.operators import NodeReader, as_type
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
 from gopt.verification.proof.samples import CounterExamples
+from gopt.verification.proof.selections import Selection
 from gopt.verification.proof.sweep import Sweep, UnpairedCall, Values
 from gopt.verification.proof.words import Words
 from gopt.verification.rank_programs import Held, RankPrograms, joined, load_rank, start_values
@@ -48,12 +51,6 @@ class Prover:
         if self.manifest.parameter_server is not None:
             raise UnsupportedError(
                 f"{folder} holds trainers and servers: gopt prove reads ranks", "gopt verify runs them"
-            )
-        if self.manifest.split is not None:
-            axes = ", ".join(self.manifest.split)
-            raise UnsupportedError(
-                f"the mesh of {folder} splits the computation along {axes}: gopt prove has no laws for that yet",
-                "gopt verify compares the ranks by numbers",
             )
         check_all_ranks(self.manifest, self.folder)
         advance("reading the source")
@@ -78,6 +75,7 @@ class Prover:
             expected = Specification(
                 self.expressions, self.constants, self.training, self.manifest, self.varying
             ).read()
+            self.expressions.seal()
             graphs = self._read()
             try:
                 actual = self._ranks(expected, graphs)
@@ -147,7 +145,7 @@ class Prover:
         """A rank's inputs at the start of a step."""
         values = {name: expected.start[name] for name in (*self.training.batch, *self.training.hyper)}
         for fed in entry.fed:
-            values[fed.input] = self.expressions.apply("box", fed.box, [values[fed.input]], None)
+            values[fed.input] = self.expressions.take(values[fed.input], selection_of(fed.box))
         for state in self.manifest.states_of(entry):
             values[state.input] = held_pieces(self.expressions, state, expected.start)
         for accumulator in entry.accumulators:
@@ -268,12 +266,19 @@ def held_pieces(expressions: Expressions, state: LocalState, whole: Values) -> i
     pieces = []
     for piece in state.pieces:
         number = whole[piece.tensor]
-        if piece.box is not None or piece.every is not None:
+        if piece.box is not None and piece.every is None:
+            pieces += expressions.cut(expressions.take(number, selection_of(piece.box)), piece.start, piece.stop)
+        elif piece.every is not None:
             number = expressions.apply("box", (piece.box, piece.every), [number], (piece.elements,))
             pieces.append((number, 0, piece.elements))
         else:
             pieces += expressions.cut(number, piece.start, piece.stop)
     return expressions.flat(pieces)
+
+
+def selection_of(box: Box) -> Selection:
+    """The ranges of a box."""
+    return tuple(tuple(ranges_of(ends)) for ends in box)
 
 
 class _Comparison:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, cast
 
+from gopt.verification.proof.boxes import Expressions
 from gopt.verification.proof.expressions import (
     COUNTED,
     FLAT,
@@ -20,7 +21,6 @@ from gopt.verification.proof.expressions import (
     STATE,
     TOTAL,
     VIEW,
-    Expressions,
 )
 
 DEPTH = 3

@@ -1,0 +1,477 @@
+"""Expressions with boxes: ranges of dimensions of a whole value, and some of the terms of a sum.
+
+A rank that has a part of a dimension computes an operator on the part. By the laws here its result is the same part of
+the operator on whole values, or, where the operator sums over the dimension, some of the terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import accumulate
+from typing import cast
+
+from gopt.verification.proof.expressions import (
+    CONCAT,
+    EXP,
+    FLAT,
+    INVERSE,
+    LARGEST,
+    LINEAR,
+    LOG,
+    ONE,
+    PARTED,
+    PRODUCT,
+    SUM,
+    TAKE,
+    TOTAL,
+    VIEW,
+    Coefficient,
+    Elements,
+    Part,
+    broadcast,
+    elements,
+)
+from gopt.verification.proof.selections import (
+    Runs,
+    Selection,
+    Sizes,
+    flattened,
+    inside,
+    joined,
+    length,
+    normal,
+    sizes_of,
+    through,
+    unflattened,
+    wholes,
+    within,
+)
+
+Box = tuple[int, Selection]
+"""A whole value, and the selected ranges of each dimension."""
+
+
+class Expressions(Elements):
+    """Expressions of whole values and of parts.
+
+    Parts that the source itself takes are whole values; ``known``: root -> their selections."""
+
+    def __init__(self, extents: dict[str, int]) -> None:
+        super().__init__(extents)
+        self.known: dict[int, list[tuple[Selection, int]]] = {}
+        self._shapes: dict[int, dict[Sizes, None]] = {}
+        """Root -> the shapes in which the source has it."""
+        self._boxes: dict[int, Box | None] = {}
+        self._sealed = False
+
+    def seal(self) -> None:
+        """End the reading of the source: all parts so far are whole values."""
+        self._sealed = True
+        for number, (op, attributes, operands, shape) in enumerate(list(self.all)):
+            if op == TAKE:
+                self.known.setdefault(operands[0], []).append((attributes, number))  # type: ignore[arg-type]
+            elif op == FLAT and len(set(operands)) == 1:
+                selection = self._rows(number)
+                if selection is not None:
+                    sizes = sizes_of(selection, self._sizes(operands[0]) or ())
+                    self.known.setdefault(operands[0], []).append((selection, self.view(number, sizes)))
+            elif op == VIEW and elements(shape) is not None:
+                self._shapes.setdefault(operands[0], {})[shape] = None  # type: ignore[index]
+
+    def _sizes(self, number: int) -> Sizes | None:
+        shape = self.shape(number)
+        return None if elements(shape) is None else shape  # type: ignore[return-value]
+
+    def _rows(self, number: int) -> Selection | None:
+        """The selection behind a flat value with elements of a single expression."""
+        pieces = self.pieces(number)
+        shape = self._sizes(pieces[0][0])
+        if not shape or len({root for root, _, _ in pieces}) > 1:
+            return None
+        return unflattened(joined((start, stop) for _, start, stop in pieces), shape)
+
+    # --- boxes ---
+
+    def take(self, number: int, selection: Selection) -> int:
+        """Ranges of the dimensions of a value."""
+        before = self._sizes(number)
+        if before is None:
+            raise ValueError("a part of a value of unknown size")
+        selection = normal(selection, before)
+        if all(runs is None for runs in selection):
+            return number
+        shape = sizes_of(selection, before)
+        value = self.uniform(number)
+        if value is not None:
+            return self.constant(value, shape)
+        op, attributes, operands, _ = self.all[number]
+        if op == VIEW:
+            inner = through(before, selection, self._sizes(operands[0]) or ())
+            if inner is not None:
+                return self.view(self.take(operands[0], inner), shape)
+        if op == TAKE:
+            return self.take(operands[0], tuple(map(inside, attributes, selection)))  # type: ignore[arg-type]
+        if op == FLAT:
+            return self.flat(piece for start, stop in selection[0] or () for piece in self.cut(number, start, stop))
+        if op == LINEAR:
+            free = self._free(number)
+            if any(runs is not None and free[dim] for dim, runs in enumerate(selection)):
+                sizes = tuple(new if free[dim] else old for dim, (old, new) in enumerate(zip(before, shape)))
+                rest = tuple(None if free[dim] else runs for dim, runs in enumerate(selection))
+                return self.take(self.linear(dict(self.terms(number)), sizes), rest)
+        if 0 in shape:
+            return self.linear({}, shape)
+        first = next(dim for dim, runs in enumerate(selection) if runs is not None)
+        if set(before[:first]) <= {1} and all(runs is None for runs in selection[first + 1 :]):
+            ranges = flattened(selection, before) or ()
+            return self.view(self.flat((number, start, stop) for start, stop in ranges), shape)
+        return self._number(TAKE, selection, (number,), shape)
+
+    def _free(self, number: int) -> list[bool]:
+        """For each dimension of a sum, whether no term follows it."""
+        rank = len(self.shape(number) or ())
+        free = [True] * rank
+        for atom, _ in self.terms(number):
+            shape = self.shape(atom) or ()
+            for dim, size in enumerate(shape, rank - len(shape)):
+                free[dim] &= size == 1
+        return free
+
+    def box(self, number: int) -> Box | None:
+        """The whole value and the ranges behind a part; None for a whole value."""
+        if not self._sealed or self.all[self.root(number)].op not in (TAKE, FLAT):
+            return None
+        if number not in self._boxes:
+            self._boxes[number] = self._box(number)
+        return self._boxes[number]
+
+    def _box(self, number: int) -> Box | None:
+        root = self.root(number)
+        expression = self.all[root]
+        if expression.op == TAKE:
+            whole, selection = expression.operands[0], cast(Selection, expression.attributes)
+        elif (rows := self._rows(root)) is not None:
+            whole, selection = self.pieces(root)[0][0], rows
+        else:
+            return None
+        whole, selection = self._smallest(whole, selection, self._sizes(whole) or ()) or (whole, selection)
+        return None if all(runs is None for runs in selection) else self._in_shape(whole, selection, number)
+
+    def _smallest(self, whole: int, selection: Selection, shape: Sizes) -> Box | None:
+        """The smallest part that the source takes of a value and that has a selection."""
+        best: Box | None = None
+        for outer, number in self.known.get(whole, ()):
+            inner = []
+            for dim, size in enumerate(shape):
+                part = within(outer[dim], selection[dim], size)
+                if part is None:
+                    break
+                inner.append(part)
+            else:
+                if best is None or (self.elements(number) or 0) < (self.elements(best[0]) or 0):
+                    best = number, normal(inner, self._sizes(number) or ())
+        return best
+
+    def resized(self, number: int, dim: int, size: int) -> int | None:
+        """A value that does not follow a dimension, in another length of the dimension; None for any other value."""
+        shape = self.shape(number) or ()
+        if shape[dim] == size:
+            return number
+        sizes = (*shape[:dim], size, *shape[dim + 1 :])
+        value = self.uniform(number)
+        if value is not None:
+            return self.constant(value, sizes)
+        if self.all[number].op == LINEAR and self._free(number)[dim]:
+            return self.linear(dict(self.terms(number)), sizes)
+        return None
+
+    def elementwise(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int:
+        if self._sealed and any(self.all[self.root(operand)].op in (TAKE, FLAT) for operand in operands):
+            result = self._elementwise_boxes(make, operands)
+            if result is not None:
+                return result
+        return super().elementwise(make, operands)
+
+    def _elementwise_boxes(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int | None:
+        """The part of the result on whole operands; None unless all operands have the same part."""
+        shape = broadcast(self.shape(operand) for operand in operands)
+        if elements(shape) is None or len(shape or ()) < 2:
+            return None
+        assert shape is not None
+        boxes = [self.box(operand) for operand in operands]
+        chosen: dict[int, tuple[int, Runs]] = {}
+        for box in boxes:
+            if box is None:
+                continue
+            sizes = self._sizes(box[0]) or ()
+            for dim, (size, runs) in enumerate(zip(sizes, box[1]), len(shape) - len(sizes)):
+                if runs is not None and chosen.setdefault(dim, (size, runs)) != (size, runs):
+                    return None
+        if not chosen:
+            return None
+        values = []
+        for operand, box in zip(operands, boxes):
+            whole = operand if box is None else box[0]
+            front = len(shape) - len(self.shape(whole) or ())
+            for dim, (size, _) in chosen.items():
+                at = dim - front
+                if at < 0 or (box is not None and box[1][at] is not None) or (self.shape(whole) or ())[at] == 1:
+                    continue
+                moved = self.resized(whole, at, size)
+                if moved is None:
+                    return None
+                whole = moved
+            values.append(whole)
+        sizes = list(shape)
+        selection: list[Runs | None] = [None] * len(shape)
+        for dim, (size, runs) in chosen.items():
+            sizes[dim], selection[dim] = size, runs
+        result = self.elementwise(make, values)
+        if self.shape(result) != tuple(sizes):
+            return None
+        return self.take(result, tuple(selection))
+
+    def concatenated(self, numbers: Sequence[int], axis: int) -> int:
+        """Values in a row along an axis."""
+        shapes = [self._sizes(number) for number in numbers]
+        before = [shape[axis] if shape else None for shape in shapes]
+        rest = {shape and (*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
+        if len(rest) != 1 or None in before:
+            return self._number(CONCAT, axis, tuple(numbers), None)
+        (others,) = rest
+        numbers = [number for number, size in zip(numbers, before) if size] or numbers[:1]
+        if len(numbers) == 1:
+            return numbers[0]
+        values = {self.uniform(number) for number in numbers}
+        shape = (*(others or ())[:axis], sum(filter(None, before)), *(others or ())[axis:])
+        if len(values) == 1 and None not in values:
+            return self.constant(values.pop() or 0, shape)
+        for boxes in ([self._raw(number) for number in numbers], [self.box(number) for number in numbers]):
+            result = self._joined_boxes(numbers, boxes, axis)
+            if result is not None:
+                return result
+        return self._number(CONCAT, axis, tuple(numbers), shape)
+
+    def _joined_boxes(self, numbers: Sequence[int], boxes: Sequence[Box | None], axis: int) -> int | None:
+        """Parts in a row: a part of their common whole value, or of their whole values in a row."""
+        if all(box is None for box in boxes):
+            return None
+        rows = [box or (number, (None,) * len(self.shape(number) or ())) for number, box in zip(numbers, boxes)]
+        first = rows[0][1]
+        if len({(*chosen[:axis], *chosen[axis + 1 :]) for _, chosen in rows}) > 1:
+            return None
+        lengths = [(self._sizes(whole) or ())[axis] for whole, _ in rows]
+        ranges = [chosen[axis] or ((0, size),) for (_, chosen), size in zip(rows, lengths)]
+        if len({whole for whole, _ in rows}) == 1:
+            runs = joined(run for part in ranges for run in part)
+            return self.take(rows[0][0], (*first[:axis], runs, *first[axis + 1 :]))
+        if not self._sealed:
+            return None
+        offsets = [0, *accumulate(lengths)]
+        runs = joined((start + at, stop + at) for part, at in zip(ranges, offsets) for start, stop in part)
+        whole = self.concatenated([number for number, _ in rows], axis)
+        return self.take(whole, (*first[:axis], runs, *first[axis + 1 :]))
+
+    def _raw(self, number: int) -> Box | None:
+        """The expression and the ranges behind a part, which may be a part that the source takes."""
+        root = self.root(number)
+        expression = self.all[root]
+        if expression.op == TAKE:
+            whole, selection = expression.operands[0], cast(Selection, expression.attributes)
+        elif expression.op == FLAT and (rows := self._rows(root)) is not None:
+            whole, selection = self.pieces(root)[0][0], rows
+        else:
+            return None
+        return self._in_shape(whole, selection, number)
+
+    def _in_shape(self, whole: int, selection: Selection, number: int) -> Box | None:
+        """A part of a value that has the shape of an expression: in that shape, the value and the ranges."""
+        shape, part = self._sizes(whole), self._sizes(number)
+        if shape is None or part is None:
+            return None
+        if sizes_of(selection, shape) == part:
+            return whole, selection
+        for sizes in self._shapes.get(self.root(whole), ()):
+            chosen = through(shape, selection, sizes) if len(sizes) == len(part) else None
+            if chosen is not None and sizes_of(chosen, sizes) == part:
+                return self.view(whole, sizes), chosen
+        return next(((self.view(whole, sizes), chosen) for sizes, chosen in wholes(shape, selection, part)), None)
+
+    # --- what passes through boxes and partial sums ---
+
+    def _total_terms(self, root: int, start: int, stop: int) -> Iterator[tuple[int, Coefficient]]:
+        op, selection, operands, shape = self.all[root]
+        if op != TAKE or (start, stop) != (0, elements(shape)):
+            yield from super()._total_terms(root, start, stop)
+            return
+        sizes = self._sizes(operands[0]) or ()
+        count = elements(sizes) or 1
+        for atom, factor in super()._total_terms(operands[0], 0, count):
+            if atom == ONE:
+                yield ONE, factor * Fraction(stop, count)
+                continue
+            number = atom
+            for dim, runs in enumerate(cast(Selection, selection)):
+                if runs is not None:
+                    number = self.parted(number, atom, (dim,), sizes[dim], runs)
+            yield number, factor
+
+    def summed(self, number: int, axes: Collection[int]) -> int:
+        """The sum along dimensions, which have length 1 afterwards. Raises ValueError for an unknown size."""
+        whole, selection = self.box(number) or (number, (None,) * len(self.shape(number) or ()))
+        shape = self._sizes(whole)
+        if shape is None:
+            raise ValueError("a sum of unknown size")
+        after = tuple(1 if dim in axes else size for dim, size in enumerate(shape))
+        terms: dict[int, Coefficient] = {}
+        for atom, factor in self.terms(whole):
+            sizes = self.shape(atom) or ()
+            front = len(shape) - len(sizes)
+            own = [dim for dim in axes if dim >= front and sizes[dim - front] != 1]
+            for dim in axes:
+                factor *= 1 if dim in own else length(selection[dim], shape[dim])
+            result = self._summed(atom, [dim - front for dim in own]) if own else atom
+            core = self._core_sum(result)
+            for dim in own:
+                runs = selection[dim]
+                if runs is not None:
+                    result = self.parted(result, core, (dim - front,), shape[dim], runs)
+            terms[result] = terms.get(result, 0) + factor
+        rest = tuple(None if dim in axes else runs for dim, runs in enumerate(selection))
+        return self.take(self.linear(terms, after), rest)
+
+    def _summed(self, atom: int, axes: Sequence[int]) -> int:
+        """The sum of a term: factors that do not follow the dimensions stand in front."""
+        op, exponents, operands, shape = self.all[atom]
+        rank = len(shape or ())
+        if op == PRODUCT:
+            powers = cast(tuple[int, ...], exponents)
+            apart = [all(self._length(factor, dim - rank) == 1 for dim in axes) for factor in operands]
+            if any(apart):
+                front = [(factor, power) for factor, power, out in zip(operands, powers, apart) if out]
+                rest = [(factor, power) for factor, power, out in zip(operands, powers, apart) if not out]
+                inner = self.product(*zip(*rest))
+                short = rank - len(self.shape(inner) or ())
+                inner = self.summed(inner, [dim - short for dim in axes])
+                return self.product([inner, *(factor for factor, _ in front)], [1, *(power for _, power in front)])
+        after = tuple(1 if dim in axes else size for dim, size in enumerate(shape or ()))
+        if elements(after) == 1:
+            return self.total(atom, after)
+        return self._number(SUM, tuple(dim - rank for dim in axes), (atom,), after)
+
+    def _length(self, number: int, dim: int) -> int | str | None:
+        """The length of a dimension counted from behind."""
+        shape = self.shape(number) or ()
+        return shape[dim] if -dim <= len(shape) else 1
+
+    def _core_sum(self, number: int) -> int:
+        """The sum in a product with a sum."""
+        op, _, operands, _ = self.all[number]
+        if op in (VIEW, LINEAR) and len(operands) == 1:
+            return self._core_sum(operands[0])
+        sums = [operand for operand in operands if self.all[operand].op in (SUM, TOTAL)] if op == PRODUCT else []
+        return sums[-1] if len(sums) == 1 else number
+
+    def _reduction(self, number: int, axes: frozenset[str], how: str) -> int:
+        op, attributes, operands, _ = self.all[number]
+        live = axes & self.varies[number]
+        if live and live == axes and op == TAKE:
+            return self.take(self.reduced(operands[0], live, how), cast(Selection, attributes))
+        if live and live == axes and op == PARTED and how == "sum":
+            core, parts = cast(tuple[int, tuple[Part, ...]], attributes)
+            result = self.reduced(operands[0], live, how)
+            if self.depend([result], {core}):
+                for label, size, runs in parts:
+                    result = self.parted(result, core, label, size, runs)
+                return result
+        return super()._reduction(number, axes, how)
+
+    def on_member(self, number: int, coordinates: Mapping[str, int]) -> int:
+        op, attributes, operands, _ = self.all[number]
+        if op == TAKE and not self.varies[number].isdisjoint(coordinates):
+            return self.take(self.on_member(operands[0], coordinates), cast(Selection, attributes))
+        return super().on_member(number, coordinates)
+
+    # --- exponentials and logarithms ---
+
+    def exp(self, number: int) -> int:
+        """The exponential of a sum: a product of exponentials."""
+        return self.elementwise(self._exp, [number])
+
+    def _exp(self, values: Sequence[int]) -> int:
+        (number,) = values
+        terms, shape = list(self.terms(number)), self.shape(number)
+        if not terms or not all(isinstance(factor, int) or factor.denominator == 1 for _, factor in terms):
+            return self._number(EXP, (), (number,), shape)
+        factors = [self._number(EXP, (), (atom,), self.shape(atom)) for atom, _ in terms]
+        return self.linear({self.product(factors, [int(factor) for _, factor in terms]): 1}, shape)
+
+    def log(self, number: int) -> int:
+        """The logarithm of a product with exponentials: a sum."""
+        return self.elementwise(self._log, [number])
+
+    def _log(self, values: Sequence[int]) -> int:
+        op, exponents, operands, shape = self.all[values[0]]
+        pairs = list(zip(operands, cast(tuple[int, ...], exponents))) if op == PRODUCT else []
+        terms: dict[int, Coefficient] = {
+            self.all[factor].operands[0]: power for factor, power in pairs if self.all[factor].op == EXP
+        }
+        if not terms:
+            return self._number(LOG, (), tuple(values), shape)
+        rest = [(factor, power) for factor, power in pairs if self.all[factor].op != EXP]
+        if rest:
+            inner = self.product(*zip(*rest))
+            terms[self._number(LOG, (), (inner,), self.shape(inner))] = 1
+        return self.linear(terms, shape)
+
+    def _covered(self, atom: int, terms: Iterable[int]) -> bool:
+        """Return whether a value is the largest of a row, beside the logarithm of, or a quotient by, a sum of the
+        exponentials of the row: where one is no number, the other is none."""
+        row = self._largest_of(atom)
+        if row is None:
+            return False
+        sums = [term for term in terms if self.all[term].op in (LOG, INVERSE)]
+        factors = {root for root, _, _ in self.pieces(self.exp(row))}
+        return bool(sums) and self.depend(sums, factors)
+
+    def _largest_of(self, number: int) -> int | None:
+        """The value whose largest elements a value has; None for any other value."""
+        op, attributes, operands, _ = self.all[number]
+        if op == "ReduceMax":
+            return (self._raw(operands[0]) or (operands[0], ()))[0]
+        if op in (VIEW, TAKE) or (op == LARGEST and attributes == "members"):
+            rows = {self._largest_of(operand) for operand in operands}
+            return rows.pop() if len(rows) == 1 else None
+        return None
+
+    # --- some of the terms of a sum ---
+
+    def parted(self, number: int, core: int, label: object, size: int, runs: Runs) -> int:
+        """An expression in which ``core`` has only some of the terms that it sums: positions ``runs`` of ``size``.
+
+        The expression must be linear in the core. Raises ValueError for a term without it."""
+        shape = self.shape(number)
+        if runs == ((0, size),):
+            return number
+        if not runs:
+            return self.linear({}, shape)
+        op, attributes, operands, _ = self.all[number]
+        if op == VIEW:
+            return self.view(self.parted(operands[0], core, label, size, runs), shape)
+        if op == TAKE:
+            return self.take(self.parted(operands[0], core, label, size, runs), attributes)  # type: ignore[arg-type]
+        if op == FLAT:
+            return self.flat(
+                (self.parted(root, core, label, size, runs), start, stop) for root, start, stop in self.pieces(number)
+            )
+        if op == LINEAR:
+            return self.linear(
+                {self.parted(atom, core, label, size, runs): factor for atom, factor in self.terms(number)}, shape
+            )
+        labels: tuple[object, ...] = ()
+        if op == PARTED and attributes[0] == core:  # type: ignore[index]
+            labels, number = attributes[1], operands[0]  # type: ignore[index]
+        elif not self.depend([number], {core}):
+            raise ValueError("a term without the sum")
+        key = tuple(sorted((*labels, (label, size, runs)), key=repr))
+        return self._number(PARTED, (core, key), (number,), shape)

@@ -1,0 +1,107 @@
+"""Choices along a dimension of which a rank has a part: a mask, and indices into the part.
+
+A mask and indices that are functions of other indices are evaluated at every position of the dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from gopt.errors import GoptError
+from gopt.ir.types import numpy_dtype
+from gopt.operators.table import operator
+from gopt.verification.proof.expressions import VIEW, Elements
+from gopt.verification.proof.selections import Runs, joined
+
+LARGEST_DIMENSION = 1 << 22
+"""Positions of a dimension up to which a mask is evaluated."""
+
+
+class Masks:
+    """Functions of indices; ``arrays``: the values of constants, by the number of the expression."""
+
+    def __init__(self, expressions: Elements, arrays: Mapping[int, np.ndarray]) -> None:
+        self.expressions, self.arrays = expressions, arrays
+        self._chosen: dict[tuple[int, int, int], tuple[int, Runs] | None] = {}
+
+    def chosen(self, flag: int, place: int, size: int) -> tuple[int, Runs] | None:
+        """The indices behind ``place``, and the positions that ``flag`` selects of ``size``, where ``place`` counts the
+        selected positions; None where they are anything else.
+
+        Indices are from ``-size`` to ``size - 1``."""
+        key = flag, place, size
+        if key not in self._chosen:
+            choices = (self._choice(flag, place, size, index) for index in self._indices(place))
+            self._chosen[key] = next(filter(None, choices), None) if size <= LARGEST_DIMENSION else None
+        return self._chosen[key]
+
+    def _indices(self, place: int) -> Iterator[int]:
+        """The expressions that may be the indices."""
+        visited, stack = {place}, [place]
+        while stack:
+            number = stack.pop()
+            if number in self.arrays:
+                continue
+            if number != place:
+                yield number
+            for operand in self.expressions.all[number].operands if self._function(number) else ():
+                if operand not in visited:
+                    visited.add(operand)
+                    stack.append(operand)
+
+    def _choice(self, flag: int, place: int, size: int, index: int) -> tuple[int, Runs] | None:
+        positions = np.arange(-size, size)
+        inside, at = (self._evaluated(number, index, positions) for number in (flag, place))
+        if inside is None or at is None or inside.dtype != bool or (inside[:size] != inside[size:]).any():
+            return None
+        selected = np.flatnonzero(inside[size:])
+        counted = np.zeros(size, np.int64)
+        counted[selected] = np.arange(selected.size)
+        if not selected.size or (at[inside] != np.tile(counted, 2)[inside]).any():
+            return None
+        ends = np.flatnonzero(np.diff(selected) != 1)
+        starts = [int(selected[0]), *(int(at) for at in selected[ends + 1])]
+        stops = [*(int(at) + 1 for at in selected[ends]), int(selected[-1]) + 1]
+        return index, joined(zip(starts, stops))
+
+    def _function(self, number: int) -> Callable[[list[np.ndarray]], np.ndarray] | None:
+        """An elementwise operator on whole numbers and flags."""
+        op, attributes, _, _ = self.expressions.all[number]
+        record = operator(op)
+        if op == VIEW:
+            return lambda values: values[0]
+        if op == "cast":
+            return lambda values: values[0].astype(numpy_dtype(attributes[1]))  # type: ignore[index]
+        if not record.elementwise or record.kernel is None or attributes:
+            return None
+        kernel = record.kernel
+        return lambda values: np.asarray(kernel({}, values))
+
+    def _evaluated(self, number: int, index: int, positions: np.ndarray) -> np.ndarray | None:
+        """The value for each position in place of ``index``; None for any other function."""
+        values: dict[int, np.ndarray] = {index: positions}
+        stack = [number]
+        while stack:
+            at = stack[-1]
+            if at in values:
+                stack.pop()
+                continue
+            if at in self.arrays:
+                if self.arrays[at].size != 1:
+                    return None
+                values[at] = self.arrays[at].reshape(())
+                continue
+            function, operands = self._function(at), self.expressions.all[at].operands
+            if function is None or not operands:
+                return None
+            missing = [operand for operand in operands if operand not in values]
+            if missing:
+                stack += missing
+                continue
+            try:
+                values[at] = function([values[operand] for operand in operands])
+            except (GoptError, TypeError, ValueError):
+                return None
+        result = values[number]
+        return result if result.shape == positions.shape else None

@@ -1,0 +1,179 @@
+"""Selections: ranges of each dimension of a tensor, and what becomes of them in another shape.
+
+Sizes are known, and positions are counted in row-major order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+from typing import TypeAlias
+
+Runs: TypeAlias = tuple[tuple[int, int], ...]
+"""Ranges of positions, in order."""
+Selection: TypeAlias = tuple[Runs | None, ...]
+"""For each dimension the selected ranges; None for all positions."""
+Sizes: TypeAlias = tuple[int, ...]
+MOST = 1 << 14
+"""Ranges of a dimension up to which a selection is computed in another shape."""
+
+
+def joined(runs: Iterable[tuple[int, int]]) -> Runs:
+    """Ranges in order, neighbours as a single range."""
+    result: list[tuple[int, int]] = []
+    for start, stop in runs:
+        if start == stop:
+            continue
+        if result and result[-1][1] == start:
+            result[-1] = result[-1][0], stop
+        else:
+            result.append((start, stop))
+    return tuple(result)
+
+
+def length(runs: Runs | None, size: int) -> int:
+    """The number of selected positions of a dimension."""
+    return size if runs is None else sum(stop - start for start, stop in runs)
+
+
+def sizes_of(selection: Selection, shape: Sequence[int]) -> Sizes:
+    """The shape of what is selected."""
+    return tuple(map(length, selection, shape))
+
+
+def normal(selection: Iterable[Runs | None], shape: Sequence[int]) -> Selection:
+    """A selection with None for dimensions that are selected whole."""
+    return tuple(None if runs == ((0, size),) or not size else runs for runs, size in zip(selection, shape))
+
+
+def inside(outer: Runs | None, inner: Runs | None) -> Runs | None:
+    """A selection of selected positions, in positions of the whole dimension."""
+    if outer is None or inner is None:
+        return inner if outer is None else outer
+    result = []
+    for low, high in inner:
+        position = 0
+        for start, stop in outer:
+            first, last = max(low - position, 0), min(high - position, stop - start)
+            if first < last:
+                result.append((start + first, start + last))
+            position += stop - start
+    return joined(result)
+
+
+def within(outer: Runs | None, inner: Runs | None, size: int) -> Runs | None:
+    """Selected positions of a dimension, counted in ``outer``; None unless ``outer`` has them."""
+    if outer is None:
+        return ((0, size),) if inner is None else inner
+    result = []
+    for low, high in ((0, size),) if inner is None else inner:
+        position = 0
+        for start, stop in outer:
+            first, last = max(low, start), min(high, stop)
+            if first < last:
+                result.append((position + first - start, position + last - start))
+            position += stop - start
+    return joined(result) if sum(b - a for a, b in result) == length(inner, size) else None
+
+
+def flattened(selection: Selection, shape: Sequence[int]) -> Runs | None:
+    """Selected elements in row-major order; None for more than ``MOST`` ranges."""
+    runs: list[tuple[int, int]] = [(0, 1)]
+    for chosen, size in zip(selection, shape):
+        if chosen is None:
+            runs = [(start * size, stop * size) for start, stop in runs]
+            continue
+        if sum(stop - start for start, stop in runs) * len(chosen) > MOST:
+            return None
+        runs = [
+            (row * size + low, row * size + high)
+            for start, stop in runs for row in range(start, stop) for low, high in chosen
+        ]  # fmt: skip
+    return joined(runs)
+
+
+def unflattened(runs: Runs, shape: Sequence[int]) -> Selection | None:
+    """The selection of a shape that has these elements in row-major order; None if none has."""
+    result: list[Runs | None] = []
+    for size in reversed(shape[1:]):
+        if all(start % size == 0 and stop % size == 0 for start, stop in runs):
+            result.append(None)
+            runs = joined((start // size, stop // size) for start, stop in runs)
+            continue
+        if sum((stop - 1) // size - start // size + 1 for start, stop in runs) > MOST:
+            return None
+        rows: dict[int, list[tuple[int, int]]] = {}
+        for start, stop in runs:
+            for row in range(start // size, (stop - 1) // size + 1):
+                rows.setdefault(row, []).append((max(start - row * size, 0), min(stop - row * size, size)))
+        if len(set(map(tuple, rows.values()))) != 1:
+            return None
+        result.append(joined(next(iter(rows.values()))))
+        runs = joined((row, row + 1) for row in rows)
+    return normal((runs, *reversed(result)), shape) if shape else None
+
+
+def groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+    """Dimensions of two shapes of as many elements that are joined or divided together."""
+    at = to = 0
+    while at < len(before) or to < len(after):
+        first, second = at, to
+        left = right = 1
+        while True:
+            if left == right and (at, to) != (first, second):
+                break
+            if to == len(after) or (at < len(before) and left <= right):
+                left, at = left * before[at], at + 1
+            else:
+                right, to = right * after[to], to + 1
+        while at < len(before) and before[at] == 1 and to == len(after):
+            at += 1
+        while to < len(after) and after[to] == 1 and at == len(before):
+            to += 1
+        yield slice(first, at), slice(second, to)
+
+
+def through(before: Sequence[int], selection: Selection, after: Sequence[int]) -> Selection | None:
+    """The selection of the same elements in another shape; None if there is none."""
+    if 0 in before or prod(before) != prod(after):
+        return None
+    result: list[Runs | None] = []
+    for old, new in groups(before, after):
+        if all(runs is None for runs in selection[old]):
+            result += [None] * (new.stop - new.start)
+            continue
+        runs = flattened(selection[old], before[old])
+        moved = None if runs is None or not after[new] else unflattened(runs, after[new])
+        if moved is None:
+            return None
+        result += moved
+    return tuple(result)
+
+
+def wholes(before: Sequence[int], selection: Selection, part: Sequence[int]) -> Iterator[tuple[Sizes, Selection]]:
+    """The shapes of a tensor in which the selected elements have the shape ``part``, each with the selection."""
+    local = sizes_of(selection, before)
+    if 0 in local or 0 in before or prod(local) != prod(part):
+        return
+    rows: list[list[tuple[Sizes, Selection]]] = []
+    for old, new in groups(local, part):
+        sizes = tuple(part[new])
+        if all(runs is None for runs in selection[old]):
+            rows.append([(sizes, (None,) * len(sizes))])
+            continue
+        runs, choices = flattened(selection[old], before[old]), []
+        whole, count = prod(before[old]), prod(sizes)
+        for dim in sorted(range(len(sizes)), key=lambda dim: sizes[dim] == 1) if runs is not None else ():
+            if sizes[dim] * whole % count:
+                continue
+            shape = (*sizes[:dim], sizes[dim] * whole // count, *sizes[dim + 1 :])
+            moved = unflattened(runs, shape) if runs is not None else None
+            if moved is not None and sizes_of(moved, shape) == sizes:
+                choices.append((shape, moved))
+        rows.append(choices)
+    stack: list[tuple[int, Sizes, Selection]] = [(0, (), ())]
+    while stack:
+        at, shape, chosen = stack.pop()
+        if at == len(rows):
+            yield shape, chosen
+            continue
+        stack += [(at + 1, (*shape, *sizes), (*chosen, *moved)) for sizes, moved in reversed(rows[at])]
