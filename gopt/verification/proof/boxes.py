@@ -62,12 +62,16 @@ class Expressions(Elements):
         self._shapes: dict[int, dict[Sizes, None]] = {}
         """Root -> the shapes in which the source has it."""
         self._boxes: dict[int, Box | None] = {}
-        self._sealed = False
+        self.sealed = False
+        self.of_ranks = 0
+        """The first number behind the source's."""
+        self._by_operator: dict[str, list[int]] = {}
 
     def seal(self) -> None:
         """End the reading of the source: all parts so far are whole values."""
-        self._sealed = True
+        self.sealed, self.of_ranks = True, len(self.all)
         for number, (op, attributes, operands, shape) in enumerate(list(self.all)):
+            self._by_operator.setdefault(op, []).append(number)
             if op == TAKE:
                 self.known.setdefault(operands[0], []).append((attributes, number))  # type: ignore[arg-type]
             elif op == FLAT and len(set(operands)) == 1:
@@ -77,6 +81,10 @@ class Expressions(Elements):
                     self.known.setdefault(operands[0], []).append((selection, self.view(number, sizes)))
             elif op == VIEW and elements(shape) is not None:
                 self._shapes.setdefault(operands[0], {})[shape] = None  # type: ignore[index]
+
+    def of_source(self, op: str) -> Sequence[int]:
+        """The expressions of an operator in the source."""
+        return self._by_operator.get(op, ())
 
     def _sizes(self, number: int) -> Sizes | None:
         shape = self.shape(number)
@@ -127,6 +135,11 @@ class Expressions(Elements):
             return self.view(self.flat((number, start, stop) for start, stop in ranges), shape)
         return self._number(TAKE, selection, (number,), shape)
 
+    def selection(self, number: int) -> Selection | None:
+        """The ranges of an expression that are taken; None for any other form."""
+        op, attributes, _, _ = self.all[number]
+        return cast(Selection, attributes) if op == TAKE else None
+
     def _free(self, number: int) -> list[bool]:
         """For each dimension of a sum, whether no term follows it."""
         rank = len(self.shape(number) or ())
@@ -139,7 +152,7 @@ class Expressions(Elements):
 
     def box(self, number: int) -> Box | None:
         """The whole value and the ranges behind a part; None for a whole value."""
-        if not self._sealed or self.all[self.root(number)].op not in (TAKE, FLAT):
+        if not self.sealed or self.all[self.root(number)].op not in (TAKE, FLAT):
             return None
         if number not in self._boxes:
             self._boxes[number] = self._box(number)
@@ -186,7 +199,7 @@ class Expressions(Elements):
         return None
 
     def elementwise(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int:
-        if self._sealed and any(self.all[self.root(operand)].op in (TAKE, FLAT) for operand in operands):
+        if self.sealed and any(self.all[self.root(operand)].op in (TAKE, FLAT) for operand in operands):
             result = self._elementwise_boxes(make, operands)
             if result is not None:
                 return result
@@ -246,11 +259,11 @@ class Expressions(Elements):
         shape = (*(others or ())[:axis], sum(filter(None, before)), *(others or ())[axis:])
         if len(values) == 1 and None not in values:
             return self.constant(values.pop() or 0, shape)
-        for boxes in ([self._raw(number) for number in numbers], [self.box(number) for number in numbers]):
-            result = self._joined_boxes(numbers, boxes, axis)
-            if result is not None:
-                return result
-        return self._number(CONCAT, axis, tuple(numbers), shape)
+        parts = [self._raw(number) for number in numbers]
+        if len({part and part[0] for part in parts}) > 1:
+            parts = [self.box(number) for number in numbers]
+        result = self._joined_boxes(numbers, parts, axis)
+        return result if result is not None else self._number(CONCAT, axis, tuple(numbers), shape)
 
     def _joined_boxes(self, numbers: Sequence[int], boxes: Sequence[Box | None], axis: int) -> int | None:
         """Parts in a row: a part of their common whole value, or of their whole values in a row."""
@@ -265,7 +278,7 @@ class Expressions(Elements):
         if len({whole for whole, _ in rows}) == 1:
             runs = joined(run for part in ranges for run in part)
             return self.take(rows[0][0], (*first[:axis], runs, *first[axis + 1 :]))
-        if not self._sealed:
+        if not self.sealed:
             return None
         offsets = [0, *accumulate(lengths)]
         runs = joined((start + at, stop + at) for part, at in zip(ranges, offsets) for start, stop in part)
@@ -331,12 +344,15 @@ class Expressions(Elements):
             for dim in axes:
                 factor *= 1 if dim in own else length(selection[dim], shape[dim])
             result = self._summed(atom, [dim - front for dim in own]) if own else atom
+            result = self.view(result, ()) if elements(after) == 1 else result
             core = self._core_sum(result)
             for dim in own:
                 runs = selection[dim]
                 if runs is not None:
                     result = self.parted(result, core, (dim - front,), shape[dim], runs)
             terms[result] = terms.get(result, 0) + factor
+        if elements(after) == 1:
+            return self.view(self.linear(terms, ()), after)
         rest = tuple(None if dim in axes else runs for dim, runs in enumerate(selection))
         return self.take(self.linear(terms, after), rest)
 

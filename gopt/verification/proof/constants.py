@@ -12,8 +12,9 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType
 from gopt.verification.proof.boxes import Expressions
-from gopt.verification.proof.expressions import HIGHEST, LOWEST, Expression, elements
+from gopt.verification.proof.expressions import FLAT, HIGHEST, LOWEST, Expression, elements
 from gopt.verification.proof.masks import Masks
+from gopt.verification.proof.selections import Selection
 
 SMALL = 1 << 12
 """Elements up to which a constant is stored to be read as a shape, as axes or as indices."""
@@ -55,7 +56,10 @@ class ConstantTable:
             if flat[0] == flat[-1] and bool((flat == flat[0]).all()) and np.isfinite(np.float64(flat[0])):
                 return self.expressions.constant(simplest(flat[0]), array.shape)
         if array.size == 1 and array.dtype.kind in "if" and (bound := _bound(array)):
-            return self.expressions.leaf(bound, array.dtype.name, array.shape)
+            number = self.expressions.leaf(bound, array.dtype.name, array.shape)
+            if array.dtype.kind == "i":
+                self.arrays[number] = array
+            return number
         data = array.tobytes() if array.dtype != object else repr(array.tolist()).encode()
         name = array.dtype.name, data if len(data) <= 64 else hashlib.sha256(data).digest()
         number = self.expressions.leaf("constant", name, array.shape)
@@ -64,6 +68,28 @@ class ConstantTable:
             self.arrays[number] = array
         return number
 
+    def array(self, number: int) -> np.ndarray | None:
+        """The value of a small constant, or of a part of a constant; None for all others."""
+        if number not in self.arrays:
+            root = self.expressions.root(number)
+            pieces = self.expressions.pieces(number)
+            selection = self.expressions.selection(root)
+            if selection is not None and (whole := self.array(self.expressions.all[root].operands[0])) is not None:
+                array = taken(whole, selection)
+            elif self.expressions.all[root].op == FLAT and all(piece[0] in self.arrays for piece in pieces):
+                array = np.concatenate([self.arrays[of].reshape(-1)[start:stop] for of, start, stop in pieces])
+            elif root != number and root in self.arrays:
+                array = self.arrays[root]
+            else:
+                return None
+            self.arrays[number] = array.reshape([int(size or 0) for size in self.expressions.shape(number) or ()])
+        return self.arrays[number]
+
+    def known(self, array: np.ndarray) -> int | None:
+        """The expression of a value of the source; None for all others."""
+        number = self.number(array)
+        return number if number < self.expressions.of_ranks else None
+
     def filled(self, value: np.ndarray, shape: tuple[int, ...]) -> int:
         """A single number in every element of a shape."""
         if value.dtype.name in FLOATS and np.isfinite(np.float64(value.reshape(-1)[0])):
@@ -71,6 +97,14 @@ class ConstantTable:
         if (elements(shape) or 0) <= SMALL:
             return self.number(np.broadcast_to(value.reshape(()), shape))
         return self.expressions.leaf("filled", (value.dtype.name, value.tobytes()), shape)
+
+
+def taken(array: np.ndarray, selection: Selection) -> np.ndarray:
+    """The selected elements of a value."""
+    for dim, runs in enumerate(selection):
+        if runs is not None:
+            array = np.take(array, [at for start, stop in runs for at in range(start, stop)], dim)
+    return array
 
 
 def _bound(array: np.ndarray) -> str:

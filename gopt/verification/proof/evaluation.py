@@ -16,6 +16,7 @@ from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.operators.table import operator
 from gopt.runtime.reference_eval import evaluate
 from gopt.verification.proof.boxes import Expressions
+from gopt.verification.proof.constants import taken
 from gopt.verification.proof.expressions import (
     CONCAT,
     COUNTED,
@@ -129,7 +130,12 @@ class ExpressionValues:
             return np.asarray(result)
         sizes = tuple(map(int, shape or ()))  # type: ignore[arg-type]
         array = np.asarray(result)
-        return array.reshape(sizes) if array.size == elements(shape) else np.broadcast_to(array, sizes)
+        if array.size == elements(shape):
+            return array.reshape(sizes)
+        try:
+            return np.broadcast_to(array, sizes)
+        except ValueError as error:
+            raise Unevaluable(f"{op}: {error}") from None
 
     def _iterated(self, number: int, coordinates: Member, value: np.ndarray) -> np.ndarray:
         """A value after all micro-steps."""
@@ -216,14 +222,6 @@ def _cast(types: Any, values: Sequence[np.ndarray]) -> Any:
     return values[0].astype(np.float64 if types[1] in FLOATS else numpy_dtype(types[1]))
 
 
-def _taken(selection: Any, values: Sequence[np.ndarray]) -> Any:
-    result = values[0]
-    for dim, runs in enumerate(selection):
-        if runs is not None:
-            result = np.take(result, [at for start, stop in runs for at in range(start, stop)], dim)
-    return result
-
-
 _KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
     LINEAR: _linear,
     PRODUCT: _product,
@@ -246,5 +244,5 @@ _KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
     SUM: lambda axes, values: np.sum(values[0], axes, keepdims=True),
     "MatMul": lambda _, values: np.matmul(*values),
     CONCAT: lambda axis, values: np.concatenate(values, axis),
-    TAKE: _taken,
+    TAKE: lambda selection, values: taken(values[0], selection),
 }

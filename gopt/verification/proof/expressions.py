@@ -213,7 +213,7 @@ class Elements:
             for atom, coefficient in self.terms(term):
                 change = factor if coefficient == 1 else coefficient if factor == 1 else coefficient * factor
                 total[atom] = total[atom] + change if atom in total else change
-                op, attributes, _, _ = self.all[atom]
+                op, attributes, _, _ = self.all[self.root(atom)]
                 partial |= op == TOTAL and bool(attributes)
                 repeated |= op == ITERATED
                 parted |= op == PARTED
@@ -599,21 +599,21 @@ class Elements:
     def _joined_parts(self, terms: Mapping[int, Coefficient]) -> dict[int, Coefficient]:
         """Parts of the terms of a sum, joined by the coefficient of each position."""
         result: dict[int, Coefficient] = {}
-        sums: dict[tuple[int, int], dict[tuple[Part, ...], Coefficient]] = {}
+        sums: dict[tuple[int, int, Shape], dict[tuple[Part, ...], Coefficient]] = {}
         for atom, factor in terms.items():
-            op, attributes, operands, _ = self.all[atom]
+            op, attributes, operands, _ = self.all[self.root(atom)]
             if op == PARTED:
                 core, parts = attributes  # type: ignore[misc]
-                sums.setdefault((operands[0], core), {})[parts] = factor
+                sums.setdefault((operands[0], core, self.shape(atom)), {})[parts] = factor
             else:
                 result[atom] = factor
-        for (number, core), rows in sums.items():
+        for (number, core, shape), rows in sums.items():
             if len({factor > 0 for factor in rows.values()}) == 1 or self.finite[number]:
                 for label in {label for parts in rows for label, _, _ in parts}:
                     rows = _joined_along(label, rows)
             for parts, factor in rows.items():
-                shape = self.shape(number)
-                atom = self._number(PARTED, (core, parts), (number,), shape) if parts else number
+                inner = self._number(PARTED, (core, parts), (number,), self.shape(number)) if parts else number
+                atom = self.view(inner, shape)
                 result[atom] = result.get(atom, 0) + factor
         return result
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
+import onnx
 
 from gopt.ir.constant_folding import as_folded, constant_array, measured
 from gopt.ir.graph import Graph, Node
@@ -29,7 +31,7 @@ from gopt.verification.proof.expressions import (
     broadcast,
     elements,
 )
-from gopt.verification.proof.selections import Runs
+from gopt.verification.proof.selections import Runs, length
 
 EXACT = {
     "bfloat16": frozenset({"float32", "float64"}),
@@ -101,7 +103,8 @@ class NodeReader:
                 return None
             ((size, runs),) = here
             for place, where in places:
-                assert isinstance(where, int)
+                if not isinstance(where, int):
+                    return None
                 if (self.expressions.shape(wholes[place]) or ())[where] != size:
                     moved = self.expressions.resized(wholes[place], where, int(size))
                     if moved is None:
@@ -141,18 +144,20 @@ class NodeReader:
         opset = next((entry.version for entry in self.graph.header.opset_import if entry.domain in ("", "ai.onnx")), 1)
         return OperatorUse(
             node.op_type, node.attributes, tuple(types), tuple(results),
-            lambda index: self.table.arrays.get(operands[index]), opset,
+            lambda index: self.table.array(operands[index]), opset,
         )  # fmt: skip
 
     def _lawful(self, node: Node, operands: Sequence[int], shape: Shape) -> int | None:
         """The result of an operator with a law; None for any other node. ``shape``: of the result."""
         if node.is_in(SIZES):
             return self._measured(node, operands[0])
-        arrays = [self.table.arrays.get(operand) for operand in operands]
+        arrays = [self.table.array(operand) for operand in operands]
         if operands and all(array is not None for array in arrays):
             folded = self._folded(node, arrays)
-            if folded is not None:
-                return self.table.number(folded)
+            part = self.expressions.sealed and (node.op_type == "Slice" or any(map(self.expressions.box, operands)))
+            number = None if folded is None else self.table.known(folded) if part else self.table.number(folded)
+            if number is not None:
+                return number
         if elements(shape) is None:
             shape = None
         record = record_of(node)
@@ -317,11 +322,11 @@ class NodeReader:
         fits = shape is not None and broadcast((shape, self.expressions.shape(number))) == shape
         if shape is None or not fits or not self._floating(node):
             return None
-        box = self.expressions.box(number)
-        if box is None:
+        box, before = self.expressions.box(number), self.expressions.shape(number) or ()
+        front = len(shape) - len(before)
+        if box is None or any(runs and old != new for runs, old, new in zip(box[1], before, shape[front:])):
             return self.expressions.linear({number: 1}, shape)
         whole, selection = box
-        front = len(shape) - len(selection)
         sizes, chosen = list(shape), [None] * front + list(selection)
         for dim, runs in enumerate(selection, front):
             if runs is not None:
@@ -441,6 +446,41 @@ class NodeReader:
         part = expressions.parted(number, self._core(number), (axis, None), int(sizes[axis] or 0), runs)
         return expressions.view(part, shape)
 
+    def scatter(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+        """The rank's part of what is added to whole data, where updates of other positions are zeros."""
+        expressions = self.expressions
+        data, place, updates = operands
+        flag, added, otherwise = (*expressions.all[expressions.root(updates)].operands, 0, 0, 0)[:3]
+        masked = expressions.all[expressions.root(updates)].op == "Where" and expressions.uniform(otherwise) == 0
+        if not masked or node.attributes.get("reduction") != "add" or elements(shape) is None or not expressions.sealed:
+            return None
+        rank, box = len(shape or ()), expressions.box(data)
+        axis = node.attributes.get("axis", 0) % rank
+        for size in dict.fromkeys([expressions.shape(box[0])[axis]] if box else self._scattered(node, axis)):  # type: ignore[index]
+            chosen = self.table.masks.chosen(flag, place, size)
+            if chosen is None or expressions.elements(flag) not in (
+                expressions.elements(added),
+                expressions.elements(place),
+            ):
+                continue
+            runs = chosen[1]
+            whole = box[0] if box is not None and box[1][axis] == runs else expressions.resized(data, axis, size)
+            if whole is None or length(runs, size) != (shape or ())[axis]:
+                continue
+            index = expressions.view(chosen[0], expressions.shape(place))
+            sizes = expressions.shape(whole)
+            terms = expressions.view(added, expressions.shape(updates))
+            (number,) = self.results(node, [whole, index, terms], [sizes])
+            return expressions.take(number, tuple(runs if dim == axis else None for dim in range(rank)))
+        return None
+
+    def _scattered(self, node: Node, axis: int) -> Iterator[int]:
+        """The lengths of a dimension to which the source adds in this way."""
+        for number in self.expressions.of_source(node.op_type):
+            shape = self.expressions.shape(number)
+            if elements(shape) is not None and axis < len(shape or ()):
+                yield int((shape or ())[axis] or 0)
+
     def _counted(self, operands: Sequence[int], shape: Shape) -> int | None:
         """A count kept from zero, with 1 in place of zero; a multiple of a count, with 0 where the count is zero."""
         expressions = self.expressions
@@ -476,6 +516,8 @@ _RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Arrays, Shape], 
     "Gemm": NodeReader.gemm,
     "Softmax": NodeReader.softmax,
     "LogSoftmax": NodeReader.softmax,
+    "ScatterElements": NodeReader.scatter,
+    "ScatterND": NodeReader.scatter,
     EXP: NodeReader.exponential,
     "Log": NodeReader.logarithm,
     "Constant": NodeReader.constant,
@@ -518,8 +560,24 @@ def as_type(expressions: Expressions, number: int, source: str, to: str) -> int:
 
 
 def frozen(node: Node) -> Hashable:
-    """The attributes of a node, for comparing."""
-    return tuple(sorted((name, _frozen(value)) for name, value in node.attributes.items()))
+    """The attributes of a node, for comparing: without those that say what holds anyway."""
+    defaults = _defaults(node.op_type) if node.domain in ("", "ai.onnx") else {}
+    pairs = ((name, _frozen(value)) for name, value in node.attributes.items())
+    return tuple(sorted(pair for pair in pairs if defaults.get(pair[0]) != pair))
+
+
+@cache
+def _defaults(op_type: str) -> dict[str, tuple[str, Hashable]]:
+    """The defaults of attributes that all versions of an operator agree on."""
+    schemas = [schema for schema in onnx.defs.get_all_schemas_with_history() if schema.name == op_type]
+    result: dict[str, tuple[str, Hashable]] = {}
+    for schema in schemas:
+        for name, attribute in schema.attributes.items():
+            value = onnx.helper.get_attribute_value(attribute.default_value) if attribute.default_value.name else None
+            pair = name, _frozen(value.decode() if isinstance(value, bytes) else value)
+            if result.setdefault(name, pair) != pair:
+                result[name] = name, object()
+    return {name: pair for name, pair in result.items() if pair[1] is not None}
 
 
 def _frozen(value: Any) -> Hashable:

@@ -150,7 +150,8 @@ def through(before: Sequence[int], selection: Selection, after: Sequence[int]) -
 
 
 def wholes(before: Sequence[int], selection: Selection, part: Sequence[int]) -> Iterator[tuple[Sizes, Selection]]:
-    """The shapes of a tensor in which the selected elements have the shape ``part``, each with the selection."""
+    """The shapes of a tensor in which the selected elements have the shape ``part``, each with the selection; the fewest
+    ranges first."""
     local = sizes_of(selection, before)
     if 0 in local or 0 in before or prod(local) != prod(part):
         return
@@ -169,7 +170,7 @@ def wholes(before: Sequence[int], selection: Selection, part: Sequence[int]) -> 
             moved = unflattened(runs, shape) if runs is not None else None
             if moved is not None and sizes_of(moved, shape) == sizes:
                 choices.append((shape, moved))
-        rows.append(choices)
+        rows.append(sorted(choices, key=lambda choice: sum(len(runs) for runs in choice[1] if runs is not None)))
     stack: list[tuple[int, Sizes, Selection]] = [(0, (), ())]
     while stack:
         at, shape, chosen = stack.pop()

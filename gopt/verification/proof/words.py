@@ -15,12 +15,15 @@ from gopt.verification.proof.expressions import (
     LARGEST,
     LINEAR,
     ONE,
+    PARTED,
     PRODUCT,
     REDUCED,
     SMALLEST,
     STATE,
+    TAKE,
     TOTAL,
     VIEW,
+    Part,
 )
 
 DEPTH = 3
@@ -66,7 +69,18 @@ class Words:
             return f"the {how} over {self._axes(axes)} of {inner[0]}"
         if op == "on member":
             return f"{inner[0]} of member {', '.join(f'{index} of {axis}' for axis, index in attributes)}"  # type: ignore[attr-defined]
-        if op in (TOTAL, LARGEST, SMALLEST, FLAT):
+        if op == TAKE:
+            ranges = [
+                f"{start} to {stop} of dimension {dim}"
+                for dim, runs in enumerate(attributes)
+                for start, stop in runs or ()
+            ]  # type: ignore[arg-type]
+            return f"{' and '.join(ranges[:TERMS])} of {inner[0]}"
+        if op == PARTED:
+            _, parts = cast(tuple[int, tuple[Part, ...]], attributes)
+            ranges = [f"{start} to {stop} of {size}" for _, size, runs in parts for start, stop in runs]
+            return f"terms {' and '.join(ranges[:TERMS])} of the sum in {inner[0]}"
+        if op in (TOTAL, LARGEST, SMALLEST, FLAT) and attributes != "members":
             spans = attributes if op != TOTAL else (attributes,)
             parts = [self._span(span, text) for span, text in zip(spans, inner)]  # type: ignore[call-overload]
             word = {TOTAL: "the sum of ", FLAT: "", LARGEST: "the largest of ", SMALLEST: "the smallest of "}[op]
