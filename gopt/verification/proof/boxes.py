@@ -51,6 +51,18 @@ Box = tuple[int, Selection]
 """A whole value, and the selected ranges of each dimension."""
 
 
+def _beside(selection: Selection, axis: int) -> Selection:
+    return (*selection[:axis], *selection[axis + 1 :])
+
+
+def _repeated(along: Mapping[int, Runs | None], size: int) -> Runs | None:
+    """The same ranges in each of several equal parts of a dimension; None if there are none."""
+    for part, runs in along.items():
+        if size % part == 0:
+            return joined((start + at, stop + at) for at in range(0, size, part) for start, stop in runs or ())
+    return None
+
+
 class Expressions(Elements):
     """Expressions of whole values and of parts.
 
@@ -168,7 +180,9 @@ class Expressions(Elements):
         else:
             return None
         whole, selection = self._smallest(whole, selection, self._sizes(whole) or ()) or (whole, selection)
-        return None if all(runs is None for runs in selection) else self._in_shape(whole, selection, number)
+        if all(runs is None for runs in selection):
+            return None
+        return next(iter(self._in_shape(whole, selection, number).items()), None)
 
     def _smallest(self, whole: int, selection: Selection, shape: Sizes) -> Box | None:
         """The smallest part that the source takes of a value and that has a selection."""
@@ -208,9 +222,8 @@ class Expressions(Elements):
     def _elementwise_boxes(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int | None:
         """The part of the result on whole operands; None unless all operands have the same part."""
         shape = broadcast(self.shape(operand) for operand in operands)
-        if elements(shape) is None or len(shape or ()) < 2:
+        if elements(shape) is None or not shape or (len(shape) == 1 and not self._mixed(operands)):
             return None
-        assert shape is not None
         boxes = [self.box(operand) for operand in operands]
         chosen: dict[int, tuple[int, Runs]] = {}
         for box in boxes:
@@ -244,6 +257,13 @@ class Expressions(Elements):
             return None
         return self.take(result, tuple(selection))
 
+    def _mixed(self, operands: Sequence[int]) -> bool:
+        """Return whether flat operands have elements of different ranges."""
+        roots = [self.root(operand) for operand in operands if self.ranged(operand)]
+        if any(self.all[root].op == TAKE for root in roots):
+            return True
+        return len({self.all[root].attributes for root in roots if self.all[root].op == FLAT}) > 1
+
     def concatenated(self, numbers: Sequence[int], axis: int) -> int:
         """Values in a row along an axis."""
         shapes = [self._sizes(number) for number in numbers]
@@ -259,10 +279,13 @@ class Expressions(Elements):
         shape = (*(others or ())[:axis], sum(filter(None, before)), *(others or ())[axis:])
         if len(values) == 1 and None not in values:
             return self.constant(values.pop() or 0, shape)
-        parts = [self._raw(number) for number in numbers]
-        if len({part and part[0] for part in parts}) > 1:
-            parts = [self.box(number) for number in numbers]
-        result = self._joined_boxes(numbers, parts, axis)
+        choices = [self._raw(number) for number in numbers]
+        for whole in choices[0]:
+            if all(whole in row for row in choices):
+                result = self._joined_boxes(numbers, [(whole, row[whole]) for row in choices], axis)
+                if result is not None:
+                    return result
+        result = self._joined_boxes(numbers, [self.box(number) for number in numbers], axis)
         return result if result is not None else self._number(CONCAT, axis, tuple(numbers), shape)
 
     def _joined_boxes(self, numbers: Sequence[int], boxes: Sequence[Box | None], axis: int) -> int | None:
@@ -270,45 +293,87 @@ class Expressions(Elements):
         if all(box is None for box in boxes):
             return None
         rows = [box or (number, (None,) * len(self.shape(number) or ())) for number, box in zip(numbers, boxes)]
-        first = rows[0][1]
-        if len({(*chosen[:axis], *chosen[axis + 1 :]) for _, chosen in rows}) > 1:
-            return None
-        lengths = [(self._sizes(whole) or ())[axis] for whole, _ in rows]
-        ranges = [chosen[axis] or ((0, size),) for (_, chosen), size in zip(rows, lengths)]
-        if len({whole for whole, _ in rows}) == 1:
-            runs = joined(run for part in ranges for run in part)
-            return self.take(rows[0][0], (*first[:axis], runs, *first[axis + 1 :]))
+        if len({whole for whole, _ in rows}) == 1 and all(boxes):
+            ((whole, first), *_), size = rows, (self._sizes(rows[0][0]) or ())[axis]
+            if len({_beside(chosen, axis) for _, chosen in rows}) > 1:
+                return None
+            runs = joined(run for _, chosen in rows for run in chosen[axis] or ((0, size),))
+            return self.take(whole, (*first[:axis], runs, *first[axis + 1 :]))
         if not self.sealed:
             return None
+        rows = self._wholes_in_row(rows, axis) or []
+        if len({_beside(chosen, axis) for _, chosen in rows}) != 1:
+            return None
+        lengths = [(self._sizes(whole) or ())[axis] for whole, _ in rows]
         offsets = [0, *accumulate(lengths)]
-        runs = joined((start + at, stop + at) for part, at in zip(ranges, offsets) for start, stop in part)
+        runs = joined(
+            (start + at, stop + at)
+            for (_, chosen), size, at in zip(rows, lengths, offsets) for start, stop in chosen[axis] or ((0, size),)
+        )  # fmt: skip
         whole = self.concatenated([number for number, _ in rows], axis)
-        return self.take(whole, (*first[:axis], runs, *first[axis + 1 :]))
+        return self.take(whole, (*rows[0][1][:axis], runs, *rows[0][1][axis + 1 :]))
 
-    def _raw(self, number: int) -> Box | None:
-        """The expression and the ranges behind a part, which may be a part that the source takes."""
+    def _wholes_in_row(self, rows: Sequence[Box], axis: int) -> list[Box] | None:
+        """Values in a row with constants in the size of the others' wholes: along ``axis`` in the sizes that a row of
+        the source has."""
+        parts = [(whole, chosen) for whole, chosen in rows if self.uniform(whole) is None]
+        along = {(self._sizes(whole) or ())[axis]: chosen[axis] for whole, chosen in parts if chosen[axis] is not None}
+        model = next(iter(parts), None)
+        if len(parts) == len(rows) or model is None:
+            return list(rows)
+        like: Sequence[int] = [whole for whole, _ in rows]
+        if along:
+            like = self._row_of_source([None if self.uniform(whole) is not None else whole for whole, _ in rows], axis)
+        result = []
+        for (whole, chosen), other in zip(rows, like):
+            value = self.uniform(whole)
+            if value is not None:
+                before, size = (self._sizes(whole) or ())[axis], (self._sizes(other) or ())[axis]
+                runs = None if before == size else _repeated(along, size)
+                if length(runs, size) != before or value != self.uniform(other):
+                    return None
+                sizes = [*(self._sizes(model[0]) or ())]
+                sizes[axis] = size
+                whole, chosen = self.constant(value, tuple(sizes)), (*model[1][:axis], runs, *model[1][axis + 1 :])
+            result.append((whole, chosen))
+        return result if len(result) == len(rows) else None
+
+    def _row_of_source(self, numbers: Sequence[int | None], axis: int) -> Sequence[int]:
+        """The values in a row of the source that has these values, with any constants between them; () for none."""
+        for row in self.of_source(CONCAT):
+            _, along, operands, _ = self.all[row]
+            same = along == axis and len(operands) == len(numbers)
+            if same and all(want in (None, operand) for want, operand in zip(numbers, operands)):
+                return operands
+        return ()
+
+    def _raw(self, number: int) -> dict[int, Selection]:
+        """The expression behind a part, which may be a part that the source takes, in shapes that it may have: whole
+        value -> the ranges."""
         root = self.root(number)
         expression = self.all[root]
         if expression.op == TAKE:
-            whole, selection = expression.operands[0], cast(Selection, expression.attributes)
-        elif expression.op == FLAT and (rows := self._rows(root)) is not None:
-            whole, selection = self.pieces(root)[0][0], rows
-        else:
-            return None
-        return self._in_shape(whole, selection, number)
+            return self._in_shape(expression.operands[0], cast(Selection, expression.attributes), number)
+        if expression.op == FLAT and (rows := self._rows(root)) is not None:
+            return self._in_shape(self.pieces(root)[0][0], rows, number)
+        return {}
 
-    def _in_shape(self, whole: int, selection: Selection, number: int) -> Box | None:
-        """A part of a value that has the shape of an expression: in that shape, the value and the ranges."""
+    def _in_shape(self, whole: int, selection: Selection, number: int) -> dict[int, Selection]:
+        """The shapes of a whole value in which a part has the shape of an expression: the value, and the ranges; shapes
+        that the source has first."""
         shape, part = self._sizes(whole), self._sizes(number)
         if shape is None or part is None:
-            return None
+            return {}
         if sizes_of(selection, shape) == part:
-            return whole, selection
+            return {whole: selection}
+        result: dict[int, Selection] = {}
         for sizes in self._shapes.get(self.root(whole), ()):
             chosen = through(shape, selection, sizes) if len(sizes) == len(part) else None
             if chosen is not None and sizes_of(chosen, sizes) == part:
-                return self.view(whole, sizes), chosen
-        return next(((self.view(whole, sizes), chosen) for sizes, chosen in wholes(shape, selection, part)), None)
+                result[self.view(whole, sizes)] = chosen
+        for sizes, chosen in wholes(shape, selection, part):
+            result.setdefault(self.view(whole, sizes), chosen)
+        return result
 
     # --- what passes through boxes and partial sums ---
 
@@ -419,7 +484,9 @@ class Expressions(Elements):
         terms, shape = list(self.terms(number)), self.shape(number)
         if not terms or not all(isinstance(factor, int) or factor.denominator == 1 for _, factor in terms):
             return self._number(EXP, (), (number,), shape)
-        factors = [self._number(EXP, (), (atom,), self.shape(atom)) for atom, _ in terms]
+        if len(terms) == 1 and terms[0][1] == 1 and self.shape(terms[0][0]) == shape:
+            return self._number(EXP, (), (number,), shape)
+        factors = [self.exp(atom) for atom, _ in terms]
         return self.linear({self.product(factors, [int(factor) for _, factor in terms]): 1}, shape)
 
     def log(self, number: int) -> int:
@@ -430,15 +497,18 @@ class Expressions(Elements):
         op, exponents, operands, shape = self.all[values[0]]
         pairs = list(zip(operands, cast(tuple[int, ...], exponents))) if op == PRODUCT else []
         terms: dict[int, Coefficient] = {
-            self.all[factor].operands[0]: power for factor, power in pairs if self.all[factor].op == EXP
+            self._exponent(factor): power for factor, power in pairs if self.is_exponential(factor)
         }
         if not terms:
             return self._number(LOG, (), tuple(values), shape)
-        rest = [(factor, power) for factor, power in pairs if self.all[factor].op != EXP]
+        rest = [(factor, power) for factor, power in pairs if not self.is_exponential(factor)]
         if rest:
             inner = self.product(*zip(*rest))
             terms[self._number(LOG, (), (inner,), self.shape(inner))] = 1
         return self.linear(terms, shape)
+
+    def _exponent(self, number: int) -> int:
+        return self.view(self.all[self.root(number)].operands[0], self.shape(number))
 
     def _covered(self, atom: int, terms: Iterable[int]) -> bool:
         """Return whether a value is the largest of a row, beside the logarithm of, or a quotient by, a sum of the
@@ -454,13 +524,39 @@ class Expressions(Elements):
         """The value whose largest elements a value has; None for any other value."""
         op, attributes, operands, _ = self.all[number]
         if op == "ReduceMax":
-            return (self._raw(operands[0]) or (operands[0], ()))[0]
+            return next(iter(self._raw(operands[0])), operands[0])
         if op in (VIEW, TAKE) or (op == LARGEST and attributes == "members"):
             rows = {self._largest_of(operand) for operand in operands}
             return rows.pop() if len(rows) == 1 else None
         return None
 
     # --- some of the terms of a sum ---
+
+    def addends(self, number: int) -> list[tuple[Coefficient, int, int, tuple[Part, ...]]] | None:
+        """Sums of which an expression has some of the terms: coefficient, whole expression, sum, terms; None if it is
+        anything else."""
+        op, attributes, operands, shape = self.all[number]
+        if op == PARTED:
+            return [(1, operands[0], *cast(tuple[int, tuple[Part, ...]], attributes))]
+        if op == LINEAR and operands:
+            rows = []
+            for atom, factor in self.terms(number):
+                inner = self.addends(atom)
+                if inner is None or self.shape(atom) != shape:
+                    return None
+                rows += [(factor * change, *rest) for change, *rest in inner]
+            return rows
+        if op in (VIEW, TAKE):
+            inner = self.addends(operands[0])
+            if inner is None:
+                return None
+            move = (
+                (lambda whole: self.view(whole, shape))
+                if op == VIEW
+                else (lambda whole: self.take(whole, cast(Selection, attributes)))
+            )
+            return [(factor, move(whole), core, parts) for factor, whole, core, parts in inner]
+        return None
 
     def parted(self, number: int, core: int, label: object, size: int, runs: Runs) -> int:
         """An expression in which ``core`` has only some of the terms that it sums: positions ``runs`` of ``size``.

@@ -302,14 +302,13 @@ class Elements:
             expression = self.all[atom]
             pairs = zip(expression.operands, expression.attributes) if expression.op == PRODUCT else ((atom, 1),)  # type: ignore[call-overload]
             for factor, power in pairs if atom != ONE else ():
-                if exponent < 0 and self.all[factor].op != EXP:
+                if exponent < 0 and not self.is_exponential(factor):
                     factor, power = self._number(INVERSE, None, (factor,), self.shape(factor)), -power
                 factors[factor] = factors.get(factor, 0) + power * exponent
         self._cancel_counts(factors)
-        gone = [factor for factor, power in factors.items() if not power and not self.finite[factor]]
-        if any(
-            self.all[factor].op == EXP and not self._covered(self.all[factor].operands[0], factors) for factor in gone
-        ):
+        gone = [factor for factor, power in factors.items() if not power and self.is_exponential(factor)]
+        gone = [self.all[self.root(factor)].operands[0] for factor in gone if not self.finite[factor]]
+        if not all(self._covered(exponent, factors) for exponent in gone):
             return self._number("times zero", tuple(exponents), tuple(operands), shape)
         powers = sorted((factor, power) for factor, power in factors.items() if power)
         if not coefficient or not powers:
@@ -321,6 +320,10 @@ class Elements:
             PRODUCT, tuple(power for _, power in powers), tuple(factor for factor, _ in powers), within
         )
         return self.linear({number: coefficient}, shape)
+
+    def is_exponential(self, number: int) -> bool:
+        """Return whether an expression is an exponential, which is never zero."""
+        return self.all[self.root(number)].op == EXP
 
     def _cancel_counts(self, factors: dict[int, int]) -> None:
         """Cancel a count with the count to divide by, beside a weighted sum: the sum is zero where the count is."""

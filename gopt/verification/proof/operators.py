@@ -60,6 +60,9 @@ class NodeReader:
         present = [operand for operand in operands if operand is not None]
         front = len(present) == len(operands) or None not in operands[: len(present)]
         if front and node.domain in ("", "ai.onnx") and not node.captures:
+            terms = self._of_terms(node, present, shapes) if len(node.outputs) == 1 else None
+            if terms is not None:
+                return [terms]
             if len(node.outputs) == 1:
                 number = self._lawful(node, present, shapes[0])
                 if number is not None:
@@ -74,6 +77,32 @@ class NodeReader:
         if draws(node):
             present.append(self.expressions.leaf("draw", node.outputs[0], (), frozenset(self.expressions.extents)))
         return self._plain(node, operands, present, shapes)
+
+    def _of_terms(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> int | None:
+        """A linear operator on some of the terms of sums: the same terms of the operator on the sums; None for any
+        other node."""
+        record = record_of(node)
+        for place, operand in enumerate(operands):
+            if record.slope(place) is not Slope.LINEAR or node.is_in(CASTS):
+                continue
+            addends = self.expressions.addends(operand)
+            if addends is None:
+                continue
+            rest = [*operands[:place], *operands[place + 1 :]]
+            if self.expressions.depend(rest, {core for _, _, core, _ in addends}):
+                return None
+            terms: dict[int, Fraction | int] = {}
+            for factor, whole, core, parts in addends:
+                (number,) = self.results(node, [*operands[:place], whole, *operands[place + 1 :]], shapes)
+                try:
+                    for part in parts:
+                        number = self.expressions.parted(number, core, *part)
+                except ValueError:
+                    return None
+                terms[number] = terms.get(number, 0) + factor
+            scaled = [self.expressions.scaled(number, factor) for number, factor in terms.items()]
+            return scaled[0] if len(scaled) == 1 else self.expressions.elementwise(self.expressions.added, scaled)
+        return None
 
     def _of_parts(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
         """The results where operands are parts: the same parts of the results on whole operands, by the indices of the
@@ -409,6 +438,10 @@ class NodeReader:
     def where(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
         """What a rank has of choices along a dimension, and zeros for the rest; or a count."""
         flag, value, otherwise = operands
+        if arrays[0] is not None and shape is not None and (arrays[0].all() or not arrays[0].any()):
+            chosen = value if arrays[0].all() else otherwise
+            if self.expressions.shape(chosen) == shape or self.expressions.uniform(chosen) is not None:
+                return self.expressions.linear({chosen: 1}, shape) if self._floating(node) else chosen
         if self.expressions.uniform(otherwise) == 0:
             chosen = self._chosen_rows(flag, value, shape)
             if chosen is not None:
@@ -446,10 +479,31 @@ class NodeReader:
         part = expressions.parted(number, self._core(number), (axis, None), int(sizes[axis] or 0), runs)
         return expressions.view(part, shape)
 
+    def gather(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+        """Constant places of a part, as places of the whole value."""
+        box = self.expressions.box(operands[0])
+        if box is None or arrays[1] is None or node.op_type != "Gather":
+            return None
+        (whole, selection), places = box, arrays[1]
+        axis = node.attributes.get("axis", 0) % len(selection)
+        runs = selection[axis]
+        if runs is None:
+            return None
+        positions = np.array([at for start, stop in runs for at in range(start, stop)], places.dtype)
+        if not positions.size or (places >= positions.size).any() or (places < -positions.size).any():
+            return None
+        rest = tuple(None if dim == axis else part for dim, part in enumerate(selection))
+        index = self.table.number(np.asarray(positions[places]))
+        (number,) = self.results(node, [self.expressions.take(whole, rest), index], [shape])
+        return number
+
     def scatter(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
         """The rank's part of what is added to whole data, where updates of other positions are zeros."""
         expressions = self.expressions
         data, place, updates = operands
+        written = self._written(node, operands, arrays, shape)
+        if written is not None:
+            return written
         flag, added, otherwise = (*expressions.all[expressions.root(updates)].operands, 0, 0, 0)[:3]
         masked = expressions.all[expressions.root(updates)].op == "Where" and expressions.uniform(otherwise) == 0
         if not masked or node.attributes.get("reduction") != "add" or elements(shape) is None or not expressions.sealed:
@@ -473,6 +527,20 @@ class NodeReader:
             (number,) = self.results(node, [whole, index, terms], [sizes])
             return expressions.take(number, tuple(runs if dim == axis else None for dim in range(rank)))
         return None
+
+    def _written(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+        """Rows that are written in order into zeros: zeros, the rows, zeros."""
+        data, _, updates = operands
+        zeros = self.expressions.uniform(data) == 0 and elements(shape) is not None
+        if node.op_type != "ScatterND" or not zeros or arrays[1] is None or arrays[1].shape[1:] != (1,):
+            return None
+        rows, size = arrays[1].reshape(-1), int((shape or (0,))[0] or 0)
+        start = int(rows[0]) if rows.size else -1
+        if start < 0 or (rows != np.arange(start, start + rows.size)).any() or start + rows.size > size:
+            return None
+        rest = (shape or ())[1:]
+        before, behind = (self.expressions.constant(0, (count, *rest)) for count in (start, size - start - rows.size))
+        return self.expressions.concatenated([before, updates, behind], 0)
 
     def _scattered(self, node: Node, axis: int) -> Iterator[int]:
         """The lengths of a dimension to which the source adds in this way."""
@@ -516,6 +584,7 @@ _RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Arrays, Shape], 
     "Gemm": NodeReader.gemm,
     "Softmax": NodeReader.softmax,
     "LogSoftmax": NodeReader.softmax,
+    "Gather": NodeReader.gather,
     "ScatterElements": NodeReader.scatter,
     "ScatterND": NodeReader.scatter,
     EXP: NodeReader.exponential,

@@ -112,22 +112,23 @@ def unflattened(runs: Runs, shape: Sequence[int]) -> Selection | None:
     return normal((runs, *reversed(result)), shape) if shape else None
 
 
-def groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[slice, slice]]:
-    """Dimensions of two shapes of as many elements that are joined or divided together."""
+def groups(before: Sequence[int], after: Sequence[int], *, ones: bool = False) -> Iterator[tuple[slice, slice]]:
+    """Dimensions of two shapes of as many elements that are joined or divided together; ``ones``: dimensions of
+    length 1 belong to those in front of them, not to those behind."""
     at = to = 0
     while at < len(before) or to < len(after):
         first, second = at, to
         left = right = 1
-        while True:
-            if left == right and (at, to) != (first, second):
-                break
-            if to == len(after) or (at < len(before) and left <= right):
+        while left != right or at == first or to == second:
+            if to == len(after) or (at < len(before) and (at == first or left < right)):
+                if at == len(before):
+                    break
                 left, at = left * before[at], at + 1
             else:
                 right, to = right * after[to], to + 1
-        while at < len(before) and before[at] == 1 and to == len(after):
+        while at < len(before) and before[at] == 1 and (ones or to == len(after)):
             at += 1
-        while to < len(after) and after[to] == 1 and at == len(before):
+        while to < len(after) and after[to] == 1 and (ones or at == len(before)):
             to += 1
         yield slice(first, at), slice(second, to)
 
@@ -150,13 +151,26 @@ def through(before: Sequence[int], selection: Selection, after: Sequence[int]) -
 
 
 def wholes(before: Sequence[int], selection: Selection, part: Sequence[int]) -> Iterator[tuple[Sizes, Selection]]:
-    """The shapes of a tensor in which the selected elements have the shape ``part``, each with the selection; the fewest
+    """The shapes of a tensor in which selected elements have the shape ``part``, each with the selection, the fewest
     ranges first."""
     local = sizes_of(selection, before)
     if 0 in local or 0 in before or prod(local) != prod(part):
         return
+    pairings = dict.fromkeys(tuple((*_pair(old), *_pair(new)) for old, new in groups(local, part, ones=ones))
+                             for ones in (False, True))  # fmt: skip
+    for pairs in pairings:
+        yield from _wholes(before, selection, part, [(slice(*pair[:2]), slice(*pair[2:])) for pair in pairs])
+
+
+def _pair(part: slice) -> tuple[int, int]:
+    return part.start, part.stop
+
+
+def _wholes(
+    before: Sequence[int], selection: Selection, part: Sequence[int], pairs: Sequence[tuple[slice, slice]]
+) -> Iterator[tuple[Sizes, Selection]]:
     rows: list[list[tuple[Sizes, Selection]]] = []
-    for old, new in groups(local, part):
+    for old, new in pairs:
         sizes = tuple(part[new])
         if all(runs is None for runs in selection[old]):
             rows.append([(sizes, (None,) * len(sizes))])
