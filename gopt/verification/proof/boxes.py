@@ -13,6 +13,7 @@ from typing import cast
 from gopt.verification.proof.expressions import (
     CONCAT,
     EXP,
+    EXTREME_PART,
     FLAT,
     INVERSE,
     LARGEST,
@@ -28,6 +29,8 @@ from gopt.verification.proof.expressions import (
     Coefficient,
     Elements,
     Part,
+    Piece,
+    Shape,
     broadcast,
     elements,
 )
@@ -53,6 +56,30 @@ Box = tuple[int, Selection]
 
 def _beside(selection: Selection, axis: int) -> Selection:
     return (*selection[:axis], *selection[axis + 1 :])
+
+
+def _united(selections: Sequence[Selection], shape: Sizes) -> list[Selection]:
+    """Selections that together select what the given ones do: such as differ in one dimension are joined."""
+    result = list(dict.fromkeys(selections))
+    for dim, size in enumerate(shape):
+        rows: dict[Selection, set[tuple[int, int]]] = {}
+        for selection in result:
+            rows.setdefault((*selection[:dim], None, *selection[dim + 1 :]), set()).update(
+                selection[dim] or ((0, size),)
+            )
+        result = [(*rest[:dim], _merged(runs), *rest[dim + 1 :]) for rest, runs in rows.items()]
+    return [normal(selection, shape) for selection in result]
+
+
+def _merged(runs: Iterable[tuple[int, int]]) -> Runs:
+    """The positions in any of some ranges, in order."""
+    result: list[tuple[int, int]] = []
+    for start, stop in sorted(runs):
+        if result and start <= result[-1][1]:
+            result[-1] = result[-1][0], max(stop, result[-1][1])
+        else:
+            result.append((start, stop))
+    return tuple(result)
 
 
 def _repeated(along: Mapping[int, Runs | None], size: int) -> Runs | None:
@@ -133,6 +160,8 @@ class Expressions(Elements):
             return self.take(operands[0], tuple(map(inside, attributes, selection)))  # type: ignore[arg-type]
         if op == FLAT:
             return self.flat(piece for start, stop in selection[0] or () for piece in self.cut(number, start, stop))
+        if op == CONCAT and (value := self._only(number, selection)) is not None:
+            return self.constant(value, shape)
         if op == LINEAR:
             free = self._free(number)
             if any(runs is not None and free[dim] for dim, runs in enumerate(selection)):
@@ -141,11 +170,22 @@ class Expressions(Elements):
                 return self.take(self.linear(dict(self.terms(number)), sizes), rest)
         if 0 in shape:
             return self.linear({}, shape)
-        first = next(dim for dim, runs in enumerate(selection) if runs is not None)
-        if set(before[:first]) <= {1} and all(runs is None for runs in selection[first + 1 :]):
+        last = max(dim for dim, runs in enumerate(selection) if runs is not None)
+        if set(shape[:last]) <= {1}:
             ranges = flattened(selection, before) or ()
             return self.view(self.flat((number, start, stop) for start, stop in ranges), shape)
         return self._number(TAKE, selection, (number,), shape)
+
+    def _only(self, number: int, selection: Selection) -> Coefficient | None:
+        """The constant that all selected values of a row are; None for anything else."""
+        _, axis, operands, _ = self.all[number]
+        runs, at, values = selection[int(cast(int, axis))], 0, set()
+        for operand in operands:
+            size = (self._sizes(operand) or ())[int(cast(int, axis))]
+            if runs is None or any(start < at + size and stop > at for start, stop in runs):
+                values.add(self.uniform(operand))
+            at += size
+        return values.pop() if len(values) == 1 else None
 
     def selection(self, number: int) -> Selection | None:
         """The ranges of an expression that are taken; None for any other form."""
@@ -213,7 +253,13 @@ class Expressions(Elements):
         return None
 
     def elementwise(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int:
-        if self.sealed and any(self.all[self.root(operand)].op in (TAKE, FLAT) for operand in operands):
+        ranged = {operand for operand in operands if self.ranged(operand)}
+        shape = broadcast(self.shape(operand) for operand in operands)
+        if len(ranged) == 1 and self.all[root := self.root(*ranged)].op == TAKE and self.shape(*ranged) == shape:
+            (whole,), selection = self.all[root].operands, cast(Selection, self.all[root].attributes)
+            values = [whole if operand in ranged else self._narrow(operand) for operand in operands]
+            return self.view(self.take(self.elementwise(make, values), selection), shape)
+        if self.sealed and any(self.all[self.root(operand)].op in (TAKE, FLAT) for operand in ranged):
             result = self._elementwise_boxes(make, operands)
             if result is not None:
                 return result
@@ -290,8 +336,6 @@ class Expressions(Elements):
 
     def _joined_boxes(self, numbers: Sequence[int], boxes: Sequence[Box | None], axis: int) -> int | None:
         """Parts in a row: a part of their common whole value, or of their whole values in a row."""
-        if all(box is None for box in boxes):
-            return None
         rows = [box or (number, (None,) * len(self.shape(number) or ())) for number, box in zip(numbers, boxes)]
         if len({whole for whole, _ in rows}) == 1 and all(boxes):
             ((whole, first), *_), size = rows, (self._sizes(rows[0][0]) or ())[axis]
@@ -302,7 +346,8 @@ class Expressions(Elements):
         if not self.sealed:
             return None
         rows = self._wholes_in_row(rows, axis) or []
-        if len({_beside(chosen, axis) for _, chosen in rows}) != 1:
+        unchanged = [whole for whole, _ in rows] == list(numbers)
+        if unchanged or len({_beside(chosen, axis) for _, chosen in rows}) != 1:
             return None
         lengths = [(self._sizes(whole) or ())[axis] for whole, _ in rows]
         offsets = [0, *accumulate(lengths)]
@@ -321,15 +366,16 @@ class Expressions(Elements):
         model = next(iter(parts), None)
         if len(parts) == len(rows) or model is None:
             return list(rows)
-        like: Sequence[int] = [whole for whole, _ in rows]
-        if along:
-            like = self._row_of_source([None if self.uniform(whole) is not None else whole for whole, _ in rows], axis)
-        result = []
+        names = [None if self.uniform(whole) is not None else whole for whole, _ in rows]
+        like = self._row_of_source(names, axis) or ([] if along else [whole for whole, _ in rows])
+        result: list[Box] = []
         for (whole, chosen), other in zip(rows, like):
             value = self.uniform(whole)
             if value is not None:
                 before, size = (self._sizes(whole) or ())[axis], (self._sizes(other) or ())[axis]
                 runs = None if before == size else _repeated(along, size)
+                if runs is None and before < size:
+                    runs = ((0, before),) if result else ((size - before, size),)
                 if length(runs, size) != before or value != self.uniform(other):
                     return None
                 sizes = [*(self._sizes(model[0]) or ())]
@@ -391,15 +437,18 @@ class Expressions(Elements):
             number = atom
             for dim, runs in enumerate(cast(Selection, selection)):
                 if runs is not None:
-                    number = self.parted(number, atom, (dim,), sizes[dim], runs)
+                    number = self.parted(number, atom, (dim - len(sizes),), sizes[dim], runs)
             yield number, factor
 
     def summed(self, number: int, axes: Collection[int]) -> int:
         """The sum along dimensions, which have length 1 afterwards. Raises ValueError for an unknown size."""
-        whole, selection = self.box(number) or (number, (None,) * len(self.shape(number) or ()))
-        shape = self._sizes(whole)
-        if shape is None:
+        sizes = self._sizes(number)
+        if sizes is None:
             raise ValueError("a sum of unknown size")
+        if all(dim in axes or size == 1 for dim, size in enumerate(sizes)):
+            return self.total(number, (1,) * len(sizes))
+        whole, selection = self.box(number) or (number, (None,) * len(sizes))
+        shape = self._sizes(whole) or ()
         after = tuple(1 if dim in axes else size for dim, size in enumerate(shape))
         terms: dict[int, Coefficient] = {}
         for atom, factor in self.terms(whole):
@@ -409,15 +458,12 @@ class Expressions(Elements):
             for dim in axes:
                 factor *= 1 if dim in own else length(selection[dim], shape[dim])
             result = self._summed(atom, [dim - front for dim in own]) if own else atom
-            result = self.view(result, ()) if elements(after) == 1 else result
             core = self._core_sum(result)
             for dim in own:
                 runs = selection[dim]
                 if runs is not None:
-                    result = self.parted(result, core, (dim - front,), shape[dim], runs)
+                    result = self.parted(result, core, (dim - len(shape),), shape[dim], runs)
             terms[result] = terms.get(result, 0) + factor
-        if elements(after) == 1:
-            return self.view(self.linear(terms, ()), after)
         rest = tuple(None if dim in axes else runs for dim, runs in enumerate(selection))
         return self.take(self.linear(terms, after), rest)
 
@@ -531,6 +577,47 @@ class Expressions(Elements):
         return None
 
     # --- some of the terms of a sum ---
+
+    def parted_extreme(self, number: int, core: int, label: object, size: int, runs: Runs) -> int:
+        """The largest or smallest of some positions, where an expression is that of all positions."""
+        if runs == ((0, size),):
+            return number
+        return self._number(EXTREME_PART, (core, ((label, size, runs),)), (number,), self.shape(number))
+
+    def joined_extremes(self, numbers: Iterable[int]) -> int | None:
+        """The extreme of extremes of some positions; None unless they are of one expression, and of all positions."""
+        rows = [(self.view(number, self.shape(self.root(number))), self.shape(number)) for number in numbers]
+        ranges: list[tuple[int, int]] = []
+        found = set()
+        for number, shape in rows:
+            op, attributes, operands, _ = self.all[number]
+            if op != EXTREME_PART:
+                return None
+            core, ((label, size, runs),) = cast(tuple[int, tuple[Part]], attributes)
+            found.add((operands[0], shape, core, label, size))
+            ranges += runs
+        covered = 0
+        for start, stop in sorted(ranges):
+            covered = max(covered, stop) if start <= covered else covered
+        if len(found) != 1:
+            return None
+        ((whole, shape, _, _, size),) = found
+        return self.view(whole, shape) if covered == size else None
+
+    def _extreme(self, op: str, pieces: Iterable[Piece], shape: Shape = ()) -> int:
+        rows: list[Piece] = []
+        boxes: dict[int, list[Selection]] = {}
+        for root, start, stop in pieces:
+            for within_part, low, high in self._extreme_parts(op, root) or [(root, start, stop)]:
+                expression = self.all[within_part]
+                if expression.op == TAKE and (low, high) == (0, self.elements(within_part)):
+                    boxes.setdefault(expression.operands[0], []).append(cast(Selection, expression.attributes))
+                else:
+                    rows.append((within_part, low, high))
+        for whole, selections in boxes.items():
+            for selection in _united(selections, self._sizes(whole) or ()):
+                rows += self.pieces(self.take(whole, selection))
+        return super()._extreme(op, rows, shape)
 
     def addends(self, number: int) -> list[tuple[Coefficient, int, int, tuple[Part, ...]]] | None:
         """Sums of which an expression has some of the terms: coefficient, whole expression, sum, terms; None if it is

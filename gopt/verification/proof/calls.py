@@ -61,6 +61,9 @@ class Members:
             total = expressions.elementwise(expressions.added, values)
             return expressions.scaled(total, Fraction(1, len(values))) if how == "mean" else total
         op = EXTREMES[how]
+        joined = expressions.joined_extremes(values)
+        if joined is not None:
+            return joined
         if expressions.elements(values[0]) == 1:
             return expressions.extreme(op, values, expressions.shape(values[0]))
         return applied(expressions, op, "members", sorted(set(values)))

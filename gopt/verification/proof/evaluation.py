@@ -20,6 +20,7 @@ from gopt.verification.proof.constants import taken
 from gopt.verification.proof.expressions import (
     CONCAT,
     COUNTED,
+    EXTREME_PART,
     FLAT,
     HIGHEST,
     INVERSE,
@@ -27,6 +28,7 @@ from gopt.verification.proof.expressions import (
     LARGEST,
     LINEAR,
     LOWEST,
+    PARTED,
     PRODUCT,
     REDUCED,
     SMALLEST,
@@ -35,8 +37,10 @@ from gopt.verification.proof.expressions import (
     TOTAL,
     VIEW,
     Expression,
+    Part,
     elements,
 )
+from gopt.verification.proof.selections import Runs
 
 Member = Mapping[str, int]
 Leaf = Callable[[Expression, Member], np.ndarray | None]
@@ -62,6 +66,8 @@ class ExpressionValues:
     origins: Mapping[int, Origin]
     arrays: dict[Key, np.ndarray] = field(default_factory=dict)
     """The values so far."""
+    parts: Mapping[int, tuple[Part, ...]] = field(default_factory=dict)
+    """Sums and extremes that have only some of their terms."""
 
     def values(self, numbers: Sequence[int], coordinates: Member) -> list[np.ndarray]:
         """The values of expressions on a member. Raises Unevaluable."""
@@ -90,7 +96,7 @@ class ExpressionValues:
         """The operands of an expression, each with the members to read."""
         op, attributes, operands, _ = self.expressions.all[number]
         all_coordinates = [dict(at)]
-        operands = operands[2:] if op == ITERATED else operands
+        operands = operands[2:] if op == ITERATED else () if op in (PARTED, EXTREME_PART) else operands
         if op in (REDUCED, "gathered"):
             axes = sorted(attributes[1]) if op == REDUCED else attributes[0]  # type: ignore[index]
             for axis in axes:
@@ -110,6 +116,14 @@ class ExpressionValues:
             return np.ones(())
         if op == ITERATED:
             return self._iterated(number, coordinates, values[0])
+        if op in (PARTED, EXTREME_PART):
+            return self._parted(number, coordinates)
+        for label, size, runs in self.parts.get(number, ()):
+            pairs = list(zip(values, label))  # type: ignore[call-overload]
+            if any(dim is not None and array.shape[dim] != size for array, dim in pairs):
+                raise Unevaluable(op)
+            zeros = op.startswith("Gather")
+            values = [array if dim is None else _kept(array, dim, runs, zeros=zeros) for array, dim in pairs]
         rule = _KERNELS.get(op)
         record = operator(op)
         try:
@@ -137,6 +151,13 @@ class ExpressionValues:
         except ValueError as error:
             raise Unevaluable(f"{op}: {error}") from None
 
+    def _parted(self, number: int, coordinates: Member) -> np.ndarray:
+        """A value in which a sum has some of its terms."""
+        _, attributes, operands, _ = self.expressions.all[number]
+        core, parts = attributes  # type: ignore[misc]
+        values = ExpressionValues(self.expressions, self.leaf, self.origins, {}, {**self.parts, core: parts})
+        return values.values(operands, coordinates)[0]
+
     def _iterated(self, number: int, coordinates: Member, value: np.ndarray) -> np.ndarray:
         """A value after all micro-steps."""
         _, axis, (after, start, _), _ = self.expressions.all[number]
@@ -150,6 +171,18 @@ class ExpressionValues:
                 [after], {**coordinates, str(axis): index}
             )
         return value
+
+
+def _kept(array: np.ndarray, dim: int, runs: Runs, *, zeros: bool) -> np.ndarray:
+    """Some positions of a dimension, alone or with zeros at the others."""
+    positions = [at for start, stop in runs for at in range(start, stop)]
+    if not zeros:
+        return np.take(array, positions, dim)
+    mask = np.zeros(array.shape[dim], bool)
+    mask[positions] = True
+    shape = [1] * array.ndim
+    shape[dim] = -1
+    return np.where(mask.reshape(shape), array, 0)
 
 
 def _computed(graph: Graph, node: Node, index: int, values: Sequence[np.ndarray]) -> np.ndarray:

@@ -33,13 +33,14 @@ EXTREMES = {"max": LARGEST, "any": LARGEST, "min": SMALLEST, "all": SMALLEST}
 """Kind of partial value -> the form that joins several."""
 STATE, INITIAL = "state", "initial state"
 """Leaves: a state, and a state before the first micro-step where micro-steps move the state."""
+EXTREME_PART = "extreme of a part"
 CONCAT, SUM, EXP, LOG = "in a row", "sum along", "Exp", "Log"
 """Forms of values in a row along an axis, and of sums along some dimensions; operators with laws."""
 LOWEST, HIGHEST = "lowest", "highest"
 """Leaves that are below, or above, every value of their type."""
 _FINITE = frozenset({
     "one", STATE, INITIAL, "batch", "input", "sum so far", "draw", LINEAR, PRODUCT, VIEW, FLAT, TAKE, TOTAL, REDUCED,
-    LARGEST, SMALLEST, SUM, EXP, "permuted", "round", "cast", "on member", "gathered", CONCAT,
+    LARGEST, SMALLEST, SUM, EXP, EXTREME_PART, "permuted", "round", "cast", "on member", "gathered", CONCAT,
 }) | names(lambda record: record.slopes and max(record.slopes) < Slope.CURVED)  # fmt: skip
 """Forms and operators whose results are numbers where the operands are: no quotient, root or logarithm."""
 _FLAG = Fraction(1, 1 << 20)
@@ -524,13 +525,13 @@ class Elements:
                     self._narrow(operand) if part is None else self.view(part[0], shape)
                     for part, operand in zip(parts, operands)
                 ]
+                result.append((self.elementwise(make, values), start, stop))
             else:
-                start, stop = 0, high - low
                 values = [
                     self._narrow(operand) if part is None else self.flat([part])
                     for part, operand in zip(parts, operands)
                 ]
-            result.append((make(values), start, stop))
+                result.append((make(values), 0, high - low))
         return self.flat(result)
 
     @staticmethod

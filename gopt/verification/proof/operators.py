@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -122,13 +123,13 @@ class NodeReader:
         wholes = [operand if box is None else box[0] for operand, box in zip(operands, boxes)]
         sizes = [list(shape or ()) for shape in shapes]
         chosen: list[list[Runs | None]] = [[None] * len(shape) for shape in sizes]
-        partial: list[Part] = []
+        partial: list[tuple[str, Part]] = []
         for factor in record.dims(use):
             places = [(place, where) for place, where in enumerate(factor.operands) if where is not None]
             here = {selected.pop((place, where)) for place, where in places if (place, where) in selected}
             if not here:
                 continue
-            if len(here) > 1 or factor.masked or (factor.reduce and factor.reduce != "sum"):
+            if len(here) > 1 or factor.masked or factor.reduce not in ("", "sum", *EXTREMES):
                 return None
             ((size, runs),) = here
             for place, where in places:
@@ -145,13 +146,16 @@ class NodeReader:
                 elif where is not None or not factor.reduce:
                     return None
             if factor.reduce:
-                partial.append((factor.operands, int(size), runs))
+                partial.append((factor.reduce, (factor.operands, int(size), runs)))
         if selected:
             return None
         results = self.results(node, wholes, [tuple(shape) for shape in sizes])
-        for index, part in ((index, part) for index in range(len(results)) for part in partial):
+        if len(partial) > 1 and {how for how, _ in partial} != {"sum"}:
+            return None
+        for index, (how, part) in ((index, row) for index in range(len(results)) for row in partial):
+            made = self.expressions.parted if how == "sum" else self.expressions.parted_extreme
             try:
-                results[index] = self.expressions.parted(results[index], self._core(results[index]), *part)
+                results[index] = made(results[index], self._core(results[index]), *part)
             except ValueError:
                 return None
         return [self.expressions.take(number, tuple(selection)) for number, selection in zip(results, chosen)]
@@ -531,16 +535,34 @@ class NodeReader:
     def _written(self, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
         """Rows that are written in order into zeros: zeros, the rows, zeros."""
         data, _, updates = operands
-        zeros = self.expressions.uniform(data) == 0 and elements(shape) is not None
-        if node.op_type != "ScatterND" or not zeros or arrays[1] is None or arrays[1].shape[1:] != (1,):
+        if self.expressions.uniform(updates) == 0 and node.attributes.get("reduction") == "add":
+            return data
+        zeros = self.expressions.uniform(data) == 0 and elements(shape) is not None and shape
+        if node.op_type != "ScatterND" or not zeros or arrays[1] is None or arrays[1].shape[-1] != 1:
             return None
-        rows, size = arrays[1].reshape(-1), int((shape or (0,))[0] or 0)
-        start = int(rows[0]) if rows.size else -1
-        if start < 0 or (rows != np.arange(start, start + rows.size)).any() or start + rows.size > size:
+        places, size, rest = arrays[1].reshape(-1), int(shape[0] or 0), shape[1:]  # type: ignore[index]
+        flags = np.ones(places.size, bool)
+        masked = self.expressions.all[self.expressions.root(updates)]
+        if masked.op == "Where" and self.expressions.uniform(masked.operands[2]) == 0:
+            flag = self.table.array(masked.operands[0])
+            if flag is None or flag.size != places.size:
+                return None
+            flags, updates = (
+                flag.reshape(-1),
+                self.expressions.view(masked.operands[1], self.expressions.shape(updates)),
+            )
+        rows = np.full(size, -1)
+        if ((places < 0) | (places >= size))[flags].any() or np.unique(places[flags]).size != flags.sum():
             return None
-        rest = (shape or ())[1:]
-        before, behind = (self.expressions.constant(0, (count, *rest)) for count in (start, size - start - rows.size))
-        return self.expressions.concatenated([before, updates, behind], 0)
+        rows[places[flags]] = np.flatnonzero(flags)
+        ends = [0, *(np.flatnonzero((np.diff(rows) != 1) & ((rows[1:] >= 0) | (rows[:-1] >= 0))) + 1).tolist(), size]
+        updates, parts = self.expressions.view(updates, (places.size, *rest)), []
+        for start, stop in pairwise(ends):
+            first = int(rows[start])
+            selection = ((first, first + stop - start),), *[None] * len(rest)
+            zero = self.expressions.constant(0, (stop - start, *rest))
+            parts.append(zero if first < 0 else self.expressions.take(updates, selection))
+        return self.expressions.concatenated(parts, 0)
 
     def _scattered(self, node: Node, axis: int) -> Iterator[int]:
         """The lengths of a dimension to which the source adds in this way."""
