@@ -105,12 +105,15 @@ class Expressions(Elements):
         self.of_ranks = 0
         """The first number behind the source's."""
         self._by_operator: dict[str, list[int]] = {}
+        self._readers: dict[tuple[str, int], list[int]] = {}
 
     def seal(self) -> None:
         """End the reading of the source: all parts so far are whole values."""
         self.sealed, self.of_ranks = True, len(self.all)
         for number, (op, attributes, operands, shape) in enumerate(list(self.all)):
             self._by_operator.setdefault(op, []).append(number)
+            for operand in dict.fromkeys(operands):
+                self._readers.setdefault((op, operand), []).append(number)
             if op == TAKE:
                 self.known.setdefault(operands[0], []).append((attributes, number))  # type: ignore[arg-type]
             elif op == FLAT and len(set(operands)) == 1:
@@ -124,6 +127,10 @@ class Expressions(Elements):
     def of_source(self, op: str) -> Sequence[int]:
         """The expressions of an operator in the source."""
         return self._by_operator.get(op, ())
+
+    def readers(self, op: str, operand: int) -> Sequence[int]:
+        """The expressions of an operator in the source that read an expression."""
+        return self._readers.get((op, operand), ())
 
     def _sizes(self, number: int) -> Sizes | None:
         shape = self.shape(number)
@@ -239,30 +246,47 @@ class Expressions(Elements):
                     best = number, normal(inner, self._sizes(number) or ())
         return best
 
-    def resized(self, number: int, dim: int, size: int) -> int | None:
-        """A value that does not follow a dimension, in another length of the dimension; None for any other value."""
-        shape = self.shape(number) or ()
+    def resized(self, number: int, dim: int, size: int, runs: Runs) -> int | None:
+        """A value of another length of a dimension that has the value at ``runs``, for a value that does not follow the
+        dimension; None for any other value."""
+        shape = self._sizes(number) or ()
         if shape[dim] == size:
             return number
         sizes = (*shape[:dim], size, *shape[dim + 1 :])
         value = self.uniform(number)
         if value is not None:
             return self.constant(value, sizes)
-        if self.all[number].op == LINEAR and self._free(number)[dim]:
-            return self.linear(dict(self.terms(number)), sizes)
+        root = self.root(number)
+        before = self._sizes(root) or ()
+        if self.all[root].op != LINEAR or size % max(shape[dim], 1):
+            return None
+        selection = tuple(runs if at == dim else None for at in range(len(shape)))
+        for at, free in enumerate(self._free(root)):
+            if free:
+                longer = (*before[:at], before[at] * size // shape[dim], *before[at + 1 :])
+                whole = self.view(self.linear(dict(self.terms(root)), longer), sizes)
+                if self.take(whole, selection) == number:
+                    return whole
         return None
 
     def elementwise(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int:
-        ranged = {operand for operand in operands if self.ranged(operand)}
-        shape = broadcast(self.shape(operand) for operand in operands)
-        if len(ranged) == 1 and self.all[root := self.root(*ranged)].op == TAKE and self.shape(*ranged) == shape:
-            (whole,), selection = self.all[root].operands, cast(Selection, self.all[root].attributes)
-            values = [whole if operand in ranged else self._narrow(operand) for operand in operands]
-            return self.view(self.take(self.elementwise(make, values), selection), shape)
-        if self.sealed and any(self.all[self.root(operand)].op in (TAKE, FLAT) for operand in ranged):
+        parts = [operand for operand in dict.fromkeys(operands) if self.all[self.root(operand)].op in (TAKE, FLAT)]
+        if not parts:
+            return super().elementwise(make, operands)
+        if self.sealed:
             result = self._elementwise_boxes(make, operands)
             if result is not None:
                 return result
+        shape = broadcast(self.shape(operand) for operand in operands)
+        ranged = {operand for operand in operands if self.ranged(operand)}
+        if (
+            len({*ranged, *parts}) == 1
+            and self.all[root := self.root(parts[0])].op == TAKE
+            and self.shape(parts[0]) == shape
+        ):
+            (whole,), selection = self.all[root].operands, cast(Selection, self.all[root].attributes)
+            values = [whole if operand == parts[0] else self._narrow(operand) for operand in operands]
+            return self.view(self.take(self.elementwise(make, values), selection), shape)
         return super().elementwise(make, operands)
 
     def _elementwise_boxes(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int | None:
@@ -285,11 +309,11 @@ class Expressions(Elements):
         for operand, box in zip(operands, boxes):
             whole = operand if box is None else box[0]
             front = len(shape) - len(self.shape(whole) or ())
-            for dim, (size, _) in chosen.items():
+            for dim, (size, runs) in chosen.items():
                 at = dim - front
                 if at < 0 or (box is not None and box[1][at] is not None) or (self.shape(whole) or ())[at] == 1:
                     continue
-                moved = self.resized(whole, at, size)
+                moved = self.resized(whole, at, size, runs)
                 if moved is None:
                     return None
                 whole = moved
@@ -305,7 +329,7 @@ class Expressions(Elements):
 
     def _mixed(self, operands: Sequence[int]) -> bool:
         """Return whether flat operands have elements of different ranges."""
-        roots = [self.root(operand) for operand in operands if self.ranged(operand)]
+        roots = [self.root(operand) for operand in operands]
         if any(self.all[root].op == TAKE for root in roots):
             return True
         return len({self.all[root].attributes for root in roots if self.all[root].op == FLAT}) > 1
@@ -386,7 +410,8 @@ class Expressions(Elements):
 
     def _row_of_source(self, numbers: Sequence[int | None], axis: int) -> Sequence[int]:
         """The values in a row of the source that has these values, with any constants between them; () for none."""
-        for row in self.of_source(CONCAT):
+        first = next((number for number in numbers if number is not None), None)
+        for row in self.readers(CONCAT, first) if first is not None else ():
             _, along, operands, _ = self.all[row]
             same = along == axis and len(operands) == len(numbers)
             if same and all(want in (None, operand) for want, operand in zip(numbers, operands)):
@@ -445,11 +470,11 @@ class Expressions(Elements):
         sizes = self._sizes(number)
         if sizes is None:
             raise ValueError("a sum of unknown size")
-        if all(dim in axes or size == 1 for dim, size in enumerate(sizes)):
-            return self.total(number, (1,) * len(sizes))
         whole, selection = self.box(number) or (number, (None,) * len(sizes))
         shape = self._sizes(whole) or ()
         after = tuple(1 if dim in axes else size for dim, size in enumerate(shape))
+        if elements(after) == 1:
+            return self.total(number, (1,) * len(sizes))
         terms: dict[int, Coefficient] = {}
         for atom, factor in self.terms(whole):
             sizes = self.shape(atom) or ()

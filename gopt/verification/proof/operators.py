@@ -16,10 +16,10 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import FLOATS, TensorType, dtype_name, numpy_dtype
 from gopt.operators.dims.elements import softmax_axes
-from gopt.operators.dims.link import OperatorUse
+from gopt.operators.dims.link import DimFactor, OperatorUse
 from gopt.operators.kinds import CASTS, COMBINERS, COPIES, NORM_REDUCTIONS, RESHAPES, SIZES
 from gopt.operators.operator import Operator, Slope
-from gopt.verification.proof.boxes import Expressions
+from gopt.verification.proof.boxes import Box, Expressions
 from gopt.verification.proof.constants import SMALL, ConstantTable, simplest
 from gopt.verification.proof.expressions import (
     EXP,
@@ -115,50 +115,72 @@ class NodeReader:
         use = self._use(node, operands, shapes)
         if use is None:
             return None
-        selected = {
-            (place, dim): (size, runs)
-            for place, box in enumerate(boxes) if box is not None
-            for dim, (size, runs) in enumerate(zip(self.expressions.shape(box[0]) or (), box[1])) if runs is not None
-        }  # fmt: skip
-        wholes = [operand if box is None else box[0] for operand, box in zip(operands, boxes)]
+        factors = list(record.dims(use))
+        for wholes in self._wholes(node, operands, boxes):
+            results = self._of_factors(node, operands, boxes, wholes, factors, shapes)
+            if results is not None:
+                return results
+        return None
+
+    def _wholes(self, node: Node, operands: Sequence[int], boxes: Sequence[Box | None]) -> Iterator[list[int]]:
+        """The whole operands that a node on parts may stand for: those of the parts, or of a node of the source."""
+        yield [operand if box is None else box[0] for operand, box in zip(operands, boxes)]
+        attributes = frozen(node), 0
+        for place, box in enumerate(boxes):
+            for number in self.expressions.readers(node.op_type, box[0]) if box is not None else ():
+                expression = self.expressions.all[number]
+                same = len(expression.operands) == len(operands) and expression.attributes == attributes
+                if same and box is not None and expression.operands[place] == box[0]:
+                    yield list(expression.operands)
+
+    def _of_factors(
+        self, node: Node, operands: Sequence[int], boxes: Sequence[Box | None], wholes: list[int],
+        factors: Sequence[DimFactor], shapes: Sequence[Shape],
+    ) -> list[int] | None:  # fmt: skip
+        """The results on whole operands, cut as the operands are along the indices of an operator."""
+        expressions, selected = self.expressions, {}
+        for place, (box, whole) in enumerate(zip(boxes, wholes)):
+            if box is not None and box[0] == whole:
+                for dim, runs in enumerate(box[1]):
+                    if runs is not None:
+                        selected[place, dim] = int((expressions.shape(whole) or ())[dim] or 0), runs
         sizes = [list(shape or ()) for shape in shapes]
         chosen: list[list[Runs | None]] = [[None] * len(shape) for shape in sizes]
+        cut: list[list[Runs | None]] = [[None] * len(expressions.shape(whole) or ()) for whole in wholes]
         partial: list[tuple[str, Part]] = []
-        for factor in record.dims(use):
+        for factor in factors:
             places = [(place, where) for place, where in enumerate(factor.operands) if where is not None]
-            here = {selected.pop((place, where)) for place, where in places if (place, where) in selected}
+            here = {selected.pop((place, where)) for place, where in places if (place, where) in selected}  # type: ignore[arg-type]
             if not here:
                 continue
             if len(here) > 1 or factor.masked or factor.reduce not in ("", "sum", *EXTREMES):
                 return None
             ((size, runs),) = here
             for place, where in places:
-                if not isinstance(where, int):
+                if not isinstance(where, int) or where >= len(cut[place]):
                     return None
-                if (self.expressions.shape(wholes[place]) or ())[where] != size:
-                    moved = self.expressions.resized(wholes[place], where, int(size))
-                    if moved is None:
-                        return None
-                    wholes[place] = moved
+                moved = expressions.resized(wholes[place], where, size, runs)
+                if moved is None:
+                    return None
+                wholes[place], cut[place][where] = moved, runs
             for index, where in enumerate(factor.results):
                 if isinstance(where, int):
                     sizes[index][where], chosen[index][where] = size, runs
                 elif where is not None or not factor.reduce:
                     return None
             if factor.reduce:
-                partial.append((factor.reduce, (factor.operands, int(size), runs)))
-        if selected:
+                partial.append((factor.reduce, (factor.operands, size, runs)))
+        taken = [expressions.take(whole, tuple(selection)) for whole, selection in zip(wholes, cut)]
+        if selected or taken != list(operands) or (len(partial) > 1 and {how for how, _ in partial} != {"sum"}):
             return None
         results = self.results(node, wholes, [tuple(shape) for shape in sizes])
-        if len(partial) > 1 and {how for how, _ in partial} != {"sum"}:
-            return None
         for index, (how, part) in ((index, row) for index in range(len(results)) for row in partial):
-            made = self.expressions.parted if how == "sum" else self.expressions.parted_extreme
+            made = expressions.parted if how == "sum" else expressions.parted_extreme
             try:
                 results[index] = made(results[index], self._core(results[index]), *part)
             except ValueError:
                 return None
-        return [self.expressions.take(number, tuple(selection)) for number, selection in zip(results, chosen)]
+        return [expressions.take(number, tuple(selection)) for number, selection in zip(results, chosen)]
 
     def _core(self, number: int) -> int:
         """The operator under views and parts."""
@@ -522,7 +544,7 @@ class NodeReader:
             ):
                 continue
             runs = chosen[1]
-            whole = box[0] if box is not None and box[1][axis] == runs else expressions.resized(data, axis, size)
+            whole = box[0] if box is not None and box[1][axis] == runs else expressions.resized(data, axis, size, runs)
             if whole is None or length(runs, size) != (shape or ())[axis]:
                 continue
             index = expressions.view(chosen[0], expressions.shape(place))
