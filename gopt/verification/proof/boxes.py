@@ -5,32 +5,19 @@ the operator on whole values, or, where the operator sums over the dimension, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from math import prod
 from typing import cast
 
 from gopt.verification.proof.expressions import (
     CONCAT,
-    EXP,
-    EXTREME_PART,
     FLAT,
-    INVERSE,
-    LARGEST,
     LINEAR,
-    LOG,
-    ONE,
-    PARTED,
-    PRODUCT,
-    SUM,
     TAKE,
-    TOTAL,
     VIEW,
     Coefficient,
     Elements,
-    Part,
-    Piece,
-    Shape,
     broadcast,
     elements,
 )
@@ -38,7 +25,6 @@ from gopt.verification.proof.selections import (
     Runs,
     Selection,
     Sizes,
-    flattened,
     inside,
     joined,
     length,
@@ -58,30 +44,6 @@ def _beside(selection: Selection, axis: int) -> Selection:
     return (*selection[:axis], *selection[axis + 1 :])
 
 
-def _united(selections: Sequence[Selection], shape: Sizes) -> list[Selection]:
-    """Selections that together select what the given ones do: such as differ in one dimension are joined."""
-    result = list(dict.fromkeys(selections))
-    for dim, size in enumerate(shape):
-        rows: dict[Selection, set[tuple[int, int]]] = {}
-        for selection in result:
-            rows.setdefault((*selection[:dim], None, *selection[dim + 1 :]), set()).update(
-                selection[dim] or ((0, size),)
-            )
-        result = [(*rest[:dim], _merged(runs), *rest[dim + 1 :]) for rest, runs in rows.items()]
-    return [normal(selection, shape) for selection in result]
-
-
-def _merged(runs: Iterable[tuple[int, int]]) -> Runs:
-    """The positions in any of some ranges, in order."""
-    result: list[tuple[int, int]] = []
-    for start, stop in sorted(runs):
-        if result and start <= result[-1][1]:
-            result[-1] = result[-1][0], max(stop, result[-1][1])
-        else:
-            result.append((start, stop))
-    return tuple(result)
-
-
 def _repeated(along: Mapping[int, Runs | None], size: int) -> Runs | None:
     """The same ranges in each of several equal parts of a dimension; None if there are none."""
     for part, runs in along.items():
@@ -90,7 +52,7 @@ def _repeated(along: Mapping[int, Runs | None], size: int) -> Runs | None:
     return None
 
 
-class Expressions(Elements):
+class Boxes(Elements):
     """Expressions of whole values and of parts.
 
     Parts that the source itself takes are whole values; ``known``: root -> their selections."""
@@ -110,17 +72,14 @@ class Expressions(Elements):
     def seal(self) -> None:
         """End the reading of the source: all parts so far are whole values."""
         self.sealed, self.of_ranks = True, len(self.all)
-        for number, (op, attributes, operands, shape) in enumerate(list(self.all)):
+        for number, (op, _, operands, shape) in enumerate(list(self.all)):
             self._by_operator.setdefault(op, []).append(number)
             for operand in dict.fromkeys(operands):
                 self._readers.setdefault((op, operand), []).append(number)
-            if op == TAKE:
-                self.known.setdefault(operands[0], []).append((attributes, number))  # type: ignore[arg-type]
-            elif op == FLAT and len(set(operands)) == 1:
-                selection = self._rows(number)
-                if selection is not None:
-                    sizes = sizes_of(selection, self._sizes(operands[0]) or ())
-                    self.known.setdefault(operands[0], []).append((selection, self.view(number, sizes)))
+            base = self._base(number) if op in (TAKE, FLAT) else None
+            if base is not None:
+                part = self.view(number, sizes_of(base[1], self._sizes(base[0]) or ()))
+                self.known.setdefault(base[0], []).append((base[1], part))
             elif op == VIEW and elements(shape) is not None:
                 self._shapes.setdefault(operands[0], {})[shape] = None  # type: ignore[index]
 
@@ -136,13 +95,21 @@ class Expressions(Elements):
         shape = self.shape(number)
         return None if elements(shape) is None else shape  # type: ignore[return-value]
 
-    def _rows(self, number: int) -> Selection | None:
-        """The selection behind a flat value with elements of a single expression."""
-        pieces = self.pieces(number)
-        shape = self._sizes(pieces[0][0])
-        if not shape or len({root for root, _, _ in pieces}) > 1:
+    def _base(self, number: int) -> Box | None:
+        """The expression and the ranges behind a part, in the shape of the expression; None for any other value."""
+        root = self.root(number)
+        op, attributes, operands, _ = self.all[root]
+        if op == TAKE:
+            return operands[0], cast(Selection, attributes)
+        if op != FLAT or len(set(operands)) > 1 or not (shape := self._sizes(operands[0])):
             return None
-        return unflattened(joined((start, stop) for _, start, stop in pieces), shape)
+        rows = unflattened(joined((start, stop) for _, start, stop in self.pieces(root)), shape)
+        if rows is None or sum(runs is not None for runs in rows) != 1:
+            return None
+        if self.all[operands[0]].op != TAKE:
+            return operands[0], rows
+        whole, selection = self._base(operands[0]) or (0, ())
+        return whole, tuple(map(inside, selection, rows))
 
     # --- boxes ---
 
@@ -164,7 +131,7 @@ class Expressions(Elements):
             if inner is not None:
                 return self.view(self.take(operands[0], inner), shape)
         if op == TAKE:
-            return self.take(operands[0], tuple(map(inside, attributes, selection)))  # type: ignore[arg-type]
+            return self.take(operands[0], tuple(map(inside, cast(Selection, attributes), selection)))
         if op == FLAT:
             return self.flat(piece for start, stop in selection[0] or () for piece in self.cut(number, start, stop))
         if op == CONCAT and (value := self._only(number, selection)) is not None:
@@ -177,10 +144,13 @@ class Expressions(Elements):
                 return self.take(self.linear(dict(self.terms(number)), sizes), rest)
         if 0 in shape:
             return self.linear({}, shape)
-        last = max(dim for dim, runs in enumerate(selection) if runs is not None)
-        if set(shape[:last]) <= {1}:
-            ranges = flattened(selection, before) or ()
-            return self.view(self.flat((number, start, stop) for start, stop in ranges), shape)
+        first = next((dim for dim, size in enumerate(before) if size > 1), 0)
+        ranges = selection[first]
+        if ranges is not None:  # rows, of the ranges in the other dimensions
+            rest = self.take(number, (*selection[:first], None, *selection[first + 1 :]))
+            width = prod(shape[first + 1 :])
+            rows = (self.cut(rest, start * width, stop * width) for start, stop in ranges)
+            return self.view(self.flat(piece for row in rows for piece in row), shape)
         return self._number(TAKE, selection, (number,), shape)
 
     def _only(self, number: int, selection: Selection) -> Coefficient | None:
@@ -218,15 +188,10 @@ class Expressions(Elements):
         return self._boxes[number]
 
     def _box(self, number: int) -> Box | None:
-        root = self.root(number)
-        expression = self.all[root]
-        if expression.op == TAKE:
-            whole, selection = expression.operands[0], cast(Selection, expression.attributes)
-        elif (rows := self._rows(root)) is not None:
-            whole, selection = self.pieces(root)[0][0], rows
-        else:
+        base = self._base(number)
+        if base is None:
             return None
-        whole, selection = self._smallest(whole, selection, self._sizes(whole) or ()) or (whole, selection)
+        whole, selection = self._smallest(*base, self._sizes(base[0]) or ()) or base
         if all(runs is None for runs in selection):
             return None
         return next(iter(self._in_shape(whole, selection, number).items()), None)
@@ -261,8 +226,9 @@ class Expressions(Elements):
         if self.all[root].op != LINEAR or size % max(shape[dim], 1):
             return None
         selection = tuple(runs if at == dim else None for at in range(len(shape)))
-        for at, free in enumerate(self._free(root)):
-            if free:
+        free = self._free(root)
+        for at in sorted(range(len(before)), key=lambda at: at != dim):
+            if free[at]:
                 longer = (*before[:at], before[at] * size // shape[dim], *before[at + 1 :])
                 whole = self.view(self.linear(dict(self.terms(root)), longer), sizes)
                 if self.take(whole, selection) == number:
@@ -318,12 +284,12 @@ class Expressions(Elements):
                     return None
                 whole = moved
             values.append(whole)
-        sizes = list(shape)
+        longer = list(shape)
         selection: list[Runs | None] = [None] * len(shape)
         for dim, (size, runs) in chosen.items():
-            sizes[dim], selection[dim] = size, runs
+            longer[dim], selection[dim] = size, runs
         result = self.elementwise(make, values)
-        if self.shape(result) != tuple(sizes):
+        if self.shape(result) != tuple(longer):
             return None
         return self.take(result, tuple(selection))
 
@@ -421,13 +387,8 @@ class Expressions(Elements):
     def _raw(self, number: int) -> dict[int, Selection]:
         """The expression behind a part, which may be a part that the source takes, in shapes that it may have: whole
         value -> the ranges."""
-        root = self.root(number)
-        expression = self.all[root]
-        if expression.op == TAKE:
-            return self._in_shape(expression.operands[0], cast(Selection, expression.attributes), number)
-        if expression.op == FLAT and (rows := self._rows(root)) is not None:
-            return self._in_shape(self.pieces(root)[0][0], rows, number)
-        return {}
+        base = self._base(number)
+        return {} if base is None else self._in_shape(*base, number)
 
     def _in_shape(self, whole: int, selection: Selection, number: int) -> dict[int, Selection]:
         """The shapes of a whole value in which a part has the shape of an expression: the value, and the ranges; shapes
@@ -445,257 +406,3 @@ class Expressions(Elements):
         for sizes, chosen in wholes(shape, selection, part):
             result.setdefault(self.view(whole, sizes), chosen)
         return result
-
-    # --- what passes through boxes and partial sums ---
-
-    def _total_terms(self, root: int, start: int, stop: int) -> Iterator[tuple[int, Coefficient]]:
-        op, selection, operands, shape = self.all[root]
-        if op != TAKE or (start, stop) != (0, elements(shape)):
-            yield from super()._total_terms(root, start, stop)
-            return
-        sizes = self._sizes(operands[0]) or ()
-        count = elements(sizes) or 1
-        for atom, factor in super()._total_terms(operands[0], 0, count):
-            if atom == ONE:
-                yield ONE, factor * Fraction(stop, count)
-                continue
-            number = atom
-            for dim, runs in enumerate(cast(Selection, selection)):
-                if runs is not None:
-                    number = self.parted(number, atom, (dim - len(sizes),), sizes[dim], runs)
-            yield number, factor
-
-    def summed(self, number: int, axes: Collection[int]) -> int:
-        """The sum along dimensions, which have length 1 afterwards. Raises ValueError for an unknown size."""
-        sizes = self._sizes(number)
-        if sizes is None:
-            raise ValueError("a sum of unknown size")
-        whole, selection = self.box(number) or (number, (None,) * len(sizes))
-        shape = self._sizes(whole) or ()
-        after = tuple(1 if dim in axes else size for dim, size in enumerate(shape))
-        if elements(after) == 1:
-            return self.total(number, (1,) * len(sizes))
-        terms: dict[int, Coefficient] = {}
-        for atom, factor in self.terms(whole):
-            sizes = self.shape(atom) or ()
-            front = len(shape) - len(sizes)
-            own = [dim for dim in axes if dim >= front and sizes[dim - front] != 1]
-            for dim in axes:
-                factor *= 1 if dim in own else length(selection[dim], shape[dim])
-            result = self._summed(atom, [dim - front for dim in own]) if own else atom
-            core = self._core_sum(result)
-            for dim in own:
-                runs = selection[dim]
-                if runs is not None:
-                    result = self.parted(result, core, (dim - len(shape),), shape[dim], runs)
-            terms[result] = terms.get(result, 0) + factor
-        rest = tuple(None if dim in axes else runs for dim, runs in enumerate(selection))
-        return self.take(self.linear(terms, after), rest)
-
-    def _summed(self, atom: int, axes: Sequence[int]) -> int:
-        """The sum of a term: factors that do not follow the dimensions stand in front."""
-        op, exponents, operands, shape = self.all[atom]
-        rank = len(shape or ())
-        if op == PRODUCT:
-            powers = cast(tuple[int, ...], exponents)
-            apart = [all(self._length(factor, dim - rank) == 1 for dim in axes) for factor in operands]
-            if any(apart):
-                front = [(factor, power) for factor, power, out in zip(operands, powers, apart) if out]
-                rest = [(factor, power) for factor, power, out in zip(operands, powers, apart) if not out]
-                inner = self.product(*zip(*rest))
-                short = rank - len(self.shape(inner) or ())
-                inner = self.summed(inner, [dim - short for dim in axes])
-                return self.product([inner, *(factor for factor, _ in front)], [1, *(power for _, power in front)])
-        after = tuple(1 if dim in axes else size for dim, size in enumerate(shape or ()))
-        if elements(after) == 1:
-            return self.total(atom, after)
-        return self._number(SUM, tuple(dim - rank for dim in axes), (atom,), after)
-
-    def _length(self, number: int, dim: int) -> int | str | None:
-        """The length of a dimension counted from behind."""
-        shape = self.shape(number) or ()
-        return shape[dim] if -dim <= len(shape) else 1
-
-    def _core_sum(self, number: int) -> int:
-        """The sum in a product with a sum."""
-        op, _, operands, _ = self.all[number]
-        if op in (VIEW, LINEAR) and len(operands) == 1:
-            return self._core_sum(operands[0])
-        sums = [operand for operand in operands if self.all[operand].op in (SUM, TOTAL)] if op == PRODUCT else []
-        return sums[-1] if len(sums) == 1 else number
-
-    def _reduction(self, number: int, axes: frozenset[str], how: str) -> int:
-        op, attributes, operands, _ = self.all[number]
-        live = axes & self.varies[number]
-        if live and live == axes and op == TAKE:
-            return self.take(self.reduced(operands[0], live, how), cast(Selection, attributes))
-        if live and live == axes and op == PARTED and how == "sum":
-            core, parts = cast(tuple[int, tuple[Part, ...]], attributes)
-            result = self.reduced(operands[0], live, how)
-            if self.depend([result], {core}):
-                for label, size, runs in parts:
-                    result = self.parted(result, core, label, size, runs)
-                return result
-        return super()._reduction(number, axes, how)
-
-    def on_member(self, number: int, coordinates: Mapping[str, int]) -> int:
-        op, attributes, operands, _ = self.all[number]
-        if op == TAKE and not self.varies[number].isdisjoint(coordinates):
-            return self.take(self.on_member(operands[0], coordinates), cast(Selection, attributes))
-        return super().on_member(number, coordinates)
-
-    # --- exponentials and logarithms ---
-
-    def exp(self, number: int) -> int:
-        """The exponential of a sum: a product of exponentials."""
-        return self.elementwise(self._exp, [number])
-
-    def _exp(self, values: Sequence[int]) -> int:
-        (number,) = values
-        terms, shape = list(self.terms(number)), self.shape(number)
-        if not terms or not all(isinstance(factor, int) or factor.denominator == 1 for _, factor in terms):
-            return self._number(EXP, (), (number,), shape)
-        if len(terms) == 1 and terms[0][1] == 1 and self.shape(terms[0][0]) == shape:
-            return self._number(EXP, (), (number,), shape)
-        factors = [self.exp(atom) for atom, _ in terms]
-        return self.linear({self.product(factors, [int(factor) for _, factor in terms]): 1}, shape)
-
-    def log(self, number: int) -> int:
-        """The logarithm of a product with exponentials: a sum."""
-        return self.elementwise(self._log, [number])
-
-    def _log(self, values: Sequence[int]) -> int:
-        op, exponents, operands, shape = self.all[values[0]]
-        pairs = list(zip(operands, cast(tuple[int, ...], exponents))) if op == PRODUCT else []
-        terms: dict[int, Coefficient] = {
-            self._exponent(factor): power for factor, power in pairs if self.is_exponential(factor)
-        }
-        if not terms:
-            return self._number(LOG, (), tuple(values), shape)
-        rest = [(factor, power) for factor, power in pairs if not self.is_exponential(factor)]
-        if rest:
-            inner = self.product(*zip(*rest))
-            terms[self._number(LOG, (), (inner,), self.shape(inner))] = 1
-        return self.linear(terms, shape)
-
-    def _exponent(self, number: int) -> int:
-        return self.view(self.all[self.root(number)].operands[0], self.shape(number))
-
-    def _covered(self, atom: int, terms: Iterable[int]) -> bool:
-        """Return whether a value is the largest of a row, beside the logarithm of, or a quotient by, a sum of the
-        exponentials of the row: where one is no number, the other is none."""
-        row = self._largest_of(atom)
-        if row is None:
-            return False
-        sums = [term for term in terms if self.all[term].op in (LOG, INVERSE)]
-        factors = {root for root, _, _ in self.pieces(self.exp(row))}
-        return bool(sums) and self.depend(sums, factors)
-
-    def _largest_of(self, number: int) -> int | None:
-        """The value whose largest elements a value has; None for any other value."""
-        op, attributes, operands, _ = self.all[number]
-        if op == "ReduceMax":
-            return next(iter(self._raw(operands[0])), operands[0])
-        if op in (VIEW, TAKE) or (op == LARGEST and attributes == "members"):
-            rows = {self._largest_of(operand) for operand in operands}
-            return rows.pop() if len(rows) == 1 else None
-        return None
-
-    # --- some of the terms of a sum ---
-
-    def parted_extreme(self, number: int, core: int, label: object, size: int, runs: Runs) -> int:
-        """The largest or smallest of some positions, where an expression is that of all positions."""
-        if runs == ((0, size),):
-            return number
-        return self._number(EXTREME_PART, (core, ((label, size, runs),)), (number,), self.shape(number))
-
-    def joined_extremes(self, numbers: Iterable[int]) -> int | None:
-        """The extreme of extremes of some positions; None unless they are of one expression, and of all positions."""
-        rows = [(self.view(number, self.shape(self.root(number))), self.shape(number)) for number in numbers]
-        ranges: list[tuple[int, int]] = []
-        found = set()
-        for number, shape in rows:
-            op, attributes, operands, _ = self.all[number]
-            if op != EXTREME_PART:
-                return None
-            core, ((label, size, runs),) = cast(tuple[int, tuple[Part]], attributes)
-            found.add((operands[0], shape, core, label, size))
-            ranges += runs
-        covered = 0
-        for start, stop in sorted(ranges):
-            covered = max(covered, stop) if start <= covered else covered
-        if len(found) != 1:
-            return None
-        ((whole, shape, _, _, size),) = found
-        return self.view(whole, shape) if covered == size else None
-
-    def _extreme(self, op: str, pieces: Iterable[Piece], shape: Shape = ()) -> int:
-        rows: list[Piece] = []
-        boxes: dict[int, list[Selection]] = {}
-        for root, start, stop in pieces:
-            for within_part, low, high in self._extreme_parts(op, root) or [(root, start, stop)]:
-                expression = self.all[within_part]
-                if expression.op == TAKE and (low, high) == (0, self.elements(within_part)):
-                    boxes.setdefault(expression.operands[0], []).append(cast(Selection, expression.attributes))
-                else:
-                    rows.append((within_part, low, high))
-        for whole, selections in boxes.items():
-            for selection in _united(selections, self._sizes(whole) or ()):
-                rows += self.pieces(self.take(whole, selection))
-        return super()._extreme(op, rows, shape)
-
-    def addends(self, number: int) -> list[tuple[Coefficient, int, int, tuple[Part, ...]]] | None:
-        """Sums of which an expression has some of the terms: coefficient, whole expression, sum, terms; None if it is
-        anything else."""
-        op, attributes, operands, shape = self.all[number]
-        if op == PARTED:
-            return [(1, operands[0], *cast(tuple[int, tuple[Part, ...]], attributes))]
-        if op == LINEAR and operands:
-            rows = []
-            for atom, factor in self.terms(number):
-                inner = self.addends(atom)
-                if inner is None or self.shape(atom) != shape:
-                    return None
-                rows += [(factor * change, *rest) for change, *rest in inner]
-            return rows
-        if op in (VIEW, TAKE):
-            inner = self.addends(operands[0])
-            if inner is None:
-                return None
-            move = (
-                (lambda whole: self.view(whole, shape))
-                if op == VIEW
-                else (lambda whole: self.take(whole, cast(Selection, attributes)))
-            )
-            return [(factor, move(whole), core, parts) for factor, whole, core, parts in inner]
-        return None
-
-    def parted(self, number: int, core: int, label: object, size: int, runs: Runs) -> int:
-        """An expression in which ``core`` has only some of the terms that it sums: positions ``runs`` of ``size``.
-
-        The expression must be linear in the core. Raises ValueError for a term without it."""
-        shape = self.shape(number)
-        if runs == ((0, size),):
-            return number
-        if not runs:
-            return self.linear({}, shape)
-        op, attributes, operands, _ = self.all[number]
-        if op == VIEW:
-            return self.view(self.parted(operands[0], core, label, size, runs), shape)
-        if op == TAKE:
-            return self.take(self.parted(operands[0], core, label, size, runs), attributes)  # type: ignore[arg-type]
-        if op == FLAT:
-            return self.flat(
-                (self.parted(root, core, label, size, runs), start, stop) for root, start, stop in self.pieces(number)
-            )
-        if op == LINEAR:
-            return self.linear(
-                {self.parted(atom, core, label, size, runs): factor for atom, factor in self.terms(number)}, shape
-            )
-        labels: tuple[object, ...] = ()
-        if op == PARTED and attributes[0] == core:  # type: ignore[index]
-            labels, number = attributes[1], operands[0]  # type: ignore[index]
-        elif not self.depend([number], {core}):
-            raise ValueError("a term without the sum")
-        key = tuple(sorted((*labels, (label, size, runs)), key=repr))
-        return self._number(PARTED, (core, key), (number,), shape)

@@ -11,9 +11,8 @@ from typing import Any
 from gopt.collectives.node import parse_shapes
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
-from gopt.verification.proof.boxes import Expressions
-from gopt.verification.proof.expressions import EXTREMES
-from gopt.verification.proof.operators import applied
+from gopt.verification.proof.exponentials import Expressions
+from gopt.verification.proof.expressions import EXTREMES, applied
 
 Member = Mapping[str, int]
 """The index of a member along each axis of its group."""

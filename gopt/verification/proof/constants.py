@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType
-from gopt.verification.proof.boxes import Expressions
+from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import FLAT, HIGHEST, LOWEST, Expression, elements
 from gopt.verification.proof.masks import Masks
 from gopt.verification.proof.selections import Selection
@@ -22,6 +23,10 @@ PRECISION = {"float64": 53, "float32": 24}
 """Type whose numbers stand for a decimal or a fraction -> bits; a half is the number that it is."""
 SHORT = 5
 """Digits of a decimal fraction that a constant is taken for."""
+
+
+Arrays: TypeAlias = Sequence[Any]
+"""The values of operands that are constants; None for all others."""
 
 
 class ConstantTable:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.operators.table import operator
 from gopt.runtime.reference_eval import evaluate
-from gopt.verification.proof.boxes import Expressions
 from gopt.verification.proof.constants import taken
+from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import (
     CONCAT,
     COUNTED,
@@ -154,7 +154,7 @@ class ExpressionValues:
     def _parted(self, number: int, coordinates: Member) -> np.ndarray:
         """A value in which a sum has some of its terms."""
         _, attributes, operands, _ = self.expressions.all[number]
-        core, parts = attributes  # type: ignore[misc]
+        core, parts = cast(tuple[int, tuple[Part, ...]], attributes)
         values = ExpressionValues(self.expressions, self.leaf, self.origins, {}, {**self.parts, core: parts})
         return values.values(operands, coordinates)[0]
 

@@ -12,11 +12,12 @@ from gopt.artifact.manifest import Manifest
 from gopt.ir.graph import Graph
 from gopt.runtime.inlined_functions import inlined
 from gopt.verification.lockstep import with_reduced_statistics, with_shared_means
-from gopt.verification.proof.boxes import Expressions
 from gopt.verification.proof.calls import Members
 from gopt.verification.proof.constants import ConstantTable
+from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import INITIAL, STATE
-from gopt.verification.proof.operators import NodeReader, as_type
+from gopt.verification.proof.move_laws import as_type
+from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.sweep import RankSweep, Values
 from gopt.verification.reference_graphs import local_graph, update_graph
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from fractions import Fraction
 from itertools import pairwise
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 from gopt.ir.graph_index import walk
 from gopt.operators.operator import Slope
@@ -607,8 +607,8 @@ class Elements:
         for atom, factor in terms.items():
             op, attributes, operands, _ = self.all[self.root(atom)]
             if op == PARTED:
-                core, parts = attributes  # type: ignore[misc]
-                sums.setdefault((operands[0], core, self.shape(atom)), {})[parts] = factor
+                core, indices = cast(tuple[int, tuple[Part, ...]], attributes)
+                sums.setdefault((operands[0], core, self.shape(atom)), {})[indices] = factor
             else:
                 result[atom] = factor
         for (number, core, shape), rows in sums.items():
@@ -786,3 +786,13 @@ class Elements:
         if expression.op == VIEW:
             return self.view(self.on_member(expression.operands[0], coordinates), expression.shape)
         return self.over_members("on member", tuple(sorted(coordinates.items())), number, coordinates, expression.shape)
+
+
+def applied(expressions: Elements, op: str, attributes: Hashable, operands: Sequence[int]) -> int:
+    """An elementwise operator without laws."""
+
+    def make(values: Sequence[int]) -> int:
+        shape = broadcast(expressions.shape(value) for value in values)
+        return expressions.apply(op, attributes, values, shape)
+
+    return expressions.elementwise(make, operands)

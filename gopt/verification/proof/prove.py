@@ -25,12 +25,13 @@ from gopt.runtime.inlined_functions import inlined
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.folder_check import check_all_ranks, check_roles, check_starts
-from gopt.verification.proof.boxes import Expressions
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.evaluation import Unevaluable
 from gopt.verification.proof.expected import MICRO, Expected, Specification
+from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import elements
-from gopt.verification.proof.operators import NodeReader, as_type
+from gopt.verification.proof.move_laws import as_type
+from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
 from gopt.verification.proof.samples import CounterExamples
 from gopt.verification.proof.selections import Selection

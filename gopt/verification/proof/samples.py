@@ -9,10 +9,10 @@ from gopt.records.mesh import Mesh
 from gopt.verification import sampling
 from gopt.verification.batches import SampledBatches
 from gopt.verification.compare import Values
-from gopt.verification.proof.boxes import Expressions
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.evaluation import ExpressionValues, Member, Unevaluable
 from gopt.verification.proof.expected import MICRO
+from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import INITIAL, STATE, Expression
 from gopt.verification.proof.result import CounterExample
 from gopt.verification.random_inputs import RandomInputs

@@ -11,9 +11,9 @@ from gopt.errors import InputError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.operators.kinds import CASTS
 from gopt.records.mesh import Mesh
-from gopt.verification.proof.boxes import Expressions
 from gopt.verification.proof.calls import Members
 from gopt.verification.proof.constants import ConstantTable
+from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import elements
 from gopt.verification.proof.operators import NodeReader
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, cast
 
-from gopt.verification.proof.boxes import Expressions
+from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import (
     COUNTED,
     FLAT,
@@ -25,6 +25,7 @@ from gopt.verification.proof.expressions import (
     VIEW,
     Part,
 )
+from gopt.verification.proof.selections import Selection
 
 DEPTH = 3
 """Operators inside one another that a text names."""
@@ -70,15 +71,12 @@ class Words:
         if op == "on member":
             return f"{inner[0]} of member {', '.join(f'{index} of {axis}' for axis, index in attributes)}"  # type: ignore[attr-defined]
         if op == TAKE:
-            ranges = [
-                f"{start} to {stop} of dimension {dim}"
-                for dim, runs in enumerate(attributes)
-                for start, stop in runs or ()
-            ]  # type: ignore[arg-type]
+            selection = enumerate(cast(Selection, attributes))
+            ranges = [f"{start} to {stop} of dimension {dim}" for dim, runs in selection for start, stop in runs or ()]
             return f"{' and '.join(ranges[:TERMS])} of {inner[0]}"
         if op == PARTED:
-            _, parts = cast(tuple[int, tuple[Part, ...]], attributes)
-            ranges = [f"{start} to {stop} of {size}" for _, size, runs in parts for start, stop in runs]
+            _, indices = cast(tuple[int, tuple[Part, ...]], attributes)
+            ranges = [f"{start} to {stop} of {size}" for _, size, runs in indices for start, stop in runs]
             return f"terms {' and '.join(ranges[:TERMS])} of the sum in {inner[0]}"
         if op in (TOTAL, LARGEST, SMALLEST, FLAT) and attributes != "members":
             spans = attributes if op != TOTAL else (attributes,)

@@ -1,0 +1,77 @@
+"""Exponentials and logarithms: a softmax whose parts ranks compute, whatever they subtract first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from gopt.verification.proof.expressions import (
+    EXP,
+    INVERSE,
+    LARGEST,
+    LOG,
+    PRODUCT,
+    TAKE,
+    VIEW,
+    Coefficient,
+)
+from gopt.verification.proof.partial_sums import PartialSums
+
+
+class Expressions(PartialSums):
+    """The expressions of a proof, with all laws."""
+
+    def exp(self, number: int) -> int:
+        """The exponential of a sum: a product of exponentials."""
+        return self.elementwise(self._exp, [number])
+
+    def _exp(self, values: Sequence[int]) -> int:
+        (number,) = values
+        terms, shape = list(self.terms(number)), self.shape(number)
+        if not terms or not all(isinstance(factor, int) or factor.denominator == 1 for _, factor in terms):
+            return self._number(EXP, (), (number,), shape)
+        if len(terms) == 1 and terms[0][1] == 1 and self.shape(terms[0][0]) == shape:
+            return self._number(EXP, (), (number,), shape)
+        factors = [self.exp(atom) for atom, _ in terms]
+        return self.linear({self.product(factors, [int(factor) for _, factor in terms]): 1}, shape)
+
+    def log(self, number: int) -> int:
+        """The logarithm of a product with exponentials: a sum."""
+        return self.elementwise(self._log, [number])
+
+    def _log(self, values: Sequence[int]) -> int:
+        op, exponents, operands, shape = self.all[values[0]]
+        pairs = list(zip(operands, cast(tuple[int, ...], exponents))) if op == PRODUCT else []
+        terms: dict[int, Coefficient] = {
+            self._exponent(factor): power for factor, power in pairs if self.is_exponential(factor)
+        }
+        if not terms:
+            return self._number(LOG, (), tuple(values), shape)
+        rest = [(factor, power) for factor, power in pairs if not self.is_exponential(factor)]
+        if rest:
+            inner = self.product(*zip(*rest))
+            terms[self._number(LOG, (), (inner,), self.shape(inner))] = 1
+        return self.linear(terms, shape)
+
+    def _exponent(self, number: int) -> int:
+        return self.view(self.all[self.root(number)].operands[0], self.shape(number))
+
+    def _covered(self, atom: int, terms: Iterable[int]) -> bool:
+        """Return whether a value is the largest of a row, beside the logarithm of, or a quotient by, a sum of the
+        exponentials of the row: where one is no number, the other is none."""
+        row = self._largest_of(atom)
+        if row is None:
+            return False
+        sums = [term for term in terms if self.all[term].op in (LOG, INVERSE)]
+        factors = {root for root, _, _ in self.pieces(self.exp(row))}
+        return bool(sums) and self.depend(sums, factors)
+
+    def _largest_of(self, number: int) -> int | None:
+        """The value whose largest elements a value has; None for any other value."""
+        op, attributes, operands, _ = self.all[number]
+        if op == "ReduceMax":
+            return next(iter(self._raw(operands[0])), operands[0])
+        if op in (VIEW, TAKE) or (op == LARGEST and attributes == "members"):
+            rows = {self._largest_of(operand) for operand in operands}
+            return rows.pop() if len(rows) == 1 else None
+        return None

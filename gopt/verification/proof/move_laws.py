@@ -1,0 +1,167 @@
+"""Laws of operators that move elements, cast them, or make values of a shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gopt.ir.constant_folding import constant_array
+from gopt.ir.graph import Node
+from gopt.ir.types import FLOATS, dtype_name, numpy_dtype
+from gopt.operators.kinds import CASTS
+from gopt.verification.proof.constants import Arrays, simplest
+from gopt.verification.proof.exponentials import Expressions
+from gopt.verification.proof.expressions import Shape, applied, broadcast, elements
+from gopt.verification.proof.selections import Runs
+
+if TYPE_CHECKING:
+    from gopt.verification.proof.operators import NodeReader
+
+EXACT = {
+    "bfloat16": frozenset({"float32", "float64"}),
+    "float16": frozenset({"float32", "float64"}),
+    "float32": frozenset({"float64"}),
+}  # fmt: skip
+"""Type -> types with all values of the type: a cast to them rounds nothing."""
+
+
+def constant(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    value = constant_array(node.attributes)
+    return None if value is None else reader.table.number(value)
+
+
+def cast(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    source, to = reader.graph.type_of(node.inputs[0]).dtype, reader.type_of(node).dtype
+    if "to" in node.attributes:
+        to = dtype_name(node.attributes["to"])
+    if "undefined" in (source, to) and node.is_in(CASTS):
+        return None
+    if to in EXACT.get(source, ()):
+        reader._widened[node.outputs[0]] = reader._widened.get(node.inputs[0], source)
+    if reader._widened.get(node.inputs[0]) == to:
+        return operands[0]
+    return as_type(reader.expressions, operands[0], source, to)
+
+
+def reshape(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    decided = all(array is not None for array in arrays[1:])
+    if shape is None or not decided or elements(shape) != reader.expressions.elements(operands[0]):
+        return None
+    return reader.expressions.view(operands[0], shape)
+
+
+def expand(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    number = operands[0]
+    fits = shape is not None and broadcast((shape, reader.expressions.shape(number))) == shape
+    if shape is None or not fits or not reader.floating(node):
+        return None
+    box, before = reader.expressions.box(number), reader.expressions.shape(number) or ()
+    front = len(shape) - len(before)
+    if box is None or any(runs and old != new for runs, old, new in zip(box[1], before, shape[front:])):
+        return reader.expressions.linear({number: 1}, shape)
+    whole, selection = box
+    sizes, chosen = list(shape), [None] * front + list(selection)
+    for dim, runs in enumerate(selection, front):
+        if runs is not None:
+            sizes[dim] = (reader.expressions.shape(whole) or ())[dim - front]
+    return reader.expressions.take(reader.expressions.linear({whole: 1}, tuple(sizes)), tuple(chosen))
+
+
+def transpose(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    """Two transposes are a single transpose; a transpose of dimensions of length 1 alone is a view."""
+    if shape is None:
+        return None
+    perm = tuple(node.attributes.get("perm") or reversed(range(len(shape))))
+    return permuted(reader, operands[0], perm)
+
+
+def permuted(reader: NodeReader, number: int, perm: tuple[int, ...]) -> int:
+    box = reader.expressions.box(number)
+    if box is not None:
+        return reader.expressions.take(permuted(reader, box[0], perm), tuple(box[1][dim] for dim in perm))
+    expression = reader.expressions.all[number]
+    if expression.op == "permuted" and isinstance(expression.attributes, tuple):
+        perm = tuple(expression.attributes[dim] for dim in perm)
+        number = expression.operands[0]
+    sizes = reader.expressions.shape(number) or ()
+    shape = tuple(sizes[dim] for dim in perm)
+    moved = [dim for dim in perm if sizes[dim] != 1]
+    if moved == sorted(moved):
+        return reader.expressions.view(number, shape)
+    value = reader.expressions.uniform(number)
+    if value is not None:
+        return reader.expressions.constant(value, shape)
+    return reader.expressions.apply("permuted", perm, [number], shape)
+
+
+def taken(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    """Ranges of dimensions, in steps of 1."""
+    before = reader.expressions.shape(operands[0])
+    if elements(before) is None or before is None:
+        return None
+    bounds = [None if array is None else array.reshape(-1).tolist() for array in arrays[1:]]
+    if len(arrays) < 3:
+        bounds = [node.attributes.get(name) for name in ("starts", "ends", "axes")]
+    starts, ends, axes, steps = (*bounds, None, None)[:4]
+    if starts is None or ends is None or None in bounds[: len(arrays) - 1] or any(step != 1 for step in steps or ()):
+        return None
+    selection: list[Runs | None] = [None] * len(before)
+    for axis, start, stop in zip(axes or range(len(starts)), starts, ends):
+        low, high, _ = slice(start, stop).indices(before[axis])
+        selection[axis] = ((low, max(low, high)),) if low < high else ()
+    return reader.expressions.take(operands[0], tuple(selection))
+
+
+def split(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
+    """Neighbouring ranges of a dimension."""
+    before = reader.expressions.shape(operands[0])
+    if elements(before) is None or before is None or any(elements(shape) is None for shape in shapes):
+        return None
+    axis, start, results = node.attributes.get("axis", 0) % len(before), 0, []
+    for shape in shapes:
+        stop = start + (shape or ())[axis]
+        selection = tuple(((start, stop),) if dim == axis else None for dim in range(len(before)))
+        results.append(reader.expressions.take(operands[0], selection))
+        start = stop
+    return results if start == before[axis] else None
+
+
+def _length(reader: NodeReader, number: int) -> int | None:
+    """The length of a value of rank 1, or None."""
+    shape = reader.expressions.shape(number)
+    return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
+
+
+def concat(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    if all(_length(reader, operand) is not None for operand in operands):
+        return reader.expressions.flat(piece for operand in operands for piece in reader.expressions.pieces(operand))
+    return None if shape is None else reader.expressions.concatenated(operands, node.attributes["axis"] % len(shape))
+
+
+def fill(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    if arrays[0] is None:
+        return None
+    sizes = tuple(int(size) for size in arrays[0].reshape(-1))
+    value = constant_array(node.attributes)
+    return reader.table.filled(np.zeros(1, np.float32) if value is None else value, sizes)
+
+
+def as_type(expressions: Expressions, number: int, source: str, to: str) -> int:
+    """An expression in another type: a cast to a wider type changes nothing, any other cast rounds."""
+    if to == source or to in EXACT.get(source, ()):
+        return number
+    if to == "bool" and expressions.elements(number) == 1 and (flag := expressions.any_set(number)) is not None:
+        return expressions.view(flag, expressions.shape(number))
+    if not (to in FLOATS and source in FLOATS):
+        return applied(expressions, "cast", (source, to), [number])
+    value = expressions.uniform(number)
+    if value is not None:
+        with np.errstate(all="ignore"):
+            rounded = np.asarray(float(value)).astype(numpy_dtype(to)).reshape(1)
+        if np.isfinite(np.float64(rounded[0])):
+            return expressions.constant(simplest(rounded[0]), expressions.shape(number))
+    if expressions.all[expressions.root(number)][:2] == ("round", to):
+        return number
+    return applied(expressions, "round", to, [number])

@@ -1,0 +1,256 @@
+"""Expressions with some of the terms of a sum, and with extremes of some positions.
+
+A rank that has a part of a dimension over which an operator sums has some of the terms: the operator on whole operands
+with its terms at these positions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import TypeAlias, cast
+
+from gopt.verification.proof.boxes import Boxes
+from gopt.verification.proof.expressions import (
+    EXTREME_PART,
+    FLAT,
+    LINEAR,
+    ONE,
+    PARTED,
+    PRODUCT,
+    SUM,
+    TAKE,
+    TOTAL,
+    VIEW,
+    Coefficient,
+    Part,
+    Piece,
+    Shape,
+    elements,
+)
+from gopt.verification.proof.selections import (
+    Runs,
+    Selection,
+    Sizes,
+    length,
+    normal,
+)
+
+Addend: TypeAlias = tuple[Coefficient, int, int, tuple[Part, ...]]
+"""A coefficient, an expression, the sum in it, and the terms that the sum has."""
+
+
+def _united(selections: Sequence[Selection], shape: Sizes) -> list[Selection]:
+    """Selections that together select what the given ones do: such as differ in one dimension are joined."""
+    result = list(dict.fromkeys(selections))
+    for dim, size in enumerate(shape):
+        rows: dict[Selection, set[tuple[int, int]]] = {}
+        for selection in result:
+            rows.setdefault((*selection[:dim], None, *selection[dim + 1 :]), set()).update(
+                selection[dim] or ((0, size),)
+            )
+        result = [(*rest[:dim], _merged(runs), *rest[dim + 1 :]) for rest, runs in rows.items()]
+    return [normal(selection, shape) for selection in result]
+
+
+def _merged(runs: Iterable[tuple[int, int]]) -> Runs:
+    """The positions in any of some ranges, in order."""
+    result: list[tuple[int, int]] = []
+    for start, stop in sorted(runs):
+        if result and start <= result[-1][1]:
+            result[-1] = result[-1][0], max(stop, result[-1][1])
+        else:
+            result.append((start, stop))
+    return tuple(result)
+
+
+class PartialSums(Boxes):
+    """Sums of which ranks have some of the terms."""
+
+    def parted_extreme(self, number: int, core: int, label: object, size: int, runs: Runs) -> int:
+        """The largest or smallest of some positions, where an expression is that of all positions."""
+        if runs == ((0, size),):
+            return number
+        return self._number(EXTREME_PART, (core, ((label, size, runs),)), (number,), self.shape(number))
+
+    def joined_extremes(self, numbers: Iterable[int]) -> int | None:
+        """The extreme of extremes of some positions; None unless they are of one expression, and of all positions."""
+        rows = [(self.view(number, self.shape(self.root(number))), self.shape(number)) for number in numbers]
+        ranges: list[tuple[int, int]] = []
+        found = set()
+        for number, shape in rows:
+            op, attributes, operands, _ = self.all[number]
+            if op != EXTREME_PART:
+                return None
+            core, ((label, size, runs),) = cast(tuple[int, tuple[Part]], attributes)
+            found.add((operands[0], shape, core, label, size))
+            ranges += runs
+        covered = 0
+        for start, stop in sorted(ranges):
+            covered = max(covered, stop) if start <= covered else covered
+        if len(found) != 1:
+            return None
+        ((whole, shape, _, _, size),) = found
+        return self.view(whole, shape) if covered == size else None
+
+    def _extreme(self, op: str, pieces: Iterable[Piece], shape: Shape = ()) -> int:
+        rows: list[Piece] = []
+        boxes: dict[int, list[Selection]] = {}
+        for root, start, stop in pieces:
+            for within_part, low, high in self._extreme_parts(op, root) or [(root, start, stop)]:
+                expression = self.all[within_part]
+                if expression.op == TAKE and (low, high) == (0, self.elements(within_part)):
+                    boxes.setdefault(expression.operands[0], []).append(cast(Selection, expression.attributes))
+                else:
+                    rows.append((within_part, low, high))
+        for whole, selections in boxes.items():
+            for selection in _united(selections, self._sizes(whole) or ()):
+                rows += self.pieces(self.take(whole, selection))
+        return super()._extreme(op, rows, shape)
+
+    def addends(self, number: int) -> list[Addend] | None:
+        """Sums of which an expression has some of the terms: coefficient, whole expression, sum, terms; None if it is
+        anything else."""
+        op, attributes, operands, shape = self.all[number]
+        if op == PARTED:
+            core, parts = cast(tuple[int, tuple[Part, ...]], attributes)
+            return [(1, operands[0], core, parts)]
+        rows: list[Addend] = []
+        for atom, factor in self.terms(number) if op == LINEAR else [(operand, 1) for operand in operands[:1]]:
+            inner = self.addends(atom) if op in (LINEAR, VIEW, TAKE) else None
+            if inner is None or (op == LINEAR and self.shape(atom) != shape):
+                return None
+            rows += [(factor * change, whole, core, parts) for change, whole, core, parts in inner]
+        if op == VIEW:
+            return [(factor, self.view(whole, shape), core, parts) for factor, whole, core, parts in rows]
+        if op == TAKE:
+            selection = cast(Selection, attributes)
+            return [(factor, self.take(whole, selection), core, parts) for factor, whole, core, parts in rows]
+        return rows or None
+
+    def parted(self, number: int, core: int, label: object, size: int, runs: Runs) -> int:
+        """An expression in which ``core`` has only some of the terms that it sums: positions ``runs`` of ``size``.
+
+        The expression must be linear in the core. Raises ValueError for a term without it."""
+        shape = self.shape(number)
+        if runs == ((0, size),):
+            return number
+        if not runs:
+            return self.linear({}, shape)
+        op, attributes, operands, _ = self.all[number]
+        if op == VIEW:
+            return self.view(self.parted(operands[0], core, label, size, runs), shape)
+        if op == TAKE:
+            return self.take(self.parted(operands[0], core, label, size, runs), attributes)  # type: ignore[arg-type]
+        if op == FLAT:
+            return self.flat(
+                (self.parted(root, core, label, size, runs), start, stop) for root, start, stop in self.pieces(number)
+            )
+        if op == LINEAR:
+            return self.linear(
+                {self.parted(atom, core, label, size, runs): factor for atom, factor in self.terms(number)}, shape
+            )
+        labels: tuple[object, ...] = ()
+        if op == PARTED and attributes[0] == core:  # type: ignore[index]
+            labels, number = attributes[1], operands[0]  # type: ignore[index]
+        elif not self.depend([number], {core}):
+            raise ValueError("a term without the sum")
+        key = tuple(sorted((*labels, (label, size, runs)), key=repr))
+        return self._number(PARTED, (core, key), (number,), shape)
+
+    # --- what passes through boxes and partial sums ---
+
+    def _total_terms(self, root: int, start: int, stop: int) -> Iterator[tuple[int, Coefficient]]:
+        op, selection, operands, shape = self.all[root]
+        if op != TAKE or (start, stop) != (0, elements(shape)):
+            yield from super()._total_terms(root, start, stop)
+            return
+        sizes = self._sizes(operands[0]) or ()
+        count = elements(sizes) or 1
+        for atom, factor in super()._total_terms(operands[0], 0, count):
+            if atom == ONE:
+                yield ONE, factor * Fraction(stop, count)
+                continue
+            number = atom
+            for dim, runs in enumerate(cast(Selection, selection)):
+                if runs is not None:
+                    number = self.parted(number, atom, (dim - len(sizes),), sizes[dim], runs)
+            yield number, factor
+
+    def summed(self, number: int, axes: Collection[int]) -> int:
+        """The sum along dimensions, which have length 1 afterwards. Raises ValueError for an unknown size."""
+        sizes = self._sizes(number)
+        if sizes is None:
+            raise ValueError("a sum of unknown size")
+        whole, selection = self.box(number) or (number, (None,) * len(sizes))
+        shape = self._sizes(whole) or ()
+        after = tuple(1 if dim in axes else size for dim, size in enumerate(shape))
+        if elements(after) == 1:
+            return self.total(number, (1,) * len(sizes))
+        terms: dict[int, Coefficient] = {}
+        for atom, factor in self.terms(whole):
+            inner = self.shape(atom) or ()
+            front = len(shape) - len(inner)
+            own = [dim for dim in axes if dim >= front and inner[dim - front] != 1]
+            for dim in axes:
+                factor *= 1 if dim in own else length(selection[dim], shape[dim])
+            result = self._summed(atom, [dim - front for dim in own]) if own else atom
+            core = self._core_sum(result)
+            for dim in own:
+                runs = selection[dim]
+                if runs is not None:
+                    result = self.parted(result, core, (dim - len(shape),), shape[dim], runs)
+            terms[result] = terms.get(result, 0) + factor
+        rest = tuple(None if dim in axes else runs for dim, runs in enumerate(selection))
+        return self.take(self.linear(terms, after), rest)
+
+    def _summed(self, atom: int, axes: Sequence[int]) -> int:
+        """The sum of a term: factors that do not follow the dimensions stand in front."""
+        op, exponents, operands, shape = self.all[atom]
+        rank = len(shape or ())
+        if op == PRODUCT:
+            powers = cast(tuple[int, ...], exponents)
+            apart = [all(self._length(factor, dim - rank) == 1 for dim in axes) for factor in operands]
+            if any(apart):
+                front = [(factor, power) for factor, power, out in zip(operands, powers, apart) if out]
+                rest = [(factor, power) for factor, power, out in zip(operands, powers, apart) if not out]
+                inner = self.product(*zip(*rest))
+                short = rank - len(self.shape(inner) or ())
+                inner = self.summed(inner, [dim - short for dim in axes])
+                return self.product([inner, *(factor for factor, _ in front)], [1, *(power for _, power in front)])
+        after = tuple(1 if dim in axes else size for dim, size in enumerate(shape or ()))
+        if elements(after) == 1:
+            return self.total(atom, after)
+        return self._number(SUM, tuple(dim - rank for dim in axes), (atom,), after)
+
+    def _length(self, number: int, dim: int) -> int | str | None:
+        """The length of a dimension counted from behind."""
+        shape = self.shape(number) or ()
+        return shape[dim] if -dim <= len(shape) else 1
+
+    def _core_sum(self, number: int) -> int:
+        """The sum in a product with a sum."""
+        op, _, operands, _ = self.all[number]
+        if op in (VIEW, LINEAR) and len(operands) == 1:
+            return self._core_sum(operands[0])
+        sums = [operand for operand in operands if self.all[operand].op in (SUM, TOTAL)] if op == PRODUCT else []
+        return sums[-1] if len(sums) == 1 else number
+
+    def _reduction(self, number: int, axes: frozenset[str], how: str) -> int:
+        op, attributes, operands, _ = self.all[number]
+        live = axes & self.varies[number]
+        if live and live == axes and op == TAKE:
+            return self.take(self.reduced(operands[0], live, how), cast(Selection, attributes))
+        if live and live == axes and op == PARTED and how == "sum":
+            core, parts = cast(tuple[int, tuple[Part, ...]], attributes)
+            result = self.reduced(operands[0], live, how)
+            if self.depend([result], {core}):
+                for label, size, runs in parts:
+                    result = self.parted(result, core, label, size, runs)
+                return result
+        return super()._reduction(number, axes, how)
+
+    def on_member(self, number: int, coordinates: Mapping[str, int]) -> int:
+        op, attributes, operands, _ = self.all[number]
+        if op == TAKE and not self.varies[number].isdisjoint(coordinates):
+            return self.take(self.on_member(operands[0], coordinates), cast(Selection, attributes))
+        return super().on_member(number, coordinates)

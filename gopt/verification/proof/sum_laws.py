@@ -1,0 +1,101 @@
+"""Laws of products, reductions, exponentials and extremes: from a node to the expression of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gopt.ir.graph import Node
+from gopt.operators.dims.elements import softmax_axes
+from gopt.operators.kinds import COMBINERS, NORM_REDUCTIONS
+from gopt.operators.operator import Operator, Slope
+from gopt.verification.proof.constants import Arrays, simplest
+from gopt.verification.proof.expressions import EXTREMES, Shape, applied, elements
+
+if TYPE_CHECKING:
+    from gopt.verification.proof.operators import NodeReader
+
+JOINED = {op: EXTREMES[how] for how, ops in COMBINERS.items() if how in EXTREMES for op in ops}
+"""Operator of two extremes -> the form of the result."""
+
+
+def reduced(
+    reader: NodeReader, node: Node, record: Operator, operands: Sequence[int], arrays: Arrays, after: Shape
+) -> int | None:
+    """A reduction over all elements."""
+    expressions, number, before = reader.expressions, operands[0], reader.expressions.shape(operands[0])
+    count, extreme = expressions.elements(number), EXTREMES.get(record.pieces or "")
+    if len(arrays) > 1 and arrays[1] is None:
+        return None
+    if after is None or before is None or not count or not (extreme or reader.floating(node)):
+        return None
+    axes = _axes(node, arrays, len(before))
+    if axes is None:
+        return None
+    if extreme:
+        return expressions.extreme(extreme, [number], after) if elements(after) == 1 else None
+    if node.is_in(NORM_REDUCTIONS):
+        if record.slope(0) is Slope.BENT:
+            number = applied(expressions, "Abs", (), [number])
+        else:
+            number = expressions.elementwise(lambda values: expressions.product(values, (2,)), [number])
+    if node.op_type == "ReduceLogSumExp":
+        number = reader.expressions.exp(number)
+    total = expressions.view(expressions.summed(number, axes), after)
+    if record.pieces == "mean":
+        return expressions.scaled(total, Fraction(elements(after) or 1, count))
+    if node.op_type in ("ReduceLogSum", "ReduceLogSumExp"):
+        return reader.expressions.log(total)
+    return applied(expressions, "Sqrt", (), [total]) if record.pieces == "l2" else total
+
+
+def _axes(node: Node, arrays: Arrays, rank: int) -> tuple[int, ...] | None:
+    """The dimensions that a reduction is over; None for a copy."""
+    named = node.attributes.get("axes") if len(arrays) < 2 else arrays[1].reshape(-1).tolist()
+    if not named and node.attributes.get("noop_with_empty_axes", 0):
+        return None
+    return tuple(sorted(int(axis) % rank for axis in named)) if named else tuple(range(rank))
+
+
+def exponential(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    return reader.expressions.exp(operands[0]) if reader.floating(node) else None
+
+
+def logarithm(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    return reader.expressions.log(operands[0]) if reader.floating(node) else None
+
+
+def softmax(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    """exp(x) / sum(exp(x)), or the logarithm."""
+    use = reader.use(node, operands, [shape])
+    if use is None or not reader.floating(node):
+        return None
+    powers = reader.expressions.exp(operands[0])
+    total = reader.expressions.summed(powers, softmax_axes(use))
+    if node.op_type == "LogSoftmax":
+        return reader.expressions.elementwise(
+            lambda pair: reader.expressions.added(pair, (1, -1)), [operands[0], reader.expressions.log(total)]
+        )
+    return reader.expressions.elementwise(lambda pair: reader.expressions.product(pair, (1, -1)), [powers, total])
+
+
+def gemm(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    """A product, and the addend apart."""
+    if len(operands) < 3 or not reader.floating(node):
+        return None
+    attributes = {name: value for name, value in node.attributes.items() if name != "beta"}
+    product = Node(node.op_type, node.inputs[:2], node.outputs, attributes=attributes)
+    (number,) = reader.results(product, operands[:2], [shape])
+    added = reader.expressions.scaled(operands[2], simplest(np.float32(node.attributes.get("beta", 1.0))))
+    return reader.expressions.elementwise(reader.expressions.added, [number, added])
+
+
+def extreme(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    """The largest or smallest of numbers, or of flags."""
+    for operand in operands:
+        if reader.expressions.elements(operand) != 1 or reader.expressions.ranged(operand):
+            return None
+    return reader.expressions.extreme(JOINED[node.op_type], operands, shape)
