@@ -126,6 +126,8 @@ class Boxes(Elements):
         if value is not None:
             return self.constant(value, shape)
         op, attributes, operands, _ = self.all[number]
+        for whole, chosen in self._raw(number).items() if op == VIEW else ():
+            return self.take(whole, tuple(map(inside, chosen, selection)))
         if op == VIEW:
             inner = through(before, selection, self._sizes(operands[0]) or ())
             if inner is not None:
@@ -147,10 +149,10 @@ class Boxes(Elements):
         first = next((dim for dim, size in enumerate(before) if size > 1), 0)
         ranges = selection[first]
         if ranges is not None:  # rows, of the ranges in the other dimensions
-            rest = self.take(number, (*selection[:first], None, *selection[first + 1 :]))
+            part = self.take(number, (*selection[:first], None, *selection[first + 1 :]))
             width = prod(shape[first + 1 :])
-            rows = (self.cut(rest, start * width, stop * width) for start, stop in ranges)
-            return self.view(self.flat(piece for row in rows for piece in row), shape)
+            cuts = (self.cut(part, start * width, stop * width) for start, stop in ranges)
+            return self.view(self.flat(piece for row in cuts for piece in row), shape)
         return self._number(TAKE, selection, (number,), shape)
 
     def _only(self, number: int, selection: Selection) -> Coefficient | None:

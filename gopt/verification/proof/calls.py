@@ -12,7 +12,7 @@ from gopt.collectives.node import parse_shapes
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import EXTREMES, applied
+from gopt.verification.proof.expressions import EXTREMES
 
 Member = Mapping[str, int]
 """The index of a member along each axis of its group."""
@@ -60,12 +60,16 @@ class Members:
             total = expressions.elementwise(expressions.added, values)
             return expressions.scaled(total, Fraction(1, len(values))) if how == "mean" else total
         op = EXTREMES[how]
-        joined = expressions.joined_extremes(values)
-        if joined is not None:
-            return joined
         if expressions.elements(values[0]) == 1:
-            return expressions.extreme(op, values, expressions.shape(values[0]))
-        return applied(expressions, op, "members", sorted(set(values)))
+            joined = expressions.joined_extremes(values)
+            return expressions.extreme(op, values, expressions.shape(values[0])) if joined is None else joined
+
+        def make(parts: Sequence[int]) -> int:
+            joined = expressions.joined_extremes(parts)
+            shape = expressions.shape(parts[0])
+            return expressions.apply(op, "members", sorted(set(parts)), shape) if joined is None else joined
+
+        return expressions.elementwise(make, values)
 
     def _alike(self, numbers: Sequence[int], axis: str) -> bool:
         """Return whether members along an axis have the same expression."""

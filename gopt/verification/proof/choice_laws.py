@@ -61,7 +61,10 @@ def _chosen_rows(reader: NodeReader, flag: int, value: int, shape: Shape) -> int
     rest = tuple(None if dim == axis else part for dim, part in enumerate(selection))
     reader = reader.of_graph(graph)
     (number,) = reader.results(node, [expressions.take(whole, rest), index], [gathered.shape])
-    part = expressions.parted(number, reader.core(number), (axis, None), int(sizes[axis] or 0), runs)
+    try:
+        part = expressions.parted(number, reader.core(number), (axis, None), int(sizes[axis] or 0), runs)
+    except ValueError:  # the rows are no single Gather
+        return None
     return expressions.view(part, shape)
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from gopt.errors import GoptError
 from gopt.ir.types import numpy_dtype
 from gopt.operators.table import operator
-from gopt.verification.proof.expressions import VIEW, Elements
-from gopt.verification.proof.selections import Runs, joined
+from gopt.verification.proof.boxes import Box, Boxes
+from gopt.verification.proof.expressions import VIEW
+from gopt.verification.proof.selections import Runs, flattened, joined
 
 LARGEST_DIMENSION = 1 << 22
 """Positions of a dimension up to which a mask is evaluated."""
@@ -21,7 +22,7 @@ LARGEST_DIMENSION = 1 << 22
 class Masks:
     """Functions of indices; ``arrays``: the values of constants, by the number of the expression."""
 
-    def __init__(self, expressions: Elements, arrays: Mapping[int, np.ndarray]) -> None:
+    def __init__(self, expressions: Boxes, arrays: Mapping[int, np.ndarray]) -> None:
         self.expressions, self.arrays = expressions, arrays
         self._chosen: dict[tuple[int, int, int], tuple[int, Runs] | None] = {}
 
@@ -31,10 +32,26 @@ class Masks:
 
         Indices are from ``-size`` to ``size - 1``."""
         key = flag, place, size
-        if key not in self._chosen:
+        if key not in self._chosen and (parts := self._parts(flag, place)) is not None:
+            inside, (whole, selection) = parts
+            chosen = self.chosen(inside, whole, size)
+            self._chosen[key] = None
+            if chosen is not None:
+                index = self.expressions.view(chosen[0], self.expressions.shape(whole))
+                self._chosen[key] = self.expressions.take(index, selection), chosen[1]
+        elif key not in self._chosen:
             choices = (self._choice(flag, place, size, index) for index in self._indices(place))
             self._chosen[key] = next(filter(None, choices), None) if size <= LARGEST_DIMENSION else None
         return self._chosen[key]
+
+    def _parts(self, flag: int, place: int) -> tuple[int, Box] | None:
+        """The whole mask and the whole indices, where both are the same part; None otherwise."""
+        inside, whole = self.expressions.box(flag), self.expressions.box(place)
+        if inside is None or whole is None:
+            return None
+        runs = [flattened(chosen, [int(size or 0) for size in self.expressions.shape(number) or ()])
+                for number, chosen in (inside, whole)]  # fmt: skip
+        return (inside[0], whole) if runs[0] is not None and runs[0] == runs[1] else None
 
     def _indices(self, place: int) -> Iterator[int]:
         """The expressions that may be the indices."""

@@ -24,6 +24,7 @@ from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import (
     EXP,
     EXTREMES,
+    FLAT,
     PARTED,
     TAKE,
     VIEW,
@@ -178,7 +179,8 @@ class NodeReader:
     def core(self, number: int) -> int:
         """The operator under views and parts."""
         op, _, operands, _ = self.expressions.all[number]
-        return self.core(operands[0]) if op in (VIEW, TAKE, PARTED) else number
+        single = op in (VIEW, TAKE, PARTED) or (op == FLAT and len(set(operands)) == 1)
+        return self.core(operands[0]) if single else number
 
     def use(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> OperatorUse | None:
         """The node for rules of dimensions, with the sizes of these operands; None for an unknown size."""
