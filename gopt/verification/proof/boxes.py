@@ -130,6 +130,8 @@ class Boxes(Elements):
             return self.take(whole, tuple(map(inside, chosen, selection)))
         if op == VIEW:
             inner = through(before, selection, self._sizes(operands[0]) or ())
+            if len(before) == 1 and (inner is None or sum(runs is not None for runs in inner) > 1):  # inside a row
+                return self.flat(piece for start, stop in selection[0] or () for piece in self.cut(number, start, stop))
             if inner is not None:
                 return self.view(self.take(operands[0], inner), shape)
         if op == TAKE:

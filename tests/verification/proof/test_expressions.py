@@ -11,7 +11,7 @@ import pytest
 
 from gopt.verification.proof.constants import simplest
 from gopt.verification.proof.evaluation import ExpressionValues
-from gopt.verification.proof.boxes import Expressions
+from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import LARGEST, ONE, SMALLEST, broadcast
 
 EXTENTS = {"dp": 2, "shard": 3}
