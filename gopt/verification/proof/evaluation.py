@@ -45,10 +45,15 @@ from gopt.verification.proof.selections import Runs
 Member = Mapping[str, int]
 Leaf = Callable[[Expression, Member], np.ndarray | None]
 """The value of a leaf on a member; None for one that has no value."""
-Key = tuple[int, tuple[tuple[str, int], ...]]
-"""An expression, and the indices of the member along the axes of the expression."""
+At = tuple[tuple[str, int], ...]
+"""The indices of a member along the axes of an expression."""
+Cut = tuple[tuple[int, tuple[Part, ...]], ...]
+"""Sums and extremes in an expression that have only some of their terms."""
+Key = tuple[int, At, Cut]
+"""An expression, where it is evaluated, and what is cut in it."""
 Origin = tuple[Graph, Node, int]
 """A node that an expression without laws was read from, and the index of the result."""
+PARTIAL = (PARTED, EXTREME_PART)
 MOST = 2_000_000
 """Elements of all expressions together up to which they are evaluated."""
 
@@ -66,14 +71,14 @@ class ExpressionValues:
     origins: Mapping[int, Origin]
     arrays: dict[Key, np.ndarray] = field(default_factory=dict)
     """The values so far."""
-    parts: Mapping[int, tuple[Part, ...]] = field(default_factory=dict)
-    """Sums and extremes that have only some of their terms."""
+    _cores: dict[int, frozenset[int]] = field(default_factory=dict)
+    """Expression -> the sums in it of which some expression has a part."""
 
     def values(self, numbers: Sequence[int], coordinates: Member) -> list[np.ndarray]:
         """The values of expressions on a member. Raises Unevaluable."""
         needed: set[Key] = set()
-        stack = [(number, self._at(number, coordinates)) for number in numbers]
-        total = 0
+        keys = [self._key(number, coordinates, {}) for number in numbers]
+        stack, total = list(keys), 0
         while stack:
             key = stack.pop()
             if key in needed or key in self.arrays:
@@ -83,20 +88,34 @@ class ExpressionValues:
             if total > MOST:
                 raise Unevaluable("large")
             stack += self._operands(*key)
-        for key in sorted(needed):
-            operands = [self.arrays[operand] for operand in self._operands(*key)]
-            self.arrays[key] = self._value(key[0], dict(key[1]), operands)
-        return [self.arrays[number, self._at(number, coordinates)] for number in numbers]
+        for key in sorted(needed, key=lambda key: key[0]):
+            self.arrays[key] = self._value(key, [self.arrays[operand] for operand in self._operands(*key)])
+        return [self.arrays[key] for key in keys]
 
-    def _at(self, number: int, coordinates: Member) -> tuple[tuple[str, int], ...]:
-        """The indices of the axes along which an expression varies."""
-        return tuple((axis, coordinates.get(axis, 0)) for axis in sorted(self.expressions.varies[number]))
+    def _key(self, number: int, coordinates: Member, cut: Mapping[int, tuple[Part, ...]]) -> Key:
+        at = tuple((axis, coordinates.get(axis, 0)) for axis in sorted(self.expressions.varies[number]))
+        inside = cut.keys() & self._cut(number) if cut else ()
+        return number, at, tuple((core, cut[core]) for core in sorted(inside))
 
-    def _operands(self, number: int, at: tuple[tuple[str, int], ...]) -> list[Key]:
+    def _cut(self, number: int) -> frozenset[int]:
+        """The sums in an expression of which some expression has a part."""
+        if not self._cores:
+            every = self.expressions.all
+            cores = {expression.attributes[0] for expression in every if expression.op in PARTIAL}  # type: ignore[index]
+            for at, expression in enumerate(every):
+                inside = frozenset().union(*(self._cores[operand] for operand in expression.operands))
+                self._cores[at] = inside | {at} if at in cores else inside
+        return self._cores[number]
+
+    def _operands(self, number: int, at: At, cut: Cut) -> list[Key]:
         """The operands of an expression, each with the members to read."""
         op, attributes, operands, _ = self.expressions.all[number]
         all_coordinates = [dict(at)]
-        operands = operands[2:] if op == ITERATED else () if op in (PARTED, EXTREME_PART) else operands
+        operands = operands[2:] if op == ITERATED else operands
+        parts = dict(cut)
+        if op in PARTIAL:
+            core, indices = cast(tuple[int, tuple[Part, ...]], attributes)
+            parts[core] = indices
         if op in (REDUCED, "gathered"):
             axes = sorted(attributes[1]) if op == REDUCED else attributes[0]  # type: ignore[index]
             for axis in axes:
@@ -107,18 +126,19 @@ class ExpressionValues:
                 ]
         elif op == "on member":
             all_coordinates = [dict(at) | dict(attributes)]  # type: ignore[call-overload]
-        return [(operand, self._at(operand, coordinates)) for coordinates in all_coordinates for operand in operands]
+        return [self._key(operand, coordinates, parts) for coordinates in all_coordinates for operand in operands]
 
-    def _value(self, number: int, coordinates: Member, values: list[np.ndarray]) -> np.ndarray:
+    def _value(self, key: Key, values: list[np.ndarray]) -> np.ndarray:
+        number, coordinates, cut = key[0], dict(key[1]), dict(key[2])
         expression = self.expressions.all[number]
         op, attributes, _, shape = expression
         if op == "one":
             return np.ones(())
         if op == ITERATED:
             return self._iterated(number, coordinates, values[0])
-        if op in (PARTED, EXTREME_PART):
-            return self._parted(number, coordinates)
-        for label, size, runs in self.parts.get(number, ()):
+        if op in PARTIAL:
+            return values[0]
+        for label, size, runs in cut.get(number, ()):
             pairs = list(zip(values, label))  # type: ignore[call-overload]
             if any(dim is not None and array.shape[dim] != size for array, dim in pairs):
                 raise Unevaluable(op)
@@ -150,13 +170,6 @@ class ExpressionValues:
             return np.broadcast_to(array, sizes)
         except ValueError as error:
             raise Unevaluable(f"{op}: {error}") from None
-
-    def _parted(self, number: int, coordinates: Member) -> np.ndarray:
-        """A value in which a sum has some of its terms."""
-        _, attributes, operands, _ = self.expressions.all[number]
-        core, parts = cast(tuple[int, tuple[Part, ...]], attributes)
-        values = ExpressionValues(self.expressions, self.leaf, self.origins, {}, {**self.parts, core: parts})
-        return values.values(operands, coordinates)[0]
 
     def _iterated(self, number: int, coordinates: Member, value: np.ndarray) -> np.ndarray:
         """A value after all micro-steps."""
