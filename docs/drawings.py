@@ -15,6 +15,7 @@ from xml.sax.saxutils import escape
 
 import gopt
 from gopt.analysis.training import Phase
+from gopt.verification.proof.folder import folder_relation
 from gopt.verification.proof.prove import Prover
 from gopt.verification.proof.words import Words
 
@@ -294,7 +295,7 @@ def proof() -> Drawing:
     """A gradient's way through nodes of two ranks and a call, in the expressions of ``gopt prove``."""
     with tempfile.TemporaryDirectory() as home:
         gopt.shard(FIXTURES / "mlp_adamw.onnx", 2, stage=2).write(Path(home, "out"))
-        prover = Prover(Path(home, "out"))
+        prover = Prover(folder_relation(Path(home, "out")))
         prover.run()
     weight = prover.training.gradients["fc1.weight"]
     bucket = "gopt.shard.b0"
