@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
-from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest import LocalState, Manifest
 from gopt.ir.graph import Graph
 from gopt.runtime.inlined_functions import inlined
 from gopt.verification.lockstep import with_reduced_statistics, with_shared_means
@@ -162,3 +162,16 @@ class Specification:
                 new = self.expressions.on_member(new, dict.fromkeys(self.data, 0))
             result[state.tensor] = new
         return result
+
+
+def held_pieces(expressions: Expressions, state: LocalState, whole: Values) -> int:
+    """A rank's pieces of a state, flat."""
+    pieces = []
+    for piece in state.pieces:
+        number = whole[piece.tensor]
+        if piece.box is not None or piece.every is not None:
+            number = expressions.apply("box", (piece.box, piece.every), [number], (piece.elements,))
+            pieces.append((number, 0, piece.elements))
+        else:
+            pieces += expressions.cut(number, piece.start, piece.stop)
+    return expressions.flat(pieces)

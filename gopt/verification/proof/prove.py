@@ -6,16 +6,14 @@ the source's new states at the end, for the combined gradients of all batches.""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gopt.artifact.graph_check import check_rank
 from gopt.artifact.integrity import check_files
-from gopt.artifact.manifest import LocalState, RankEntry
+from gopt.artifact.manifest import RankEntry
 from gopt.artifact.manifest_check import read_manifest
 from gopt.artifact.path_diagnostics import check_folder
-from gopt.artifact.pieces import Place
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.graph_index import GraphIndex, descendants
@@ -24,15 +22,13 @@ from gopt.runtime.inlined_functions import inlined
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.folder_check import check_all_ranks, check_roles, check_starts
+from gopt.verification.proof.comparison import Comparison, RankValues
 from gopt.verification.proof.constants import ConstantTable
-from gopt.verification.proof.evaluation import Unevaluable
-from gopt.verification.proof.expected import MICRO, Expected, Specification
+from gopt.verification.proof.expected import MICRO, Expected, Specification, held_pieces
 from gopt.verification.proof.expressions import Expressions, elements
 from gopt.verification.proof.operators import NodeReader, as_type
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
-from gopt.verification.proof.samples import CounterExamples
 from gopt.verification.proof.sweep import Sweep, UnpairedCall, Values
-from gopt.verification.proof.words import Words
 from gopt.verification.rank_programs import Held, RankPrograms, joined, load_rank, start_values
 from gopt.verification.verify import source_training
 
@@ -64,13 +60,9 @@ class Prover:
         self.constants = ConstantTable(self.expressions)
         self.varying = frozenset(axis for axis in (*self.mesh.data_axes, *micro) if self.expressions.extents[axis] > 1)
         self.types = {state.tensor: state.dtype for state in self.manifest.states}
-        self.dtypes: dict[tuple[int, str], str] = {}
         self.shapes: dict[tuple[int, str], tuple[int, ...]] = {}
         """The declared shapes of the inputs of each rank, which the next step reads again."""
-        self.values: list[list[Values]] = [[] for _ in self.manifest.ranks]
-        """The values of each rank's files, phase by phase."""
-        self._nodes: dict[int, dict[int, str]] = {}
-        """The first value with a multiple of an expression, for ranks that were asked about."""
+        self.ranks: list[RankValues] = []
 
     def run(self) -> RankProof:
         """Read the source and all ranks, and compare."""
@@ -80,21 +72,13 @@ class Prover:
             ).read()
             graphs = self._read()
             try:
-                actual = self._ranks(expected, graphs)
+                self.ranks = self._ranks(expected, graphs)
             except UnpairedCall as wrong:
                 mismatch = ClaimMismatch(wrong.rank, 1, wrong.node, wrong.actual, wrong.expected)
                 return RankProof(self.mesh.ranks, [Claim(wrong.node, "call", ProofVerdict.DIFFERENT, mismatch)])
-            return _Comparison(self, expected, actual).proof()
-
-    def node_of(self, rank: int, number: int) -> str | None:
-        """The first value of a rank's files with a multiple of an expression, or a range of the elements."""
-        if rank not in self._nodes:
-            first = self._nodes[rank] = {}
-            for values in self.values[rank]:
-                for name, produced in values.items():
-                    for root, _, _ in self.expressions.pieces(produced):
-                        first.setdefault(self.expressions.bare(root), name)
-        return self._nodes[rank].get(self.expressions.bare(number))
+            return Comparison(
+                self.expressions, self.constants, self.training, self.manifest, expected, self.ranks
+            ).proof()
 
     def _read(self) -> list[dict[str, Graph]]:
         """The graphs of all ranks, by phase. Raises InputError for a missing file, a contradiction to the manifest,
@@ -129,19 +113,22 @@ class Prover:
                     "a file of the folder was edited: write the folder again",
                 )
 
-    def _ranks(self, expected: Expected, graphs: Sequence[Mapping[str, Graph]]) -> list[Values]:
-        """The results of every rank at the end of the step."""
-        states = [self._start(entry, expected) for entry in self.manifest.ranks]
+    def _ranks(self, expected: Expected, graphs: Sequence[Mapping[str, Graph]]) -> list[RankValues]:
+        """The values of every rank."""
+        ranks = [RankValues(self._start(entry, expected)) for entry in self.manifest.ranks]
         sweep = Sweep(self.expressions, self.constants, self.mesh, self.varying)
         for phase, times in self.manifest.schedule.items():
             self.advance(f"comparing {phase}")
             of_phase = [graphs_of_rank[phase] for graphs_of_rank in graphs]
-            inputs = [self._inputs(times, expected, *row) for row in zip(self.manifest.ranks, of_phase, states)]
+            inputs = [
+                self._inputs(times, expected, entry, graph, values.step)
+                for entry, graph, values in zip(self.manifest.ranks, of_phase, ranks)
+            ]
             results = sweep.run(of_phase, inputs)
-            for entry, graph, values, result in zip(self.manifest.ranks, of_phase, states, results):
-                self.values[entry.rank].append(result)
+            for entry, graph, values, result in zip(self.manifest.ranks, of_phase, ranks, results):
+                values.files.append(result)
                 self._carry(entry, graph, values, result, times, expected)
-        return states
+        return ranks
 
     def _start(self, entry: RankEntry, expected: Expected) -> Values:
         """A rank's inputs at the start of a step."""
@@ -235,9 +222,10 @@ class Prover:
         return inputs
 
     def _carry(
-        self, entry: RankEntry, graph: Graph, states: Values, results: Values, times: int, expected: Expected
+        self, entry: RankEntry, graph: Graph, values: RankValues, results: Values, times: int, expected: Expected
     ) -> None:
         """Store the new states, accumulators and outputs of a phase."""
+        states = values.step
         sums = {accumulator.output for accumulator in entry.accumulators}
         moved = {state.input: state for state in self.manifest.states_of(entry)}
         if times > 1 and sums:
@@ -257,103 +245,7 @@ class Prover:
                 if elements(shape) is not None and self.shapes.get((entry.rank, name), shape) != shape:
                     number = self._unknown(entry, f"{name}, in another shape", number)
                 states[name] = number
-                self.dtypes[entry.rank, name] = graph.outputs[output].dtype
+                values.dtypes[name] = graph.outputs[output].dtype
         for name in graph.outputs:
             if name in self.training.shown and states.setdefault(f"output {name}", results[name]) != results[name]:
                 states[f"output {name}"] = self._unknown(entry, name, results[name])  # two phases show two values
-
-
-def held_pieces(expressions: Expressions, state: LocalState, whole: Values) -> int:
-    """A rank's pieces of a state, flat."""
-    pieces = []
-    for piece in state.pieces:
-        number = whole[piece.tensor]
-        if piece.box is not None or piece.every is not None:
-            number = expressions.apply("box", (piece.box, piece.every), [number], (piece.elements,))
-            pieces.append((number, 0, piece.elements))
-        else:
-            pieces += expressions.cut(number, piece.start, piece.stop)
-    return expressions.flat(pieces)
-
-
-class _Comparison:
-    """Found and expected values, claim by claim."""
-
-    def __init__(self, prover: Prover, expected: Expected, actual: Sequence[Values]) -> None:
-        self.prover, self.expected, self.actual = prover, expected, actual
-        self.expressions, self.manifest = prover.expressions, prover.manifest
-        self.words = Words(self.expressions, expected.names)
-        self.examples = CounterExamples(prover.expressions, prover.training, prover.mesh, prover.constants)
-
-    def proof(self) -> RankProof:
-        """The claims of all values."""
-        kinds = {state.tensor: state.kind.value for state in self.prover.training.states}
-        apart: dict[str, list[tuple[int, int, int]]] = {}
-        covered: dict[str, dict[tuple[Place, int], int]] = {}
-        for entry, values in zip(self.manifest.ranks, self.actual):
-            for state in self.manifest.states_of(entry):
-                for piece in state.pieces if not state.copy else ():
-                    covered.setdefault(piece.tensor, {})[piece.place, piece.start] = piece.elements
-                for name, actual, due in self._compared(state, entry.rank, values):
-                    apart.setdefault(name, []).append((entry.rank, actual, due))
-        claims = [self._claim(name, kind, apart.get(name, [])) for name, kind in kinds.items()]
-        for index, claim in enumerate(claims):
-            held_elements = sum(covered.get(claim.name, {}).values())
-            if (
-                claim.verdict is ProofVerdict.PROVEN
-                and held_elements < self.prover.training.graph.types[claim.name].elements
-            ):
-                claims[index] = replace(claim, verdict=ProofVerdict.UNPROVEN)  # a rank would have to hold it
-        for name, due in self.expected.shown.items():
-            kind = "loss" if name in self.prover.training.losses else "metric"
-            ranks = [(rank, values[f"output {name}"]) for rank, values in enumerate(self.actual)]
-            claims.append(self._claim(name, kind, [(rank, actual, due) for rank, actual in ranks if actual != due]))
-        return RankProof(len(self.actual), [*claims, *self._sums()], len(self.expressions.all))
-
-    def _sums(self) -> Iterator[Claim]:
-        """The accumulators of the ranks: empty at the end of a step."""
-        apart: dict[str, list[tuple[int, int, int]]] = {}
-        for entry, values in zip(self.manifest.ranks, self.actual):
-            for accumulator in entry.accumulators:
-                name, zero = accumulator.input, self.expressions.linear({}, accumulator.shape)
-                different = apart.setdefault(name, [])
-                if values[name] != zero:
-                    different.append((entry.rank, values[name], zero))
-        for name, different in apart.items():
-            yield self._claim(name, "sum of micro-steps", different)
-
-    def _compared(self, state: LocalState, rank: int, values: Values) -> Iterator[tuple[str, int, int]]:
-        """The pieces of a rank's state with another expression than expected."""
-        due = held_pieces(self.expressions, state, self.expected.states)
-        if state.copy:
-            source = self.prover.types[state.pieces[0].tensor]
-            due = as_type(self.expressions, due, source, self.prover.dtypes[rank, state.input])
-        actual = self.expressions.view(values[state.input], (state.elements,))
-        alike = state.local or not self.expressions.varies[actual]
-        if self.expressions.root(actual) == self.expressions.root(due) and alike:
-            return
-        position = 0
-        for piece in state.pieces:
-            parts = [
-                self.expressions.flat(self.expressions.cut(number, position, position + piece.elements))
-                for number in (actual, due)
-            ]
-            if parts[0] != parts[1] or not alike:
-                yield piece.tensor, parts[0], parts[1]
-            position += piece.elements
-
-    def _claim(self, name: str, kind: str, apart: Sequence[tuple[int, int, int]]) -> Claim:
-        if not apart:
-            return Claim(name, kind, ProofVerdict.PROVEN)
-        rank, actual, due = apart[0]
-        inner = self.words.parting(actual, due)
-        found_text, due_text = (self.words.text(number, top=True) for number in inner)
-        mismatch = ClaimMismatch(
-            rank, len({member for member, _, _ in apart}), self.prover.node_of(rank, inner[0]), found_text, due_text
-        )
-        try:
-            example = self.examples.find(actual, due, self.prover.mesh.coordinates(rank))
-        except Unevaluable:
-            example = None
-        verdict = ProofVerdict.UNPROVEN if example is None else ProofVerdict.DIFFERENT
-        return Claim(name, kind, verdict, replace(mismatch, example=example))
