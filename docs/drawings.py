@@ -305,7 +305,7 @@ def proof() -> Drawing:
         (f"{bucket}.c0.v1", "Mul by 0.1", "a factor is a rational coefficient"),
         (f"{bucket}.c0.state1_out", "Add", "the new moment: what the source makes of the mean, in ranges"),
     ]
-    values = [prover.values[rank][0] for rank in (0, 1)]
+    values = [prover.ranks[rank].files[0] for rank in (0, 1)]
     moment = prover.expressions.leaf("state", "fc1.weight.exp_avg", (64, 32))
     words = Words(prover.expressions, {values[0][weight]: "dW", moment: "m"})
     drawing = Drawing(1010, 110 + 92 * len(steps), "A gradient's way through four nodes and a call")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import Phase, State, StateKind
+from gopt.artifact.pieces import Piece, place_shape
 from gopt.ir.graph import Graph
 from gopt.runtime.inlined_functions import inlined
 from gopt.verification.lockstep import with_reduced_statistics, with_shared_means
 from gopt.verification.proof.calls import Members
 from gopt.verification.proof.constants import ConstantTable
-from gopt.verification.proof.expressions import INITIAL, STATE, Expressions
+from gopt.verification.proof.expressions import INITIAL, STATE, Expressions, elements
 from gopt.verification.proof.operators import NodeReader, as_type
-from gopt.verification.proof.relation import Relation
+from gopt.verification.proof.relation import Part, Relation
 from gopt.verification.proof.sweep import RankSweep, Values
 from gopt.verification.reference_graphs import local_graph, update_graph
 
@@ -155,3 +156,21 @@ class Specification:
                 new = self.expressions.on_member(new, dict.fromkeys(self.data, 0))
             result[state.tensor] = new
         return result
+
+
+def part_of(expressions: Expressions, part: Part, whole: Values) -> int:
+    """A rank's part of a value of the source."""
+    return held_pieces(expressions, part.pieces, whole) if part.pieces else whole[part.value]
+
+
+def held_pieces(expressions: Expressions, pieces: Iterable[Piece], whole: Values) -> int:
+    """Pieces of values of the source, flat."""
+    parts: list[tuple[int, int, int]] = []
+    for piece in pieces:
+        number = whole[piece.tensor]
+        shape = expressions.shape(number)
+        if piece.place != (None, None):
+            sizes = place_shape(piece.place, shape) if elements(shape) is not None else None  # type: ignore[arg-type]
+            number = expressions.apply("box", piece.place, [number], sizes or (piece.stop,))
+        parts += expressions.cut(number, piece.start, piece.stop)
+    return expressions.flat(parts)
