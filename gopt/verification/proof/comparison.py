@@ -12,7 +12,7 @@ from gopt.verification.proof.evaluation import Unevaluable
 from gopt.verification.proof.expected import Expected, held_pieces
 from gopt.verification.proof.expressions import Expressions
 from gopt.verification.proof.operators import as_type
-from gopt.verification.proof.relation import Relation
+from gopt.verification.proof.relation import ProofRelation
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
 from gopt.verification.proof.samples import CounterExamples
 from gopt.verification.proof.sweep import Values
@@ -33,7 +33,7 @@ class Comparison:
     """Actual and expected values, claim by claim."""
 
     def __init__(
-        self, expressions: Expressions, constants: ConstantTable, relation: Relation, expected: Expected,
+        self, expressions: Expressions, constants: ConstantTable, relation: ProofRelation, expected: Expected,
         actual: Sequence[RankValues],
     ) -> None:  # fmt: skip
         self.expressions, self.training, self.relation = expressions, relation.training, relation

@@ -16,7 +16,7 @@ from gopt.verification.proof.calls import Members
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.expressions import INITIAL, STATE, Expressions, elements
 from gopt.verification.proof.operators import NodeReader, as_type
-from gopt.verification.proof.relation import Part, Relation
+from gopt.verification.proof.relation import ProofRelation, SourcePart
 from gopt.verification.proof.sweep import RankSweep, Values
 from gopt.verification.reference_graphs import local_graph, update_graph
 
@@ -44,7 +44,7 @@ class Specification:
     ``varying``: the axes along which batches differ, micro-steps too."""
 
     def __init__(
-        self, expressions: Expressions, constants: ConstantTable, relation: Relation, varying: frozenset[str]
+        self, expressions: Expressions, constants: ConstantTable, relation: ProofRelation, varying: frozenset[str]
     ) -> None:  # fmt: skip
         self.expressions, self.constants, self.training = expressions, constants, relation.training
         self.relation, self.varying = relation, varying
@@ -158,7 +158,7 @@ class Specification:
         return result
 
 
-def part_of(expressions: Expressions, part: Part, whole: Values) -> int:
+def part_of(expressions: Expressions, part: SourcePart, whole: Values) -> int:
     """A rank's part of a value of the source."""
     return held_pieces(expressions, part.pieces, whole) if part.pieces else whole[part.value]
 

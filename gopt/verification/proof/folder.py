@@ -20,12 +20,12 @@ from gopt.runtime.inlined_functions import inlined
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.folder_check import check_all_ranks, check_roles, check_starts
-from gopt.verification.proof.relation import Part, RankRelation, Relation
+from gopt.verification.proof.relation import ProofRelation, RankRelation, SourcePart
 from gopt.verification.rank_programs import Held, RankPrograms, joined, load_rank, start_values
 from gopt.verification.verify import source_training
 
 
-def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = no_progress) -> Relation:
+def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = no_progress) -> ProofRelation:
     """Read a folder. Raises InputError for a missing file, a contradiction to the manifest, or different start values
     of a state; UnsupportedError for trainers and servers."""
     home = Path(folder)
@@ -46,7 +46,7 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
     check_roles(manifest, training, home)
     with gc_paused():
         ranks = tuple(_ranks(home, manifest, training, advance))
-    return Relation(
+    return ProofRelation(
         training=training, mesh=mesh, ranks=ranks, schedule=manifest.schedule, accumulate=manifest.accumulate,
         loss_reduction=manifest.loss_reduction, statistics=manifest.statistics, reductions=manifest.reductions,
         synchronised=manifest.synchronised,
@@ -57,7 +57,7 @@ def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: P
     """The graphs of all ranks, and their parts of the source's values."""
     ranks, programs = [], []
     arrays: Held = {}
-    whole = {name: Part(name) for name in (*training.batch, *training.hyper)}
+    whole = {name: SourcePart(name) for name in (*training.batch, *training.hyper)}
     for number, entry in enumerate(manifest.ranks, 1):
         graphs = load_rank(folder, entry, list(manifest.schedule))
         check_rank(manifest, entry, graphs, folder)
@@ -67,8 +67,8 @@ def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: P
         programs.append(RankPrograms({}, states, (), start_values(graphs, arrays), entry))
         _check_sums(entry, programs[-1])
         fed = {part.input: Piece(part.input, 0, box_elements(part.box), part.box) for part in entry.fed}
-        inputs = whole | {name: Part(name, (piece,)) for name, piece in fed.items()}
-        outputs = {name: Part(name) for name in training.shown}
+        inputs = whole | {name: SourcePart(name, (piece,)) for name, piece in fed.items()}
+        outputs = {name: SourcePart(name) for name in training.shown}
         written = {phase: inlined(expand(graph)) for phase, graph in graphs.items()}
         ranks.append(RankRelation(entry.rank, written, states, inputs, outputs, entry.accumulators))
         advance("reading ranks", number, len(manifest.ranks))

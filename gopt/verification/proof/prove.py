@@ -14,7 +14,7 @@ from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.expected import MICRO, Expected, Specification, held_pieces, part_of
 from gopt.verification.proof.expressions import Expressions, elements
 from gopt.verification.proof.operators import NodeReader, as_type
-from gopt.verification.proof.relation import RankRelation, Relation
+from gopt.verification.proof.relation import ProofRelation, RankRelation
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
 from gopt.verification.proof.sweep import Sweep, UnpairedCall, Values
 
@@ -22,7 +22,7 @@ from gopt.verification.proof.sweep import Sweep, UnpairedCall, Values
 class Prover:
     """The source and the ranks of a relation, ready to be compared."""
 
-    def __init__(self, relation: Relation, advance: ProgressCallback = no_progress) -> None:
+    def __init__(self, relation: ProofRelation, advance: ProgressCallback = no_progress) -> None:
         self.relation, self.advance = relation, advance
         self.training, self.mesh = relation.training, relation.mesh
         micro = {MICRO: relation.accumulate} if relation.accumulate > 1 else {}

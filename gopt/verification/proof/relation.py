@@ -15,7 +15,7 @@ from gopt.records.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SourcePart:
     """A value of a rank: a value of the source, of which ``pieces`` are flattened one after the other; () is all."""
 
     value: str
@@ -31,8 +31,8 @@ class RankRelation:
     rank: int
     graphs: Mapping[str, Graph]
     states: tuple[LocalState, ...]
-    inputs: Mapping[str, Part]
-    outputs: Mapping[str, Part]
+    inputs: Mapping[str, SourcePart]
+    outputs: Mapping[str, SourcePart]
     sums: tuple[LocalAccumulator, ...] = ()
 
     @property
@@ -43,7 +43,7 @@ class RankRelation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Relation:
+class ProofRelation:
     """The source, its ranks on a mesh, and how gradients and statistics of ranks with different data combine.
 
     ``schedule``: phases in order -> number of runs in a step of ``accumulate`` micro-steps."""
