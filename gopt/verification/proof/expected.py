@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.synchronised_values import SynchronisedValues
-from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
+from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.artifact.manifest import Manifest
 from gopt.ir.graph import Graph
 from gopt.runtime.inlined_functions import inlined
@@ -99,8 +99,7 @@ class Specification:
 
     def _local_graph(self) -> Graph:
         manifest, training = self.manifest, self.training
-        forward = {name for node in training.graph.nodes if node.phase is not Phase.UPDATE for name in node.outputs}
-        local = local_graph(training, self.reduction.value, [name for name in training.metrics if name in forward])
+        local = local_graph(training, self.reduction.value, training.forward_metrics)
         local = inlined(local)  # before calls are put in
         if manifest.synchronised != SynchronisedValues():
             local = with_shared_means(local, manifest.synchronised)
