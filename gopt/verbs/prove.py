@@ -5,6 +5,7 @@ from __future__ import annotations
 from gopt.options.types import checked
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verbs.on_disk import Folder, on_disk
+from gopt.verification.proof.folder import folder_relation
 from gopt.verification.proof.prove import Prover
 from gopt.verification.proof.result import RankProof
 
@@ -20,4 +21,4 @@ def prove(folder: Folder, *, advance: ProgressCallback = no_progress) -> RankPro
     True
     """
     with on_disk(folder) as path:
-        return Prover(path, advance).run()
+        return Prover(folder_relation(path, advance), advance).run()

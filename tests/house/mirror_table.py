@@ -110,10 +110,11 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("verbs.folders verbs.export verbs.inspect verbs.plan", "examples of docstrings", "test_gopt.py"),
     **_each("verbs.verify verification.options", "options of a verb", "steps/test_shard_options.py", "test_gopt.py"),
     **_each(
-        "verification.proof.calls verification.proof.constants verification.proof.evaluation "
-        "verification.proof.expected verification.proof.operators verification.proof.result "
-        "verification.proof.samples verification.proof.sweep verification.proof.words verbs.prove cli.prove "
-        "cli.render_prove",
+        "verification.proof.calls verification.proof.comparison verification.proof.constants "
+        "verification.proof.evaluation verification.proof.expected verification.proof.folder "
+        "verification.proof.operators verification.proof.relation verification.proof.result "
+        "verification.proof.samples verification.proof.sweep verification.proof.words "
+        "verbs.prove cli.prove cli.render_prove",
         "one proof: its laws by numbers, its verdicts on right folders and on planted errors",
         "verification/proof/test_expressions.py", "verification/proof/test_proof_prove.py",
         "verification/proof/test_drawn_proofs.py",

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.synchronised_values import SynchronisedValues
-from gopt.analysis.training import State, StateKind, TrainingGraph
-from gopt.artifact.manifest import Manifest
+from gopt.analysis.training import State, StateKind
+from gopt.artifact.pieces import Piece, place_shape
 from gopt.ir.graph import Graph
 from gopt.runtime.inlined_functions import inlined
 from gopt.verification.lockstep import with_reduced_statistics, with_shared_means
 from gopt.verification.proof.calls import Members
 from gopt.verification.proof.constants import ConstantTable
-from gopt.verification.proof.expressions import INITIAL, STATE, Expressions
+from gopt.verification.proof.expressions import INITIAL, STATE, Expressions, elements
 from gopt.verification.proof.operators import NodeReader, as_type
+from gopt.verification.proof.relation import ProofRelation, SourcePart
 from gopt.verification.proof.sweep import RankSweep, Values
 from gopt.verification.reference_graphs import local_graph, update_graph
 
@@ -43,14 +44,13 @@ class Specification:
     ``varying``: the axes along which batches differ, micro-steps too."""
 
     def __init__(
-        self, expressions: Expressions, constants: ConstantTable, training: TrainingGraph, manifest: Manifest,
-        varying: frozenset[str],
+        self, expressions: Expressions, constants: ConstantTable, relation: ProofRelation, varying: frozenset[str]
     ) -> None:  # fmt: skip
-        self.expressions, self.constants, self.training = expressions, constants, training
-        self.manifest, self.varying = manifest, varying
-        self.reduction = LossReduction.parse(manifest.loss_reduction)
+        self.expressions, self.constants, self.training = expressions, constants, relation.training
+        self.relation, self.varying = relation, varying
+        self.reduction = LossReduction.parse(relation.loss_reduction)
         self.data = varying - {MICRO}
-        self.statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
+        self.statistics = [state for state in self.training.states if state.kind is StateKind.STATISTIC]
 
     def read(self) -> Expected:
         """The expressions of the whole step."""
@@ -89,24 +89,18 @@ class Specification:
         """The axes along which a state differs: statistics move in each micro-step, local statistics on each rank."""
         if state.kind is not StateKind.STATISTIC:
             return frozenset()
-        local = any(entry.local and entry.pieces[0].tensor == state.tensor for entry in self.manifest.common.state)
-        local |= any(
-            entry.local and entry.pieces[0].tensor == state.tensor
-            for rank in self.manifest.ranks
-            for entry in rank.state
-        )
-        return self.varying if local else self.varying & {MICRO}
+        return self.varying if state.tensor in self.relation.local else self.varying & {MICRO}
 
     def _local_graph(self) -> Graph:
-        manifest, training = self.manifest, self.training
+        relation, training = self.relation, self.training
         local = local_graph(training, self.reduction.value, training.forward_metrics)
         local = inlined(local)  # before calls are put in
-        if manifest.synchronised != SynchronisedValues():
-            local = with_shared_means(local, manifest.synchronised)
-        met = [reduction for reduction in manifest.reductions if reduction.points]
+        if relation.synchronised != SynchronisedValues():
+            local = with_shared_means(local, relation.synchronised)
+        met = [reduction for reduction in relation.reductions if reduction.points]
         if met:
             produced = {state.tensor: training.chosen.get(state.tensor, state.updated) for state in self.statistics}
-            local = with_reduced_statistics(local, met, produced, manifest.mesh.mesh().data_ranks)
+            local = with_reduced_statistics(local, met, produced, relation.mesh.data_ranks)
         return local
 
     def _swept(self, graph: Graph, fed: Mapping[str, int]) -> Values:
@@ -115,7 +109,7 @@ class Specification:
         sweep = RankSweep(
             0, graph, NodeReader(self.expressions, graph, self.varying, self.constants), stored | dict(fed)
         )
-        axes = tuple(self.manifest.mesh.mesh().data_axes)
+        axes = tuple(self.relation.mesh.data_axes)
         all_coordinates = [dict.fromkeys(axes, 0)]
         while (node := sweep.to_call()) is not None:
             operands = [sweep.values[name] for name in node.inputs]
@@ -125,7 +119,7 @@ class Specification:
         return sweep.values
 
     def _gradients(self, local: Values) -> Values:
-        """Each gradient for the update: combined over all batches by the rule of the manifest."""
+        """Each gradient for the update: combined over all batches by the rule of the relation."""
         expressions, rule = self.expressions, self.reduction.rule
         summed = self.reduction.summed_gradients(self.training)
         result: Values = {}
@@ -147,17 +141,35 @@ class Specification:
 
     def _statistics(self, local: Values, start: Values, during: Values) -> Values:
         """Each new statistic for the ranks."""
-        rules = {reduction.tensor: reduction.rule for reduction in self.manifest.reductions if not reduction.points}
-        rules |= {reduction.tensor: "same" for reduction in self.manifest.reductions if reduction.points}
+        rules = {reduction.tensor: reduction.rule for reduction in self.relation.reductions if not reduction.points}
+        rules |= {reduction.tensor: "same" for reduction in self.relation.reductions if reduction.points}
         result: Values = {}
         for state in self.statistics:
             new = local[self.training.chosen.get(state.tensor, state.updated)]
             if MICRO in self.varying:
                 new = self.expressions.iterated(new, during[state.tensor], MICRO, start[state.tensor])
-            rule = rules.get(state.tensor, self.manifest.statistics)
+            rule = rules.get(state.tensor, self.relation.statistics)
             if rule == "mean":
                 new = self.expressions.reduced(new, self.data, "mean")
             elif rule == "root":
                 new = self.expressions.on_member(new, dict.fromkeys(self.data, 0))
             result[state.tensor] = new
         return result
+
+
+def part_of(expressions: Expressions, part: SourcePart, whole: Values) -> int:
+    """A rank's part of a value of the source."""
+    return held_pieces(expressions, part.pieces, whole) if part.pieces else whole[part.value]
+
+
+def held_pieces(expressions: Expressions, pieces: Iterable[Piece], whole: Values) -> int:
+    """Pieces of values of the source, flat."""
+    parts: list[tuple[int, int, int]] = []
+    for piece in pieces:
+        number = whole[piece.tensor]
+        shape = expressions.shape(number)
+        if piece.place != (None, None):
+            sizes = place_shape(piece.place, shape) if elements(shape) is not None else None  # type: ignore[arg-type]
+            number = expressions.apply("box", piece.place, [number], sizes or (piece.stop,))
+        parts += expressions.cut(number, piece.start, piece.stop)
+    return expressions.flat(parts)

@@ -1,0 +1,124 @@
+"""Compares the values of all ranks at the end of a step with the source's, claim by claim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from gopt.artifact.manifest import LocalState
+from gopt.artifact.pieces import Place
+from gopt.verification.proof.constants import ConstantTable
+from gopt.verification.proof.evaluation import Unevaluable
+from gopt.verification.proof.expected import Expected, held_pieces
+from gopt.verification.proof.expressions import Expressions
+from gopt.verification.proof.operators import as_type
+from gopt.verification.proof.relation import ProofRelation
+from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
+from gopt.verification.proof.samples import CounterExamples
+from gopt.verification.proof.sweep import Values
+from gopt.verification.proof.words import Words
+
+
+@dataclass(slots=True)
+class RankValues:
+    """The values of a rank: ``step`` at the end of the step, ``files`` of each file, in the order of phases, and the
+    types of new states."""
+
+    step: Values
+    files: list[Values] = field(default_factory=list)
+    dtypes: dict[str, str] = field(default_factory=dict)
+
+
+class Comparison:
+    """Actual and expected values, claim by claim."""
+
+    def __init__(
+        self, expressions: Expressions, constants: ConstantTable, relation: ProofRelation, expected: Expected,
+        actual: Sequence[RankValues],
+    ) -> None:  # fmt: skip
+        self.expressions, self.training, self.relation = expressions, relation.training, relation
+        self.expected, self.actual, self.mesh = expected, actual, relation.mesh
+        self.words = Words(expressions, expected.names)
+        self.examples = CounterExamples(expressions, self.training, self.mesh, constants)
+        self._nodes: dict[int, dict[int, str]] = {}
+        """The first value with a multiple of an expression, for ranks that were asked about."""
+
+    def proof(self) -> RankProof:
+        """The claims of all values."""
+        kinds = {state.tensor: state.kind.value for state in self.training.states}
+        apart: dict[str, list[tuple[int, int, int]]] = {}
+        covered: dict[str, dict[tuple[Place, int], int]] = {}
+        for rank, values in zip(self.relation.ranks, self.actual):
+            for state in rank.states:
+                for piece in state.pieces if not state.copy else ():
+                    covered.setdefault(piece.tensor, {})[piece.place, piece.start] = piece.elements
+                for name, actual, due in self._compared(state, values):
+                    apart.setdefault(name, []).append((rank.rank, actual, due))
+        claims = [self._claim(name, kind, apart.get(name, [])) for name, kind in kinds.items()]
+        for index, claim in enumerate(claims):
+            held_elements = sum(covered.get(claim.name, {}).values())
+            if claim.verdict is ProofVerdict.PROVEN and held_elements < self.training.graph.types[claim.name].elements:
+                claims[index] = replace(claim, verdict=ProofVerdict.UNPROVEN)  # a rank would have to hold it
+        for name, due in self.expected.shown.items():
+            kind = "loss" if name in self.training.losses else "metric"
+            numbers = [(rank, values.step[f"output {name}"]) for rank, values in enumerate(self.actual)]
+            claims.append(self._claim(name, kind, [(rank, actual, due) for rank, actual in numbers if actual != due]))
+        return RankProof(len(self.actual), [*claims, *self._sums()], len(self.expressions.all))
+
+    def _sums(self) -> Iterator[Claim]:
+        """The accumulators of the ranks: empty at the end of a step."""
+        apart: dict[str, list[tuple[int, int, int]]] = {}
+        for rank, values in zip(self.relation.ranks, self.actual):
+            for accumulator in rank.sums:
+                name, zero = accumulator.input, self.expressions.linear({}, accumulator.shape)
+                different = apart.setdefault(name, [])
+                if values.step[name] != zero:
+                    different.append((rank.rank, values.step[name], zero))
+        for name, different in apart.items():
+            yield self._claim(name, "sum of micro-steps", different)
+
+    def _compared(self, state: LocalState, values: RankValues) -> Iterator[tuple[str, int, int]]:
+        """The pieces of a rank's state with another expression than expected."""
+        due = held_pieces(self.expressions, state.pieces, self.expected.states)
+        if state.copy:
+            of_source = self.training.graph.types[state.pieces[0].tensor].dtype
+            due = as_type(self.expressions, due, of_source, values.dtypes[state.input])
+        actual = self.expressions.view(values.step[state.input], (state.elements,))
+        alike = state.local or not self.expressions.varies[actual]
+        if self.expressions.root(actual) == self.expressions.root(due) and alike:
+            return
+        position = 0
+        for piece in state.pieces:
+            parts = [
+                self.expressions.flat(self.expressions.cut(number, position, position + piece.elements))
+                for number in (actual, due)
+            ]
+            if parts[0] != parts[1] or not alike:
+                yield piece.tensor, parts[0], parts[1]
+            position += piece.elements
+
+    def _claim(self, name: str, kind: str, apart: Sequence[tuple[int, int, int]]) -> Claim:
+        if not apart:
+            return Claim(name, kind, ProofVerdict.PROVEN)
+        rank, actual, due = apart[0]
+        inner = self.words.parting(actual, due)
+        found_text, due_text = (self.words.text(number, top=True) for number in inner)
+        mismatch = ClaimMismatch(
+            rank, len({member for member, _, _ in apart}), self._node_of(rank, inner[0]), found_text, due_text
+        )
+        try:
+            example = self.examples.find(actual, due, self.mesh.coordinates(rank))
+        except Unevaluable:
+            example = None
+        verdict = ProofVerdict.UNPROVEN if example is None else ProofVerdict.DIFFERENT
+        return Claim(name, kind, verdict, replace(mismatch, example=example))
+
+    def _node_of(self, rank: int, number: int) -> str | None:
+        """The first value of a rank's files with a multiple of an expression, or a range of the elements."""
+        if rank not in self._nodes:
+            first = self._nodes[rank] = {}
+            for values in self.actual[rank].files:
+                for name, produced in values.items():
+                    for root, _, _ in self.expressions.pieces(produced):
+                        first.setdefault(self.expressions.bare(root), name)
+        return self._nodes[rank].get(self.expressions.bare(number))

@@ -1,0 +1,98 @@
+"""The relation of an output folder: the manifest and the files of all ranks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gopt.analysis.training import TrainingGraph
+from gopt.artifact.graph_check import check_rank
+from gopt.artifact.integrity import check_files
+from gopt.artifact.manifest import Manifest, RankEntry
+from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.path_diagnostics import check_folder
+from gopt.artifact.pieces import Piece
+from gopt.errors import InputError, UnsupportedError
+from gopt.ir.graph import Graph
+from gopt.ir.opaque.expand import expand
+from gopt.records.boxes import box_elements
+from gopt.runtime.inlined_functions import inlined
+from gopt.system.garbage import gc_paused
+from gopt.system.progress import ProgressCallback, no_progress
+from gopt.verification.folder_check import check_all_ranks, check_roles, check_starts
+from gopt.verification.proof.relation import ProofRelation, RankRelation, SourcePart
+from gopt.verification.rank_programs import Held, RankPrograms, joined, load_rank, start_values
+from gopt.verification.verify import source_training
+
+
+def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = no_progress) -> ProofRelation:
+    """Read a folder. Raises InputError for a missing file, a contradiction to the manifest, or different start values
+    of a state; UnsupportedError for trainers and servers."""
+    home = Path(folder)
+    check_folder(home)
+    manifest, mesh = read_manifest(home)
+    check_files(home, manifest.files)
+    if manifest.parameter_server is not None:
+        raise UnsupportedError(f"{folder} holds trainers and servers: gopt prove reads ranks", "gopt verify runs them")
+    if manifest.split is not None:
+        raise UnsupportedError(
+            f"the mesh of {folder} splits the computation along {', '.join(manifest.split)}: gopt prove has no laws "
+            "for that yet",
+            "gopt verify compares the ranks by numbers",
+        )
+    check_all_ranks(manifest, home)
+    advance("reading the source")
+    training, _ = source_training(home, None, manifest, mesh)
+    check_roles(manifest, training, home)
+    with gc_paused():
+        ranks = tuple(_ranks(home, manifest, training, advance))
+    return ProofRelation(
+        training=training, mesh=mesh, ranks=ranks, schedule=manifest.schedule, accumulate=manifest.accumulate,
+        loss_reduction=manifest.loss_reduction, statistics=manifest.statistics, reductions=manifest.reductions,
+        synchronised=manifest.synchronised,
+    )  # fmt: skip
+
+
+def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: ProgressCallback) -> list[RankRelation]:
+    """The graphs of all ranks, and their parts of the source's values."""
+    ranks, programs = [], []
+    arrays: Held = {}
+    whole = {name: SourcePart(name) for name in (*training.batch, *training.hyper)}
+    for number, entry in enumerate(manifest.ranks, 1):
+        graphs = load_rank(folder, entry, list(manifest.schedule))
+        check_rank(manifest, entry, graphs, folder)
+        for phase, graph in graphs.items():
+            _check_versions(graph, folder / entry.files[phase], training.graph)
+        states = manifest.states_of(entry)
+        programs.append(RankPrograms({}, states, (), start_values(graphs, arrays), entry))
+        _check_sums(entry, programs[-1])
+        fed = {part.input: Piece(part.input, 0, box_elements(part.box), part.box) for part in entry.fed}
+        inputs = whole | {name: SourcePart(name, (piece,)) for name, piece in fed.items()}
+        outputs = {name: SourcePart(name) for name in training.shown}
+        written = {phase: inlined(expand(graph)) for phase, graph in graphs.items()}
+        ranks.append(RankRelation(entry.rank, written, states, inputs, outputs, entry.accumulators))
+        advance("reading ranks", number, len(manifest.ranks))
+    stored = joined(programs, "input", [rank.values for rank in programs], training.graph.types)
+    check_starts(programs, stored, folder)
+    return ranks
+
+
+def _check_sums(entry: RankEntry, rank: RankPrograms) -> None:
+    """Raise InputError for an accumulator with a start value other than zero."""
+    sums = {accumulator.input for accumulator in entry.accumulators}
+    if any(value.any() for name, value in rank.values.items() if name in sums):
+        raise InputError(
+            f"rank {entry.rank} has an accumulator that does not start at zero",
+            "a file of the folder was edited: write the folder again",
+        )
+
+
+def _check_versions(graph: Graph, path: Path, source: Graph) -> None:
+    """Raise InputError for another version of operators than the source's: they may compute something else."""
+    versions = {entry.domain: entry.version for entry in source.header.opset_import}
+    for entry in graph.header.opset_import:
+        if versions.get(entry.domain, entry.version) != entry.version:
+            raise InputError(
+                f"{path} is of operator set {entry.version}, the source of {versions[entry.domain]}",
+                "a file of the folder was edited: write the folder again",
+            )
