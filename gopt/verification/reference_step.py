@@ -53,7 +53,7 @@ class LocalResults:
     first_results: Values = field(default_factory=dict)
     """All results of the first batch."""
     read: list[Values] = field(default_factory=list)
-    """What metrics of the update read of the last batch of each data rank; one entry where they read none."""
+    """Values of the last batch of each data rank that metrics of the update read; one empty entry without any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class ReferenceProgram:
         """Statistic -> what a rank makes of it, which a condition of the update may leave out."""
         self.condition_outputs = condition_outputs(update_graph(training), conditions)
         self.outputs = (*training.losses, *training.forward_metrics)
-        """What each batch shows."""
+        """Losses and metrics of a batch."""
         metrics = metric_graph(training)
         self._metrics = None if metrics is None else Executor(metrics, cache)
         known = {*combined(training), *training.hyper, *(state.tensor for state in training.states)}

@@ -444,7 +444,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each(
         "verification.all_ranks verification.compare verification.conditions verification.lockstep "
         "verification.rank_programs verification.reference_graphs verification.reference_step "
-        "verification.sampling verification.schedule verification.variant_runner verification.variants "
+        "verification.sampling verification.schedule verification.variants "
         "verification.verification_run",
         "a part of one proof, tested by what it says of wrong ranks", "verification/test_verify.py",
         "numeric/test_adversary.py", "numeric/test_fixtures.py",
