@@ -168,6 +168,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "offline.seal cli.seal cli.unchecked_option system.hashed runtime.training.folder_files",
         "digests of files: taken, compared, renewed, left out", "artifact/test_integrity.py",
     ),
+    **_each("cli.render_provenance", "the table of --explain", "offline/test_provenance.py"),
     **_each("cli.run_servers", "the command for a split", "runtime/parameter_server/test_server_run.py"),
     **_each("runtime.training.hyper_parameters", "values fed in every step", "runtime/test_run.py"),
     **_each("parameter_server.table_pulls", "rows on trainers", "parameter_server/test_table_choice.py"),
