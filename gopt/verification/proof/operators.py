@@ -30,10 +30,10 @@ Arrays = Sequence[Any]
 
 
 class NodeReader:
-    """Reads the nodes of a graph into ``expressions``; ``varying``: the axes along which batches and draws vary."""
+    """Reads the nodes of a graph into ``expressions``; ``drawn``: the axes along which members draw apart."""
 
-    def __init__(self, expressions: Expressions, graph: Graph, varying: frozenset[str], table: ConstantTable) -> None:
-        self.expressions, self.graph, self.varying, self.table = expressions, graph, varying, table
+    def __init__(self, expressions: Expressions, graph: Graph, drawn: frozenset[str], table: ConstantTable) -> None:
+        self.expressions, self.graph, self.drawn, self.table = expressions, graph, drawn, table
         self._widened: dict[str, str] = {}
         """Value behind a cast to a wider type -> the type before: the cast back rounds nothing."""
 
@@ -46,7 +46,7 @@ class NodeReader:
             if number is not None:
                 return [number]
         if draws(node):
-            present.append(self.expressions.leaf("draw", node.outputs[0], (), frozenset(self.expressions.extents)))
+            present.append(self.expressions.leaf("draw", node.outputs[0], (), self.drawn))
         return self._plain(node, operands, present)
 
     def _lawful(self, node: Node, operands: Sequence[int]) -> int | None:
