@@ -15,7 +15,7 @@ def prove(folder: Folder, *, advance: ProgressCallback = no_progress) -> RankPro
     """Prove every new state, loss and metric of all ranks equal to the source's step, for all values.
 
     Nothing runs, but for a counter-example where values differ. ``advance`` is called with each phase. Raises
-    InputError for an incomplete folder, UnsupportedError for trainers and servers.
+    InputError for an incomplete folder, UnsupportedError for trainers and servers without rounds.
 
     >>> gopt.prove(gopt.shard("fixtures/mlp_sgd.onnx", 2)).proven
     True

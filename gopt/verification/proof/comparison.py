@@ -9,7 +9,7 @@ from gopt.artifact.manifest import LocalState
 from gopt.artifact.pieces import Place
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.evaluation import Unevaluable
-from gopt.verification.proof.expected import Expected, held_pieces
+from gopt.verification.proof.expected import Expected
 from gopt.verification.proof.expressions import Expressions
 from gopt.verification.proof.operators import as_type
 from gopt.verification.proof.relation import ProofRelation
@@ -61,7 +61,10 @@ class Comparison:
                 claims[index] = replace(claim, verdict=ProofVerdict.UNPROVEN)  # a rank would have to hold it
         for name, due in self.expected.shown.items():
             kind = "loss" if name in self.training.losses else "metric"
-            numbers = [(rank, values.step[f"output {name}"]) for rank, values in enumerate(self.actual)]
+            numbers = [
+                (rank.rank, values.step[f"output {name}"])
+                for rank, values in zip(self.relation.ranks, self.actual) if name in rank.outputs
+            ]  # fmt: skip
             claims.append(self._claim(name, kind, [(rank, actual, due) for rank, actual in numbers if actual != due]))
         return RankProof(len(self.actual), [*claims, *self._sums()], len(self.expressions.all))
 
@@ -79,7 +82,7 @@ class Comparison:
 
     def _compared(self, state: LocalState, values: RankValues) -> Iterator[tuple[str, int, int]]:
         """The pieces of a rank's state with another expression than expected."""
-        due = held_pieces(self.expressions, state.pieces, self.expected.states)
+        due = self.expected.held(self.expressions, state, self.expected.states)
         if state.copy:
             of_source = self.training.graph.types[state.pieces[0].tensor].dtype
             due = as_type(self.expressions, due, of_source, values.dtypes[state.input])
@@ -107,7 +110,8 @@ class Comparison:
             rank, len({member for member, _, _ in apart}), self._node_of(rank, inner[0]), found_text, due_text
         )
         try:
-            example = self.examples.find(actual, due, self.mesh.coordinates(rank))
+            member = self.mesh.coordinates(rank) if rank < self.mesh.ranks else {}  # all trainers push to a server
+            example = self.examples.find(actual, due, member)
         except Unevaluable:
             example = None
         verdict = ProofVerdict.UNPROVEN if example is None else ProofVerdict.DIFFERENT

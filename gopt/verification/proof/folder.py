@@ -20,7 +20,9 @@ from gopt.runtime.inlined_functions import inlined
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.folder_check import check_all_ranks, check_roles, check_starts
+from gopt.verification.message_rounds import check_rounds
 from gopt.verification.proof.relation import ProofRelation, RankRelation, SourcePart
+from gopt.verification.proof.rounds import check_tables
 from gopt.verification.rank_programs import Held, RankPrograms, joined, load_rank, start_values
 from gopt.verification.verify import source_training
 
@@ -33,7 +35,8 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
     manifest, mesh = read_manifest(home)
     check_files(home, manifest.files)
     if manifest.parameter_server is not None:
-        raise UnsupportedError(f"{folder} holds trainers and servers: gopt prove reads ranks", "gopt verify runs them")
+        check_rounds(manifest.parameter_server)
+        check_tables(manifest.parameter_server)
     if manifest.split is not None:
         raise UnsupportedError(
             f"the mesh of {folder} splits the computation along {', '.join(manifest.split)}: gopt prove has no laws "
@@ -49,7 +52,7 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
     return ProofRelation(
         training=training, mesh=mesh, ranks=ranks, schedule=manifest.schedule, accumulate=manifest.accumulate,
         loss_reduction=manifest.loss_reduction, statistics=manifest.statistics, reductions=manifest.reductions,
-        synchronised=manifest.synchronised,
+        synchronised=manifest.synchronised, plan=manifest.parameter_server,
     )  # fmt: skip
 
 
@@ -57,18 +60,21 @@ def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: P
     """The graphs of all ranks, and their parts of the source's values."""
     ranks, programs = [], []
     arrays: Held = {}
-    whole = {name: SourcePart(name) for name in (*training.batch, *training.hyper)}
+    settings = {name: SourcePart(name) for name in training.hyper}
+    whole = {name: SourcePart(name) for name in training.batch} | settings
     for number, entry in enumerate(manifest.ranks, 1):
         graphs = load_rank(folder, entry, list(manifest.schedule))
         check_rank(manifest, entry, graphs, folder)
-        for phase, graph in graphs.items():
-            _check_versions(graph, folder / entry.files[phase], training.graph)
+        for graph in graphs.values():
+            _check_versions(graph, entry.rank, training.graph)
         states = manifest.states_of(entry)
         programs.append(RankPrograms({}, states, (), start_values(graphs, arrays), entry))
         _check_sums(entry, programs[-1])
         fed = {part.input: Piece(part.input, 0, box_elements(part.box), part.box) for part in entry.fed}
         inputs = whole | {name: SourcePart(name, (piece,)) for name, piece in fed.items()}
         outputs = {name: SourcePart(name) for name in training.shown}
+        if entry.role == "server":  # it sees no batch
+            inputs, outputs = settings, {}
         written = {phase: inlined(expand(graph)) for phase, graph in graphs.items()}
         ranks.append(RankRelation(entry.rank, written, states, inputs, outputs, entry.accumulators))
         advance("reading ranks", number, len(manifest.ranks))
@@ -87,12 +93,12 @@ def _check_sums(entry: RankEntry, rank: RankPrograms) -> None:
         )
 
 
-def _check_versions(graph: Graph, path: Path, source: Graph) -> None:
+def _check_versions(graph: Graph, rank: int, source: Graph) -> None:
     """Raise InputError for another version of operators than the source's: they may compute something else."""
     versions = {entry.domain: entry.version for entry in source.header.opset_import}
     for entry in graph.header.opset_import:
         if versions.get(entry.domain, entry.version) != entry.version:
             raise InputError(
-                f"{path} is of operator set {entry.version}, the source of {versions[entry.domain]}",
+                f"a file of rank {rank} is of operator set {entry.version}, the source of {versions[entry.domain]}",
                 "a file of the folder was edited: write the folder again",
             )
