@@ -17,7 +17,8 @@ def command(paths: tuple[str, ...], relation: str | None, as_json: bool) -> int:
 
     Reads the graphs of all ranks and of the source as expressions in real arithmetic, with each cast that rounds, and
     compares the ranks' values at the end of a step with the source's step on the combined gradients of all batches. A
-    state that is right at the start of a step is right at the end. No rank runs.
+    state that is right at the start of a step is right at the end. No rank runs. Trainers and servers of gopt split
+    are ranks, whose messages pair as calls do.
 
     For a different value, the first unexpected node is named, with the actual and the expected expression, and an
     element that differs for numbers drawn from a seed. A value is unproven if the laws do not decide: gopt verify

@@ -29,7 +29,7 @@ def prove(
     step or a forward model, of rank files of another tool, and ``relation`` is a file, or the document, on inputs and
     outputs of ranks as values of the source. ``advance`` is called with each phase. Raises InputError for an incomplete
     folder and for a rank's value without a relation, OptionError for an unknown axis of the mesh, UnsupportedError for
-    trainers and servers.
+    trainers and servers without rounds.
 
     >>> gopt.prove(gopt.shard("fixtures/mlp_sgd.onnx", 2)).proven
     True

@@ -1,4 +1,4 @@
-"""Prove the ranks equal to the source: run both, on a different batch per rank, and compare every state and loss.
+"""Run the source and all ranks, on a different batch per rank, and compare every state, loss and metric.
 
 The reference is the source cut at its gradients: each rank's batch gives local gradients, and their mean goes through
 the source's own update. The cut itself is confirmed by value: a gradient must be proportional to a finite difference of
@@ -272,7 +272,7 @@ class Verifier:
                 local = self.reference.kept(PLAIN, start, settings, drawn_batches)
             except RunError:
                 return drawn.plain()
-            if not all(finite(loss) for losses in local.losses[0] for loss in losses.values()):
+            if not all(finite(shown[name]) for shown in local.outputs[0] for name in self.training.losses):
                 self.forget()
                 return drawn.plain()
         return drawn

@@ -168,6 +168,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "offline.seal cli.seal cli.unchecked_option system.hashed runtime.training.folder_files",
         "digests of files: taken, compared, renewed, left out", "artifact/test_integrity.py",
     ),
+    **_each("cli.render_provenance", "the table of --explain", "offline/test_provenance.py"),
     **_each("cli.run_servers", "the command for a split", "runtime/parameter_server/test_server_run.py"),
     **_each("runtime.training.hyper_parameters", "values fed in every step", "runtime/test_run.py"),
     **_each("parameter_server.table_pulls", "rows on trainers", "parameter_server/test_table_choice.py"),
@@ -444,7 +445,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each(
         "verification.all_ranks verification.compare verification.conditions verification.lockstep "
         "verification.rank_programs verification.reference_graphs verification.reference_step "
-        "verification.sampling verification.schedule verification.variant_runner verification.variants "
+        "verification.sampling verification.schedule verification.variants "
         "verification.verification_run",
         "a part of one proof, tested by what it says of wrong ranks", "verification/test_verify.py",
         "numeric/test_adversary.py", "numeric/test_fixtures.py",

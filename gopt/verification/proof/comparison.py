@@ -10,7 +10,7 @@ from gopt.artifact.pieces import Place
 from gopt.verification.proof.calls import Members
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.evaluation import Unevaluable
-from gopt.verification.proof.expected import Expected, held_pieces, part_of
+from gopt.verification.proof.expected import Expected, part_of
 from gopt.verification.proof.expressions import Expressions
 from gopt.verification.proof.operators import as_type
 from gopt.verification.proof.relation import ProofRelation, SourcePart
@@ -118,7 +118,7 @@ class Comparison:
 
     def _compared(self, state: LocalState, values: RankValues) -> Iterator[tuple[str, int, int]]:
         """The pieces of a rank's state with another expression than expected."""
-        due = held_pieces(self.expressions, state.pieces, self.expected.states)
+        due = self.expected.held(self.expressions, state, self.expected.states)
         if state.copy:
             of_source = self.training.graph.types[state.pieces[0].tensor].dtype
             due = as_type(self.expressions, due, of_source, values.dtypes[state.input])
@@ -146,7 +146,8 @@ class Comparison:
             rank, len({member for member, _, _ in apart}), self._node_of(rank, inner[0]), found_text, due_text
         )
         try:
-            example = self.examples.find(actual, due, self.mesh.coordinates(rank))
+            member = self.mesh.coordinates(rank) if rank < self.mesh.ranks else {}  # all trainers push to a server
+            example = self.examples.find(actual, due, member)
         except Unevaluable:
             example = None
         verdict = ProofVerdict.UNPROVEN if example is None else ProofVerdict.DIFFERENT

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.synchronised_values import SynchronisedValues
-from gopt.analysis.training import Phase, State, StateKind
+from gopt.analysis.training import State, StateKind
+from gopt.artifact.manifest import LocalState
 from gopt.artifact.pieces import Piece, place_shape
+from gopt.collectives.layout import HALVES
 from gopt.ir.graph import Graph
 from gopt.runtime.inlined_functions import inlined
 from gopt.verification.lockstep import with_reduced_statistics, with_shared_means
@@ -29,25 +31,34 @@ class Expected:
     """The expressions of the step: ``start`` and ``states`` by tensor, ``shown`` outputs by name.
 
     ``during``: states at the start of a micro-step, where statistics have moved since the start of the step. ``names``:
-    number -> a value of the source, in words."""
+    number -> a value of the source, in words. ``wire``: tensor -> type on servers, and on the way to trainers."""
 
     start: Values
     during: Values
     states: Values
     shown: Values
     names: dict[int, str]
+    wire: Mapping[str, tuple[str, str]]
+
+    def held(self, expressions: Expressions, state: LocalState, whole: Values) -> int:
+        """A rank's pieces of a state, flat; a copy has the type of the message."""
+        sent = self.wire.keys() & {piece.tensor for piece in state.pieces} if state.copy else ()
+        if sent:
+            whole = whole | {name: as_type(expressions, whole[name], *self.wire[name]) for name in sent}
+        return held_pieces(expressions, state.pieces, whole)
 
 
 class Specification:
     """Reads the source into the expressions of the step for all ranks.
 
-    ``varying``: the axes along which batches differ, micro-steps too."""
+    ``varying``: the axes along which batches differ, micro-steps too; ``drawn``: as of a ``NodeReader``."""
 
     def __init__(
-        self, expressions: Expressions, constants: ConstantTable, relation: ProofRelation, varying: frozenset[str]
+        self, expressions: Expressions, constants: ConstantTable, relation: ProofRelation, varying: frozenset[str],
+        drawn: frozenset[str],
     ) -> None:  # fmt: skip
         self.expressions, self.constants, self.training = expressions, constants, relation.training
-        self.relation, self.varying = relation, varying
+        self.relation, self.varying, self.drawn = relation, varying, drawn
         self.reduction = LossReduction.parse(relation.loss_reduction)
         self.data = varying - {MICRO}
         self.statistics = [state for state in self.training.states if state.kind is StateKind.STATISTIC]
@@ -66,7 +77,8 @@ class Specification:
         inputs |= {name: expressions.leaf("input", name, types[name].shape) for name in training.hyper}
         stored = training.graph.initializers
         constants = {name: self.constants.stored(stored[name]) for name in self.relation.constants}
-        local = self._swept(self._local_graph(), during | inputs)
+        sent = {name: as_type(expressions, during[name], *types) for name, types in self.relation.wire.items()}
+        local = self._swept(self._local_graph(), during | sent | inputs)
         gradients = self._gradients(local)
         means = {
             name: expressions.reduced(local[value], self.varying, "mean") for name, value in training.shared.items()
@@ -85,7 +97,7 @@ class Specification:
         names = {
             expressions.root(number): repr(name) for values in (produced, local) for name, number in values.items()
         }
-        return Expected(start | inputs | constants, during, states, shown, names)
+        return Expected(start | inputs | constants, during, states, shown, names, self.relation.wire)
 
     def _batch(self, name: str) -> int:
         """An input of the batch: of each rank along data axes, or of all alike."""
@@ -100,8 +112,7 @@ class Specification:
 
     def _local_graph(self) -> Graph:
         relation, training = self.relation, self.training
-        forward = {name for node in training.graph.nodes if node.phase is not Phase.UPDATE for name in node.outputs}
-        local = local_graph(training, self.reduction.value, [name for name in training.metrics if name in forward])
+        local = local_graph(training, self.reduction.value, training.forward_metrics)
         local = inlined(local)  # before calls are put in
         if relation.synchronised != SynchronisedValues():
             local = with_shared_means(local, relation.synchronised)
@@ -114,9 +125,7 @@ class Specification:
     def _swept(self, graph: Graph, fed: Mapping[str, int]) -> Values:
         """The values of a part of the source; each call is over all ranks with different data."""
         stored = {name: self.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in fed}
-        sweep = RankSweep(
-            0, graph, NodeReader(self.expressions, graph, self.varying, self.constants), stored | dict(fed)
-        )
+        sweep = RankSweep(0, graph, NodeReader(self.expressions, graph, self.drawn, self.constants), stored | dict(fed))
         axes = tuple(self.relation.mesh.data_axes)
         all_coordinates = [dict.fromkeys(axes, 0)]
         while (node := sweep.to_call()) is not None:
@@ -127,25 +136,33 @@ class Specification:
         return sweep.values
 
     def _gradients(self, local: Values) -> Values:
-        """Each gradient for the update: combined over all batches by the rule of the relation."""
+        """Each gradient for the update: combined over all batches by the rule of the relation.
+
+        Trainers combine the gradients of micro-steps before a push, in the type of the message."""
         expressions, rule = self.expressions, self.reduction.rule
         summed = self.reduction.summed_gradients(self.training)
         result: Values = {}
-        for name in self.training.gradients.values():
+        for parameter, name in self.training.gradients.items():
+            how = "sum" if rule is LossRule.SUM or name in summed else "mean"
+            number, axes, weight, dtype = local[name], self.varying, None, self.training.graph.types[name].dtype
             if rule is LossRule.WEIGHTED:
                 type = self.training.graph.type_of(self.reduction.value)
                 weight = as_type(expressions, local[self.reduction.value], type.dtype, "float32")
-                total = expressions.elementwise(lambda pair: expressions.product(pair, (1, 1)), [local[name], weight])
                 expressions.counts.add(expressions.bare(weight))
-                over = expressions.counted(expressions.reduced(weight, self.varying, "sum"))
-                result[name] = expressions.elementwise(
-                    lambda pair: expressions.product(pair, (1, -1)),
-                    [expressions.reduced(total, self.varying, "sum"), over],
-                )
-            else:
-                how = "sum" if rule is LossRule.SUM or name in summed else "mean"
-                result[name] = expressions.reduced(local[name], self.varying, how)
+            if self.relation.plan is not None and MICRO in axes:
+                number = self._combined(number, weight, {MICRO}, how)
+                number = as_type(expressions, number, "float32", dtype) if dtype in HALVES else number
+                weight, axes = weight and expressions.reduced(weight, {MICRO}, "sum"), self.data
+            number = as_type(expressions, number, dtype, self.relation.pushed.get(parameter, dtype))
+            result[name] = self._combined(number, weight, axes, how)
         return result
+
+    def _combined(self, number: int, weight: int | None, axes: Collection[str], how: str) -> int:
+        """A value combined over the batches along axes; ``weight``: of each batch."""
+        if weight is None:
+            return self.expressions.reduced(number, axes, how)
+        total = self.expressions.reduced(weighed(self.expressions, number, weight), axes, "sum")
+        return weighted_mean(self.expressions, total, self.expressions.reduced(weight, axes, "sum"))
 
     def _statistics(self, local: Values, start: Values, during: Values) -> Values:
         """Each new statistic for the ranks."""
@@ -156,13 +173,25 @@ class Specification:
             new = local[self.training.chosen.get(state.tensor, state.updated)]
             if MICRO in self.varying:
                 new = self.expressions.iterated(new, during[state.tensor], MICRO, start[state.tensor])
-            rule = rules.get(state.tensor, self.relation.statistics)
+            local_rule = "own" if state.tensor in self.relation.local else self.relation.statistics
+            rule = rules.get(state.tensor, local_rule)
             if rule == "mean":
                 new = self.expressions.reduced(new, self.data, "mean")
             elif rule == "root":
                 new = self.expressions.on_member(new, dict.fromkeys(self.data, 0))
             result[state.tensor] = new
         return result
+
+
+def weighed(expressions: Expressions, number: int, weight: int) -> int:
+    """A value times its weight."""
+    return expressions.elementwise(lambda pair: expressions.product(pair, (1, 1)), [number, weight])
+
+
+def weighted_mean(expressions: Expressions, total: int, weights: int) -> int:
+    """A sum of weighted values over the sum of the weights, or over 1 for zero."""
+    over = expressions.counted(weights)
+    return expressions.elementwise(lambda pair: expressions.product(pair, (1, -1)), [total, over])
 
 
 def part_of(expressions: Expressions, part: SourcePart, whole: Values) -> int:

@@ -19,7 +19,9 @@ from gopt.runtime.inlined_functions import inlined
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.folder_check import check_all_ranks, check_roles, check_starts
+from gopt.verification.message_rounds import check_rounds
 from gopt.verification.proof.relation import ProofRelation, RankRelation, SourcePart, check_versions
+from gopt.verification.proof.rounds import check_tables
 from gopt.verification.rank_programs import Held, RankPrograms, joined, load_rank, start_values
 from gopt.verification.verify import source_training
 
@@ -34,7 +36,8 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
     manifest, mesh = read_manifest(home)
     check_files(home, manifest.files)
     if manifest.parameter_server is not None:
-        raise UnsupportedError(f"{folder} holds trainers and servers: gopt prove reads ranks", "gopt verify runs them")
+        check_rounds(manifest.parameter_server)
+        check_tables(manifest.parameter_server)
     if manifest.split is not None:
         raise UnsupportedError(
             f"the mesh of {folder} splits the computation along {', '.join(manifest.split)}: gopt prove has no laws "
@@ -50,7 +53,8 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
     return ProofRelation(
         training=training, mesh=mesh, ranks=ranks, schedule=manifest.schedule, accumulate=manifest.accumulate,
         loss_reduction=manifest.loss_reduction, statistics=manifest.statistics, reductions=manifest.reductions,
-        synchronised=manifest.synchronised, remedy=_AGAIN,
+        synchronised=manifest.synchronised, plan=manifest.parameter_server,
+        remedy=_AGAIN,
     )  # fmt: skip
 
 
@@ -58,18 +62,21 @@ def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: P
     """The graphs of all ranks, and parts of the source's values."""
     ranks, programs = [], []
     arrays: Held = {}
-    whole = {name: SourcePart(name) for name in (*training.batch, *training.hyper)}
+    settings = {name: SourcePart(name) for name in training.hyper}
+    whole = {name: SourcePart(name) for name in training.batch} | settings
     for number, entry in enumerate(manifest.ranks, 1):
         graphs = load_rank(folder, entry, list(manifest.schedule))
         check_rank(manifest, entry, graphs, folder)
-        for phase, graph in graphs.items():
-            check_versions(graph, folder / entry.files[phase], training.graph, _AGAIN)
+        for graph in graphs.values():
+            check_versions(graph, f"a file of rank {entry.rank}", training.graph, _AGAIN)
         states = manifest.states_of(entry)
         programs.append(RankPrograms({}, states, (), start_values(graphs, arrays), entry))
         _check_sums(entry, programs[-1])
         fed = {part.input: Piece(part.input, 0, box_elements(part.box), part.box) for part in entry.fed}
         inputs = whole | {name: SourcePart(name, (piece,)) for name, piece in fed.items()}
         outputs = {name: SourcePart(name) for name in training.shown}
+        if entry.role == "server":  # it sees no batch
+            inputs, outputs = settings, {}
         written = {phase: inlined(expand(graph)) for phase, graph in graphs.items()}
         ranks.append(RankRelation(entry.rank, written, states, inputs, outputs, entry.accumulators))
         advance("reading ranks", number, len(manifest.ranks))

@@ -30,10 +30,10 @@ Arrays = Sequence[Any]
 
 
 class NodeReader:
-    """Reads the nodes of a graph into ``expressions``; ``varying``: the axes along which batches and draws vary."""
+    """Reads the nodes of a graph into ``expressions``; ``drawn``: the axes along which members draw apart."""
 
-    def __init__(self, expressions: Expressions, graph: Graph, varying: frozenset[str], table: ConstantTable) -> None:
-        self.expressions, self.graph, self.varying, self.table = expressions, graph, varying, table
+    def __init__(self, expressions: Expressions, graph: Graph, drawn: frozenset[str], table: ConstantTable) -> None:
+        self.expressions, self.graph, self.drawn, self.table = expressions, graph, drawn, table
         self._widened: dict[str, str] = {}
         """Value behind a cast to a wider type -> the type before: the cast back rounds nothing."""
 
@@ -46,7 +46,7 @@ class NodeReader:
             if number is not None:
                 return [number]
         if draws(node):
-            present.append(self.expressions.leaf("draw", node.outputs[0], (), frozenset(self.expressions.extents)))
+            present.append(self.expressions.leaf("draw", node.outputs[0], (), self.drawn))
         return self._plain(node, operands, present)
 
     def _lawful(self, node: Node, operands: Sequence[int]) -> int | None:
@@ -203,27 +203,40 @@ class NodeReader:
         return self.expressions.apply("permuted", perm, [number], shape)
 
     def slice(self, node: Node, operands: Sequence[int], arrays: Arrays) -> int | None:
-        """A range of a value of rank 1."""
-        length = self._length(operands[0])
+        """A range of rows, which are elements in a row."""
         bounds = list(arrays[1:])
         if len(arrays) < 3:
-            bounds = [np.array(node.attributes.get(name, ())) for name in ("starts", "ends")]
-        if length is None or any(bound is None or bound.size != 1 for bound in bounds):
+            bounds = [np.array(node.attributes.get(name, ())) for name in ("starts", "ends", "axes")]
+        if any(bound is None or bound.size > 1 for bound in bounds) or any(bound.size != 1 for bound in bounds[:2]):
             return None
-        if len(bounds) > 3 and int(bounds[3].item()) != 1:
+        axis = int(bounds[2].item()) if len(bounds) > 2 and bounds[2].size else 0
+        rows, size = self._rows(operands[0], axis)
+        if rows is None or (len(bounds) > 3 and int(bounds[3].item()) != 1):
             return None
-        start, stop, _ = slice(int(bounds[0].item()), int(bounds[1].item())).indices(length)
-        return self.expressions.flat(self.expressions.cut(operands[0], start, max(start, stop)))
+        start, stop, _ = slice(int(bounds[0].item()), int(bounds[1].item())).indices(rows)
+        stop = max(start, stop)
+        part = self.expressions.flat(self.expressions.cut(operands[0], start * size, stop * size))
+        shape = list(self.expressions.shape(operands[0]) or ())
+        shape[axis] = stop - start
+        return self.expressions.view(part, tuple(shape))
 
-    def _length(self, number: int) -> int | None:
-        """The length of a value of rank 1, or None."""
+    def _rows(self, number: int, axis: int) -> tuple[int | None, int]:
+        """The length of the first axis beside axes of length 1, and the elements of a row; None for an inner axis."""
         shape = self.expressions.shape(number)
-        return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
+        if not shape or elements(shape) is None or elements(shape[: axis % len(shape)]) != 1:
+            return None, 0
+        length, size = shape[axis], elements(shape[axis % len(shape) + 1 :])
+        return (length, size or 0) if isinstance(length, int) else (None, 0)
 
     def concat(self, node: Node, operands: Sequence[int], arrays: Arrays) -> int | None:
-        if any(self._length(operand) is None for operand in operands):
+        axis, shapes = node.attributes["axis"], [self.expressions.shape(operand) or () for operand in operands]
+        rows = [self._rows(operand, axis)[0] for operand in operands]
+        if None in rows:
             return None
-        return self.expressions.flat(piece for operand in operands for piece in self.expressions.pieces(operand))
+        pieces = (piece for operand in operands for piece in self.expressions.pieces(operand))
+        shape = list(shapes[0])
+        shape[axis] = sum(row or 0 for row in rows)
+        return self.expressions.view(self.expressions.flat(pieces), tuple(shape))
 
     def extreme(self, node: Node, operands: Sequence[int], arrays: Arrays) -> int | None:
         """The largest or smallest of numbers, or of flags."""

@@ -5,6 +5,7 @@ the source's new states at the end, for the combined gradients of all batches.""
 
 from __future__ import annotations
 
+from gopt.collectives.messages import ROUND_INPUT
 from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.graph_index import GraphIndex, descendants
@@ -12,11 +13,12 @@ from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.proof.comparison import Comparison, RankValues
 from gopt.verification.proof.constants import ConstantTable
-from gopt.verification.proof.expected import MICRO, Expected, Specification, held_pieces, part_of
+from gopt.verification.proof.expected import MICRO, Expected, Specification, part_of
 from gopt.verification.proof.expressions import Expressions, elements
 from gopt.verification.proof.operators import NodeReader, as_type
 from gopt.verification.proof.relation import ProofRelation, RankRelation
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
+from gopt.verification.proof.rounds import RoundSweep, round_number
 from gopt.verification.proof.sweep import Sweep, UnpairedCall, Values
 
 
@@ -27,9 +29,13 @@ class Prover:
         self.relation, self.advance = relation, advance
         self.training, self.mesh = relation.training, relation.mesh
         micro = {MICRO: relation.accumulate} if relation.accumulate > 1 else {}
-        self.expressions = Expressions({**dict(self.mesh.axes), **micro})
+        servers = {} if relation.plan is None else dict(relation.plan.mesh.axes)
+        members = {**dict(self.mesh.axes), **micro}
+        self.expressions = Expressions(members | servers)
         self.constants = ConstantTable(self.expressions)
-        self.varying = frozenset(axis for axis in (*self.mesh.data_axes, *micro) if self.expressions.extents[axis] > 1)
+        self.drawn = frozenset(axis for axis, size in members.items() if size > 1)
+        """The axes along which members draw apart, also on the same samples."""
+        self.varying = self.drawn.intersection((*self.mesh.data_axes, *micro))
         self.shapes: dict[tuple[int, str], tuple[int, ...]] = {}
         """The declared shapes of the inputs of each rank, which the next step reads again."""
         self.ranks: list[RankValues] = []
@@ -37,12 +43,14 @@ class Prover:
     def run(self) -> RankProof:
         """Read the source and all ranks as expressions, and compare."""
         with gc_paused():
-            expected = Specification(self.expressions, self.constants, self.relation, self.varying).read()
+            expected = Specification(self.expressions, self.constants, self.relation, self.varying, self.drawn).read()
             try:
                 self.ranks = self._ranks(expected)
             except UnpairedCall as wrong:
                 mismatch = ClaimMismatch(wrong.rank, 1, wrong.node, wrong.actual, wrong.expected)
-                return RankProof(self.mesh.ranks, [Claim(wrong.node, "call", ProofVerdict.DIFFERENT, mismatch)])
+                return RankProof(
+                    len(self.relation.ranks), [Claim(wrong.node, "call", ProofVerdict.DIFFERENT, mismatch)]
+                )
             except InputError as error:
                 raise InputError(error.message, *error.hints, self.relation.remedy) from None
             return Comparison(self.expressions, self.constants, self.relation, expected, self.ranks).proof()
@@ -51,10 +59,12 @@ class Prover:
         """The values of every rank."""
         ranks = self.relation.ranks
         all_values = [RankValues(self._start(rank, expected)) for rank in ranks]
-        sweep = Sweep(self.expressions, self.constants, self.mesh, self.varying)
+        sweep = Sweep(self.expressions, self.constants, self.mesh, self.drawn)
+        if self.relation.plan is not None:
+            sweep = RoundSweep(self.expressions, self.constants, self.mesh, self.drawn, self.relation.plan)
         for phase, times in self.relation.schedule.items():
             self.advance(f"comparing {phase}")
-            graphs = [rank.graphs[phase] for rank in ranks]
+            graphs = [rank.graphs[phase] for rank in ranks if phase in rank.graphs]  # servers run in the last phase
             inputs = [
                 self._inputs(times, expected, rank, graph, values.step)
                 for rank, graph, values in zip(ranks, graphs, all_values)
@@ -69,7 +79,9 @@ class Prover:
         """A rank's inputs at the start of a step."""
         values = {name: part_of(self.expressions, part, expected.start) for name, part in rank.inputs.items()}
         for state in rank.states:
-            values[state.input] = held_pieces(self.expressions, state.pieces, expected.start)
+            values[state.input] = expected.held(self.expressions, state, expected.start)
+        if self.relation.plan is not None:
+            values[ROUND_INPUT] = round_number(self.expressions)
         for accumulator in rank.sums:
             values[accumulator.input] = self.expressions.linear({}, accumulator.shape)
         return values
@@ -120,7 +132,7 @@ class Prover:
 
     def _behind(self, graph: Graph, results: Values, inputs: Values) -> Values | None:
         """The values that depend on some inputs, for other values; None if a call depends on the inputs."""
-        reader = NodeReader(self.expressions, graph, self.varying, self.constants)
+        reader = NodeReader(self.expressions, graph, self.drawn, self.constants)
         changed = dict(inputs)
         for node in graph.nodes:
             if changed.keys().isdisjoint(node.reads):
@@ -144,7 +156,7 @@ class Prover:
                 continue
             number, type = values[name], graph.types[name]
             if times > 1 and name in states and states[name].output in graph.outputs:
-                number = held_pieces(self.expressions, states[name].pieces, expected.during)
+                number = expected.held(self.expressions, states[name], expected.during)
                 if MICRO not in self.expressions.varies[number]:  # the source does not move it in a micro-step
                     shape, moving = self.expressions.shape(number), frozenset({MICRO})
                     number = self.expressions.leaf("moved state", (name, rank.rank), shape, moving)
@@ -176,7 +188,7 @@ class Prover:
                 if times > 1 and output in sums:
                     number = summed[output]
                 elif times > 1:
-                    moving = self.expressions.root(held_pieces(self.expressions, moved[name].pieces, expected.during))
+                    moving = self.expressions.root(expected.held(self.expressions, moved[name], expected.during))
                     number = self.expressions.iterated(number, moving, MICRO, self.expressions.root(states[name]))
                 shape = self.expressions.shape(results[output])
                 if elements(shape) is not None and self.shapes.get((rank.rank, name), shape) != shape:

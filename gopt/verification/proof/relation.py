@@ -11,6 +11,8 @@ from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import LocalAccumulator, LocalState
 from gopt.artifact.pieces import Piece
+from gopt.artifact.server_entries import ServerPlanEntry
+from gopt.collectives.messages import PUSH
 from gopt.errors import InputError
 from gopt.ir.graph import Graph
 from gopt.records.mesh import Mesh
@@ -53,7 +55,8 @@ class RankRelation:
 class ProofRelation:
     """The source, the ranks on a mesh, and how gradients and statistics of ranks with different data combine.
 
-    ``schedule``: phases in order -> number of runs in a step of ``accumulate`` micro-steps."""
+    ``schedule``: phases in order -> number of runs in a step of ``accumulate`` micro-steps. ``plan``: of trainers, the
+    ranks of the mesh, and servers, all other ranks."""
 
     training: TrainingGraph
     mesh: Mesh
@@ -70,6 +73,25 @@ class ProofRelation:
     claims: tuple[Claim, ...] = ()
     """Claims on stored values, compared without a proof."""
     synchronised: SynchronisedValues = field(default_factory=SynchronisedValues)
+    plan: ServerPlanEntry | None = None
+
+    @property
+    def wire(self) -> Mapping[str, tuple[str, str]]:
+        """Tensor -> type on servers, and another type on the way to trainers."""
+        keys = () if self.plan is None else self.plan.keys
+        return {piece.tensor: (key.dtype, key.wire) for key in keys for piece in key.pieces if key.wire != key.dtype}
+
+    @property
+    def pushed(self) -> Mapping[str, str]:
+        """Parameter -> the type of the gradient on the way to servers, if also the type on the way to trainers."""
+        graphs = self.ranks[0].graphs.values() if self.plan is not None else ()
+        buckets = {} if self.plan is None else self.plan.buckets
+        types = {
+            node.attributes["bucket"]: graph.type_of(node.inputs[2]).dtype
+            for graph in graphs for node in graph.nodes if node.op_type == PUSH.name
+        }  # fmt: skip
+        sent = [key for bucket, dtype in types.items() for key in buckets[bucket] if key.wire == dtype]
+        return {piece.tensor: key.wire for key in sent for piece in key.pieces}
 
     @property
     def constants(self) -> frozenset[str]:
