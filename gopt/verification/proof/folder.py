@@ -37,7 +37,6 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
     check_files(home, manifest.files)
     if manifest.parameter_server is not None:
         check_rounds(manifest.parameter_server)
-        check_tables(manifest.parameter_server)
     if manifest.split is not None:
         raise UnsupportedError(
             f"the mesh of {folder} splits the computation along {', '.join(manifest.split)}: gopt prove has no laws "
@@ -50,6 +49,8 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
     check_roles(manifest, training, home)
     with gc_paused():
         ranks = tuple(_ranks(home, manifest, training, advance))
+    if manifest.parameter_server is not None:
+        check_tables(manifest.parameter_server, ranks[0].graphs)
     return ProofRelation(
         training=training, mesh=mesh, ranks=ranks, schedule=manifest.schedule, accumulate=manifest.accumulate,
         loss_reduction=manifest.loss_reduction, statistics=manifest.statistics, reductions=manifest.reductions,
