@@ -112,12 +112,12 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each(
         "verification.proof.calls verification.proof.comparison verification.proof.constants "
         "verification.proof.evaluation verification.proof.expected verification.proof.folder "
-        "verification.proof.operators verification.proof.relation verification.proof.result "
-        "verification.proof.samples verification.proof.sweep verification.proof.words "
+        "verification.proof.operators verification.proof.relation verification.proof.relation_file "
+        "verification.proof.result verification.proof.samples verification.proof.sweep verification.proof.words "
         "verbs.prove cli.prove cli.render_prove",
         "one proof: its laws by numbers, its verdicts on right folders and on planted errors",
         "verification/proof/test_expressions.py", "verification/proof/test_proof_prove.py",
-        "verification/proof/test_drawn_proofs.py",
+        "verification/proof/test_drawn_proofs.py", "verification/proof/test_proof_files.py",
     ),
     **_each("verbs.training", "the threads of a run", "verbs/test_verbs_run.py", "runtime/test_run.py"),
     **_each("cli.golden_texts", "makes the texts of a command", "cli/test_cli_golden.py", "test_gopt.py"),

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from gopt.artifact.manifest import LocalState
 from gopt.artifact.pieces import Place
+from gopt.verification.proof.calls import Members
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.evaluation import Unevaluable
-from gopt.verification.proof.expected import Expected
+from gopt.verification.proof.expected import Expected, part_of
 from gopt.verification.proof.expressions import Expressions
 from gopt.verification.proof.operators import as_type
-from gopt.verification.proof.relation import ProofRelation
+from gopt.verification.proof.relation import ProofRelation, SourcePart
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
 from gopt.verification.proof.samples import CounterExamples
 from gopt.verification.proof.sweep import Values
@@ -59,14 +60,49 @@ class Comparison:
             held_elements = sum(covered.get(claim.name, {}).values())
             if claim.verdict is ProofVerdict.PROVEN and held_elements < self.training.graph.types[claim.name].elements:
                 claims[index] = replace(claim, verdict=ProofVerdict.UNPROVEN)  # a rank would have to hold it
-        for name, due in self.expected.shown.items():
-            kind = "loss" if name in self.training.losses else "metric"
-            numbers = [
-                (rank.rank, values.step[f"output {name}"])
-                for rank, values in zip(self.relation.ranks, self.actual) if name in rank.outputs
-            ]  # fmt: skip
-            claims.append(self._claim(name, kind, [(rank, actual, due) for rank, actual in numbers if actual != due]))
-        return RankProof(len(self.actual), [*claims, *self._sums()], len(self.expressions.all))
+        claims += [*self._shown(), *self._sums(), *self.relation.claims]
+        return RankProof(len(self.actual), claims, len(self.expressions.all))
+
+    def _shown(self) -> Iterator[Claim]:
+        """Losses and metrics of a step, or outputs of a forward model."""
+        usual = "metric" if self.training.states else "output"
+        for name, whole in self.expected.shown.items():
+            apart: list[tuple[int, int, int]] = []
+            parts: dict[tuple[Place, int], int] = {}
+            complete = False
+            for rank, values in zip(self.relation.ranks, self.actual):
+                for output, part in rank.outputs.items():
+                    if part.value != name or f"output {output}" not in values.step:
+                        continue
+                    complete |= not part.pieces
+                    parts |= {(piece.place, piece.start): piece.elements for piece in part.pieces}
+                    actual, due = self._output(rank.rank, output, part, whole)
+                    if self.expressions.root(actual) != self.expressions.root(due):
+                        apart.append((rank.rank, actual, due))
+            claim = self._claim(name, "loss" if name in self.training.losses else usual, apart)
+            complete |= 0 < self.training.graph.types[name].elements <= sum(parts.values())
+            unproven = claim.verdict is ProofVerdict.PROVEN and not complete
+            yield replace(claim, verdict=ProofVerdict.UNPROVEN) if unproven else claim
+
+    def _output(self, rank: int, output: str, part: SourcePart, whole: int) -> tuple[int, int]:
+        """An output of a rank, or the sum of all ranks' terms, and the source's."""
+        due = part_of(self.expressions, part, {part.value: whole})
+        due = self.expressions.reduced(due, (axis for axis in part.over if axis in self.mesh.data_axes), part.how)
+        terms = [axis for axis in part.over if axis not in self.mesh.data_axes]
+        actual = self.actual[rank].step[f"output {output}"]
+        if terms:
+            members = self.mesh.members("+".join(terms), rank)
+            numbers = [self.actual[member].step[f"output {self._name_of(member, part)}"] for member in members]
+            all_coordinates = [{axis: self.mesh.coordinates(member)[axis] for axis in terms} for member in members]
+            actual = Members(self.expressions, terms, all_coordinates).reduced(numbers, part.how)
+        if part.pieces:
+            actual = self.expressions.view(actual, self.expressions.shape(due))
+        return actual, due
+
+    def _name_of(self, rank: int, part: SourcePart) -> str:
+        """The output of a rank with such a term."""
+        outputs = self.relation.ranks[rank].outputs
+        return next(output for output in outputs if outputs[output] == part)
 
     def _sums(self) -> Iterator[Claim]:
         """The accumulators of the ranks: empty at the end of a step."""

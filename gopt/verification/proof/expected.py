@@ -16,7 +16,7 @@ from gopt.runtime.inlined_functions import inlined
 from gopt.verification.lockstep import with_reduced_statistics, with_shared_means
 from gopt.verification.proof.calls import Members
 from gopt.verification.proof.constants import ConstantTable
-from gopt.verification.proof.expressions import INITIAL, STATE, Expressions, elements
+from gopt.verification.proof.expressions import INITIAL, NOWHERE, STATE, Expressions, elements
 from gopt.verification.proof.operators import NodeReader, as_type
 from gopt.verification.proof.relation import ProofRelation, SourcePart
 from gopt.verification.proof.sweep import RankSweep, Values
@@ -73,8 +73,10 @@ class Specification:
             name, shape, axes = state.tensor, types[state.tensor].shape, self._apart(state)
             during[name] = expressions.leaf(STATE, name, shape, axes)
             start[name] = during[name] if MICRO not in axes else expressions.leaf(INITIAL, name, shape, axes - {MICRO})
-        inputs = {name: expressions.leaf("batch", name, types[name].shape, self.varying) for name in training.batch}
+        inputs = {name: self._batch(name) for name in training.batch}
         inputs |= {name: expressions.leaf("input", name, types[name].shape) for name in training.hyper}
+        stored = training.graph.initializers
+        constants = {name: self.constants.stored(stored[name]) for name in self.relation.constants}
         sent = {name: as_type(expressions, during[name], *types) for name, types in self.relation.wire.items()}
         local = self._swept(self._local_graph(), during | sent | inputs)
         gradients = self._gradients(local)
@@ -95,7 +97,12 @@ class Specification:
         names = {
             expressions.root(number): repr(name) for values in (produced, local) for name, number in values.items()
         }
-        return Expected(start | inputs, during, states, shown, names, self.relation.wire)
+        return Expected(start | inputs | constants, during, states, shown, names, self.relation.wire)
+
+    def _batch(self, name: str) -> int:
+        """An input of the batch: of each rank along data axes, or of all alike."""
+        varying = NOWHERE if name in self.relation.alike else self.varying
+        return self.expressions.leaf("batch", name, self.training.graph.types[name].shape, varying)
 
     def _apart(self, state: State) -> frozenset[str]:
         """The axes along which a state differs: statistics move in each micro-step, local statistics on each rank."""

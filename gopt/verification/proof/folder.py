@@ -13,7 +13,6 @@ from gopt.artifact.manifest_check import check_all_ranks, read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.pieces import Piece
 from gopt.errors import InputError, UnsupportedError
-from gopt.ir.graph import Graph
 from gopt.ir.opaque.expand import expand
 from gopt.records.boxes import box_elements
 from gopt.runtime.inlined_functions import inlined
@@ -21,10 +20,12 @@ from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.folder_check import check_roles, check_starts
 from gopt.verification.message_rounds import check_rounds
-from gopt.verification.proof.relation import ProofRelation, RankRelation, SourcePart
+from gopt.verification.proof.relation import ProofRelation, RankRelation, SourcePart, check_versions
 from gopt.verification.proof.rounds import check_tables
 from gopt.verification.rank_programs import Held, RankPrograms, joined, load_rank, start_values
 from gopt.verification.verify import source_training
+
+_AGAIN = "a file of the folder was edited: write the folder again"
 
 
 def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = no_progress) -> ProofRelation:
@@ -53,11 +54,12 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
         training=training, mesh=mesh, ranks=ranks, schedule=manifest.schedule, accumulate=manifest.accumulate,
         loss_reduction=manifest.loss_reduction, statistics=manifest.statistics, reductions=manifest.reductions,
         synchronised=manifest.synchronised, plan=manifest.parameter_server,
+        remedy=_AGAIN,
     )  # fmt: skip
 
 
 def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: ProgressCallback) -> list[RankRelation]:
-    """The graphs of all ranks, and their parts of the source's values."""
+    """The graphs of all ranks, and parts of the source's values."""
     ranks, programs = [], []
     arrays: Held = {}
     settings = {name: SourcePart(name) for name in training.hyper}
@@ -66,7 +68,7 @@ def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: P
         graphs = load_rank(folder, entry, list(manifest.schedule))
         check_rank(manifest, entry, graphs, folder)
         for graph in graphs.values():
-            _check_versions(graph, entry.rank, training.graph)
+            check_versions(graph, f"a file of rank {entry.rank}", training.graph, _AGAIN)
         states = manifest.states_of(entry)
         programs.append(RankPrograms({}, states, (), start_values(graphs, arrays), entry))
         _check_sums(entry, programs[-1])
@@ -89,16 +91,5 @@ def _check_sums(entry: RankEntry, rank: RankPrograms) -> None:
     if any(value.any() for name, value in rank.values.items() if name in sums):
         raise InputError(
             f"rank {entry.rank} has an accumulator that does not start at zero",
-            "a file of the folder was edited: write the folder again",
+            _AGAIN,
         )
-
-
-def _check_versions(graph: Graph, rank: int, source: Graph) -> None:
-    """Raise InputError for another version of operators than the source's: they may compute something else."""
-    versions = {entry.domain: entry.version for entry in source.header.opset_import}
-    for entry in graph.header.opset_import:
-        if versions.get(entry.domain, entry.version) != entry.version:
-            raise InputError(
-                f"a file of rank {rank} is of operator set {entry.version}, the source of {versions[entry.domain]}",
-                "a file of the folder was edited: write the folder again",
-            )

@@ -6,6 +6,7 @@ the source's new states at the end, for the combined gradients of all batches.""
 from __future__ import annotations
 
 from gopt.collectives.messages import ROUND_INPUT
+from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.system.garbage import gc_paused
@@ -50,6 +51,8 @@ class Prover:
                 return RankProof(
                     len(self.relation.ranks), [Claim(wrong.node, "call", ProofVerdict.DIFFERENT, mismatch)]
                 )
+            except InputError as error:
+                raise InputError(error.message, *error.hints, self.relation.remedy) from None
             return Comparison(self.expressions, self.constants, self.relation, expected, self.ranks).proof()
 
     def _ranks(self, expected: Expected) -> list[RankValues]:
@@ -148,10 +151,10 @@ class Prover:
         makes anew."""
         inputs: Values = {}
         states = {state.input: state for state in rank.states}
-        for name, type in graph.inputs.items():
-            if name not in values:
+        for name in values:
+            if name not in graph.inputs and name not in graph.initializers:
                 continue
-            number = values[name]
+            number, type = values[name], graph.types[name]
             if times > 1 and name in states and states[name].output in graph.outputs:
                 number = expected.held(self.expressions, states[name], expected.during)
                 if MICRO not in self.expressions.varies[number]:  # the source does not move it in a micro-step

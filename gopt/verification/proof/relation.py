@@ -1,7 +1,8 @@
-"""How the inputs and outputs of ranks stand to the values of the source: what a proof assumes and claims."""
+"""How inputs and outputs of ranks stand to values of the source: the assumptions and claims of a proof."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,23 +13,29 @@ from gopt.artifact.manifest import LocalAccumulator, LocalState
 from gopt.artifact.pieces import Piece
 from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.collectives.messages import PUSH
+from gopt.errors import InputError
 from gopt.ir.graph import Graph
 from gopt.records.mesh import Mesh
+from gopt.verification.proof.result import Claim
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
-    """A value of a rank: a value of the source, of which ``pieces`` are flattened one after the other; () is all."""
+    """A value of a rank: the ``pieces`` of a value of the source, flattened one after the other; () is all."""
 
     value: str
     pieces: tuple[Piece, ...] = ()
+    how: str = ""
+    """Of an output: the sum or the mean of members along ``over``, if any: of the ranks' values, and along data axes of
+    the source's."""
+    over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RankRelation:
-    """The graphs of a rank by phase, and the values of the source that the inputs and outputs are.
+    """The graphs of a rank by phase, and the values of the source behind inputs and outputs.
 
-    ``inputs``: batch and hyper-parameters. ``outputs``: losses and metrics."""
+    ``inputs``: batch, hyper-parameters and stored values. ``outputs``: losses and metrics."""
 
     rank: int
     graphs: Mapping[str, Graph]
@@ -39,14 +46,14 @@ class RankRelation:
 
     @property
     def next_inputs(self) -> dict[str, str]:
-        """Output that replaces a state or an accumulator -> the replaced input."""
+        """Output in place of a state or an accumulator -> the replaced input."""
         carried: tuple[LocalState | LocalAccumulator, ...] = (*self.states, *self.sums)
         return {entry.output: entry.input for entry in carried}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofRelation:
-    """The source, its ranks on a mesh, and how gradients and statistics of ranks with different data combine.
+    """The source, the ranks on a mesh, and how gradients and statistics of ranks with different data combine.
 
     ``schedule``: phases in order -> number of runs in a step of ``accumulate`` micro-steps. ``plan``: of trainers, the
     ranks of the mesh, and servers, all other ranks."""
@@ -59,6 +66,12 @@ class ProofRelation:
     loss_reduction: str = "mean"
     statistics: str = "mean"
     reductions: tuple[StatisticReduction, ...] = ()
+    alike: frozenset[str] = frozenset()
+    """Inputs of the batch that all ranks have alike."""
+    remedy: str = ""
+    """The hint for a file unlike the relation."""
+    claims: tuple[Claim, ...] = ()
+    """Claims on stored values, compared without a proof."""
     synchronised: SynchronisedValues = field(default_factory=SynchronisedValues)
     plan: ServerPlanEntry | None = None
 
@@ -81,7 +94,22 @@ class ProofRelation:
         return {piece.tensor: key.wire for key in sent for piece in key.pieces}
 
     @property
+    def constants(self) -> frozenset[str]:
+        """The stored values of the source behind inputs or stored values of ranks."""
+        values = {part.value for rank in self.ranks for part in rank.inputs.values()}
+        values |= {piece.tensor for rank in self.ranks for part in rank.inputs.values() for piece in part.pieces}
+        return frozenset(values.difference(self.training.batch, self.training.hyper))
+
+    @property
     def local(self) -> frozenset[str]:
-        """The statistics that ranks hold apart."""
+        """The statistics with different values on ranks."""
         states = (state for rank in self.ranks for state in rank.states if state.local)
         return frozenset(state.pieces[0].tensor for state in states)
+
+
+def check_versions(graph: Graph, path: str | os.PathLike[str], source: Graph, hint: str) -> None:
+    """Raise InputError for another version of operators than the source's: operators may compute something else."""
+    versions = {entry.domain: entry.version for entry in source.header.opset_import}
+    for entry in graph.header.opset_import:
+        if versions.get(entry.domain, entry.version) != entry.version:
+            raise InputError(f"{path} is of operator set {entry.version}, the source of {versions[entry.domain]}", hint)

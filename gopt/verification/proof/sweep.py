@@ -76,7 +76,7 @@ class RankSweep:
             except (ValueError, TypeError, IndexError) as error:
                 raise InputError(
                     f"rank {self.rank}: {node.op_type} {node.label!r} does not fit its operands: {error}",
-                    "a file of the folder was edited: write the folder again",
+                    "gopt inspect FILE --text shows the graph",
                 ) from None
             if key is not None:
                 self.memo[key] = results
