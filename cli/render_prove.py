@@ -28,7 +28,8 @@ def render_proof(proof: RankProof, folder: str | None) -> None:
     counts = Counter((claim.kind, claim.verdict.value) for claim in proof.claims)
     kinds = dict.fromkeys(claim.kind for claim in proof.claims)
     rows = [(kind.replace("_", " "), *(counts[kind, verdict] or "" for verdict in verdicts)) for kind in kinds]
-    title = f"Values at the end of a step, on {proof.ranks} ranks"
+    when = "for all inputs" if "output" in kinds else "at the end of a step"
+    title = f"Values {when}, on {proof.ranks} ranks"
     out.print(table(title, ("kind", *verdicts), rows, (1, 2, 3)))
     groups: dict[tuple[object, ...], list[Claim]] = {}
     for number, claim in enumerate(proof.open()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -66,6 +66,21 @@ def cut(piece: Piece, whole: np.ndarray) -> np.ndarray:
     if piece.every is not None:
         part = part[piece.every[0] :: piece.every[1]]
     return part.reshape(-1)[piece.start : piece.stop]
+
+
+def cover(pieces: Iterable[Piece], shape: Sequence[int]) -> bool:
+    """Return whether pieces together have all elements of a tensor: in ranges, or in boxes of a grid."""
+    spans: dict[Place, set[tuple[int, int]]] = {}
+    for piece in pieces:
+        spans.setdefault(piece.place, set()).add((piece.start, piece.stop))
+    complete = set()
+    for region, ranges in spans.items():
+        end = 0
+        for start, stop in sorted(ranges):
+            end = max(end, stop) if start <= end else end
+        if end >= prod(place_shape(region, shape)) and region[1] is None:
+            complete.add(region[0])
+    return None in complete or boxes.in_grid(complete, shape)
 
 
 BLOCK = 1 << 24

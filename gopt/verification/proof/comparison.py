@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gopt.artifact.manifest import LocalState
-from gopt.artifact.pieces import Place
+from gopt.artifact.pieces import Piece, cover
 from gopt.verification.proof.calls import Members
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.evaluation import Unevaluable
@@ -48,17 +48,16 @@ class Comparison:
         """The claims of all values."""
         kinds = {state.tensor: state.kind.value for state in self.training.states}
         apart: dict[str, list[tuple[int, int, int]]] = {}
-        covered: dict[str, dict[tuple[Place, int], int]] = {}
+        covered: dict[str, set[Piece]] = {name: set() for name in kinds}
         for rank, values in zip(self.relation.ranks, self.actual):
             for state in rank.states:
                 for piece in state.pieces if not state.copy else ():
-                    covered.setdefault(piece.tensor, {})[piece.place, piece.start] = piece.elements
+                    covered[piece.tensor].add(piece)
                 for name, actual, due in self._compared(state, values):
                     apart.setdefault(name, []).append((rank.rank, actual, due))
         claims = [self._claim(name, kind, apart.get(name, [])) for name, kind in kinds.items()]
         for index, claim in enumerate(claims):
-            held_elements = sum(covered.get(claim.name, {}).values())
-            if claim.verdict is ProofVerdict.PROVEN and held_elements < self.training.graph.types[claim.name].elements:
+            if claim.verdict is ProofVerdict.PROVEN and not self._complete(claim.name, covered[claim.name]):
                 claims[index] = replace(claim, verdict=ProofVerdict.UNPROVEN)  # a rank would have to hold it
         claims += [*self._shown(), *self._sums(), *self.relation.claims]
         return RankProof(len(self.actual), claims, len(self.expressions.all))
@@ -68,21 +67,26 @@ class Comparison:
         usual = "metric" if self.training.states else "output"
         for name, whole in self.expected.shown.items():
             apart: list[tuple[int, int, int]] = []
-            parts: dict[tuple[Place, int], int] = {}
+            parts: set[Piece] = set()
             complete = False
             for rank, values in zip(self.relation.ranks, self.actual):
                 for output, part in rank.outputs.items():
                     if part.value != name or f"output {output}" not in values.step:
                         continue
                     complete |= not part.pieces
-                    parts |= {(piece.place, piece.start): piece.elements for piece in part.pieces}
+                    parts |= set(part.pieces)
                     actual, due = self._output(rank.rank, output, part, whole)
                     if self.expressions.root(actual) != self.expressions.root(due):
                         apart.append((rank.rank, actual, due))
             claim = self._claim(name, "loss" if name in self.training.losses else usual, apart)
-            complete |= 0 < self.training.graph.types[name].elements <= sum(parts.values())
+            complete = complete or self._complete(name, parts)
             unproven = claim.verdict is ProofVerdict.PROVEN and not complete
             yield replace(claim, verdict=ProofVerdict.UNPROVEN) if unproven else claim
+
+    def _complete(self, name: str, pieces: Iterable[Piece]) -> bool:
+        """Return whether pieces on ranks are all of a value of the source."""
+        type = self.training.graph.types[name]
+        return cover(pieces, type.dims) if type.static else False
 
     def _output(self, rank: int, output: str, part: SourcePart, whole: int) -> tuple[int, int]:
         """An output of a rank, or the sum of all ranks' terms, and the source's."""

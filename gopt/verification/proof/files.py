@@ -15,7 +15,7 @@ from gopt.analysis.roles import carried_states, trained_outputs
 from gopt.analysis.source_collectives import adopt_source_collectives
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import LocalState
-from gopt.artifact.pieces import Piece, cut, place_shape
+from gopt.artifact.pieces import Piece, cut, place_shape, put
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.importers.load import load_step
 from gopt.ir.graph import Graph
@@ -85,7 +85,7 @@ def files_relation(
         _check_keys(document, readers, name)
         result = tuple(reader.read() for reader in readers)
         claims = tuple(_stored_claims(training, result))
-    _check_outputs(training, result, name)
+    _check_outputs(training, result, mesh, name)
     return ProofRelation(
         training=training, mesh=mesh, ranks=result, loss_reduction=document.loss_reduction, alike=alike, claims=claims,
         remedy=f"look at the file, and at what {name} says of its inputs",
@@ -180,6 +180,13 @@ class _RankReader:
                 continue
             part = self._part(f"inputs.{name}", name, self.inputs.get(name, InputRelation()), self.readable)
             pieces = part.pieces or (Piece(part.value, 0, self.training.graph.types[part.value].elements),)
+            own = name in self.inputs and self.inputs[name].own is not None
+            if own and part.value not in self.training.batch:
+                raise InputError(
+                    f"{self.name}: inputs.{name}: {show(part.value)} does not belong to the batch of the source: own "
+                    "says nothing",
+                    "leave own out; roles.batch says which inputs belong to the batch",
+                )
             if any(piece.tensor in self.states for piece in pieces):
                 states.append(self._state(name, pieces))
             elif name in self.graph.initializers and part.value not in self.training.graph.initializers:
@@ -318,9 +325,21 @@ class _RankReader:
         return replace(part, how="sum" if entry.sum else "mean", over=tuple(over.split("+"))) if over else part
 
 
-def _check_outputs(training: TrainingGraph, ranks: Sequence[RankRelation], name: str) -> None:
-    """Raise InputError for an output of the source on no rank, beside an output of a rank without a relation."""
+def _check_outputs(training: TrainingGraph, ranks: Sequence[RankRelation], mesh: Mesh, name: str) -> None:
+    """Raise InputError for an output of the source on no rank, beside an output of a rank without a relation, and for
+    terms on some ranks alone."""
     claimed = {part.value for rank in ranks for part in rank.outputs.values()}
+    for rank in ranks:
+        for output, part in rank.outputs.items():
+            terms = [axis for axis in part.over if axis not in mesh.data_axes]
+            members = mesh.members("+".join(terms), rank.rank) if terms else ()
+            lacking = next((member for member in members if part not in ranks[member].outputs.values()), None)
+            if lacking is not None:
+                raise InputError(
+                    f"{name}: outputs.{output} of rank {rank.rank} is a term of {show(part.value)}, and rank {lacking} "
+                    "has no such term",
+                    "say in outputs of the rank which of its outputs it is",
+                )
     missing = [output for output in training.shown if output not in claimed]
     for rank in ranks:
         related = {*rank.outputs, *rank.next_inputs}
@@ -338,6 +357,8 @@ def _stored_claims(training: TrainingGraph, ranks: Sequence[RankRelation]) -> It
     apart: dict[tuple[str, str], list[ClaimMismatch]] = {}
     whole = {name: np.asarray(tensor.numpy()) for name, tensor in training.graph.initializers.items()}
     for rank in ranks:
+        _gather_starts(rank, training, whole)
+    for rank in ranks:
         stored = rank.graphs["step"].initializers
         parts = [("constant", name, part.pieces or (Piece(part.value, 0, training.graph.types[part.value].elements),))
                  for name, part in rank.inputs.items()]  # fmt: skip
@@ -350,13 +371,26 @@ def _stored_claims(training: TrainingGraph, ranks: Sequence[RankRelation]) -> It
             due = np.concatenate([cut(piece, whole[piece.tensor]) for piece in pieces])
             unequal = np.flatnonzero(bits(actual) != bits(due.astype(actual.dtype)))
             if unequal.size:
-                element = int(unequal[0])
+                element = int(unequal[0]) // actual.itemsize
                 example = CounterExample(element, float(actual[element]), float(due[element]))
                 due_text = ", ".join(map(_piece_text, pieces))
                 different.append(ClaimMismatch(rank.rank, 1, name, "other numbers", due_text, example))
     for (kind, name), different in apart.items():
         mismatch = replace(different[0], ranks=len(different)) if different else None
         yield Claim(name, kind, ProofVerdict.DIFFERENT if different else ProofVerdict.PROVEN, mismatch)
+
+
+def _gather_starts(rank: RankRelation, training: TrainingGraph, whole: dict[str, np.ndarray]) -> None:
+    """Put start values of a rank into tensors without a value in the source."""
+    stored, missing = rank.graphs["step"].initializers, training.state_of().keys() - training.graph.initializers
+    for state in (state for state in rank.states if state.input in stored and not state.copy):
+        flat, position = np.asarray(stored[state.input].numpy()).reshape(-1), 0
+        for piece in state.pieces:
+            if piece.tensor in missing:
+                type = training.graph.types[piece.tensor]
+                tensor = whole.setdefault(piece.tensor, np.zeros(type.dims, flat.dtype))
+                put(tensor, piece.place, flat[position : position + piece.elements], piece.start)
+            position += piece.elements
 
 
 def _piece_text(piece: Piece) -> str:

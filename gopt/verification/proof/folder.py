@@ -9,7 +9,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.artifact.graph_check import check_rank
 from gopt.artifact.integrity import check_files
 from gopt.artifact.manifest import Manifest, RankEntry
-from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.manifest_check import check_all_ranks, read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.pieces import Piece
 from gopt.errors import InputError, UnsupportedError
@@ -18,7 +18,7 @@ from gopt.records.boxes import box_elements
 from gopt.runtime.inlined_functions import inlined
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
-from gopt.verification.folder_check import check_all_ranks, check_roles, check_starts
+from gopt.verification.folder_check import check_roles, check_starts
 from gopt.verification.message_rounds import check_rounds
 from gopt.verification.proof.relation import ProofRelation, RankRelation, SourcePart, check_versions
 from gopt.verification.proof.rounds import check_tables
