@@ -39,7 +39,7 @@ class Comparison:
     ) -> None:  # fmt: skip
         self.expressions, self.training, self.relation = expressions, relation.training, relation
         self.expected, self.actual, self.mesh = expected, actual, relation.mesh
-        self.words = Words(expressions, expected.names)
+        self.words = Words(expressions, expected.names, constants.values)
         self.examples = CounterExamples(expressions, self.training, self.mesh, constants)
         self._nodes: dict[int, dict[int, str]] = {}
         """The first value with a multiple of an expression, for ranks that were asked about."""
@@ -145,7 +145,7 @@ class Comparison:
             return Claim(name, kind, ProofVerdict.PROVEN)
         rank, actual, due = apart[0]
         inner = self.words.parting(actual, due)
-        found_text, due_text = (self.words.text(number, top=True) for number in inner)
+        found_text, due_text = self.words.pair(*inner)
         mismatch = ClaimMismatch(
             rank, len({member for member, _, _ in apart}), self._node_of(rank, inner[0]), found_text, due_text
         )
