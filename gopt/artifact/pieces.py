@@ -69,17 +69,22 @@ def cut(piece: Piece, whole: np.ndarray) -> np.ndarray:
 
 
 def cover(pieces: Iterable[Piece], shape: Sequence[int]) -> bool:
-    """Return whether pieces together have all elements of a tensor: in ranges, or in boxes of a grid."""
+    """Return whether pieces together have all elements of a tensor: in ranges, boxes of a grid, or every n-th row."""
     spans: dict[Place, set[tuple[int, int]]] = {}
     for piece in pieces:
         spans.setdefault(piece.place, set()).add((piece.start, piece.stop))
-    complete = set()
+    complete, turns = set(), set[tuple[int, int]]()
     for region, ranges in spans.items():
         end = 0
         for start, stop in sorted(ranges):
             end = max(end, stop) if start <= end else end
-        if end >= prod(place_shape(region, shape)) and region[1] is None:
-            complete.add(region[0])
+        if end >= prod(place_shape(region, shape)):
+            if region[1] is None:
+                complete.add(region[0])
+            elif region[0] is None:
+                turns.add(region[1])
+    if any(turns.issuperset((first, step) for first in range(min(step, shape[0]))) for _, step in turns):
+        return True
     return None in complete or boxes.in_grid(complete, shape)
 
 

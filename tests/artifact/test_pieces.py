@@ -55,7 +55,10 @@ def test_a_part_of_more_parts_than_rows_is_empty() -> None:
         ([Piece("t", 0, 4, ((0, 2), (0, 2))), Piece("t", 0, 4, ((0, 2), (2, 4)))], True),
         ([Piece("t", 0, 4, ((0, 2), (0, 2))), Piece("t", 0, 3, ((0, 2), (2, 4)))], False),
         ([Piece("t", 0, 6, ((0, 2), (0, 3))), Piece("t", 0, 4, ((0, 2), (2, 4)))], False),
-        ([Piece("t", 0, 8, None, (0, 1))], False),
+        ([Piece("t", 0, 8, None, (0, 1))], True),
+        ([Piece("t", 0, 4, None, (0, 2))], False),
+        ([Piece("t", 0, 4, None, (1, 2)), Piece("t", 0, 4, None, (0, 2))], True),
+        ([Piece("t", 0, 4, None, (1, 2)), Piece("t", 0, 3, None, (0, 2))], False),
         ([], False),
     ],
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.operators.table import operator
 from gopt.runtime.reference_eval import evaluate
 from gopt.verification.proof.expressions import (
+    ADDED,
     COUNTED,
     FLAT,
     HIGHEST,
@@ -23,6 +25,7 @@ from gopt.verification.proof.expressions import (
     ITERATED,
     LARGEST,
     LINEAR,
+    LOOKED_UP,
     LOWEST,
     PRODUCT,
     REDUCED,
@@ -113,7 +116,7 @@ class ExpressionValues:
                 if rule is not None:
                     result = rule(attributes, values)
                 elif number in self.origins:
-                    result = _computed(*self.origins[number], values)
+                    result = computed(*self.origins[number], values)
                 elif record.kernel is not None:
                     result = record.kernel({}, values)
                 else:
@@ -143,7 +146,7 @@ class ExpressionValues:
         return value
 
 
-def _computed(graph: Graph, node: Node, index: int, values: Sequence[np.ndarray]) -> np.ndarray:
+def computed(graph: Graph, node: Node, index: int, values: Sequence[np.ndarray]) -> np.ndarray:
     """A node, by the reference evaluator in float64."""
     names = [name for name in (*node.inputs, *node.captures) if name]
     if len(names) != len(values):
@@ -218,6 +221,17 @@ def _part(attributes: Any, values: Sequence[np.ndarray]) -> Any:
     return np.take(values[0], range(start, stop), axis)
 
 
+def _looked_up(width: Any, values: Sequence[np.ndarray]) -> np.ndarray:
+    return np.asarray(values[0].reshape(-1, width)[values[1].reshape(-1)])
+
+
+def _added(shape: Any, values: Sequence[np.ndarray]) -> np.ndarray:
+    numbers, rows = values[0].reshape(-1), values[1]
+    total = np.zeros((shape[0], prod(shape[1:])))
+    np.add.at(total, numbers, rows.reshape(len(numbers), -1))
+    return total
+
+
 _KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
     LINEAR: _linear,
     PRODUCT: _product,
@@ -230,8 +244,8 @@ _KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
     INVERSE: lambda _, values: 1 / np.asarray(values[0], np.float64),
     "times zero": _product,
     COUNTED: lambda _, values: np.where(values[0] == 0, 1, values[0]),
-    LOWEST: lambda dtype, _: np.float64(-np.inf),
-    HIGHEST: lambda dtype, _: np.float64(np.inf),
+    LOWEST: lambda dtype, _: np.float64(-np.inf) if dtype in FLOATS else np.asarray(np.iinfo(dtype).min, dtype),
+    HIGHEST: lambda dtype, _: np.float64(np.inf) if dtype in FLOATS else np.asarray(np.iinfo(dtype).max, dtype),
     "round": _rounded,
     "cast": _cast,
     "permuted": lambda perm, values: np.transpose(values[0], perm),
@@ -239,4 +253,6 @@ _KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
     "gathered": lambda attributes, values: np.concatenate(values, attributes[1]),
     "members in a row": lambda axis, values: np.concatenate(values, axis),
     "part": _part,
+    LOOKED_UP: _looked_up,
+    ADDED: _added,
 }

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
+
+import numpy as np
 
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import State, StateKind
 from gopt.artifact.manifest import LocalState
-from gopt.artifact.pieces import Piece, place_shape
+from gopt.artifact.pieces import Piece, cut, place_shape
 from gopt.collectives.layout import HALVES
 from gopt.ir.graph import Graph
 from gopt.runtime.inlined_functions import inlined
@@ -22,6 +25,8 @@ from gopt.verification.proof.relation import ProofRelation, SourcePart
 from gopt.verification.proof.sweep import RankSweep, Values
 from gopt.verification.reference_graphs import local_graph, update_graph
 
+MOST, RUNS = 1 << 24, 1 << 12
+"""Elements of a tensor, and ranges of elements, up to which a part of dimensions is read as ranges."""
 MICRO = "micro-steps"
 """The axis of the micro-steps of an update: batches vary along it as along an axis of the mesh."""
 
@@ -51,14 +56,14 @@ class Expected:
 class Specification:
     """Reads the source into the expressions of the step for all ranks.
 
-    ``varying``: the axes along which batches differ, micro-steps too; ``drawn``: as of a ``NodeReader``."""
+    ``varying``: the axes along which batches differ, micro-steps too."""
 
     def __init__(
         self, expressions: Expressions, constants: ConstantTable, relation: ProofRelation, varying: frozenset[str],
-        drawn: frozenset[str],
+        reader: Callable[[Graph], NodeReader],
     ) -> None:  # fmt: skip
         self.expressions, self.constants, self.training = expressions, constants, relation.training
-        self.relation, self.varying, self.drawn = relation, varying, drawn
+        self.relation, self.varying, self.reader = relation, varying, reader
         self.reduction = LossReduction.parse(relation.loss_reduction)
         self.data = varying - {MICRO}
         self.statistics = [state for state in self.training.states if state.kind is StateKind.STATISTIC]
@@ -125,7 +130,7 @@ class Specification:
     def _swept(self, graph: Graph, fed: Mapping[str, int]) -> Values:
         """The values of a part of the source; each call is over all ranks with different data."""
         stored = {name: self.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in fed}
-        sweep = RankSweep(0, graph, NodeReader(self.expressions, graph, self.drawn, self.constants), stored | dict(fed))
+        sweep = RankSweep(0, graph, self.reader(graph), stored | dict(fed))
         axes = tuple(self.relation.mesh.data_axes)
         all_coordinates = [dict.fromkeys(axes, 0)]
         while (node := sweep.to_call()) is not None:
@@ -184,7 +189,7 @@ class Specification:
 
 
 def weighed(expressions: Expressions, number: int, weight: int) -> int:
-    """A value times its weight."""
+    """A value times a weight."""
     return expressions.elementwise(lambda pair: expressions.product(pair, (1, 1)), [number, weight])
 
 
@@ -205,8 +210,25 @@ def held_pieces(expressions: Expressions, pieces: Iterable[Piece], whole: Values
     for piece in pieces:
         number = whole[piece.tensor]
         shape = expressions.shape(number)
+        runs = [(piece.start, piece.stop)]
         if piece.place != (None, None):
             sizes = place_shape(piece.place, shape) if elements(shape) is not None else None  # type: ignore[arg-type]
-            number = expressions.apply("box", piece.place, [number], sizes or (piece.stop,))
-        parts += expressions.cut(number, piece.start, piece.stop)
+            inside = _runs(piece, shape) if sizes is not None else None  # type: ignore[arg-type]
+            if inside is None:
+                number = expressions.apply("box", piece.place, [number], sizes or (piece.stop,))
+            runs = inside or runs
+        for start, stop in runs:
+            parts += expressions.cut(number, start, stop)
     return expressions.flat(parts)
+
+
+def _runs(piece: Piece, shape: tuple[int, ...]) -> list[tuple[int, int]] | None:
+    """The ranges of elements of a piece in the whole tensor; None for more than ``RUNS``."""
+    if prod(shape) > MOST:
+        return None
+    positions = cut(piece, np.arange(prod(shape)).reshape(shape))
+    ends = np.flatnonzero(np.diff(positions) != 1)
+    if len(ends) >= RUNS:
+        return None
+    starts, stops = positions[[0, *(ends + 1)]], positions[[*ends, -1]] + 1
+    return list(zip(starts.tolist(), stops.tolist()))

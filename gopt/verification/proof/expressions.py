@@ -32,9 +32,11 @@ STATE, INITIAL = "state", "initial state"
 """Leaves: a state, and a state before the first micro-step where micro-steps move the state."""
 LOWEST, HIGHEST = "lowest", "highest"
 """Leaves that are below, or above, every value of their type."""
+LOOKED_UP, ADDED = "rows", "rows added"
+"""Rows of a table by number; a table of zeros with rows added to it."""
 _FINITE = frozenset({
     "one", STATE, INITIAL, "batch", "input", "sum so far", "draw", LINEAR, PRODUCT, VIEW, FLAT, TOTAL, REDUCED, LARGEST,
-    SMALLEST, "permuted", "round", "cast", "on member", "gathered", "members in a row", "part",
+    SMALLEST, LOOKED_UP, ADDED, "permuted", "round", "cast", "on member", "gathered", "members in a row", "part",
 }) | names(lambda record: record.slopes and max(record.slopes) < Slope.CURVED)  # fmt: skip
 """Forms and operators whose results are numbers where the operands are: no quotient, root or logarithm."""
 _FLAG = Fraction(1, 1 << 20)
@@ -426,7 +428,8 @@ class Expressions:
 
     def ranged(self, number: int) -> bool:
         """Return whether a value has several elements, or is an element of a flat value."""
-        return (self.elements(number) != 1 or self.all[number].op == FLAT) and self.uniform(number) is None
+        flat = self.all[self.root(number)].op == FLAT
+        return (self.elements(number) != 1 or flat) and self.uniform(number) is None
 
     def _common(self, numbers: Iterable[int], count: int) -> Shape:
         """The shape in which expressions of equal size are combined: of all roots, or flat."""
@@ -459,7 +462,8 @@ class Expressions:
             ranged = [part for part in parts if part is not None]
             counts = {self.elements(root) for root, _, _ in ranged}
             if len({part[1:] for part in ranged}) == 1 and len(counts) == 1:
-                shape = self._common([root for root, _, _ in ranged], counts.pop() or 0)
+                count = counts.pop() or 0
+                shape = () if count == 1 else self._common([root for root, _, _ in ranged], count)
                 _, start, stop = ranged[0]
                 values = [
                     self._narrow(operand) if part is None else self.view(part[0], shape)
@@ -524,7 +528,7 @@ class Expressions:
                 signs.setdefault(self.all[atom].operands[0], set()).add(factor > 0)
         for atom, factor in terms.items():
             op, spans, operands, _ = self.all[atom]
-            if op != TOTAL or (len(signs[operands[0]]) > 1 and not self.finite[operands[0]]):
+            if op != TOTAL or not factor or (len(signs[operands[0]]) > 1 and not self.finite[operands[0]]):
                 result[atom] = factor
                 continue
             changes = steps.setdefault(operands[0], {})
@@ -537,7 +541,8 @@ class Expressions:
             bounds = sorted(bound for bound, change in changes.items() if change)
             for start, stop in pairwise(bounds):
                 coefficient += changes[start]
-                groups.setdefault(coefficient, []).append((start, stop))
+                if coefficient:
+                    groups.setdefault(coefficient, []).append((start, stop))
             for factor, parts in groups.items():
                 spans = () if parts == [(0, self.elements(root))] else tuple(parts)
                 result[self._number(TOTAL, spans, (root,), ())] = factor

@@ -9,7 +9,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.artifact.graph_check import check_rank
 from gopt.artifact.integrity import check_files
 from gopt.artifact.manifest import Manifest, RankEntry
-from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.manifest_check import check_all_ranks, read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.pieces import Piece
 from gopt.errors import InputError, UnsupportedError
@@ -18,7 +18,7 @@ from gopt.records.boxes import box_elements
 from gopt.runtime.inlined_functions import inlined
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
-from gopt.verification.folder_check import check_all_ranks, check_roles, check_starts
+from gopt.verification.folder_check import check_roles, check_starts
 from gopt.verification.message_rounds import check_rounds
 from gopt.verification.proof.relation import ProofRelation, RankRelation, SourcePart, check_versions
 from gopt.verification.proof.rounds import check_tables
@@ -37,7 +37,6 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
     check_files(home, manifest.files)
     if manifest.parameter_server is not None:
         check_rounds(manifest.parameter_server)
-        check_tables(manifest.parameter_server)
     if manifest.split is not None:
         raise UnsupportedError(
             f"the mesh of {folder} splits the computation along {', '.join(manifest.split)}: gopt prove has no laws "
@@ -50,6 +49,8 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
     check_roles(manifest, training, home)
     with gc_paused():
         ranks = tuple(_ranks(home, manifest, training, advance))
+    if manifest.parameter_server is not None:
+        check_tables(manifest.parameter_server, ranks[0].graphs)
     return ProofRelation(
         training=training, mesh=mesh, ranks=ranks, schedule=manifest.schedule, accumulate=manifest.accumulate,
         loss_reduction=manifest.loss_reduction, statistics=manifest.statistics, reductions=manifest.reductions,

@@ -19,6 +19,7 @@ from gopt.verification.proof.operators import NodeReader, as_type
 from gopt.verification.proof.relation import ProofRelation, RankRelation
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
 from gopt.verification.proof.rounds import RoundSweep, round_number
+from gopt.verification.proof.rows import RowLaws, RowReader
 from gopt.verification.proof.sweep import Sweep, UnpairedCall, Values
 
 
@@ -33,6 +34,7 @@ class Prover:
         members = {**dict(self.mesh.axes), **micro}
         self.expressions = Expressions(members | servers)
         self.constants = ConstantTable(self.expressions)
+        self.rows = RowLaws(self.expressions, self.constants)
         self.drawn = frozenset(axis for axis, size in members.items() if size > 1)
         """The axes along which members draw apart, also on the same samples."""
         self.varying = self.drawn.intersection((*self.mesh.data_axes, *micro))
@@ -43,7 +45,7 @@ class Prover:
     def run(self) -> RankProof:
         """Read the source and all ranks as expressions, and compare."""
         with gc_paused():
-            expected = Specification(self.expressions, self.constants, self.relation, self.varying, self.drawn).read()
+            expected = Specification(self.expressions, self.constants, self.relation, self.varying, self.reader).read()
             try:
                 self.ranks = self._ranks(expected)
             except UnpairedCall as wrong:
@@ -55,13 +57,27 @@ class Prover:
                 raise InputError(error.message, *error.hints, self.relation.remedy) from None
             return Comparison(self.expressions, self.constants, self.relation, expected, self.ranks).proof()
 
+    def reader(self, graph: Graph) -> NodeReader:
+        """A reader of nodes; tables are read by rows."""
+        if self.relation.plan is not None and self.relation.plan.tables:
+            return RowReader(self.expressions, graph, self.drawn, self.constants, self.rows)
+        return NodeReader(self.expressions, graph, self.drawn, self.constants)
+
     def _ranks(self, expected: Expected) -> list[RankValues]:
         """The values of every rank."""
         ranks = self.relation.ranks
         all_values = [RankValues(self._start(rank, expected)) for rank in ranks]
-        sweep = Sweep(self.expressions, self.constants, self.mesh, self.drawn)
+        sweep = Sweep(self.expressions, self.constants, self.mesh, self.reader)
         if self.relation.plan is not None:
-            sweep = RoundSweep(self.expressions, self.constants, self.mesh, self.drawn, self.relation.plan)
+            sweep = RoundSweep(
+                self.expressions,
+                self.constants,
+                self.mesh,
+                self.reader,
+                self.relation.plan,
+                expected.start,
+                self.rows,
+            )
         for phase, times in self.relation.schedule.items():
             self.advance(f"comparing {phase}")
             graphs = [rank.graphs[phase] for rank in ranks if phase in rank.graphs]  # servers run in the last phase
@@ -132,7 +148,7 @@ class Prover:
 
     def _behind(self, graph: Graph, results: Values, inputs: Values) -> Values | None:
         """The values that depend on some inputs, for other values; None if a call depends on the inputs."""
-        reader = NodeReader(self.expressions, graph, self.drawn, self.constants)
+        reader = self.reader(graph)
         changed = dict(inputs)
         for node in graph.nodes:
             if changed.keys().isdisjoint(node.reads):

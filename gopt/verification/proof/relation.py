@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gopt.analysis.statistic_points import StatisticReduction
@@ -12,9 +12,9 @@ from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import LocalAccumulator, LocalState
 from gopt.artifact.pieces import Piece
 from gopt.artifact.server_entries import ServerPlanEntry
-from gopt.collectives.messages import PUSH
+from gopt.collectives.messages import PULL_ROWS, PUSH, MessageOperator
 from gopt.errors import InputError
-from gopt.ir.graph import Graph
+from gopt.ir.graph import Graph, Node
 from gopt.records.mesh import Mesh
 from gopt.verification.proof.result import Claim
 
@@ -78,20 +78,26 @@ class ProofRelation:
     @property
     def wire(self) -> Mapping[str, tuple[str, str]]:
         """Tensor -> type on servers, and another type on the way to trainers."""
-        keys = () if self.plan is None else self.plan.keys
-        return {piece.tensor: (key.dtype, key.wire) for key in keys for piece in key.pieces if key.wire != key.dtype}
+        if self.plan is None:
+            return {}
+        pairs = {piece.tensor: (key.dtype, key.wire) for key in self.plan.keys for piece in key.pieces}
+        for _, node in self._messages(PULL_ROWS):
+            table = self.plan.tables[node.attributes["table"]]
+            pairs[table.parameter] = table.dtype, node.attributes["dtype"]
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     @property
     def pushed(self) -> Mapping[str, str]:
         """Parameter -> the type of the gradient on the way to servers, if also the type on the way to trainers."""
-        graphs = self.ranks[0].graphs.values() if self.plan is not None else ()
         buckets = {} if self.plan is None else self.plan.buckets
-        types = {
-            node.attributes["bucket"]: graph.type_of(node.inputs[2]).dtype
-            for graph in graphs for node in graph.nodes if node.op_type == PUSH.name
-        }  # fmt: skip
+        types = {node.attributes["bucket"]: graph.type_of(node.inputs[2]).dtype for graph, node in self._messages(PUSH)}
         sent = [key for bucket, dtype in types.items() for key in buckets[bucket] if key.wire == dtype]
         return {piece.tensor: key.wire for key in sent for piece in key.pieces}
+
+    def _messages(self, message: MessageOperator) -> Iterator[tuple[Graph, Node]]:
+        """The messages of a kind in the graphs of a trainer."""
+        graphs = self.ranks[0].graphs.values() if self.plan is not None else ()
+        return ((graph, node) for graph in graphs for node in graph.nodes if node.op_type == message.name)
 
     @property
     def constants(self) -> frozenset[str]:

@@ -2,32 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 
-from gopt.artifact.server_entries import ServerPlanEntry
+from gopt.artifact.server_entries import ServerPlanEntry, TableEntry
+from gopt.artifact.table_parts import part_piece, table_layout
 from gopt.collectives.layout import HALVES, parse_shapes
-from gopt.collectives.messages import MESSAGES, ROUND_INPUT
+from gopt.collectives.messages import AGGREGATE, AGGREGATE_ROWS, MESSAGES, PULL, PULL_ROWS, PUSH, PUSH_ROWS, ROUND_INPUT
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node
 from gopt.records.mesh import Mesh
+from gopt.records.tables import Rows
+from gopt.text.sanitize import show
 from gopt.verification.proof.calls import Members
 from gopt.verification.proof.constants import ConstantTable
-from gopt.verification.proof.expected import weighed, weighted_mean
+from gopt.verification.proof.expected import held_pieces, weighed, weighted_mean
 from gopt.verification.proof.expressions import ONE, Expressions, elements
-from gopt.verification.proof.operators import as_type
+from gopt.verification.proof.operators import NodeReader, as_type
+from gopt.verification.proof.rows import MERGED, NUMBERS, RowLaws
 from gopt.verification.proof.sweep import RankSweep, Sweep, UnpairedCall, Values
 
 
-def check_tables(plan: ServerPlanEntry) -> None:
-    """Raise UnsupportedError for tables: rows are pulled by number."""
-    for table in plan.tables:
-        raise UnsupportedError(
-            f"trainers pull rows of table {table.parameter}: gopt prove has no law for rows",
-            "gopt verify compares trainers and servers by numbers",
-        )
+def check_tables(plan: ServerPlanEntry, trainer: Mapping[str, Graph]) -> None:
+    """Raise UnsupportedError for tables without a law; ``trainer``: the graphs of a trainer."""
+    for graph in trainer.values():
+        for node in graph.nodes:
+            if node.op_type != PUSH_ROWS.name:
+                continue
+            table, sent = plan.tables[node.attributes["table"]], graph.type_of(node.inputs[-1]).dtype
+            reason = ""
+            if table.update != Rows.DENSE.value:
+                reason = "the update runs on the rows that were pushed"
+            elif sent in HALVES and sent != table.dtype:
+                reason = f"each row is rounded to {sent} before rows of one number are added"
+            if reason:
+                raise UnsupportedError(
+                    f"table {show(table.parameter)}: {reason}, for which gopt prove has no law",
+                    "gopt verify compares trainers and servers by numbers",
+                )
+
+
+def _unsized(node: Node) -> UnsupportedError:
+    return UnsupportedError(
+        f"{node.op_type} {node.label!r}: the type or the size of an operand is unknown",
+        "give the values of the graph their types (onnx.shape_inference)",
+    )
 
 
 def round_number(expressions: Expressions) -> int:
@@ -35,9 +56,13 @@ def round_number(expressions: Expressions) -> int:
     return expressions.leaf("input", ROUND_INPUT, ())
 
 
+_MERGES = {AGGREGATE.name: "bucket", AGGREGATE_ROWS.name: "table"}
+"""Operator of a server that merges -> the attribute that names what."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Push:
-    """The values of a trainer for a bucket, flat, their type, and the trainer's weight."""
+    """The values of a trainer for a bucket, flat, the type, and the trainer's weight."""
 
     number: int
     dtype: str
@@ -46,30 +71,37 @@ class _Push:
 
 
 class RoundSweep(Sweep):
-    """The graphs of a phase of all trainers, and of all servers; ``mesh``: of the trainers."""
+    """The graphs of a phase of all trainers, and of all servers; ``mesh``: of the trainers; ``start``: the values of
+    the source at the start of the step."""
 
     def __init__(
-        self, expressions: Expressions, constants: ConstantTable, mesh: Mesh, drawn: frozenset[str],
-        plan: ServerPlanEntry,
+        self, expressions: Expressions, constants: ConstantTable, mesh: Mesh, reader: Callable[[Graph], NodeReader],
+        plan: ServerPlanEntry, start: Values, rows: RowLaws,
     ) -> None:  # fmt: skip
-        super().__init__(expressions, constants, plan.mesh, drawn, mesh.ranks)
-        self.trainers = range(mesh.ranks)
+        super().__init__(expressions, constants, plan.mesh, reader, mesh.ranks)
+        self.trainers, self._tables, self._start = range(mesh.ranks), plan.tables, start
+        self._laws = rows
         self._buckets, self._round = plan.buckets, round_number(expressions)
         self._merged = Members(expressions, mesh.data_axes, [mesh.coordinates(rank) for rank in self.trainers])
-        self._pushed: dict[tuple[int, int], dict[int, _Push]] = {}
-        """Server and bucket -> the pushes so far, by trainer; a merge takes all."""
+        self._pushed: dict[tuple[str, int, int], dict[int, _Push]] = {}
+        """Operator, server and bucket or table of a merge -> the pushes so far, by trainer; the merge takes all."""
+
+        self._rules = {
+            PUSH.name: self._push, PULL.name: self._pull, PUSH_ROWS.name: self._push_rows,
+            PULL_ROWS.name: self._pull_rows, **dict.fromkeys(_MERGES, self._aggregate),
+        }  # fmt: skip
 
     def run(self, graphs: Sequence[Graph], inputs: Sequence[Values]) -> list[Values]:
         """The expressions of all values of all trainers and servers. Raises UnpairedCall."""
         self._pushed.clear()
         results = super().run(graphs, inputs)
-        for (server, _), pushes in self._pushed.items():
+        for (_, server, _), pushes in self._pushed.items():
             for trainer, push in pushes.items():
                 raise UnpairedCall(trainer, push.node, "a push", f"server {server} to merge it")
         return results
 
     def _ready(self, waiting: Mapping[int, Node]) -> list[tuple[int, ...]]:
-        """The members whose message can be made, or else the groups with all members in a call."""
+        """The members with a message to make, or else the groups with all members in a call."""
         reasons = {rank: self._lacking(rank, node) for rank, node in waiting.items()}
         ready: list[tuple[int, ...]] = [(rank,) for rank, reason in reasons.items() if not reason]
         calls = {rank: node for rank, node in waiting.items() if node.op_type not in MESSAGES}
@@ -82,13 +114,18 @@ class RoundSweep(Sweep):
         """Why a message or a call has to wait; '' if ready."""
         if node.op_type not in MESSAGES:
             return "others are missing" if rank >= self.first else "trainers make no calls"
-        if node.op_type == "Aggregate":
-            pushes = self._pushed.get((rank - self.first, node.attributes["bucket"]), {})
+        if node.op_type in _MERGES:
+            pushes = self._pushed.get(self._merge_of(rank, node), {})
             missing = [str(trainer) for trainer in self.trainers if trainer not in pushes]
             return f"trainers {', '.join(missing)} do not push it" if missing else ""
-        if node.op_type == "Pull":
+        if node.op_type == PULL.name:
             return self._unserved(node)
+        if node.op_type == PULL_ROWS.name and len(self.sweeps) == self.first:
+            return "no server is there"
         return ""
+
+    def _merge_of(self, rank: int, node: Node) -> tuple[str, int, int]:
+        return node.op_type, rank - self.first, node.attributes[_MERGES[node.op_type]]
 
     def _unserved(self, node: Node) -> str:
         """Why a pull gets no answer yet."""
@@ -101,7 +138,7 @@ class RoundSweep(Sweep):
 
     def _call(self, members: Sequence[RankSweep], nodes: Sequence[Node]) -> None:
         (sweep, *_), (node, *_) = members, nodes
-        rule = {"Push": self._push, "Pull": self._pull, "Aggregate": self._aggregate}.get(node.op_type)
+        rule = self._rules.get(node.op_type)
         if rule is None:
             super()._call(members, nodes)
             return
@@ -110,26 +147,69 @@ class RoundSweep(Sweep):
         rule(sweep, node)
 
     def _push(self, sweep: RankSweep, node: Node) -> None:
-        key = node.attributes["server"], node.attributes["bucket"]
-        pushes = self._pushed.setdefault(key, {})
-        types = {sweep.graph.type_of(name).dtype for name in node.inputs[2:]}
         numbers = sweep.operands(node, node.inputs[2:])
-        if sweep.rank in pushes:
-            raise UnpairedCall(sweep.rank, node, "a second push", "one push of a bucket in a round")
-        if len(types) != 1 or any(self.expressions.elements(number) is None for number in numbers):
-            raise UnsupportedError(
-                f"Push {node.label!r}: the type or the size of an operand is unknown",
-                "give the values of the graph their types (onnx.shape_inference)",
-            )
-        weight = sweep.operands(node, [node.inputs[1]])[0] if node.inputs[1] else ONE
+        if any(self.expressions.elements(number) is None for number in numbers):
+            raise _unsized(node)
         pieces = (piece for number in numbers for piece in self.expressions.pieces(number))
-        pushes[sweep.rank] = _Push(self.expressions.flat(pieces), types.pop(), weight, node)
+        merge = AGGREGATE.name, node.attributes["server"], node.attributes["bucket"]
+        self._send(sweep, node, [merge], self.expressions.flat(pieces), node.inputs[2:])
+
+    def _push_rows(self, sweep: RankSweep, node: Node) -> None:
+        table = self._tables[node.attributes["table"]]
+        numbers, rows = sweep.operands(node, node.inputs[2:])
+        total = self._laws.added((table.rows, table.width), numbers, rows)
+        if total is None:
+            raise _unsized(node)
+        merges = [(AGGREGATE_ROWS.name, server, node.attributes["table"]) for server in table.servers]
+        self._send(sweep, node, merges, total, node.inputs[3:])
+
+    def _send(
+        self, sweep: RankSweep, node: Node, merges: Sequence[tuple[str, int, int]], number: int, names: Sequence[str]
+    ) -> None:
+        """Push a value to servers; ``names``: of the parts."""
+        types = {sweep.graph.type_of(name).dtype for name in names}
+        if len(types) != 1:
+            raise _unsized(node)
+        weight = sweep.operands(node, [node.inputs[1]])[0] if node.inputs[1] else ONE
+        push = _Push(number, types.pop(), weight, node)
+        for merge in merges:
+            if self._pushed.setdefault(merge, {}).setdefault(sweep.rank, push) is not push:
+                raise UnpairedCall(sweep.rank, node, "a second push", "one push of a bucket in a round")
         sweep.values[node.outputs[0]] = self._round
 
     def _aggregate(self, sweep: RankSweep, node: Node) -> None:
-        pushes = self._pushed.pop((sweep.rank - self.first, node.attributes["bucket"]))
+        pushes = self._pushed.pop(self._merge_of(sweep.rank, node))
         merged = self._merge([pushes[trainer] for trainer in self.trainers], node)
-        self._unpack(sweep, node, merged)
+        if node.op_type == AGGREGATE.name:
+            self._unpack(sweep, node, merged)
+            return
+        table, server = self._tables[node.attributes["table"]], sweep.rank - self.first
+        part = self._part(table, server, merged)
+        columns = len(table_layout(table).columns(server))
+        sweep.values[node.outputs[0]] = self.expressions.apply(NUMBERS, None, [part], (None,))
+        shape = (None, columns) if node.attributes["width"] else (None,)
+        sweep.values[node.outputs[1]] = self.expressions.apply(MERGED, None, [part], shape)
+
+    def _part(self, table: TableEntry, server: int, number: int) -> int:
+        """A server's part of a value with the table's rows, flat."""
+        piece = part_piece(table_layout(table), table.parameter, server)
+        return held_pieces(self.expressions, [piece], {table.parameter: number})
+
+    def _pull_rows(self, sweep: RankSweep, node: Node) -> None:
+        table = self._tables[node.attributes["table"]]
+        whole = self.expressions.view(self._start[table.parameter], (table.rows, table.width))
+        for server, name in zip(table.servers, table.inputs):
+            (number,) = self.sweeps[self.first + server].operands(node, [name])
+            if self.expressions.root(number) != self.expressions.root(self._part(table, server, whole)):
+                raise UnpairedCall(sweep.rank, node, f"{name!r} of server {server}", "its part of the table")
+        whole = as_type(self.expressions, whole, table.dtype, node.attributes["dtype"])
+        (numbers,) = sweep.operands(node, node.inputs[1:])
+        rows = self._laws.looked_up(whole, numbers)
+        if rows is None:
+            raise _unsized(node)
+        count = self.expressions.elements(numbers)
+        shape = (count, table.width) if node.attributes["width"] else (count,)
+        sweep.values[node.outputs[0]] = self.expressions.view(rows, shape)
 
     def _merge(self, pushes: Sequence[_Push], node: Node) -> int:
         """The merged pushes of all trainers: halves are summed in float32 and rounded once."""
@@ -156,7 +236,7 @@ class RoundSweep(Sweep):
         self._unpack(sweep, node, self.expressions.flat(pieces))
 
     def _unpack(self, sweep: RankSweep, node: Node, number: int) -> None:
-        """Store the values of a bucket, by their shapes."""
+        """Store the values of a bucket, by shape."""
         shapes = parse_shapes(node.attributes["shapes"])
         bounds = [0, *accumulate(prod(shape) for shape in shapes)]
         count = elements(self.expressions.shape(number))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gopt.collectives.call import Type
@@ -91,13 +91,13 @@ class RankSweep:
 
 
 class Sweep:
-    """The graphs of a phase of all ranks of a mesh; ``drawn``: as of a ``NodeReader``; ``first``: the number of the
-    mesh's first rank."""
+    """The graphs of a phase of all ranks of a mesh; ``first``: the number of the mesh's first rank."""
 
     def __init__(
-        self, expressions: Expressions, constants: ConstantTable, mesh: Mesh, drawn: frozenset[str], first: int = 0
-    ) -> None:
-        self.expressions, self.constants, self.mesh, self.drawn = expressions, constants, mesh, drawn
+        self, expressions: Expressions, constants: ConstantTable, mesh: Mesh, reader: Callable[[Graph], NodeReader],
+        first: int = 0,
+    ) -> None:  # fmt: skip
+        self.expressions, self.constants, self.mesh, self.reader = expressions, constants, mesh, reader
         self.first, self.sweeps = first, list[RankSweep]()
         self._places = {first + rank: mesh.coordinates(rank) for rank in range(mesh.ranks)}
         self._memo: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
@@ -119,9 +119,6 @@ class Sweep:
                     if node is not None:
                         waiting[rank] = node
         return [sweep.values for sweep in sweeps]
-
-    def reader(self, graph: Graph) -> NodeReader:
-        return NodeReader(self.expressions, graph, self.drawn, self.constants)
 
     def start(self, graph: Graph, inputs: Values) -> Values:
         """The inputs and the constants of a graph."""
