@@ -80,9 +80,9 @@ def test_every_fixture_is_proven_under_every_option(name, kind, tmp_path, capsys
     except UnsupportedError as error:
         assert "halves" in kind and "each row is rounded" in error.message
         return
-    assert proof.proven or ("rows" in kind and name in ONE_HOT), [
-        (claim.name, claim.mismatch) for claim in proof.open()
-    ]
+    opened = [(claim.name, claim.verdict, claim.mismatch) for claim in proof.open()]
+    assert all(verdict is ProofVerdict.UNPROVEN for _, verdict, _ in opened), opened
+    assert proof.proven or name in ONE_HOT, opened
     assert len(proof.claims) >= len(gopt.load(FIXTURES / f"{name}.onnx").training.states)
 
 
@@ -260,8 +260,8 @@ def test_tables_without_a_law_are_named(options, told, tmp_path):
         gopt.prove(tmp_path / "out")
 
 
-CAST_BACK = ("rounded to", "^-1")
-"""What stays open in drawn steps: a cast to half precision of what was half before, and its norms."""
+UNLISTED = "rounded to"
+"""What stays open in drawn steps: the gradient of a parameter in another half precision than that of ``--wire``."""
 
 
 @pytest.mark.parametrize("seed", part(range(1000), 24))
@@ -274,7 +274,7 @@ def test_a_drawn_step_that_is_split_is_proven(seed, tmp_path):
         pytest.skip("gopt split refuses it")
     for claim in gopt.prove(tmp_path / "out").open():
         assert claim.verdict is ProofVerdict.UNPROVEN and claim.mismatch, claim
-        assert any(word in claim.mismatch.actual for word in CAST_BACK), claim
+        assert UNLISTED in claim.mismatch.actual, claim
 
 
 @pytest.mark.parametrize("mode", ["async", "half-async", "geo"])
