@@ -147,6 +147,18 @@ def wrong_factor(model: ModelProto) -> None:
     model.graph.node.insert(place + 1, half)
 
 
+def by_the_round(model: ModelProto) -> None:
+    """A server does not update in the first round."""
+    node = message(model, "Aggregate")
+    name = node.output[0]
+    node.output[0] = f"{name}.mean"
+    number = helper.make_node("Cast", [node.input[0]], ["number"], to=1)
+    late = helper.make_node("Mul", [f"{name}.mean", "number"], [name])
+    place = list(model.graph.node).index(node)
+    model.graph.node.insert(place + 1, late)
+    model.graph.node.insert(place + 1, number)
+
+
 def rounded_push(model: ModelProto) -> None:
     """A gradient is rounded on its way, which the manifest does not say."""
     node = message(model, "Push")
@@ -209,6 +221,7 @@ MORE: dict[str, tuple[str, Setting, Callable[[Path], None]]] = {
     "rows of one table are pushed to another": ("sparse/dlrm_adam", TABLES, on("trainer.onnx", rows_exchanged)),
     "a part is stale": ("mlp_adamw", KEY, on("trainer.onnx", stale_part)),
     "merged by losses": ("mlp_adamw", KEY, on("*r*.onnx", weighed_by_the_loss)),
+    "the first round is left out": ("mlp_adamw", KEY, on("server_0001.onnx", by_the_round)),
     "a factor more": ("mlp_adamw", KEY, on("server_0001.onnx", wrong_factor)),
     "a push is rounded": ("mlp_adamw", KEY, on("trainer.onnx", rounded_push)),
     "norms of servers": ("mlp_mom_clip_sched", Setting(2, 3), on("server_*.onnx", reduction_dropped)),
