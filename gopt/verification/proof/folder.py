@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from gopt.analysis.training import TrainingGraph
@@ -65,8 +66,11 @@ def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: P
     arrays: Held = {}
     settings = {name: SourcePart(name) for name in training.hyper}
     whole = {name: SourcePart(name) for name in training.batch} | settings
+    files: Mapping[str, str] = {}
     for number, entry in enumerate(manifest.ranks, 1):
-        graphs = load_rank(folder, entry, list(manifest.schedule))
+        if entry.files != files:  # trainers have one file
+            graphs, files = load_rank(folder, entry, list(manifest.schedule)), entry.files
+            written = {phase: inlined(expand(graph)) for phase, graph in graphs.items()}
         check_rank(manifest, entry, graphs, folder)
         for graph in graphs.values():
             check_versions(graph, f"a file of rank {entry.rank}", training.graph, _AGAIN)
@@ -78,7 +82,6 @@ def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: P
         outputs = {name: SourcePart(name) for name in training.shown}
         if entry.role == "server":  # it sees no batch
             inputs, outputs = settings, {}
-        written = {phase: inlined(expand(graph)) for phase, graph in graphs.items()}
         ranks.append(RankRelation(entry.rank, written, states, inputs, outputs, entry.accumulators))
         advance("reading ranks", number, len(manifest.ranks))
     stored = joined(programs, "input", [rank.values for rank in programs], training.graph.types)

@@ -19,7 +19,7 @@ from gopt.verification.proof.operators import NodeReader, as_type
 from gopt.verification.proof.relation import ProofRelation, RankRelation
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
 from gopt.verification.proof.rounds import RoundSweep, round_number
-from gopt.verification.proof.rows import RowReader
+from gopt.verification.proof.rows import RowLaws, RowReader
 from gopt.verification.proof.sweep import Sweep, UnpairedCall, Values
 
 
@@ -34,6 +34,7 @@ class Prover:
         members = {**dict(self.mesh.axes), **micro}
         self.expressions = Expressions(members | servers)
         self.constants = ConstantTable(self.expressions)
+        self.rows = RowLaws(self.expressions, self.constants)
         self.drawn = frozenset(axis for axis, size in members.items() if size > 1)
         """The axes along which members draw apart, also on the same samples."""
         self.varying = self.drawn.intersection((*self.mesh.data_axes, *micro))
@@ -58,8 +59,9 @@ class Prover:
 
     def reader(self, graph: Graph) -> NodeReader:
         """A reader of nodes; tables are read by rows."""
-        tables = self.relation.plan is not None and self.relation.plan.tables
-        return (RowReader if tables else NodeReader)(self.expressions, graph, self.drawn, self.constants)
+        if self.relation.plan is not None and self.relation.plan.tables:
+            return RowReader(self.expressions, graph, self.drawn, self.constants, self.rows)
+        return NodeReader(self.expressions, graph, self.drawn, self.constants)
 
     def _ranks(self, expected: Expected) -> list[RankValues]:
         """The values of every rank."""
@@ -68,7 +70,13 @@ class Prover:
         sweep = Sweep(self.expressions, self.constants, self.mesh, self.reader)
         if self.relation.plan is not None:
             sweep = RoundSweep(
-                self.expressions, self.constants, self.mesh, self.reader, self.relation.plan, expected.start
+                self.expressions,
+                self.constants,
+                self.mesh,
+                self.reader,
+                self.relation.plan,
+                expected.start,
+                self.rows,
             )
         for phase, times in self.relation.schedule.items():
             self.advance(f"comparing {phase}")

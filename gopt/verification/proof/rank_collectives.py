@@ -42,6 +42,7 @@ def load_rank(path: str | os.PathLike[str], mesh: Mesh, rank: int) -> Graph:
 
     Raises the errors of ``gopt.ir.load.load``, and UnsupportedError for a collective without a counterpart, or of a
     group unlike all groups of the mesh."""
+    schemas.register()  # types behind calls are inferred
     name = os.fsdecode(path)
     with naming(name), gc_paused():
         file = read_file(name)
@@ -104,7 +105,6 @@ def read_calls(graph: Graph, mesh: Mesh, rank: int) -> None:
                 raise refusal
             return
         declare(graph, groups)
-        schemas.register()
         infer_types(graph)
 
 

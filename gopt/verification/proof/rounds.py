@@ -76,16 +76,16 @@ class RoundSweep(Sweep):
 
     def __init__(
         self, expressions: Expressions, constants: ConstantTable, mesh: Mesh, reader: Callable[[Graph], NodeReader],
-        plan: ServerPlanEntry, start: Values,
+        plan: ServerPlanEntry, start: Values, rows: RowLaws,
     ) -> None:  # fmt: skip
         super().__init__(expressions, constants, plan.mesh, reader, mesh.ranks)
         self.trainers, self._tables, self._start = range(mesh.ranks), plan.tables, start
+        self._laws = rows
         self._buckets, self._round = plan.buckets, round_number(expressions)
         self._merged = Members(expressions, mesh.data_axes, [mesh.coordinates(rank) for rank in self.trainers])
         self._pushed: dict[tuple[str, int, int], dict[int, _Push]] = {}
         """Operator, server and bucket or table of a merge -> the pushes so far, by trainer; the merge takes all."""
 
-        self._laws = RowLaws(expressions, constants)
         self._rules = {
             PUSH.name: self._push, PULL.name: self._pull, PUSH_ROWS.name: self._push_rows,
             PULL_ROWS.name: self._pull_rows, **dict.fromkeys(_MERGES, self._aggregate),

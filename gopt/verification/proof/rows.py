@@ -1,7 +1,7 @@
 """Rows of tables, by number: lookups of rows, and sums of gradients of rows.
 
-A trainer pulls and pushes rows alone, where the source reads and adds to the whole table. A number counts the rows of
-the table from the start or from the end: any other number fails."""
+A trainer pulls and pushes rows alone, where the source reads and adds to the whole table. A number in a lookup counts
+the rows of the table from the start or from the end: any other number fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gopt.ir.graph import Node
+from gopt.ir.graph import Graph, Node
 from gopt.operators.kinds import GATHERS, RESHAPES, SCATTERS, SPREADS
 from gopt.operators.table import operator
 from gopt.verification.proof.constants import SMALL, ConstantTable
@@ -27,6 +27,8 @@ class RowLaws:
 
     def __init__(self, expressions: Expressions, table: ConstantTable) -> None:
         self.expressions, self.table = expressions, table
+        self._known: set[tuple[int, int]] = set()
+        """Numbers in lookups, and the rows of the table."""
 
     def looked_up(self, table: int, numbers: int) -> int | None:
         """Rows of a table in the order of numbers; None for unknown sizes."""
@@ -39,10 +41,12 @@ class RowLaws:
             inner = self.looked_up(expressions.view(root.operands[0], shape), numbers)
             return inner and as_type(expressions, inner, "float32", str(root.attributes))
         width, whole = elements(shape[1:]) or 0, expressions.root(table)
+        parts = [(self._plain(root), start, stop) for root, start, stop in expressions.pieces(numbers)]
+        self._known.update((part, shape[0]) for part, _, _ in parts)
         pieces = [
             (expressions.apply(LOOKED_UP, width, [whole, part], (expressions.elements(part), width)),
              start * width, stop * width)
-            for part, start, stop in self._numbers(numbers, shape[0])
+            for part, start, stop in parts
         ]  # fmt: skip
         return expressions.view(expressions.flat(pieces), (*dims, *shape[1:]))
 
@@ -66,22 +70,26 @@ class RowLaws:
         shape = self.expressions.shape(number)
         return None if shape is None or elements(shape) is None else tuple(int(size or 0) for size in shape)
 
+    def _plain(self, number: int) -> int:
+        """Numbers without casts to another type of integers."""
+        expression = self.expressions.all[self.expressions.root(number)]
+        if expression.op == "cast" and expression.attributes in (("int32", "int64"), ("int64", "int32")):
+            return self._plain(expression.operands[0])
+        return self.expressions.root(number)
+
     def _numbers(self, number: int, rows: int) -> list[tuple[int, int, int]]:
-        """Numbers of rows, without operators for limits of a table of so many rows."""
-        expressions = self.expressions
+        """Numbers of rows, without operators for limits of a table of so many rows on numbers in lookups."""
         parts = []
-        for root, start, stop in expressions.pieces(number):
-            while (inner := self._kept(root, rows)) is not None:
-                root = expressions.root(inner)
-            whole = expressions.elements(root) == stop - start
-            parts += expressions.cut(root, start, stop) if not whole else expressions.pieces(root)
+        for root, start, stop in self.expressions.pieces(number):
+            inner = part = self._plain(root)
+            while (inner, rows) not in self._known and (front := self._kept(inner, rows)) is not None:
+                inner = self._plain(front)
+            parts.append((inner if (inner, rows) in self._known else part, start, stop))
         return parts
 
     def _kept(self, number: int, rows: int) -> int | None:
         """The numbers in front of an operator without effect on numbers of rows, or None."""
-        op, attributes, operands, _ = self.expressions.all[number]
-        if op == "cast" and attributes in (("int32", "int64"), ("int64", "int32")):
-            return operands[0]
+        op, _, operands, _ = self.expressions.all[number]
         values = [self.table.arrays.get(operand) for operand in operands]
         free = [index for index, value in enumerate(values) if value is None]
         if number not in self.table.origins or len(free) != 1 or rows > SMALL or not operator(op).elementwise:
@@ -119,7 +127,13 @@ class RowLaws:
 
 
 class RowReader(NodeReader):
-    """Reads lookups, sums of rows and merged rows of tables."""
+    """Reads lookups, sums of rows and merged rows of tables by ``laws``."""
+
+    def __init__(
+        self, expressions: Expressions, graph: Graph, drawn: frozenset[str], table: ConstantTable, laws: RowLaws
+    ) -> None:
+        super().__init__(expressions, graph, drawn, table)
+        self.laws = laws
 
     def results(self, node: Node, operands: Sequence[int | None]) -> list[int]:
         numbers = [operand for operand in operands if operand is not None]
@@ -138,7 +152,7 @@ class RowReader(NodeReader):
             return None
         if after != (*dims, *shape[1:]) and dims[-1:] != (1,):
             return None
-        number = RowLaws(self.expressions, self.table).looked_up(table, indices)
+        number = self.laws.looked_up(table, indices)
         return number and self.expressions.view(number, after)
 
     def _scattered(self, node: Node, operands: Sequence[int]) -> int | None:
@@ -157,7 +171,7 @@ class RowReader(NodeReader):
                 return None
         elif size != dims and (dims[-1] != 1 or size != (*dims[:-1], *shape[1:])):
             return None
-        total = RowLaws(expressions, self.table).added(shape, indices, rows)  # type: ignore[arg-type]
+        total = self.laws.added(shape, indices, rows)  # type: ignore[arg-type]
         return total and expressions.elementwise(expressions.added, [table, total])
 
     def _merged(self, table: int, indices: int, rows: int) -> int | None:

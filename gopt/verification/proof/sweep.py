@@ -179,6 +179,6 @@ class Sweep:
         if dtype in ("", "undefined") or any(elements(shape) is None for shape in shapes):
             raise UnsupportedError(
                 f"{node.op_type} {node.label!r}: the type or the size of an operand is unknown",
-                "give the values of the graph their types (onnx.shape_inference)",
+                "fix open dimensions of the inputs, and give values their types (onnx.shape_inference)",
             )
         return [(dtype, tuple(map(int, shape or ()))) for shape in shapes]  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -119,3 +121,19 @@ def test_an_exchange_of_rows_is_one_of_a_dimension_of_members(tmp_path):
     for (result,), due in zip(results, wanted):
         assert np.array_equal(result.reshape(4, 3), due)
     assert graph.types["y"].shape == (4, 3)
+
+
+def test_types_behind_calls_of_gopt_are_inferred(tmp_path):
+    """In a process of its own: elsewhere a test may have registered the schemas."""
+    call = helper.make_node("AllReduce", ["x"], ["a"], "call", domain=COMM, group="tp")
+    path = file(
+        tmp_path / "rank.onnx",
+        [call, helper.make_node("Relu", ["a"], ["b"]), helper.make_node("Neg", ["b"], ["y"])],
+        [4, 3],
+    )
+    script = (
+        "from gopt.records.mesh import Mesh\nfrom gopt.verification.proof.rank_collectives import load_rank\n"
+        f"print(load_rank({str(path)!r}, Mesh.parse('tp=2'), 0).types['b'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "float32[4,3]"

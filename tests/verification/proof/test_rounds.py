@@ -80,9 +80,9 @@ def test_every_fixture_is_proven_under_every_option(name, kind, tmp_path, capsys
     except UnsupportedError as error:
         assert "halves" in kind and "each row is rounded" in error.message
         return
-    assert proof.proven or ("rows" in kind and name in ONE_HOT), [
-        (claim.name, claim.mismatch) for claim in proof.open()
-    ]
+    opened = [(claim.name, claim.verdict, claim.mismatch) for claim in proof.open()]
+    assert all(verdict is ProofVerdict.UNPROVEN for _, verdict, _ in opened), opened
+    assert proof.proven or name in ONE_HOT, opened
     assert len(proof.claims) >= len(gopt.load(FIXTURES / f"{name}.onnx").training.states)
 
 
@@ -147,6 +147,18 @@ def wrong_factor(model: ModelProto) -> None:
     model.graph.node.insert(place + 1, half)
 
 
+def by_the_round(model: ModelProto) -> None:
+    """A server does not update in the first round."""
+    node = message(model, "Aggregate")
+    name = node.output[0]
+    node.output[0] = f"{name}.mean"
+    number = helper.make_node("Cast", [node.input[0]], ["number"], to=1)
+    late = helper.make_node("Mul", [f"{name}.mean", "number"], [name])
+    place = list(model.graph.node).index(node)
+    model.graph.node.insert(place + 1, late)
+    model.graph.node.insert(place + 1, number)
+
+
 def rounded_push(model: ModelProto) -> None:
     """A gradient is rounded on its way, which the manifest does not say."""
     node = message(model, "Push")
@@ -209,6 +221,7 @@ MORE: dict[str, tuple[str, Setting, Callable[[Path], None]]] = {
     "rows of one table are pushed to another": ("sparse/dlrm_adam", TABLES, on("trainer.onnx", rows_exchanged)),
     "a part is stale": ("mlp_adamw", KEY, on("trainer.onnx", stale_part)),
     "merged by losses": ("mlp_adamw", KEY, on("*r*.onnx", weighed_by_the_loss)),
+    "the first round is left out": ("mlp_adamw", KEY, on("server_0001.onnx", by_the_round)),
     "a factor more": ("mlp_adamw", KEY, on("server_0001.onnx", wrong_factor)),
     "a push is rounded": ("mlp_adamw", KEY, on("trainer.onnx", rounded_push)),
     "norms of servers": ("mlp_mom_clip_sched", Setting(2, 3), on("server_*.onnx", reduction_dropped)),
@@ -260,8 +273,8 @@ def test_tables_without_a_law_are_named(options, told, tmp_path):
         gopt.prove(tmp_path / "out")
 
 
-CAST_BACK = ("rounded to", "^-1")
-"""What stays open in drawn steps: a cast to half precision of what was half before, and its norms."""
+UNLISTED = "rounded to"
+"""What stays open in drawn steps: the gradient of a parameter in another half precision than that of ``--wire``."""
 
 
 @pytest.mark.parametrize("seed", part(range(1000), 24))
@@ -274,7 +287,7 @@ def test_a_drawn_step_that_is_split_is_proven(seed, tmp_path):
         pytest.skip("gopt split refuses it")
     for claim in gopt.prove(tmp_path / "out").open():
         assert claim.verdict is ProofVerdict.UNPROVEN and claim.mismatch, claim
-        assert any(word in claim.mismatch.actual for word in CAST_BACK), claim
+        assert UNLISTED in claim.mismatch.actual, claim
 
 
 @pytest.mark.parametrize("mode", ["async", "half-async", "geo"])

@@ -86,7 +86,7 @@ def test_a_sum_of_rows_is_linear(seed):
 
 
 @pytest.mark.parametrize(("low", "high", "keeps"), [(-4, 3, True), (-9, 9, True), (-4, 2, False), (0, 3, False)])
-def test_limits_that_keep_each_number_of_a_row(low, high, keeps, tmp_path):
+def test_limits_that_keep_each_number_in_a_lookup(low, high, keeps, tmp_path):
     b = Builder()
     clipped = b.op("Clip", b.input("ids", (5,), "int64"), b.const(low, "int64"), b.const(high, "int64"))
     b.output("new", clipped, (5,), "int64")
@@ -96,6 +96,10 @@ def test_limits_that_keep_each_number_of_a_row(low, high, keeps, tmp_path):
     ids = expressions.leaf("batch", "ids", (5,))
     limits = [table.stored(tensor) for tensor in graph.initializers.values()]
     [number] = NodeReader(expressions, graph, frozenset(), table).results(graph.nodes[0], [ids, *limits])
-    looked_up = RowLaws(expressions, table).looked_up(expressions.leaf("state", "table", (4, 2)), number)
-    assert looked_up is not None
-    assert (expressions.all[expressions.root(looked_up)].operands[1] == ids) == keeps
+    laws, rows = RowLaws(expressions, table), expressions.leaf("batch", "rows", (5, 2))
+    before = laws.added((4, 2), number, rows)
+    laws.looked_up(expressions.leaf("state", "table", (4, 2)), ids)
+    after = laws.added((4, 2), number, rows)
+    assert before is not None and after is not None
+    assert expressions.all[before].operands[0] == number, "the numbers may be of no row"
+    assert (expressions.all[after].operands[0] == ids) == keeps
