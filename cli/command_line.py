@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 INPUTS = {"model", "path", "paths", "folder", "a", "b", "eval"}
 """Arguments that name a model or a folder."""
-CONFIGURATIONS = {"config", "server_map"}
+CONFIGURATIONS = {"config", "relation", "server_map"}
 OUTPUTS = {"output", "print_dir", "checkpoint", "log", "trace", "state_dict", "record", "tensorboard"}
 LEFT_OUT = {"state", "data", "replay", "eval_data"}
 """Options whose files are values or code of the user: they are in no reproducer."""

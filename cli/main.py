@@ -36,7 +36,7 @@ COMMANDS = {
     "shard": "Write one runnable graph per rank, with a manifest and a report.",
     "split": "Write graphs of trainers and servers: a parameter server.",
     "prove": "Prove all ranks equal to the source, for all values, without running them.",
-    "verify": "Run the source and all ranks and compare every state and loss.",
+    "verify": "Run the source and all ranks and compare every state, loss and metric.",
     "run": "Train with the ranks of an output folder: threads, or MPI processes.",
     "plan": "Compare every stage, partition and bucket size without writing anything.",
     "inspect": "Show what a model or an output folder is.",

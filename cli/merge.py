@@ -23,11 +23,14 @@ from .terminal import print_json
     "--output", "values", multiple=True, metavar="VALUE", help="With --inference, --training-info: what it computes."
 )
 @click.option("--all-states", is_flag=True, help="With --state-dict: optimizer states and counters too.")
+@click.option(
+    "--explain", "explained", is_flag=True, help="Print which bytes of which file make each state, and write nothing."
+)
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def command(
     path: str, output: str | None, state_dict: str | None, inference: bool, training_info: bool,
-    values: tuple[str, ...], all_states: bool, force: bool, as_json: bool,
+    values: tuple[str, ...], all_states: bool, explained: bool, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Put ranks, or trainers and servers, together into one training step with their current values.
 
@@ -48,6 +51,9 @@ def command(
 
     All three options take a training step as well: STEP is its file.
 
+    --explain shows the pieces that are put together, behind a check of every file's digest. A place counts the elements
+    of the whole tensor, of a box of its rows and columns, or of every n-th row.
+
     \b
     Example:
       gopt merge step.ranks -o step.onnx
@@ -56,6 +62,7 @@ def command(
       gopt merge checkpoints/step_00000100 --state-dict trained.pt --all-states
       gopt merge checkpoints/step_00000100 --inference -o model.onnx
       gopt merge step.onnx --training-info --output logits -o both.onnx
+      gopt merge checkpoints/step_00000100 --explain
     """
     from gopt.offline.inference.write import merge_inference
     from gopt.offline.merge import merge
@@ -65,6 +72,13 @@ def command(
     from .render import render_inference, render_merged, render_state_dict, render_training_info
     from .render_progress import progress
 
+    if explained:
+        if output is not None or state_dict is not None or inference or training_info or values or all_states:
+            raise OptionError("--explain writes nothing", "leave out other options")
+        from .render_provenance import explain_bytes
+
+        explain_bytes(path, as_json)
+        return
     if (output is None) == (state_dict is None):
         raise OptionError("gopt merge writes one file", "give -o MODEL, or --state-dict FILE")
     if all_states and state_dict is None:

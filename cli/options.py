@@ -202,8 +202,8 @@ def role_map(
     from gopt.analysis.role_map import RoleMap, parse_statistics
     from gopt.documents.config import GoptConfig
 
-    table = (config or GoptConfig()).roles
-    parameters = dict.fromkeys(table.params, "") if isinstance(table.params, tuple) else dict(table.params)
+    table = RoleMap.of_table((config or GoptConfig()).roles)
+    parameters = dict(table.params)
     for text in _items(params):
         name, _, gradient = text.partition("=")
         parameters[name] = gradient
@@ -216,9 +216,9 @@ def role_map(
             raise OptionError(
                 f"--states gives {name!r} two new values: {pairs[name]!r} and {output!r}", "keep one of them"
             )
-    pairs = {**(table.states or {}), **pairs}
+    pairs = {**table.states, **pairs}
     batches, means = [*table.batch, *_items(batch)], [*table.shared, *_items(shared)]
-    named = {**(table.statistics or {}), **parse_statistics(",".join(statistics))[1]}
+    named = {**table.statistics, **parse_statistics(",".join(statistics))[1]}
     return RoleMap(loss or table.loss, pairs, parameters, batches, means, named)
 
 

@@ -131,7 +131,7 @@ def render_report(report: Report, output: Path | None) -> None:
         out.print(f"all {sum(check.count for check in report.checks)} checks of the sharding passed: {kinds}")
     print_notes(out, report.notes, report.couplings)
     whole = len(report.ranks) == report.mesh.ranks
-    done = f"written to {output}" + (f"; gopt verify {output} proves it" if whole else "")
+    done = f"written to {output}" + (f"; gopt verify {output} compares it with its source" if whole else "")
     out.print(done if output else "nothing written (--dry-run)")
 
 

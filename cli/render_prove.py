@@ -21,14 +21,15 @@ MOST = 8
 COLOURS = {"proven": "green", "unproven": "bold yellow", "different": "bold red"}
 
 
-def render_proof(proof: RankProof, folder: str) -> None:
-    """How many values of each kind are proven, the rest by name, and the verdict."""
+def render_proof(proof: RankProof, folder: str | None) -> None:
+    """How many values of each kind are proven, the rest by name, and the verdict; ``folder``: None for single files."""
     out = console()
     verdicts = ("proven", "different", "unproven")
     counts = Counter((claim.kind, claim.verdict.value) for claim in proof.claims)
     kinds = dict.fromkeys(claim.kind for claim in proof.claims)
     rows = [(kind.replace("_", " "), *(counts[kind, verdict] or "" for verdict in verdicts)) for kind in kinds]
-    title = f"Values at the end of a step, on {proof.ranks} ranks"
+    when = "for all inputs" if "output" in kinds else "at the end of a step"
+    title = f"Values {when}, on {proof.ranks} ranks"
     out.print(table(title, ("kind", *verdicts), rows, (1, 2, 3)))
     groups: dict[tuple[object, ...], list[Claim]] = {}
     for number, claim in enumerate(proof.open()):
@@ -43,6 +44,8 @@ def render_proof(proof: RankProof, folder: str) -> None:
     word = {"proven": "proven", "different": "NOT equal", "unproven": "NOT proven"}[proof.verdict.value]
     count = f": {proven} of {len(proof.claims)} values are proven"
     out.print(Text.assemble((word, COLOURS[proof.verdict.value]), count))
+    if folder is None:
+        return
     node = next((claim.mismatch.node for claim in proof.open() if claim.mismatch and claim.mismatch.node), None)
     if proof.verdict.value == "different" and node is not None:
         out.print(f"gopt explain {folder} {node} shows where the first of these stands")

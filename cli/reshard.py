@@ -31,7 +31,7 @@ _KINDS = "give --ranks N or --mesh shard=N for ranks, --trainers T and --servers
 @click.option("--ranks", type=int, metavar="N", help="The number of ranks; each gets its own batch.")
 @click.option("--mesh", metavar="AXES", help="The ranks as a grid, e.g. dp=2,shard=4.")
 @axis_option
-@click.option("-o", "--output", required=True, metavar="DIR", help="The folder to write.")
+@click.option("-o", "--output", metavar="DIR", help="The folder to write.")
 @stage_option("as it was")
 @click.option(
     "--partition",
@@ -40,14 +40,19 @@ _KINDS = "give --ranks N or --mesh shard=N for ranks, --trainers T and --servers
 )
 @split_options(*MODES)
 @pass_settings_option
+@click.option(
+    "--explain", "explained", is_flag=True, help="Print which bytes of which file make each state, and write nothing."
+)
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def command(path: str, **args: Any) -> None:
+def command(path: str, explained: bool, **args: Any) -> None:
     """Write a new output folder for other ranks, from the values that those of a folder or checkpoint hold.
 
     DIR is a folder of gopt shard or gopt split, CHECKPOINT one step that gopt run has kept; it stays as it is. With
     --ranks or --mesh the new folder is one of ranks, with --trainers or --servers one of trainers and servers. Options
     are as they were, unless said otherwise here. A run with the new folder counts its steps from 0.
+
+    --explain shows the pieces from which the values of the new ranks are taken, as gopt merge --explain does.
 
     \b
     Example:
@@ -57,9 +62,19 @@ def command(path: str, **args: Any) -> None:
       gopt reshard step.split --servers 4 -o step4.split
       gopt reshard step.split --ranks 4 -o step4.ranks
       gopt reshard step.ranks --trainers 4 --servers 2 -o step.split
+      gopt reshard step.ranks --explain
     """
     from gopt.artifact.output_paths import check_output_folder
 
+    from .render_provenance import explain_bytes
+
+    if explained:
+        if more := [name for name, value in args.items() if name != "as_json" and is_given(value)]:
+            raise OptionError("--explain writes nothing", f"leave out {_shown(more[0])}")
+        explain_bytes(path, args["as_json"])
+        return
+    if args["output"] is None:
+        raise OptionError("gopt reshard writes a folder", "give -o DIR; --explain writes none")
     target = Path(args["output"])
     check_output_folder(target, force=args["force"])
     to_ranks = [name for name in _OF_RANKS if is_given(args[name])]

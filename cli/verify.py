@@ -61,14 +61,15 @@ def command(
     context: click.Context, /, paths: tuple[str, ...], steps: int, seed: int, settings: tuple[str, ...],
     data: str | None, no_confirm: bool, every: bool, engine: str, replay: str | None, deadline: float, as_json: bool,
 ) -> int:  # fmt: skip
-    """Run the source and all ranks, or trainers and servers, each on its own batch, and compare every state and loss.
+    """Run the source and all ranks, or trainers and servers, each on its own batch, and compare states, losses and
+    metrics.
 
     Repeats the run with all local gradients × 1/64 and × 64, with one infinite gradient where the step checks for it,
     and from counters and flags at which the conditions of its schedule have the other outcome. Random nodes are fed
     what they would have drawn, the same to source and ranks. Of more than 256 gradients a sample is confirmed by finite
-    differences, some of every kind (--all: every one); states and losses are always all compared. Exit code 1 when a
-    value differs, 4 when something cannot be confirmed: it says what, and why. In --json, an error_over_tolerance above
-    1 means that the value failed; times "tolerance" it is the relative error.
+    differences, some of every kind (--all: every one); states, losses and metrics are always all compared. Exit code 1
+    when a value differs, 4 when something cannot be confirmed: it says what, and why. In --json, an
+    error_over_tolerance above 1 means that the value failed; times "tolerance" it is the relative error.
 
     \b
     Example:

@@ -15,6 +15,7 @@ from xml.sax.saxutils import escape
 
 import gopt
 from gopt.analysis.training import Phase
+from gopt.verification.proof.folder import folder_relation
 from gopt.verification.proof.prove import Prover
 from gopt.verification.proof.words import Words
 
@@ -294,7 +295,7 @@ def proof() -> Drawing:
     """A gradient's way through nodes of two ranks and a call, in the expressions of ``gopt prove``."""
     with tempfile.TemporaryDirectory() as home:
         gopt.shard(FIXTURES / "mlp_adamw.onnx", 2, stage=2).write(Path(home, "out"))
-        prover = Prover(Path(home, "out"))
+        prover = Prover(folder_relation(Path(home, "out")))
         prover.run()
     weight = prover.training.gradients["fc1.weight"]
     bucket = "gopt.shard.b0"
@@ -304,7 +305,7 @@ def proof() -> Drawing:
         (f"{bucket}.c0.v1", "Mul by 0.1", "a factor is a rational coefficient"),
         (f"{bucket}.c0.state1_out", "Add", "the new moment: what the source makes of the mean, in ranges"),
     ]
-    values = [prover.values[rank][0] for rank in (0, 1)]
+    values = [prover.ranks[rank].files[0] for rank in (0, 1)]
     moment = prover.expressions.leaf("state", "fc1.weight.exp_avg", (64, 32))
     words = Words(prover.expressions, {values[0][weight]: "dW", moment: "m"})
     drawing = Drawing(1010, 110 + 92 * len(steps), "A gradient's way through four nodes and a call")

@@ -47,6 +47,26 @@ SERVER_MAP = """\
 "fc2.weight" = 1          # a parameter
 """
 
+RELATION = """\
+format = "gopt-relation/1"
+
+[mesh]
+tp = 2
+
+[inputs.w1]
+split = ["", "tp"]        # columns 0 to 16 of 32 on rank 0, the others on rank 1
+
+[inputs.w2]
+box = [[0, 16], [0, 16]]
+
+[outputs.result]
+of = "y"
+
+[[ranks]]
+rank = 1
+inputs = {w2 = {box = [[16, 32], [0, 16]]}}
+"""
+
 INTRO = f"""\
 # Formats
 
@@ -65,7 +85,7 @@ checkpoint behind its first step. They show the first {MOST_ITEMS} items of a li
 
 def page(documents: dict[str, Any]) -> str:
     """The page as it should stand in docs/formats.md; ``documents`` are those of the examples."""
-    examples = {"config": CONFIG.rstrip(), "servers": SERVER_MAP.rstrip()}
+    examples = {"config": CONFIG.rstrip(), "servers": SERVER_MAP.rstrip(), "relation": RELATION.rstrip()}
     examples |= {name: show(shortened(each)) for name, each in documents.items()}
     parts = [INTRO]
     for name, (heading, _) in DOCUMENTS.items():
@@ -77,7 +97,7 @@ def page(documents: dict[str, Any]) -> str:
             parts.append(f"### {heading}: {key}\n\n{wrap(each['description'])}\n")
             parts.append("\n".join(entries(each, 0)) + "\n")
         if name in examples:
-            language = "toml" if name in ("config", "servers") else "text"
+            language = "toml" if name in ("config", "servers", "relation") else "text"
             parts.append(f"### {heading}: example\n\n```{language}\n{examples[name]}\n```\n")
     return "\n".join(parts)
 

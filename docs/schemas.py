@@ -42,6 +42,7 @@ DOCUMENTS = {
     "header": ("Header of a safetensors file", "gopt.ir.external_data:SafetensorsHeader"),
     "record": ("Record of a run", "gopt.runtime.parameter_server.run_record:RunRecord"),
     "trace": ("Trace of a run", "gopt.documents.trace_record:TraceFile"),
+    "relation": ("Relation", "gopt.verification.proof.relation_file:RelationFile"),
     "verification": ("Result of gopt verify", "gopt.offline.html_report.verification_record:VerificationRecord"),
 }
 """Schema -> its title, and the record that it is made of."""

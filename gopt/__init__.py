@@ -15,6 +15,7 @@ of ranks, or a ``Mesh``.
     diff      compare two models, output folders or checkpoints
     plan      compare meshes, stages, partitions and bucket sizes
     merge     write one model from ranks
+    provenance         tell which bytes of which file make each state
     save_state_dict    write what PyTorch's load_state_dict takes
     reshard   make other ranks from those of a folder or a checkpoint
     seal      take the files of a folder as they are, after you have edited them
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from gopt.records.mesh import Mesh
     from gopt.verbs.derive import derive
     from gopt.verbs.export import export
-    from gopt.verbs.folders import diff, explain, merge, reshard, save_state_dict
+    from gopt.verbs.folders import diff, explain, merge, provenance, reshard, save_state_dict
     from gopt.verbs.import_step import import_step
     from gopt.verbs.inspect import inspect
     from gopt.verbs.plan import Plan, plan
@@ -69,8 +70,8 @@ __all__ = [
     "Auto", "DeriveOptions", "GoptError", "InputError", "InvariantError", "Mesh", "OptionError", "Plan", "Run",
     "RunError", "RunOptions", "ShardOptions", "Sharded", "Source", "Split", "SplitOptions", "StoppedError",
     "UnsupportedError", "VerifyOptions", "__version__", "derive", "diff", "explain", "export", "golden_check",
-    "golden_update", "import_step", "inspect", "load", "merge", "plan", "prove", "report", "reshard", "run",
-    "save_state_dict", "seal", "shard", "split", "unchecked", "verify",
+    "golden_update", "import_step", "inspect", "load", "merge", "plan", "prove", "provenance", "report", "reshard",
+    "run", "save_state_dict", "seal", "shard", "split", "unchecked", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -85,7 +86,7 @@ _NAMES = {
     "gopt.parameter_server.options": ("SplitOptions",),
     "gopt.verbs.derive": ("derive",),
     "gopt.verbs.export": ("export",),
-    "gopt.verbs.folders": ("diff", "explain", "merge", "reshard", "save_state_dict", "seal"),
+    "gopt.verbs.folders": ("diff", "explain", "merge", "provenance", "reshard", "save_state_dict", "seal"),
     "gopt.verbs.import_step": ("import_step",),
     "gopt.verbs.inspect": ("inspect",),
     "gopt.verbs.plan": ("Plan", "plan"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gopt.documents.config import RolesTable
 from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
 from gopt.documents.roles import STATISTIC_RULES as STATISTIC_RULES
@@ -69,6 +70,12 @@ class RoleMap:
 
     def __post_init__(self) -> None:
         check_types(self)
+
+    @classmethod
+    def of_table(cls, table: RolesTable) -> RoleMap:
+        """The map of a document's table."""
+        params = dict.fromkeys(table.params, "") if isinstance(table.params, tuple) else dict(table.params)
+        return cls(table.loss, table.states or {}, params, table.batch, table.shared, table.statistics or {})
 
     def losses(self, graph: Graph) -> tuple[str, ...]:
         """The named losses, each once; a name with a comma is a single loss where the graph has such an output."""

@@ -118,6 +118,12 @@ class TrainingGraph:
         return (*self.losses, *self.metrics)
 
     @property
+    def forward_metrics(self) -> list[str]:
+        """The metrics of a batch alone: no node of the update makes them."""
+        updated = {name for node in self.graph.nodes if node.phase is Phase.UPDATE for name in node.outputs}
+        return [name for name in self.metrics if name not in updated]
+
+    @property
     def parameters(self) -> list[State]:
         return [state for state in self.states if state.kind is StateKind.PARAMETER]
 

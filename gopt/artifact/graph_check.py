@@ -15,7 +15,7 @@ from gopt.errors import GoptError, InputError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType
 from gopt.records.boxes import box_shape
-from gopt.records.mesh import AxisKind, Mesh
+from gopt.records.mesh import Mesh
 from gopt.text.sanitize import show
 
 EDITED = "a file of the folder was edited or comes from another one: write the folder again"
@@ -82,7 +82,7 @@ def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph],
     mesh, member, plan = manifest.mesh.mesh(), rank.rank, manifest.parameter_server
     server = rank.rank - mesh.ranks if rank.role == "server" and plan is not None else None
     if server is not None and plan is not None:
-        mesh, member = Mesh((("server", plan.servers),), (("server", AxisKind.DATA),)), server
+        mesh, member = plan.mesh, server
     files = {phase: str(Path(home, Path(rank.files.get(phase, MANIFEST_FILE)).name)) for phase in graphs}
     for phase, graph in graphs.items():
         for node in graph.nodes:

@@ -51,6 +51,14 @@ def check_graphs(folder: Path, manifest: Manifest) -> None:
     check_files(folder, files, files and files.keys() - {STATES_FILE})
 
 
+def check_all_ranks(manifest: Manifest, folder: Path) -> None:
+    """Raise InputError for a folder of some ranks."""
+    if len(manifest.ranks) != manifest.total_ranks:
+        raise InputError(
+            f"{folder} holds {len(manifest.ranks)} of {manifest.total_ranks} ranks", "shard without --only-ranks"
+        )
+
+
 def parse_manifest(data: bytes, name: str) -> tuple[Manifest, Mesh]:
     """The manifest in the bytes of a file, and the mesh; ``name`` is the file in messages. Raises InputError."""
     manifest = from_document(Manifest, documents.parse_json(data, documents.MANIFEST, name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -66,6 +66,26 @@ def cut(piece: Piece, whole: np.ndarray) -> np.ndarray:
     if piece.every is not None:
         part = part[piece.every[0] :: piece.every[1]]
     return part.reshape(-1)[piece.start : piece.stop]
+
+
+def cover(pieces: Iterable[Piece], shape: Sequence[int]) -> bool:
+    """Return whether pieces together have all elements of a tensor: in ranges, boxes of a grid, or every n-th row."""
+    spans: dict[Place, set[tuple[int, int]]] = {}
+    for piece in pieces:
+        spans.setdefault(piece.place, set()).add((piece.start, piece.stop))
+    complete, turns = set(), set[tuple[int, int]]()
+    for region, ranges in spans.items():
+        end = 0
+        for start, stop in sorted(ranges):
+            end = max(end, stop) if start <= end else end
+        if end >= prod(place_shape(region, shape)):
+            if region[1] is None:
+                complete.add(region[0])
+            elif region[0] is None:
+                turns.add(region[1])
+    if any(turns.issuperset((first, step) for first in range(min(step, shape[0]))) for _, step in turns):
+        return True
+    return None in complete or boxes.in_grid(complete, shape)
 
 
 BLOCK = 1 << 24

@@ -13,6 +13,7 @@ from typing import Annotated
 
 from gopt.artifact.pieces import Piece
 from gopt.documents.records import OPTIONAL, Bounds, Count, Positive, one_of
+from gopt.records.mesh import AxisKind, Mesh
 from gopt.records.roles import RolesEntry
 
 
@@ -200,6 +201,11 @@ class ServerPlanEntry:
     tables: tuple[TableEntry, ...] = field(default=(), metadata=OPTIONAL)
     """The list has the tables whose rows lie on servers; the key is absent when there are none. Each item is one table;
     a table is known by its place in the list."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """The servers, as members of the group for calls among servers."""
+        return Mesh((("server", self.servers),), (("server", AxisKind.DATA),))
 
     @property
     def buckets(self) -> dict[int, list[KeyEntry]]:

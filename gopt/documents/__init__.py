@@ -54,6 +54,7 @@ REPRODUCER = DocumentKind("a reproducer", "reproducer", "DOCUMENT_BYTES")
 RANK_MESSAGE = DocumentKind("a message of a rank to its launcher", "rank_message", "LINE_BYTES")
 RECORD = DocumentKind("a record of a run", "record", "DOCUMENT_BYTES")
 TRACE = DocumentKind("a trace", "trace", "DOCUMENT_BYTES")
+RELATION = DocumentKind("a relation", "relation", "DOCUMENT_BYTES")
 VERIFICATION = DocumentKind("a result of gopt verify", "verification", "DOCUMENT_BYTES")
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

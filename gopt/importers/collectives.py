@@ -59,12 +59,12 @@ def recognise(graph: Graph, groups: Mapping[str, str]) -> None:
     if copies:
         lines = [f"{node.outputs[0]}={_megatron(node, groups)}" for node in copies]
         graph.metadata[COPIES] = "\n".join(lines)
-    nodes = [_recognised(graph, node, groups) for node in graph.nodes]
+    nodes = [recognised(graph, node, groups) for node in graph.nodes]
     graph.nodes = nodes
     calls = [node for node in nodes if node.domain == COMM]
     if not calls:
         return
-    _declare(graph, groups)
+    declare(graph, groups)
     if not all(graph.type_of(name).static for node in nodes for name in node.outputs if name):
         schemas.register()
         infer_types(graph)
@@ -72,7 +72,8 @@ def recognise(graph: Graph, groups: Mapping[str, str]) -> None:
         _check(graph, node)
 
 
-def _recognised(graph: Graph, node: Node, groups: Mapping[str, str]) -> Node:
+def recognised(graph: Graph, node: Node, groups: Mapping[str, str]) -> Node:
+    """The node, or the call that a node of another dialect is."""
     if node.domain == TORCH:
         return _of_torch(graph, node, groups)
     if node.domain != MICROSOFT:
@@ -88,13 +89,13 @@ def _recognised(graph: Graph, node: Node, groups: Mapping[str, str]) -> Node:
             f"{node.op_type} {node.label!r} is a collective that gopt cannot take", f"write it in {COMM} operators"
         )
     if node.op_type == "NcclAllReduce":
-        return _made(node, "AllReduce", group=_group(node, str(node.attributes.get("group_type", 0)), groups))
+        return made(node, "AllReduce", group=_group(node, str(node.attributes.get("group_type", 0)), groups))
     if node.op_type == "MegatronF":
         return _identity(node)
     if node.op_type == "MegatronG":
-        return _made(node, "AllReduce", group=_megatron(node, groups))
+        return made(node, "AllReduce", group=_megatron(node, groups))
     if node.op_type == "AllReduce":
-        return _made(node, "AllReduce", group=_group(node, WORLD, groups))
+        return made(node, "AllReduce", group=_group(node, WORLD, groups))
     if node.op_type == "AllGather":
         return _gather(graph, node, _group(node, WORLD, groups))
     return node
@@ -128,7 +129,7 @@ def _of_torch(graph: Graph, node: Node, groups: Mapping[str, str]) -> Node:
     group = _group(node, _text(attributes.get("group_name", WORLD)), groups)
     reduce = {"avg": "mean"}.get(_text(attributes.get("reduce_op", "sum")), _text(attributes.get("reduce_op", "sum")))
     if node.op_type == "all_reduce":
-        return _made(node, "AllReduce", group=group, reduce=reduce)
+        return made(node, "AllReduce", group=group, reduce=reduce)
     type, members = graph.type_of(node.inputs[0]), int(attributes.get("group_size", 0))
     splits = [list(attributes.get(key, ())) for key in ("output_split_sizes", "input_split_sizes")]
     if not type.static or not type.dims or (node.op_type != "all_to_all_single" and members < 1):
@@ -138,9 +139,9 @@ def _of_torch(graph: Graph, node: Node, groups: Mapping[str, str]) -> Node:
         )
     length = type.dims[0]
     if node.op_type == "all_gather_into_tensor":
-        return _made(node, "AllGather", group=group, axis=0, sizes=[length] * members)
+        return made(node, "AllGather", group=group, axis=0, sizes=[length] * members)
     if node.op_type == "reduce_scatter_tensor" and length % members == 0:
-        return _made(node, "ReduceScatter", group=group, reduce=reduce, axis=0, sizes=[length // members] * members)
+        return made(node, "ReduceScatter", group=group, reduce=reduce, axis=0, sizes=[length // members] * members)
     raise UnsupportedError(
         f"{node.op_type} {node.label!r} splits and concatenates the same axis in {splits[0] or length} parts: "
         "gopt's AllToAll exchanges two axes" if node.op_type == "all_to_all_single"
@@ -173,17 +174,17 @@ def _gather(graph: Graph, node: Node, group: str) -> Node:
             f"AllGather {node.label!r}: its input {type} has no axis {axis}",
             f"an axis is from {-len(type.dims)} to {len(type.dims) - 1}" if type.dims else "gather a tensor with axes",
         )
-    return _made(node, "AllGather", group=group, axis=axis, sizes=[type.dims[axis]] * size)
+    return made(node, "AllGather", group=group, axis=axis, sizes=[type.dims[axis]] * size)
 
 
-def _made(node: Node, op_type: str, **attributes: Any) -> Node:
+def made(node: Node, op_type: str, **attributes: Any) -> Node:
     """The node as a ``gopt.comm`` one; it keeps its name and values, and counts as the source's own."""
     call = Node(op_type, node.inputs, node.outputs, domain=COMM, name=node.name, attributes=attributes)
     call.proto = call.to_proto()
     return call
 
 
-def _declare(graph: Graph, groups: Mapping[str, str]) -> None:
+def declare(graph: Graph, groups: Mapping[str, str]) -> None:
     """Import the dialect in the header, and store the declared groups for later readers of the source."""
     header = deepcopy(graph.header)
     if not any(opset.domain == COMM for opset in header.opset_import):

@@ -6,8 +6,8 @@ blocks, for their digests."""
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +51,9 @@ from gopt.records.mesh import Mesh
 from gopt.spmd.pass_records import rank_ranges
 from gopt.text.sanitize import show
 
+StoredPieces = Mapping[str, Mapping[Place, Mapping[int, Tensor]]]
+"""State -> place -> first element there -> the stored elements."""
+
 _AGAIN = "write the folder again with gopt shard or gopt split"
 _EDITED = "the manifest was edited: write the folder again"
 
@@ -69,6 +72,8 @@ class FolderContents:
     """Whether the values are those of a checkpoint."""
     startup: Graph | None = None
     """The source's start-up graph; None for a checkpoint, whose values it would replace."""
+    pieces: StoredPieces = field(default_factory=dict)
+    """The stored ranges that make each value of ``graph``."""
 
 
 def read_folder(path: str | os.PathLike[str]) -> FolderContents:
@@ -88,14 +93,20 @@ def read_folder(path: str | os.PathLike[str]) -> FolderContents:
     graph = load(source, own=True)
     roles = stored_roles(graph, source)
     check_source(manifest, graph, home)
-    values = _values(folder, manifest, graph, checkpoint)
+    tensors = _tensors(folder, manifest, checkpoint)
+    pieces = stored_pieces(manifest, tensors)
+    types = {name: graph.types[name] for name in graph.inputs}  # every state is an input of the kept source
+    values = put_together(manifest, types, pieces)
+    if not checkpoint:
+        check_part_order(_states(manifest, tensors))
     if not checkpoint and manifest.parameter_server is not None:
         values |= drawn_tables(manifest.parameter_server, graph)
     _check_complete(home, manifest, values)
     missing = [state.tensor for state in manifest.states if state.tensor not in values]
     whole = replace(_without_own_metadata(graph), initializers={**graph.initializers, **values})
     startup = None if checkpoint or manifest.startup is None else _startup(home / manifest.startup)
-    return FolderContents(whole, roles, manifest, report, missing, checkpoint, startup)
+    whole_pieces = {name: pieces[name] for name in values if name in pieces}
+    return FolderContents(whole, roles, manifest, report, missing, checkpoint, startup, whole_pieces)
 
 
 def _startup(path: Path) -> Graph:
@@ -199,47 +210,52 @@ def _check_complete(home: Path, manifest: Manifest, values: Mapping[str, Tensor]
     )
 
 
-def _values(folder: Path, manifest: Manifest, graph: Graph, checkpoint: bool) -> dict[str, Tensor]:
-    """The value of every state with all pieces present."""
+def _tensors(folder: Path, manifest: Manifest, checkpoint: bool) -> list[tuple[int, Mapping[str, Tensor]]]:
+    """The stored values of every rank."""
     files = read_index(folder, manifest, manifest.run).files if checkpoint else {}
     holders = _holders(manifest, files)
     if checkpoint and manifest.parameter_server is not None:
         _check_trainers(folder, manifest, holders[0], files)
     twins = TwinFiles("gopt.rank")
-    tensors = (
+    return [
         (rank.rank, _checkpointed(folder, rank, files) if checkpoint else _written(folder, manifest, rank, twins))
         for rank in holders
-    )
-    types = {name: graph.types[name] for name in graph.inputs}  # every state is an input of the kept source
-    return joined_states(manifest, types, tensors, in_order=not checkpoint)
+    ]
 
 
-def joined_states(
-    manifest: Manifest, types: Mapping[str, TensorType], tensors: Iterable[tuple[int, Mapping[str, Tensor]]], *,
-    in_order: bool = False,
-) -> dict[str, Tensor]:  # fmt: skip
-    """The value of every state with all pieces among the ranks' ``tensors``; ``types``: of states, in the order of the
-    result.
-
-    ``in_order``: pieces must lie in the file in the order of ranks. Raises InputError for pieces that make no
-    tensor."""
-    pieces: dict[str, dict[Place, dict[int, Tensor]]] = {}
-    shown: list[tuple[int, LocalState, Tensor]] = []
+def _states(
+    manifest: Manifest, tensors: Iterable[tuple[int, Mapping[str, Tensor]]]
+) -> Iterator[tuple[int, LocalState, Tensor]]:
+    """Each rank's states with their values. Raises InputError for a value of another size than its pieces."""
     ranks = {rank.rank: rank for rank in manifest.ranks}
     for number, stored in tensors:
         for state in manifest.states_of(ranks[number]):
             if state.copy or state.input not in stored:
                 continue
-            tensor, start = stored[state.input], 0
+            tensor = stored[state.input]
             if tensor.type.elements != state.elements:
                 what = f"{show(state.input)} is {tensor.type}, its pieces have another number of elements"
                 raise InputError(f"rank {number}: {what}", _EDITED)
-            shown.append((number, state, tensor))
-            for piece in state.pieces:
-                inside = pieces.setdefault(piece.tensor, {}).setdefault(piece.place, {})
-                if piece.start not in inside:
-                    inside[piece.start] = tensor.flat_slice(start, start + piece.elements)
-                start += piece.elements
+            yield number, state, tensor
+
+
+def stored_pieces(manifest: Manifest, tensors: Iterable[tuple[int, Mapping[str, Tensor]]]) -> StoredPieces:
+    """The pieces of every state among the ranks' ``tensors``; replicas are read on the first rank. Raises InputError
+    for pieces of another size."""
+    pieces: dict[str, dict[Place, dict[int, Tensor]]] = {}
+    for _, state, tensor in _states(manifest, tensors):
+        start = 0
+        for piece in state.pieces:
+            inside = pieces.setdefault(piece.tensor, {}).setdefault(piece.place, {})
+            if piece.start not in inside:
+                inside[piece.start] = tensor.flat_slice(start, start + piece.elements)
+            start += piece.elements
+    return pieces
+
+
+def put_together(manifest: Manifest, types: Mapping[str, TensorType], pieces: StoredPieces) -> dict[str, Tensor]:
+    """The value of every state with all pieces; ``types``: of states, in the order of the result. Raises InputError for
+    pieces that make no tensor."""
     values = {}
     for name, type in types.items():
         if (parts := pieces.get(name)) is None:
@@ -247,8 +263,6 @@ def joined_states(
         count = sum(piece.type.elements for inside in parts.values() for piece in inside.values())
         if len(manifest.ranks) == manifest.total_ranks or count >= type.elements:
             values[name] = _put_together(name, type, parts)
-    if in_order:
-        check_part_order(shown)
     return values
 
 

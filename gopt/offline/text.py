@@ -190,10 +190,15 @@ def number_text(value: Any) -> str:
 
 
 def digest(tensor: Tensor) -> str:
-    """Twelve hexadecimal digits of the SHA-256 of the raw elements; a file is read piece by piece."""
+    """Twelve hexadecimal digits of the SHA-256 of the raw elements."""
+    return sha256_of(tensor)[:12]
+
+
+def sha256_of(tensor: Tensor) -> str:
+    """The SHA-256 of the raw elements; a file is read piece by piece."""
     if tensor.type.dtype == "string":
-        return hashlib.sha256(repr(tensor.numpy().tolist()).encode()).hexdigest()[:12]
+        return hashlib.sha256(repr(tensor.numpy().tolist()).encode()).hexdigest()
     sha, read = hashlib.sha256(), tensor.flat()
     for start in range(0, tensor.type.elements, _CHUNK):
         sha.update(np.ascontiguousarray(read(start, min(start + _CHUNK, tensor.type.elements))).view(np.uint8).data)
-    return sha.hexdigest()[:12]
+    return sha.hexdigest()

@@ -1,4 +1,5 @@
-"""Verbs of output folders: ``gopt.explain``, ``merge``, ``save_state_dict``, ``reshard``, ``diff`` and ``seal``."""
+"""Verbs of output folders: ``gopt.explain``, ``merge``, ``provenance``, ``save_state_dict``, ``reshard``, ``diff`` and
+``seal``."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from gopt.offline.diff import Diff, Tolerance
 from gopt.offline.diff import diff as compare
 from gopt.offline.explain import Story
 from gopt.offline.explain import explain as tell
+from gopt.offline.provenance import Provenance
+from gopt.offline.provenance import provenance as list_bytes
 from gopt.offline.seal import Sealed
 from gopt.offline.seal import seal as seal_folder
 from gopt.offline.state_values import TORCH_FILES, StateDict
@@ -47,6 +50,20 @@ def merge(what: Folder, model: str | os.PathLike[str], *, force: bool = False) -
     """
     with on_disk(what) as path:
         return merging.merge(path, model, force=force)
+
+
+@checked
+def provenance(what: Folder) -> Provenance:
+    """List the bytes of files behind every state of a folder, checkpoint or run: the pieces for ``merge``.
+
+    Every file is compared with the digest first. Raises InputError for an edited file, RunError for a damaged
+    checkpoint.
+
+    >>> gopt.provenance(gopt.shard("fixtures/mlp_sgd.onnx", 2)).pieces[0].file
+    'states.bin'
+    """
+    with on_disk(what) as path:
+        return list_bytes(path)
 
 
 @checked

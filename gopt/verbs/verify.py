@@ -27,7 +27,7 @@ def verify(
     advance: ProgressCallback = no_progress,
     **changes: Unpack[VerifyKeywords],
 ) -> Verification:
-    """Run the source and all ranks, each on its own batch, and compare every state and loss.
+    """Run the source and all ranks, each on its own batch, and compare every state, loss and metric.
 
     ``model`` replaces the kept source. Options are fields of ``VerifyOptions``: as keywords (``steps=1``), as one
     record, or as a record with changes. ``advance`` is called with each phase. Raises InputError for an incomplete

@@ -14,7 +14,7 @@ from gopt.records.boxes import Box, put
 from gopt.records.mesh import Mesh
 from gopt.verification.compare import Values
 from gopt.verification.rank_programs import RankPrograms, joined
-from gopt.verification.reference_step import Batches, ReferenceProgram
+from gopt.verification.reference_step import Batches, ReferenceProgram, as_shown
 from gopt.verification.variants import FirstRun, Variant, VariantProgram
 
 Transport = Callable[[Sequence[Any], Sequence[Values], Mesh], list[Values]]
@@ -25,11 +25,11 @@ Tamper = Callable[[int, Values], None]
 class RankResults:
     """Results of a step of all ranks.
 
-    ``outputs``: by rank. ``losses``: micro-step, rank, name, value. ``gradients``: the local gradients by micro-step
-    and data rank, as sent by the ranks, where visible."""
+    ``outputs``: by rank. ``shown``: losses and metrics of the forward: micro-step, rank, name, value. ``gradients``:
+    the local gradients by micro-step and data rank, as sent by the ranks, where visible."""
 
     outputs: list[Values]
-    losses: list[tuple[int, int, str, np.ndarray]]
+    shown: list[tuple[int, int, str, np.ndarray]]
     gradients: list[list[Values]]
 
 
@@ -103,9 +103,9 @@ class AllRanks:
                 for r, output in zip(members, self.transport(varied, feeds, self.mesh)):
                     self.ranks[r].carry(states[r], output)
                     results.outputs[r].update(output)
-                    for loss in reference.training.losses:
-                        if loss in output:
-                            results.losses.append((turn, r, loss, np.asarray(output[loss], np.float64)))
+                    for name in reference.outputs:
+                        if name in output:
+                            results.shown.append((turn, r, name, as_shown(output[name])))
                     gradients = results.gradients[turn][self.which[r]]
                     for name, value in reference.varied(variant, output, r in marked).items():
                         self._note(gradients, name, value, r)

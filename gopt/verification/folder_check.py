@@ -21,14 +21,6 @@ NAMED = 4
 _AGAIN = "shard the step again; --state FILE gives other values"
 
 
-def check_all_ranks(manifest: Manifest, folder: Path) -> None:
-    """Raise InputError for a folder of some ranks."""
-    if len(manifest.ranks) != manifest.total_ranks:
-        raise InputError(
-            f"{folder} holds {len(manifest.ranks)} of {manifest.total_ranks} ranks", "shard without --only-ranks"
-        )
-
-
 def check_roles(manifest: Manifest, source: TrainingGraph, folder: Path) -> None:
     """Raise InputError where the manifest gives a state another new value, kind or parameter than the source does."""
     source_roles = {state.tensor: (state.updated, state.kind.value, state.of) for state in source.states}

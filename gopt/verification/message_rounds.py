@@ -12,7 +12,7 @@ import numpy as np
 from onnx.helper import make_attribute
 
 from gopt.artifact.manifest import Manifest
-from gopt.artifact.server_entries import Mode, ServerPlanEntry
+from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.collectives.layout import parse_shapes
 from gopt.collectives.messages import WITHOUT_ABSENT
 from gopt.collectives.table import COLLECTIVES
@@ -44,17 +44,12 @@ def without_absent_operands(graph: Graph) -> Graph:
 class MessageRounds:
     """Runs the programs of all trainers, and of all servers behind them, each in a thread, for one round.
 
-    Raises UnsupportedError for a split without rounds: a trainer's values depend on the order of messages."""
+    Raises UnsupportedError for a split without rounds."""
 
     def __init__(self, manifest: Manifest, deadline: float | None) -> None:
         plan = manifest.parameter_server
         assert plan is not None
-        if plan.mode is not Mode.SYNC:
-            raise UnsupportedError(
-                f"mode {plan.mode}: what trainers and servers compute depends on the order of messages",
-                "split again with --mode sync, and verify that",
-                "record a run, gopt run DIR --record FILE, and replay it: gopt verify DIR --replay FILE",
-            )
+        check_rounds(plan)
         self._plan, self._trainers = plan, manifest.mesh.ranks
         self._deadline = deadline or DEADLINE
 
@@ -78,6 +73,16 @@ class MessageRounds:
         if members.failure is not None:
             raise members.failure
         return results
+
+
+def check_rounds(plan: ServerPlanEntry) -> None:
+    """Raise UnsupportedError for a split without rounds: a trainer's values depend on the order of messages."""
+    if not plan.mode.rounds:
+        raise UnsupportedError(
+            f"mode {plan.mode}: what trainers and servers compute depends on the order of messages",
+            "split again with --mode sync, and verify that",
+            "record a run, gopt run DIR --record FILE, and replay it: gopt verify DIR --replay FILE",
+        )
 
 
 class _Round:

@@ -32,6 +32,8 @@ class Observations:
     """Gradients that were not zero."""
     apart: set[str] = field(default_factory=set)
     """Gradients that were not the same on all ranks."""
+    numbers: set[str] = field(default_factory=set)
+    """Metrics that were numbers in the source."""
 
     def enter(self, before: Values, step: ReferenceStep, settings: Values) -> None:
         """Take in one step of the reference."""
@@ -39,6 +41,8 @@ class Observations:
             if name not in self.changed and _moved(new, before[name]):
                 self.changed.add(name)
         self._gradients(step.local)
+        for outputs in (*step.metrics, *(outputs for turn in step.local.outputs for outputs in turn)):
+            self.numbers.update(name for name, value in outputs.items() if not np.isnan(value).any())
         self.coverage.record({**before, **settings, **step.means, **step.conditions})
 
     def _gradients(self, local: LocalResults) -> None:
@@ -64,6 +68,9 @@ class Observations:
                 )
         for name in self.still(result):
             result.doubt(name, "it never changed: zero against zero")
+        for name in self.training.metrics:
+            if name not in self.numbers:
+                result.doubt(name, "no number in the source in any step: nothing can be compared with it")
 
     def still(self, result: Verification) -> list[str]:
         """States that should follow the batch, and never changed."""

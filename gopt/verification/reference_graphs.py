@@ -36,12 +36,27 @@ def update_graph(training: TrainingGraph, condition_outputs: Iterable[str] = ())
         if state.kind is not StateKind.STATISTIC or state.tensor in training.chosen
     ]  # fmt: skip
     wanted += condition_outputs
-    stops = {*training.gradients.values(), *training.shared, *training.chosen.values()}
+    stops = combined(training)
     nodes = [
         node for node in training.graph.nodes
         if node.phase is Phase.UPDATE or not stops.intersection(node.outputs)
     ]  # fmt: skip
     return subgraph(training.graph, nodes, dict.fromkeys(wanted), stops)
+
+
+def metric_graph(training: TrainingGraph) -> Graph | None:
+    """The metrics that the update makes; inputs are, beside those of the update, the values of forward and backward
+    that these metrics read. None without any."""
+    forward = {*training.forward_metrics}
+    wanted = [name for name in training.metrics if name not in forward]
+    nodes = [node for node in training.graph.nodes if node.phase is Phase.UPDATE]
+    before = (name for node in training.graph.nodes if node.phase is not Phase.UPDATE for name in node.outputs if name)
+    return subgraph(training.graph, nodes, wanted, {*before, *combined(training)}) if wanted else None
+
+
+def combined(training: TrainingGraph) -> set[str]:
+    """The values that the update has from all batches."""
+    return {*training.gradients.values(), *training.shared, *training.chosen.values()}
 
 
 PROBE = "Probe"

@@ -15,13 +15,14 @@ from gopt.errors import UnsupportedError
 from gopt.ir.types import LOW_PRECISION
 from gopt.records.mesh import Mesh
 from gopt.runtime.executor import Executor
+from gopt.runtime.inlined_functions import inlined
 from gopt.runtime.session import SessionCache
-from gopt.verification.compare import Values, same_values
+from gopt.verification.compare import Values, floating, same_values
 from gopt.verification.conditions import Condition, condition_outputs
 from gopt.verification.lazy_tables import LazyTable, with_kept_rows
 from gopt.verification.lockstep import run_in_lockstep, with_reduced_statistics, with_shared_means
 from gopt.verification.piecewise import pieces
-from gopt.verification.reference_graphs import local_graph, update_graph
+from gopt.verification.reference_graphs import combined, local_graph, metric_graph, update_graph
 from gopt.verification.side_by_side import side_by_side
 from gopt.verification.source_members import Feeds, SourceMembers, read_by, run_source
 from gopt.verification.variants import PLAIN, Variant
@@ -38,10 +39,11 @@ ORDERS = 8
 class LocalResults:
     """Results of the batches before any reduction, by micro-step and data rank.
 
-    ``gradients``: by name, as varied; ``statistics``: the new values of each data rank at the end; ``weights``
-    (``--loss-reduction``) and ``shown`` (values read by the update as a mean) of all batches in turn."""
+    ``outputs``: losses, and metrics of the forward; ``gradients``: by name, as varied; ``statistics``: the new values
+    of each data rank at the end; ``weights`` (``--loss-reduction``) and ``shown`` (values read by the update as a mean)
+    of all batches in turn."""
 
-    losses: list[list[Values]]
+    outputs: list[list[Values]]
     gradients: list[list[Values]]
     statistics: list[Values]
     weights: list[float] = field(default_factory=list)
@@ -50,17 +52,24 @@ class LocalResults:
     """Row ids that were pushed, by table with lazy updates."""
     first_results: Values = field(default_factory=dict)
     """All results of the first batch."""
+    read: list[Values] = field(default_factory=list)
+    """Values of the last batch of each data rank that metrics of the update read; one empty entry without any."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceStep:
     """A step of the source: the new ``states``, the results of the batches, and the values of the update's
-    ``conditions``."""
+    ``conditions``. ``metrics``: those of the update, by data rank, or of all."""
 
     states: Values
     local: LocalResults
     means: Values
     conditions: Values
+    metrics: list[Values]
+
+    def shown(self, rank: int) -> Values:
+        """The metrics of the update on a data rank."""
+        return self.metrics[min(rank, len(self.metrics) - 1)] if self.metrics else {}
 
 
 class ReferenceProgram:
@@ -95,7 +104,16 @@ class ReferenceProgram:
         self.made = {s.tensor: training.chosen.get(s.tensor, s.updated) for s in self.statistics}
         """Statistic -> what a rank makes of it, which a condition of the update may leave out."""
         self.condition_outputs = condition_outputs(update_graph(training), conditions)
-        local = local_graph(training, reduction.value, [name for table in lazy for name in table.ids])
+        self.outputs = (*training.losses, *training.forward_metrics)
+        """Losses and metrics of a batch."""
+        metrics = metric_graph(training)
+        self._metrics = None if metrics is None else Executor(metrics, cache)
+        known = {*combined(training), *training.hyper, *(state.tensor for state in training.states)}
+        self._read = [] if metrics is None else [name for name in metrics.inputs if name not in known]
+        """The values of forward and backward, and the batch, that metrics of the update read."""
+        more = [*self.outputs, *(name for name in self._read if name not in training.batch)]
+        more += [name for table in lazy for name in table.ids]
+        local = inlined(local_graph(training, reduction.value, more))  # before calls are put in
         if shared != SynchronisedValues():
             local = with_shared_means(local, shared)
         if met:
@@ -166,14 +184,13 @@ class ReferenceProgram:
         """Losses, gradients and statistics of every batch; micro-steps hand statistics on."""
         fixed = self._local.hold({**states, **settings})
         current = [dict(self.apart[index]) if self.apart else Values() for index, _ in enumerate(batches[0])]
-        names = self.training.losses
-        losses, gradients, weights, shown = [], [], [], []
+        made, gradients, weights, shown = [], [], [], []
         ids: list[Values] = []
         first_results: Values = {}
         for turn in batches:
             outputs = self._locals([{**fixed, **statistics, **batch} for statistics, batch in zip(current, turn)])
             first_results = first_results or outputs[0]
-            losses.append([{name: np.asarray(out[name], np.float64) for name in names} for out in outputs])
+            made.append([{name: as_shown(out[name]) for name in self.outputs} for out in outputs])
             weights += [float(np.asarray(out[self.reduction.value]).item()) for out in outputs if self.reduction.value]
             ids += [{name: np.asarray(out[name]) for table in self.lazy for name in table.ids} for out in outputs]
             shown += [
@@ -188,7 +205,13 @@ class ReferenceProgram:
         weighed = self.reduction.rule is LossRule.WEIGHTED
         pushed = [pushes for number, pushes in enumerate(ids) if not weighed or weights[number]]
         touched = {table.parameter: table.touched(pushed) for table in self.lazy}
-        return LocalResults(losses, gradients, statistics, weights, shown, touched, first_results)
+        read = [
+            {name: np.asarray(out[name] if name in out else batch[name]) for name in self._read}
+            for batch, out in zip(batches[-1], outputs)
+        ]
+        return LocalResults(
+            made, gradients, statistics, weights, shown, touched, first_results, read if self._read else [{}]
+        )
 
     def varied(self, variant: Variant, values: Values, last: bool) -> Values:
         """Return the gradients among some values, modified by the variant; ``last``: of the last data rank."""
@@ -221,12 +244,18 @@ class ReferenceProgram:
             rule = self.rules.get(state.tensor, self.statistics_rule)
             new[state.tensor] = new_values[0] if rule == "root" else mean_of(new_values)
         chosen = {output: new[tensor] for tensor, output in self.training.chosen.items()}
-        updated = run_source(self._update, {**states, **settings, **means, **chosen}, self.call)
+        fed = {**states, **settings, **means, **chosen}
+        updated = run_source(self._update, fed, self.call)
         for state in self.training.states:
             if state.kind is not StateKind.STATISTIC or state.tensor in self.training.chosen:
                 new[state.tensor] = np.asarray(updated[state.updated])
         new = with_kept_rows(self.lazy, states, new, local.touched)
-        return ReferenceStep(new, local, means, {name: np.asarray(updated[name]) for name in self.condition_outputs})
+        metrics = [] if self._metrics is None else [
+            {name: as_shown(value) for name, value in run_source(self._metrics, fed | read, self.call).items()}
+            for read in local.read
+        ]  # fmt: skip
+        conditions = {name: np.asarray(updated[name]) for name in self.condition_outputs}
+        return ReferenceStep(new, local, means, conditions, metrics)
 
     def means(self, local: LocalResults) -> Values:
         """Return the operand of the update for every gradient: the mean over all batches, or as ``--loss-reduction``
@@ -278,6 +307,12 @@ def _put_together(rule: LossRule, values: Sequence[np.ndarray], weights: Sequenc
         over = sum(weights) if rule is LossRule.WEIGHTED else 1.0
         result: np.ndarray = np.asarray(total / (over or 1.0)).astype(values[0].dtype)
     return result
+
+
+def as_shown(value: np.ndarray) -> np.ndarray:
+    """A loss or metric in a type in which two have a distance: counts and flags in float64."""
+    array = np.asarray(value)
+    return array if floating(array) else array.astype(np.float64)
 
 
 def mean_of(values: Sequence[np.ndarray]) -> np.ndarray:

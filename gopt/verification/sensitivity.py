@@ -41,13 +41,15 @@ NOISE = 0.5
 class Sensitivity:
     """The largest distance of any disturbed run from the reference.
 
-    ``losses`` and ``gradients``: by micro-step and data rank; ``means``: of mean gradients; ``states``: of new states.
+    ``outputs`` and ``gradients``: by micro-step and data rank; ``means``: of mean gradients; ``states``: of new states;
+    ``metrics``: of those of the update, by data rank, or of all.
     """
 
-    losses: list[list[dict[str, float]]]
+    outputs: list[list[dict[str, float]]]
     gradients: list[list[dict[str, float]]]
     means: dict[str, float]
     states: dict[str, float]
+    metrics: list[dict[str, float]]
 
     def noise(self, step: ReferenceStep) -> list[str]:
         """Mean gradients that are not zero, but smaller than their rounding."""
@@ -93,10 +95,11 @@ class Measurement:
     def __post_init__(self) -> None:
         self._generator = np.random.default_rng([self.seed, 5])
         self._largest = Sensitivity(
-            [[dict.fromkeys(names, 0.0) for names in turn] for turn in self.step.local.losses],
+            [[dict.fromkeys(names, 0.0) for names in turn] for turn in self.step.local.outputs],
             [[dict.fromkeys(values, 0.0) for values in turn] for turn in self.step.local.gradients],
             dict.fromkeys(self.step.means, 0.0),
             dict.fromkeys(self.step.states, 0.0),
+            [dict.fromkeys(names, 0.0) for names in self.step.metrics],
         )
 
     def measured(self, runs: int = RUNS) -> Sensitivity:
@@ -152,14 +155,16 @@ def _rounded(reference: ReferenceProgram, local: LocalResults, generator: np.ran
 
 def _widen(sensitivity: Sensitivity, step: ReferenceStep, again: ReferenceStep) -> None:
     """Take in one disturbed run."""
-    for turn, (ours, theirs) in enumerate(zip(step.local.losses, again.local.losses)):
+    for turn, (ours, theirs) in enumerate(zip(step.local.outputs, again.local.outputs)):
         for r, (mine, twin) in enumerate(zip(ours, theirs)):
-            _most(sensitivity.losses[turn][r], mine, twin)
+            _most(sensitivity.outputs[turn][r], mine, twin)
     for turn, (turn_gradients, again_turn) in enumerate(zip(step.local.gradients, again.local.gradients)):
         for r, (gradients, their) in enumerate(zip(turn_gradients, again_turn)):
             _most(sensitivity.gradients[turn][r], gradients, their)
     _most(sensitivity.means, step.means, again.means)
     _most(sensitivity.states, step.states, again.states)
+    for distances, mine, twin in zip(sensitivity.metrics, step.metrics, again.metrics):
+        _most(distances, mine, twin)
 
 
 def _most(distances: dict[str, float], ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> None:

@@ -34,7 +34,7 @@ from gopt.verification.compare import (
     same_bits,
 )
 from gopt.verification.observations import Observations
-from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep
+from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep, as_shown
 from gopt.verification.result import Doubt, Verification
 from gopt.verification.sensitivity import MOST, MULTIPLE, UNITS, Measurement, Sensitivity, apart, largest, norm
 from gopt.verification.variants import PLAIN, Variant
@@ -149,7 +149,7 @@ class VariantRunner:
 def _not_finite_states(reference: ReferenceProgram, step: ReferenceStep, before: Values) -> list[str]:
     """States that are no longer finite, and losses, first to leave the numbers first."""
     _refuse_other_shape(step.states, before)
-    ranks = [rank for turn in step.local.losses for rank in turn]
+    ranks = [rank for turn in step.local.outputs for rank in turn]
     losses = [name for name in reference.training.losses if not all(finite(rank[name]) for rank in ranks)]
     states = [name for name, value in step.states.items() if became_not_finite(value, before[name])]
     return [*losses, *states]
@@ -165,6 +165,11 @@ def _refuse_other_shape(states: Values, before: Values) -> None:
                 "of one size alone",
                 "write the size of the batch into the source, or give batches of that size: --data FILE",
             )
+
+
+def _floor(noise: float, size: float) -> float:
+    """Return what rounding may change, by a measured change of a value, or change, of a size."""
+    return min(MULTIPLE * noise, MOST * size) if noise < size else MULTIPLE * noise
 
 
 _KnownErrors = dict[str, tuple[np.ndarray, float]]
@@ -188,10 +193,11 @@ class _StepComparison:
     def judge(self, step: ReferenceStep, begin: Values) -> None:
         """Compare with ``step`` of the source; ``begin``: the states from which changes are counted."""
         comparisons = self._comparisons({})
-        self._losses(comparisons, step.local, self.runner.reference.training.losses)
+        self._outputs(comparisons, step.local, self.runner.reference.outputs)
+        self._metrics(comparisons, step, self.runner.reference.training.metrics, [])
         self._states(comparisons, step.states, begin, None)
         self._copies(comparisons)
-        again = comparisons.failing() & {*self.runner.kinds, *self.runner.reference.training.losses}
+        again = comparisons.failing() & {*self.runner.kinds, *self.runner.reference.training.shown}
         if self.variant is PLAIN:
             again |= self._noisy()
         if again:
@@ -235,9 +241,13 @@ class _StepComparison:
         reference = self.runner.reference
         statistics = {state.tensor for state in reference.statistics}
         comparisons = self._comparisons({} if moved is None else self._floors(base, moved, statistics))
+        ends = [update]
         if moved is not None:
-            comparisons.spans.update(self._spans(names, sent, update))
-        self._losses(comparisons, base.local, names, moved)
+            ends = self._ends(sent, update)
+            comparisons.spans.update(self._spans(names, ends))
+            comparisons.floors.update(self._metric_floors(base, moved))
+        self._outputs(comparisons, base.local, names, moved)
+        self._metrics(comparisons, update, names, ends)
         self._gradients(comparisons, base.local, sent, moved)
         self._states(
             comparisons, {**update.states, **{name: base.states[name] for name in statistics}}, self.own, names
@@ -251,9 +261,8 @@ class _StepComparison:
             for name in statistics
         }
         for name in self._of_halves(base):
-            noise, change = moved.states[name], apart(base.states[name], self.own[name])
             # A unit vector hardly turns by a gradient along it: its change is smaller than what rounding makes of it.
-            floors[name] = min(MULTIPLE * noise, MOST * change) if noise < change else MULTIPLE * noise
+            floors[name] = _floor(moved.states[name], apart(base.states[name], self.own[name]))
         for name, value in base.states.items():
             # A sum in another order turns the last place of a half: at most a unit of it is rounding. Of one element it
             # may be, whether the few measured runs turned it or not.
@@ -263,29 +272,45 @@ class _StepComparison:
                 floors[name] = max(one, min(MULTIPLE * moved.states[name], unit * norm(value)))
         return floors
 
-    def _spans(
-        self, names: Collection[str], sent: LocalResults, update: ReferenceStep
-    ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return the least and greatest results of orders of summation, at elements moved beyond a share of the
-        tolerance: terms of a gradient may cancel there alone."""
-        runner, spans = self.runner, {}
-        ends = [update.states]
-        rounding = runner.reference.rounding(sent)
+    def _metric_floors(self, base: ReferenceStep, moved: Sensitivity) -> dict[str, float]:
+        """Return the changes of metrics of the update by rounding, where it reads halves, or values of the forward."""
+        halves = any(mean.dtype.name in LOW_PRECISION for mean in base.means.values())
+        floors: dict[str, float] = {}
+        for values, changes in zip(base.metrics, moved.metrics) if halves or base.local.read != [{}] else ():
+            for name, value in values.items():
+                floors[name] = max(_floor(changes[name], norm(value)), floors.get(name, 0.0))
+        return floors
+
+    def _ends(self, sent: LocalResults, update: ReferenceStep) -> list[ReferenceStep]:
+        """Return the update for several orders of summation of the gradients."""
+        reference, ends = self.runner.reference, [update]
+        rounding = reference.rounding(sent)
         for times in (-MULTIPLE, -1, 1, MULTIPLE):
             means = {name: (update.means[name] + times * moved).astype(moved.dtype) for name, moved in rounding.items()}
-            ends.append(runner.reference.finish(self.own, self.settings, sent, update.means | means).states)
-        for name in update.states.keys() & names:
-            wanted = update.states[name]
-            if not floating(wanted) or wanted.dtype.name in LOW_PRECISION or not wanted.size:
-                continue
-            values = [np.where(np.isfinite(end[name]), end[name], wanted) for end in ends]
-            low, high = np.min(values, axis=0), np.max(values, axis=0)
-            share = allowance(wanted, self.own[name], runner.result.tolerance) / math.sqrt(wanted.size)
-            moves = high - low > share
-            if moves.any():
-                spans[name] = np.where(moves, low, wanted), np.where(moves, high, wanted)
-                runner.cancelled[name] = max(int(moves.sum()), runner.cancelled.get(name, 0))
+            ends.append(reference.finish(self.own, self.settings, sent, update.means | means))
+        return ends
+
+    def _spans(self, names: Collection[str], ends: Sequence[ReferenceStep]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Return the least and greatest new states of orders of summation, where these move any element."""
+        runner, spans = self.runner, {}
+        for name in ends[0].states.keys() & names:
+            low, high, moves = self._span([end.states[name] for end in ends], self.own[name])
+            if moves:
+                spans[name] = low, high
+                runner.cancelled[name] = max(moves, runner.cancelled.get(name, 0))
         return spans
+
+    def _span(self, values: Sequence[np.ndarray], start: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return the least and greatest results at elements moved beyond a share of the tolerance, where terms of a
+        gradient may cancel, and how many there are."""
+        wanted = values[0]
+        if not floating(wanted) or wanted.dtype.name in LOW_PRECISION or not wanted.size:
+            return wanted, wanted, 0
+        values = [np.where(np.isfinite(value), value, wanted) for value in values]
+        low, high = np.min(values, axis=0), np.max(values, axis=0)
+        with np.errstate(invalid="ignore"):
+            moves = high - low > allowance(wanted, start, self.runner.result.tolerance) / math.sqrt(wanted.size)
+        return np.where(moves, low, wanted), np.where(moves, high, wanted), int(moves.sum())
 
     def _of_halves(self, base: ReferenceStep) -> list[str]:
         """Return the states, of any type, updated by gradients in halves: the mean is rounded too.
@@ -320,22 +345,43 @@ class _StepComparison:
     def _comparisons(self, floors: dict[str, float]) -> StepComparisons:
         return StepComparisons(self.runner.result.tolerance, self.variant.name, self.number, floors)
 
-    def _losses(
+    def _outputs(
         self, comparisons: StepComparisons, local: LocalResults, names: Collection[str],
         moved: Sensitivity | None = None,
     ) -> None:  # fmt: skip
-        """Compare the losses among ``names``."""
-        for turn, rank, loss, value in self.made.losses:
-            if loss not in names:
+        """Compare the losses, and metrics of the forward, among ``names``."""
+        for turn, rank, name, value in self.made.shown:
+            if name not in names:
                 continue
             which = self.runner.all_ranks.which[rank]
-            wanted = local.losses[turn][which][loss]
+            wanted = local.outputs[turn][which][name]
             if moved is not None:
-                comparisons.floors[loss] = min(MULTIPLE * moved.losses[turn][which][loss], MOST * norm(wanted))
-            if loss not in self.not_finite:
-                comparisons.whole(rank, loss, "loss", value, wanted, np.zeros_like(value))
-            elif finite(value) and not finite(wanted):
-                comparisons.enter(rank, loss, "loss", float("inf"))
+                comparisons.floors[name] = min(MULTIPLE * moved.outputs[turn][which][name], MOST * norm(wanted))
+            self._shown(comparisons, rank, name, value, wanted)
+
+    def _metrics(
+        self, comparisons: StepComparisons, step: ReferenceStep, names: Collection[str], ends: Sequence[ReferenceStep]
+    ) -> None:
+        """Compare the metrics of the update among ``names``; ``ends``: the update for orders of summation."""
+        for rank, outputs in enumerate(self.made.outputs):
+            which = self.runner.all_ranks.which[rank]
+            for name, wanted in step.shown(which).items():
+                if name not in names or name not in outputs:
+                    continue
+                value = as_shown(outputs[name])
+                if ends and value.shape == wanted.shape:
+                    low, high, _ = self._span([end.shown(which)[name] for end in ends], np.zeros_like(wanted))
+                    wanted = np.clip(value, low, high).astype(wanted.dtype)
+                self._shown(comparisons, rank, name, value, wanted)
+
+    def _shown(self, comparisons: StepComparisons, rank: int, name: str, value: np.ndarray, wanted: np.ndarray) -> None:
+        """Compare a loss or metric; a metric that is no number equals no number."""
+        loss = name in self.runner.reference.training.losses
+        kind = "loss" if loss else "metric"
+        if not (name in self.not_finite if loss else np.isnan(wanted).any()):
+            comparisons.whole(rank, name, kind, value, wanted, np.zeros_like(value))
+        elif finite(value) and not finite(wanted):
+            comparisons.enter(rank, name, kind, float("inf"))
 
     def _states(
         self, comparisons: StepComparisons, wanted: Values, start: Values, names: Collection[str] | None

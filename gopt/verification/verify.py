@@ -1,4 +1,4 @@
-"""Prove the ranks equal to the source: run both, on a different batch per rank, and compare every state and loss.
+"""Run the source and all ranks, on a different batch per rank, and compare every state, loss and metric.
 
 The reference is the source cut at its gradients: each rank's batch gives local gradients, and their mean goes through
 the source's own update. The cut itself is confirmed by value: a gradient must be proportional to a finite difference of
@@ -25,7 +25,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.artifact.graph_check import check_source
 from gopt.artifact.integrity import check_files
 from gopt.artifact.manifest import Manifest, RankEntry
-from gopt.artifact.manifest_check import read_manifest
+from gopt.artifact.manifest_check import check_all_ranks, read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.errors import RunError
 from gopt.importers.collectives import DECLARED, parse_groups, recognise
@@ -48,7 +48,7 @@ from gopt.verification.all_ranks import AllRanks, Tamper, Transport, data_ranks,
 from gopt.verification.batches import Batches, SampledBatches, UserBatches
 from gopt.verification.compare import Values, finite, tolerance_of
 from gopt.verification.conditions import find_conditions
-from gopt.verification.folder_check import check_all_ranks, check_roles, check_starts, other_start_values
+from gopt.verification.folder_check import check_roles, check_starts, other_start_values
 from gopt.verification.gradient_check import PHASE, check_gradients
 from gopt.verification.gradient_sample import sample_gradients
 from gopt.verification.inexact_reductions import inexact_reductions
@@ -272,7 +272,7 @@ class Verifier:
                 local = self.reference.kept(PLAIN, start, settings, drawn_batches)
             except RunError:
                 return drawn.plain()
-            if not all(finite(loss) for losses in local.losses[0] for loss in losses.values()):
+            if not all(finite(shown[name]) for shown in local.outputs[0] for name in self.training.losses):
                 self.forget()
                 return drawn.plain()
         return drawn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gopt.artifact.pieces import Piece, cut, place_shape, put
+from gopt.artifact.pieces import Piece, cover, cut, place_shape, put
 
 WHOLE = np.arange(35, dtype="f4").reshape(7, 5)
 COLUMNS = ((0, 7), (0, 1, 3, 5))
@@ -43,3 +43,24 @@ def test_rows_are_counted_from_the_first_on() -> None:
 def test_a_part_of_more_parts_than_rows_is_empty() -> None:
     piece = Piece("w", 0, 0, None, (8, 9))
     assert place_shape(piece.place, WHOLE.shape) == (0, 5) and cut(piece, WHOLE).size == 0
+
+
+@pytest.mark.parametrize(
+    ("pieces", "covers"),
+    [
+        ([Piece("t", 0, 8)], True),
+        ([Piece("t", 4, 8), Piece("t", 0, 4)], True),
+        ([Piece("t", 0, 5), Piece("t", 3, 6)], False),
+        ([Piece("t", 0, 3), Piece("t", 5, 8), Piece("t", 1, 3)], False),
+        ([Piece("t", 0, 4, ((0, 2), (0, 2))), Piece("t", 0, 4, ((0, 2), (2, 4)))], True),
+        ([Piece("t", 0, 4, ((0, 2), (0, 2))), Piece("t", 0, 3, ((0, 2), (2, 4)))], False),
+        ([Piece("t", 0, 6, ((0, 2), (0, 3))), Piece("t", 0, 4, ((0, 2), (2, 4)))], False),
+        ([Piece("t", 0, 8, None, (0, 1))], True),
+        ([Piece("t", 0, 4, None, (0, 2))], False),
+        ([Piece("t", 0, 4, None, (1, 2)), Piece("t", 0, 4, None, (0, 2))], True),
+        ([Piece("t", 0, 4, None, (1, 2)), Piece("t", 0, 3, None, (0, 2))], False),
+        ([], False),
+    ],
+)
+def test_pieces_that_overlap_may_leave_gaps(pieces: list[Piece], covers: bool) -> None:
+    assert cover(pieces, (2, 4)) == covers

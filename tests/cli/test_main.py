@@ -243,7 +243,8 @@ def test_3_an_incomplete_folder(spoil, capsys):
 def test_3_ranks_that_were_left_out(capsys):
     assert main(["shard", MODEL, "--ranks", "3", "--only-ranks", "0", "-o", "out"]) == 0
     capsys.readouterr()
-    says(capsys, ["verify", "out"], 3, "1 of 3 ranks")
+    for command in (["verify"], ["prove"], ["run", "--data", "d.npz", "--steps", "1"]):
+        says(capsys, [*command, "out"], 3, "1 of 3 ranks")
 
 
 # --- 4: recognised, not supported -----------------------------------------------------------------------------------

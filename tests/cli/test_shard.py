@@ -261,7 +261,7 @@ def test_lines_are_wrapped_at_the_width_of_the_terminal(capsys, monkeypatch):
 
 def test_the_last_line_says_what_comes_next(capsys):
     assert main(["shard", MODEL, "--ranks", "3", "-o", "out"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "written to out; gopt verify out proves it"
+    assert capsys.readouterr().out.splitlines()[-1] == "written to out; gopt verify out compares it with its source"
     assert main(["shard", MODEL, "--ranks", "3", "-o", "some", "--only-ranks", "0"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "written to some", "a part of the ranks proves nothing"
 

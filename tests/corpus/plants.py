@@ -26,7 +26,8 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """A folder: a fixture, a mesh, and options of ``gopt.shard``."""
+    """A folder: a fixture, a mesh and options of ``gopt.shard``, or numbers of trainers and servers and options of
+    ``gopt.split``."""
 
     fixture: str
     mesh: str
@@ -40,9 +41,19 @@ class Recipe:
         """A name for its folder."""
         return str(self).split("/")[-1].replace("=", "").replace(" ", "-")
 
+    @property
+    def served(self) -> bool:
+        """Whether it has trainers and servers."""
+        return self.mesh.startswith("trainers")
+
     def write(self, folder: Path) -> None:
-        """Shard the fixture."""
+        """Shard or split the fixture."""
         source = gopt.load(FIXTURES / f"{self.fixture}.onnx")
+        if self.served:
+            counts = {name: int(number) for name, number in (part.split("=") for part in self.mesh.split(","))}
+            options = gopt.SplitOptions(**counts, **self.options)  # type: ignore[arg-type]
+            gopt.split(source, options).write(folder)
+            return
         gopt.shard(source, Mesh.parse(self.mesh), **self.options).write(folder)  # type: ignore[arg-type]
 
 
@@ -54,8 +65,8 @@ Edit = Callable[[ModelProto], object]
 class Plant:
     """An error: where it was seen, what goes wrong, the folder that it is planted in, and the edit of each file.
 
-    ``ranks``: those that are edited, None for all; ``phase``: the file of a rank, where there are several; ``step``:
-    whether the step is wrong, else the values that it begins with are."""
+    ``ranks``: those that are edited, None for all; ``phase``: the file of a rank, where there are several, and how the
+    files of trainers or servers begin; ``step``: whether the step is wrong, else the values that it begins with are."""
 
     number: int
     source: str
@@ -75,12 +86,15 @@ class Plant:
     @property
     def where(self) -> str:
         """The folder and the ranks, in words."""
-        return str(self.recipe) if self.ranks is None else f"{self.recipe}, rank {', '.join(map(str, self.ranks))}"
+        who = self.phase if self.recipe.served else "rank"
+        which = "" if self.ranks is None else f" {', '.join(map(str, self.ranks))}"
+        return f"{self.recipe}, {who}{which}" if which or self.recipe.served else str(self.recipe)
 
     @property
     def splits(self) -> bool:
         """Whether the computation is split among ranks."""
-        return Mesh.parse(self.recipe.mesh).data_ranks < Mesh.parse(self.recipe.mesh).ranks
+        mesh = None if self.recipe.served else Mesh.parse(self.recipe.mesh)
+        return mesh is not None and mesh.data_ranks < mesh.ranks
 
     def plant(self, folder: Path) -> None:
         """Edit the files of a folder, and seal it."""
@@ -91,6 +105,8 @@ class Plant:
         """The files that are edited."""
         ending = f".{self.phase}.onnx" if self.phase else ".onnx"
         found = [path for path in sorted(folder.glob("rank_*.onnx")) if path.name[len("rank_0000") :] == ending]
+        if self.recipe.served:
+            found = sorted(folder.glob(f"{self.phase}*.onnx"))
         return found if self.ranks is None else [found[rank] for rank in self.ranks]
 
 
@@ -143,7 +159,7 @@ def with_types(model: ModelProto) -> None:
         pairs = [*zip(node.input, node.input), *(zip(node.output, node.input) if node.op_type == "AllReduce" else ())]
         given = {each.name for each in (*model.graph.value_info, *model.graph.input, *model.graph.output)}
         for name, like in pairs:
-            if name not in given:
+            if name and name not in given:
                 copy = onnx.ValueInfoProto.FromString(typed[like].SerializeToString())
                 copy.name = name
                 model.graph.value_info.append(copy)
@@ -439,6 +455,9 @@ SPLIT_EXPERTS = Recipe("families/moe_adamw", "ep=2")
 EXPERT_SEQUENCES = Recipe("families/moe_adamw", "cp=2")
 EXPERTS_GRID = Recipe("families/moe_adamw", "dp=2,ep=2")
 HEADS = Recipe("families/llama_adamw_clip", "tp=4")
+SERVED = Recipe("mlp_adamw", "trainers=2,servers=2", {"minimum": 16})
+SERVED_CLIP = Recipe("mlp_mom_clip_sched", "trainers=2,servers=2", {"minimum": 16})
+SERVED_MICRO = Recipe("mlp_adamw", "trainers=2,servers=2", {"minimum": 16, "accumulate": 2})
 
 # --- plants -----------------------------------------------------------------------------------------------------------
 
@@ -568,6 +587,29 @@ PLANTS: tuple[Plant, ...] = (
           _twice(f"{_B0}.gradient0_mean", "dp"), ranks=(0,)),
     Plant(54, "pytorch/xla #5279", "G", "groups of one member", ONE_AXIS, attribute(reader("view"), group="shard"),
           ranks=(0,)),
+    # trainers and servers
+    Plant(8, "TrainVerify br8", "C", "an exponent differs on one server", SERVED, factor("pow_1", 2.0), ranks=(0,),
+          phase="server"),
+    Plant(9, "TrainVerify br9", "C", "the decay of a moment differs on one server", SERVED,
+          factor("gopt.ps.k1.v1", 0.2), ranks=(1,), phase="server"),
+    Plant(11, "TrainVerify br11", "W", "gradients of two pieces are exchanged", SERVED,
+          all_of(operand("gopt.ps.k0.piece2", 1, "gopt.ps.ints_32"), operand("gopt.ps.k0.piece2", 2, "gopt.ps.ints_64"),
+                 operand("gopt.ps.k1.piece1", 1, "gopt.ps.ints_0"), operand("gopt.ps.k1.piece1", 2, "gopt.ps.ints_32")),
+          phase="trainer"),
+    Plant(15, "Entangle bug 6", "S", "gradients of micro-steps are summed, not averaged", SERVED_MICRO,
+          instead("gopt.ps.sum0_mean", ("Identity", ["gopt.ps.sum0"])), phase="trainer.update"),
+    Plant(20, "Megatron-LM #7452", "N", "each server counts the squares of its own pieces", SERVED_CLIP,
+          lambda model: bypass(calls(model, "AllReduce")[0].input[0])(model), phase="server"),
+    Plant(32, "Megatron-LM #5956", "S", "gradients are summed, not averaged", SERVED,
+          attribute(lambda model: calls(model, "Aggregate")[0], reduce="sum"), phase="server"),
+    Plant(33, "Megatron-LM #2769", "L", "pieces of a weight are permuted where they are joined", SERVED,
+          lambda model: maker(model, "fc2.weight").input.reverse(), phase="trainer"),
+    Plant(39, "pytorch #58005", "S", "a mean is divided again", SERVED, scale("gopt.ps.k1.v1", 0.5), ranks=(1,),
+          phase="server"),
+    Plant(48, "pytorch #174862", "O", "the parameters of one server are not updated", SERVED,
+          instead("gopt.ps.k1.parameter_out", ("Identity", ["gopt.ps.k1.parameter"])), ranks=(1,), phase="server"),
+    Plant(51, "InfiniTrain #183", "O", "a micro-step overwrites what was summed", SERVED_MICRO,
+          instead("gopt.ps.sum2_out", ("Identity", ["mm_1"])), phase="trainer.micro"),
     # tensor, sequence, context and expert parallel
     Plant(1, "TrainVerify br1", "M", "an all-reduce of the forward is gone", SPLIT_MLP, bypass(_PRODUCT)),
     Plant(2, "TrainVerify br2", "M", "an all-reduce is gone, and another value is read", SPLIT_GPT,

@@ -73,7 +73,7 @@ def test_the_page_lists_the_plants(page: ModuleType) -> None:
 
 
 def test_another_author_gets_every_planted_folder(tmp_path: Path) -> None:
-    """``examples/corpus/write.py`` writes folders that gopt reads; here two of them."""
+    """``examples/corpus/write.py`` writes folders that gopt reads; here those of two numbers."""
     spec = importlib.util.spec_from_file_location("corpus_write", ROOT / "examples/corpus/write.py")
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)
@@ -82,10 +82,12 @@ def test_another_author_gets_every_planted_folder(tmp_path: Path) -> None:
     folders = sorted(path.name for path in (tmp_path / "corpus").iterdir() if path.is_dir())
     assert folders == [
         "30-mlp_mom_clip_sched-dp2",
+        "48-mlp_adamw-trainers2,servers2-minimum16-rank1",
         "48-mlp_sgd-shard2-stage2-rank1",
+        "mlp_adamw-trainers2,servers2-minimum16",
         "mlp_mom_clip_sched-dp2",
         "mlp_sgd-shard2-stage2",
     ]
     assert [gopt.prove(tmp_path / "corpus" / name).verdict.value for name in folders] == [
-        "different", "different", "proven", "proven",
+        "different", "different", "different", "proven", "proven", "proven",
     ]  # fmt: skip

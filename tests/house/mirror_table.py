@@ -110,13 +110,14 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("verbs.folders verbs.export verbs.inspect verbs.plan", "examples of docstrings", "test_gopt.py"),
     **_each("verbs.verify verification.options", "options of a verb", "steps/test_shard_options.py", "test_gopt.py"),
     **_each(
-        "verification.proof.calls verification.proof.constants verification.proof.evaluation "
-        "verification.proof.expected verification.proof.operators verification.proof.result "
-        "verification.proof.samples verification.proof.sweep verification.proof.words verbs.prove cli.prove "
-        "cli.render_prove",
+        "verification.proof.calls verification.proof.comparison verification.proof.constants "
+        "verification.proof.evaluation verification.proof.expected verification.proof.folder "
+        "verification.proof.operators verification.proof.relation verification.proof.relation_file "
+        "verification.proof.result verification.proof.samples verification.proof.sweep "
+        "verbs.prove cli.prove cli.render_prove",
         "one proof: its laws by numbers, its verdicts on right folders and on planted errors",
         "verification/proof/test_expressions.py", "verification/proof/test_proof_prove.py",
-        "verification/proof/test_drawn_proofs.py",
+        "verification/proof/test_drawn_proofs.py", "verification/proof/test_proof_files.py",
     ),
     **_each("verbs.training", "the threads of a run", "verbs/test_verbs_run.py", "runtime/test_run.py"),
     **_each("cli.golden_texts", "makes the texts of a command", "cli/test_cli_golden.py", "test_gopt.py"),
@@ -167,6 +168,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "offline.seal cli.seal cli.unchecked_option system.hashed runtime.training.folder_files",
         "digests of files: taken, compared, renewed, left out", "artifact/test_integrity.py",
     ),
+    **_each("cli.render_provenance", "the table of --explain", "offline/test_provenance.py"),
     **_each("cli.run_servers", "the command for a split", "runtime/parameter_server/test_server_run.py"),
     **_each("runtime.training.hyper_parameters", "values fed in every step", "runtime/test_run.py"),
     **_each("parameter_server.table_pulls", "rows on trainers", "parameter_server/test_table_choice.py"),
@@ -443,7 +445,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each(
         "verification.all_ranks verification.compare verification.conditions verification.lockstep "
         "verification.rank_programs verification.reference_graphs verification.reference_step "
-        "verification.sampling verification.schedule verification.variant_runner verification.variants "
+        "verification.sampling verification.schedule verification.variants "
         "verification.verification_run",
         "a part of one proof, tested by what it says of wrong ranks", "verification/test_verify.py",
         "numeric/test_adversary.py", "numeric/test_fixtures.py",

@@ -13,6 +13,7 @@ import contextlib
 import copy
 import math
 import sys
+import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -161,9 +162,18 @@ def _run(
             with autocast(options):
                 loss = tried.loss_of(symbols)
             loss.backward()
-    except Exception as error:  # some operators of torch have no symbolic form
+    except Exception as error:
+        if not isinstance(error, RuntimeError) and _raised_by_gopt(error):
+            raise
+        # Some operators of torch have no symbolic form, and code of the user may raise anything at another size.
         uses.failed = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"[:200]
     return symbols
+
+
+def _raised_by_gopt(error: Exception) -> bool:
+    """Return whether a line of gopt raises: a defect, or a refusal."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__", "")).startswith("gopt.")
 
 
 def _without_mkldnn() -> AbstractContextManager[Any]:

@@ -20,7 +20,7 @@ from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
-from gopt.offline.folder_contents import joined_states
+from gopt.offline.folder_contents import put_together, stored_pieces
 from gopt.runtime.engines.base import Engine
 from gopt.runtime.executor import Executor, no_calls
 from gopt.runtime.host_value import array_dtype
@@ -117,7 +117,7 @@ class Evaluator:
                 if value is not None:
                     stored[rank][name] = Tensor(TensorType(array_dtype(value), value.shape), array=value)
         types = {state.tensor: state.type for state in self.manifest.states if state.tensor in self.states}
-        whole = joined_states(self.manifest, types, enumerate(stored))
+        whole = put_together(self.manifest, types, stored_pieces(self.manifest, enumerate(stored)))
         return {name: np.asarray(whole[name].numpy()).reshape(type.dims) for name, type in types.items()}
 
     @property

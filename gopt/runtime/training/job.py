@@ -240,6 +240,5 @@ def read_manifest(folder: Path) -> tuple[Manifest, Mesh]:
     """The manifest of an output folder, and the mesh; raises InputError."""
     check_folder(folder)
     manifest, mesh = manifest_check.read_manifest(folder)
-    if len(manifest.ranks) != mesh.ranks:
-        raise RunError(f"{folder} holds {len(manifest.ranks)} of {mesh.ranks} ranks", "shard without --only-ranks")
+    manifest_check.check_all_ranks(manifest, folder)
     return manifest, mesh

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +19,7 @@ from gopt.runtime.reference_eval import evaluate
 from gopt.verification.proof.constants import taken
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import (
+    ADDED,
     CONCAT,
     COUNTED,
     EXTREME_PART,
@@ -27,6 +29,7 @@ from gopt.verification.proof.expressions import (
     ITERATED,
     LARGEST,
     LINEAR,
+    LOOKED_UP,
     LOWEST,
     PARTED,
     PRODUCT,
@@ -151,7 +154,7 @@ class ExpressionValues:
                 if rule is not None:
                     result = rule(attributes, values)
                 elif number in self.origins:
-                    result = _computed(*self.origins[number], values)
+                    result = computed(*self.origins[number], values)
                 elif record.kernel is not None:
                     result = record.kernel({}, values)
                 else:
@@ -198,7 +201,7 @@ def _kept(array: np.ndarray, dim: int, runs: Runs, *, zeros: bool) -> np.ndarray
     return np.where(mask.reshape(shape), array, 0)
 
 
-def _computed(graph: Graph, node: Node, index: int, values: Sequence[np.ndarray]) -> np.ndarray:
+def computed(graph: Graph, node: Node, index: int, values: Sequence[np.ndarray]) -> np.ndarray:
     """A node, by the reference evaluator in float64."""
     names = [name for name in (*node.inputs, *node.captures) if name]
     if len(names) != len(values):
@@ -268,6 +271,17 @@ def _cast(types: Any, values: Sequence[np.ndarray]) -> Any:
     return values[0].astype(np.float64 if types[1] in FLOATS else numpy_dtype(types[1]))
 
 
+def _looked_up(width: Any, values: Sequence[np.ndarray]) -> np.ndarray:
+    return np.asarray(values[0].reshape(-1, width)[values[1].reshape(-1)])
+
+
+def _added(shape: Any, values: Sequence[np.ndarray]) -> np.ndarray:
+    numbers, rows = values[0].reshape(-1), values[1]
+    total = np.zeros((shape[0], prod(shape[1:])))
+    np.add.at(total, numbers, rows.reshape(len(numbers), -1))
+    return total
+
+
 _KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
     LINEAR: _linear,
     PRODUCT: _product,
@@ -280,8 +294,8 @@ _KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
     INVERSE: lambda _, values: 1 / np.asarray(values[0], np.float64),
     "times zero": _product,
     COUNTED: lambda _, values: np.where(values[0] == 0, 1, values[0]),
-    LOWEST: lambda dtype, _: np.float64(-np.inf),
-    HIGHEST: lambda dtype, _: np.float64(np.inf),
+    LOWEST: lambda dtype, _: np.float64(-np.inf) if dtype in FLOATS else np.asarray(np.iinfo(dtype).min, dtype),
+    HIGHEST: lambda dtype, _: np.float64(np.inf) if dtype in FLOATS else np.asarray(np.iinfo(dtype).max, dtype),
     "round": _rounded,
     "cast": _cast,
     "permuted": lambda perm, values: np.transpose(values[0], perm),
@@ -291,4 +305,6 @@ _KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
     "MatMul": lambda _, values: np.matmul(*values),
     CONCAT: lambda axis, values: np.concatenate(values, axis),
     TAKE: lambda selection, values: taken(values[0], selection),
+    LOOKED_UP: _looked_up,
+    ADDED: _added,
 }

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.synchronised_values import SynchronisedValues
-from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
-from gopt.artifact.manifest import Manifest
+from gopt.analysis.training import State, StateKind
+from gopt.artifact.manifest import LocalState
+from gopt.artifact.pieces import Piece
+from gopt.collectives.layout import HALVES
 from gopt.ir.graph import Graph
+from gopt.records.boxes import ranges_of
 from gopt.runtime.inlined_functions import inlined
 from gopt.verification.lockstep import with_reduced_statistics, with_shared_means
 from gopt.verification.proof.calls import Members
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import INITIAL, STATE
+from gopt.verification.proof.expressions import INITIAL, NOWHERE, STATE
 from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
+from gopt.verification.proof.relation import ProofRelation, SourcePart
+from gopt.verification.proof.selections import joined
 from gopt.verification.proof.sweep import RankSweep, Values
 from gopt.verification.reference_graphs import local_graph, update_graph
 
+RUNS = 1 << 12
+"""Elements of a tensor, and ranges of elements, up to which a part of dimensions is read as ranges."""
 MICRO = "micro-steps"
 """The axis of the micro-steps of an update: batches vary along it as along an axis of the mesh."""
 
@@ -30,13 +37,21 @@ class Expected:
     """The expressions of the step: ``start`` and ``states`` by tensor, ``shown`` outputs by name.
 
     ``during``: states at the start of a micro-step, where statistics have moved since the start of the step. ``names``:
-    number -> a value of the source, in words."""
+    number -> a value of the source, in words. ``wire``: tensor -> type on servers, and on the way to trainers."""
 
     start: Values
     during: Values
     states: Values
     shown: Values
     names: dict[int, str]
+    wire: Mapping[str, tuple[str, str]]
+
+    def held(self, expressions: Expressions, state: LocalState, whole: Values) -> int:
+        """A rank's pieces of a state, flat; a copy has the type of the message."""
+        sent = self.wire.keys() & {piece.tensor for piece in state.pieces} if state.copy else ()
+        if sent:
+            whole = whole | {name: as_type(expressions, whole[name], *self.wire[name]) for name in sent}
+        return held_pieces(expressions, state.pieces, whole)
 
 
 class Specification:
@@ -45,14 +60,14 @@ class Specification:
     ``varying``: the axes along which batches differ, micro-steps too."""
 
     def __init__(
-        self, expressions: Expressions, constants: ConstantTable, training: TrainingGraph, manifest: Manifest,
-        varying: frozenset[str],
+        self, expressions: Expressions, constants: ConstantTable, relation: ProofRelation, varying: frozenset[str],
+        reader: Callable[[Graph], NodeReader],
     ) -> None:  # fmt: skip
-        self.expressions, self.constants, self.training = expressions, constants, training
-        self.manifest, self.varying = manifest, varying
-        self.reduction = LossReduction.parse(manifest.loss_reduction)
+        self.expressions, self.constants, self.training = expressions, constants, relation.training
+        self.relation, self.varying, self.reader = relation, varying, reader
+        self.reduction = LossReduction.parse(relation.loss_reduction)
         self.data = varying - {MICRO}
-        self.statistics = [state for state in training.states if state.kind is StateKind.STATISTIC]
+        self.statistics = [state for state in self.training.states if state.kind is StateKind.STATISTIC]
 
     def read(self) -> Expected:
         """The expressions of the whole step."""
@@ -64,9 +79,12 @@ class Specification:
             name, shape, axes = state.tensor, types[state.tensor].shape, self._apart(state)
             during[name] = expressions.leaf(STATE, name, shape, axes)
             start[name] = during[name] if MICRO not in axes else expressions.leaf(INITIAL, name, shape, axes - {MICRO})
-        inputs = {name: expressions.leaf("batch", name, types[name].shape, self.varying) for name in training.batch}
+        inputs = {name: self._batch(name) for name in training.batch}
         inputs |= {name: expressions.leaf("input", name, types[name].shape) for name in training.hyper}
-        local = self._swept(self._local_graph(), during | inputs)
+        stored = training.graph.initializers
+        constants = {name: self.constants.stored(stored[name]) for name in self.relation.constants}
+        sent = {name: as_type(expressions, during[name], *types) for name, types in self.relation.wire.items()}
+        local = self._swept(self._local_graph(), during | sent | inputs)
         gradients = self._gradients(local)
         means = {
             name: expressions.reduced(local[value], self.varying, "mean") for name, value in training.shared.items()
@@ -85,40 +103,36 @@ class Specification:
         names = {
             expressions.root(number): repr(name) for values in (produced, local) for name, number in values.items()
         }
-        return Expected(start | inputs, during, states, shown, names)
+        return Expected(start | inputs | constants, during, states, shown, names, self.relation.wire)
+
+    def _batch(self, name: str) -> int:
+        """An input of the batch: of each rank along data axes, or of all alike."""
+        varying = NOWHERE if name in self.relation.alike else self.varying
+        return self.expressions.leaf("batch", name, self.training.graph.types[name].shape, varying)
 
     def _apart(self, state: State) -> frozenset[str]:
         """The axes along which a state differs: statistics move in each micro-step, local statistics on each rank."""
         if state.kind is not StateKind.STATISTIC:
             return frozenset()
-        local = any(entry.local and entry.pieces[0].tensor == state.tensor for entry in self.manifest.common.state)
-        local |= any(
-            entry.local and entry.pieces[0].tensor == state.tensor
-            for rank in self.manifest.ranks
-            for entry in rank.state
-        )
-        return self.varying if local else self.varying & {MICRO}
+        return self.varying if state.tensor in self.relation.local else self.varying & {MICRO}
 
     def _local_graph(self) -> Graph:
-        manifest, training = self.manifest, self.training
-        forward = {name for node in training.graph.nodes if node.phase is not Phase.UPDATE for name in node.outputs}
-        local = local_graph(training, self.reduction.value, [name for name in training.metrics if name in forward])
+        relation, training = self.relation, self.training
+        local = local_graph(training, self.reduction.value, training.forward_metrics)
         local = inlined(local)  # before calls are put in
-        if manifest.synchronised != SynchronisedValues():
-            local = with_shared_means(local, manifest.synchronised)
-        met = [reduction for reduction in manifest.reductions if reduction.points]
+        if relation.synchronised != SynchronisedValues():
+            local = with_shared_means(local, relation.synchronised)
+        met = [reduction for reduction in relation.reductions if reduction.points]
         if met:
             produced = {state.tensor: training.chosen.get(state.tensor, state.updated) for state in self.statistics}
-            local = with_reduced_statistics(local, met, produced, manifest.mesh.mesh().data_ranks)
+            local = with_reduced_statistics(local, met, produced, relation.mesh.data_ranks)
         return local
 
     def _swept(self, graph: Graph, fed: Mapping[str, int]) -> Values:
         """The values of a part of the source; each call is over all ranks with different data."""
         stored = {name: self.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in fed}
-        sweep = RankSweep(
-            0, graph, NodeReader(self.expressions, graph, self.varying, self.constants), stored | dict(fed)
-        )
-        axes = tuple(self.manifest.mesh.mesh().data_axes)
+        sweep = RankSweep(0, graph, self.reader(graph), stored | dict(fed))
+        axes = tuple(self.relation.mesh.data_axes)
         all_coordinates = [dict.fromkeys(axes, 0)]
         while (node := sweep.to_call()) is not None:
             operands = [sweep.values[name] for name in node.inputs]
@@ -128,39 +142,86 @@ class Specification:
         return sweep.values
 
     def _gradients(self, local: Values) -> Values:
-        """Each gradient for the update: combined over all batches by the rule of the manifest."""
+        """Each gradient for the update: combined over all batches by the rule of the relation.
+
+        Trainers combine the gradients of micro-steps before a push, in the type of the message."""
         expressions, rule = self.expressions, self.reduction.rule
         summed = self.reduction.summed_gradients(self.training)
         result: Values = {}
-        for name in self.training.gradients.values():
+        for parameter, name in self.training.gradients.items():
+            how = "sum" if rule is LossRule.SUM or name in summed else "mean"
+            number, axes, weight, dtype = local[name], self.varying, None, self.training.graph.types[name].dtype
             if rule is LossRule.WEIGHTED:
                 type = self.training.graph.type_of(self.reduction.value)
                 weight = as_type(expressions, local[self.reduction.value], type.dtype, "float32")
-                total = expressions.elementwise(lambda pair: expressions.product(pair, (1, 1)), [local[name], weight])
                 expressions.counts.add(expressions.bare(weight))
-                over = expressions.counted(expressions.reduced(weight, self.varying, "sum"))
-                result[name] = expressions.elementwise(
-                    lambda pair: expressions.product(pair, (1, -1)),
-                    [expressions.reduced(total, self.varying, "sum"), over],
-                )
-            else:
-                how = "sum" if rule is LossRule.SUM or name in summed else "mean"
-                result[name] = expressions.reduced(local[name], self.varying, how)
+            if self.relation.plan is not None and MICRO in axes:
+                number = self._combined(number, weight, {MICRO}, how)
+                number = as_type(expressions, number, "float32", dtype) if dtype in HALVES else number
+                weight, axes = weight and expressions.reduced(weight, {MICRO}, "sum"), self.data
+            number = as_type(expressions, number, dtype, self.relation.pushed.get(parameter, dtype))
+            result[name] = self._combined(number, weight, axes, how)
         return result
+
+    def _combined(self, number: int, weight: int | None, axes: Collection[str], how: str) -> int:
+        """A value combined over the batches along axes; ``weight``: of each batch."""
+        if weight is None:
+            return self.expressions.reduced(number, axes, how)
+        total = self.expressions.reduced(weighed(self.expressions, number, weight), axes, "sum")
+        return weighted_mean(self.expressions, total, self.expressions.reduced(weight, axes, "sum"))
 
     def _statistics(self, local: Values, start: Values, during: Values) -> Values:
         """Each new statistic for the ranks."""
-        rules = {reduction.tensor: reduction.rule for reduction in self.manifest.reductions if not reduction.points}
-        rules |= {reduction.tensor: "same" for reduction in self.manifest.reductions if reduction.points}
+        rules = {reduction.tensor: reduction.rule for reduction in self.relation.reductions if not reduction.points}
+        rules |= {reduction.tensor: "same" for reduction in self.relation.reductions if reduction.points}
         result: Values = {}
         for state in self.statistics:
             new = local[self.training.chosen.get(state.tensor, state.updated)]
             if MICRO in self.varying:
                 new = self.expressions.iterated(new, during[state.tensor], MICRO, start[state.tensor])
-            rule = rules.get(state.tensor, self.manifest.statistics)
+            local_rule = "own" if state.tensor in self.relation.local else self.relation.statistics
+            rule = rules.get(state.tensor, local_rule)
             if rule == "mean":
                 new = self.expressions.reduced(new, self.data, "mean")
             elif rule == "root":
                 new = self.expressions.on_member(new, dict.fromkeys(self.data, 0))
             result[state.tensor] = new
         return result
+
+
+def weighed(expressions: Expressions, number: int, weight: int) -> int:
+    """A value times a weight."""
+    return expressions.elementwise(lambda pair: expressions.product(pair, (1, 1)), [number, weight])
+
+
+def weighted_mean(expressions: Expressions, total: int, weights: int) -> int:
+    """A sum of weighted values over the sum of the weights, or over 1 for zero."""
+    over = expressions.counted(weights)
+    return expressions.elementwise(lambda pair: expressions.product(pair, (1, -1)), [total, over])
+
+
+def part_of(expressions: Expressions, part: SourcePart, whole: Values) -> int:
+    """A rank's part of a value of the source."""
+    return held_pieces(expressions, part.pieces, whole) if part.pieces else whole[part.value]
+
+
+def held_pieces(expressions: Expressions, pieces: Iterable[Piece], whole: Values) -> int:
+    """Pieces of values of the source, flat."""
+    parts: list[tuple[int, int, int]] = []
+    for piece in pieces:
+        number = whole[piece.tensor]
+        if piece.box is not None:
+            number = expressions.take(number, tuple(tuple(ranges_of(ends)) for ends in piece.box))
+        if piece.every is not None:
+            number = _rows(expressions, number, *piece.every)
+        parts += expressions.cut(number, piece.start, piece.stop)
+    return expressions.flat(parts)
+
+
+def _rows(expressions: Expressions, number: int, first: int, step: int) -> int:
+    """Every step-th row of a value; many rows as an operator without laws."""
+    shape = expressions.shape(number) or ()
+    rows = range(first, int(shape[0] or 0), step)
+    if len(rows) > RUNS:
+        return expressions.apply("box", (first, step), [number], (len(rows), *shape[1:]))
+    return expressions.take(number, (joined((row, row + 1) for row in rows), *[None] * (len(shape) - 1)))

@@ -38,9 +38,12 @@ CONCAT, SUM, EXP, LOG = "in a row", "sum along", "Exp", "Log"
 """Forms of values in a row along an axis, and of sums along some dimensions; operators with laws."""
 LOWEST, HIGHEST = "lowest", "highest"
 """Leaves that are below, or above, every value of their type."""
+LOOKED_UP, ADDED = "rows", "rows added"
+"""Rows of a table by number; a table of zeros with rows added to it."""
 _FINITE = frozenset({
     "one", STATE, INITIAL, "batch", "input", "sum so far", "draw", LINEAR, PRODUCT, VIEW, FLAT, TAKE, TOTAL, REDUCED,
-    LARGEST, SMALLEST, SUM, EXP, EXTREME_PART, "permuted", "round", "cast", "on member", "gathered", CONCAT,
+    LARGEST, SMALLEST, SUM, EXP, EXTREME_PART, LOOKED_UP, ADDED, "permuted", "round", "cast", "on member", "gathered",
+    CONCAT,
 }) | names(lambda record: record.slopes and max(record.slopes) < Slope.CURVED)  # fmt: skip
 """Forms and operators whose results are numbers where the operands are: no quotient, root or logarithm."""
 _FLAG = Fraction(1, 1 << 20)
@@ -486,7 +489,8 @@ class Elements:
 
     def ranged(self, number: int) -> bool:
         """Return whether a value has several elements, or is an element of a flat value."""
-        return (self.elements(number) != 1 or self.all[number].op == FLAT) and self.uniform(number) is None
+        flat = self.all[self.root(number)].op == FLAT
+        return (self.elements(number) != 1 or flat) and self.uniform(number) is None
 
     def _common(self, numbers: Iterable[int], count: int) -> Shape:
         """The shape in which expressions of equal size are combined: of all roots, or flat."""
@@ -519,7 +523,8 @@ class Elements:
             ranged = [part for part in parts if part is not None]
             counts = {self.elements(root) for root, _, _ in ranged}
             if len({part[1:] for part in ranged}) == 1 and len(counts) == 1:
-                shape = self._common([root for root, _, _ in ranged], counts.pop() or 0)
+                count = counts.pop() or 0
+                shape = () if count == 1 else self._common([root for root, _, _ in ranged], count)
                 _, start, stop = ranged[0]
                 values = [
                     self._narrow(operand) if part is None else self.view(part[0], shape)
@@ -584,7 +589,7 @@ class Elements:
                 signs.setdefault(self.all[atom].operands[0], set()).add(factor > 0)
         for atom, factor in terms.items():
             op, spans, operands, _ = self.all[atom]
-            if op != TOTAL or (len(signs[operands[0]]) > 1 and not self.finite[operands[0]]):
+            if op != TOTAL or not factor or (len(signs[operands[0]]) > 1 and not self.finite[operands[0]]):
                 result[atom] = factor
                 continue
             changes = steps.setdefault(operands[0], {})

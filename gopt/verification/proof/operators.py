@@ -37,16 +37,16 @@ from gopt.verification.proof.selections import Runs
 
 
 class NodeReader:
-    """Reads the nodes of a graph into ``expressions``; ``varying``: the axes along which batches and draws vary."""
+    """Reads the nodes of a graph into ``expressions``; ``drawn``: the axes along which members draw apart."""
 
-    def __init__(self, expressions: Expressions, graph: Graph, varying: frozenset[str], table: ConstantTable) -> None:
-        self.expressions, self.graph, self.varying, self.table = expressions, graph, varying, table
+    def __init__(self, expressions: Expressions, graph: Graph, drawn: frozenset[str], table: ConstantTable) -> None:
+        self.expressions, self.graph, self.drawn, self.table = expressions, graph, drawn, table
         self._widened: dict[str, str] = {}
         """Value behind a cast to a wider type -> the type before: the cast back rounds nothing."""
 
     def of_graph(self, graph: Graph) -> NodeReader:
         """A reader of the nodes of another graph."""
-        return NodeReader(self.expressions, graph, self.varying, self.table)
+        return NodeReader(self.expressions, graph, self.drawn, self.table)
 
     def results(self, node: Node, operands: Sequence[int | None], shapes: Sequence[Shape] = ()) -> list[int]:
         """The expressions of all results; ``operands``: None for an absent operand. ``shapes``: of the results, those
@@ -70,7 +70,7 @@ class NodeReader:
             if parts is not None:
                 return parts
         if draws(node):
-            present.append(self.expressions.leaf("draw", node.outputs[0], (), frozenset(self.expressions.extents)))
+            present.append(self.expressions.leaf("draw", node.outputs[0], (), self.drawn))
         return self._plain(node, operands, present, shapes)
 
     def _of_terms(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> int | None:

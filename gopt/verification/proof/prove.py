@@ -1,164 +1,116 @@
-"""Prove the ranks of a folder equal to the source in real arithmetic, for all values, without a run.
+"""Prove ranks equal to the source in real arithmetic, for all values, without a run.
 
-By induction over steps: ranks with the manifest's pieces of all states at the start of a step have the same pieces of
+By induction over steps: ranks with the relation's pieces of all states at the start of a step have the same pieces of
 the source's new states at the end, for the combined gradients of all batches."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-
-from gopt.artifact.graph_check import check_rank
-from gopt.artifact.integrity import check_files
-from gopt.artifact.manifest import LocalState, RankEntry
-from gopt.artifact.manifest_check import read_manifest
-from gopt.artifact.path_diagnostics import check_folder
-from gopt.artifact.pieces import Place
-from gopt.errors import InputError, UnsupportedError
+from gopt.collectives.messages import ROUND_INPUT
+from gopt.errors import InputError
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.graph_index import GraphIndex, descendants
-from gopt.ir.opaque.expand import expand
-from gopt.records.boxes import Box, ranges_of
-from gopt.runtime.inlined_functions import inlined
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
-from gopt.verification.folder_check import check_all_ranks, check_roles, check_starts
+from gopt.verification.proof.comparison import Comparison, RankValues
 from gopt.verification.proof.constants import ConstantTable
-from gopt.verification.proof.evaluation import Unevaluable
-from gopt.verification.proof.expected import MICRO, Expected, Specification
+from gopt.verification.proof.expected import MICRO, Expected, Specification, part_of
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import elements
 from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
+from gopt.verification.proof.relation import ProofRelation, RankRelation
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
-from gopt.verification.proof.samples import CounterExamples
-from gopt.verification.proof.selections import Selection
+from gopt.verification.proof.rounds import RoundSweep, round_number
+from gopt.verification.proof.rows import RowLaws, RowReader
 from gopt.verification.proof.sweep import Sweep, UnpairedCall, Values
-from gopt.verification.proof.words import Words
-from gopt.verification.rank_programs import Held, RankPrograms, joined, load_rank, start_values
-from gopt.verification.verify import source_training
 
 
 class Prover:
-    """The source and the ranks of an output folder, ready to be compared."""
+    """The source and the ranks of a relation, ready to be compared."""
 
-    def __init__(self, folder: str | os.PathLike[str], advance: ProgressCallback = no_progress) -> None:
-        self.folder, self.advance = Path(folder), advance
-        check_folder(self.folder)
-        self.manifest, self.mesh = read_manifest(self.folder)
-        check_files(self.folder, self.manifest.files)
-        if self.manifest.parameter_server is not None:
-            raise UnsupportedError(
-                f"{folder} holds trainers and servers: gopt prove reads ranks", "gopt verify runs them"
-            )
-        check_all_ranks(self.manifest, self.folder)
-        advance("reading the source")
-        self.training, _ = source_training(self.folder, None, self.manifest, self.mesh)
-        check_roles(self.manifest, self.training, self.folder)
-        micro = {MICRO: self.manifest.accumulate} if self.manifest.accumulate > 1 else {}
-        self.expressions = Expressions({**dict(self.mesh.axes), **micro})
+    def __init__(self, relation: ProofRelation, advance: ProgressCallback = no_progress) -> None:
+        self.relation, self.advance = relation, advance
+        self.training, self.mesh = relation.training, relation.mesh
+        micro = {MICRO: relation.accumulate} if relation.accumulate > 1 else {}
+        servers = {} if relation.plan is None else dict(relation.plan.mesh.axes)
+        members = {**dict(self.mesh.axes), **micro}
+        self.expressions = Expressions(members | servers)
         self.constants = ConstantTable(self.expressions)
-        self.varying = frozenset(axis for axis in (*self.mesh.data_axes, *micro) if self.expressions.extents[axis] > 1)
-        self.types = {state.tensor: state.dtype for state in self.manifest.states}
-        self.dtypes: dict[tuple[int, str], str] = {}
+        self.rows = RowLaws(self.expressions, self.constants)
+        self.drawn = frozenset(axis for axis, size in members.items() if size > 1)
+        """The axes along which members draw apart, also on the same samples."""
+        self.varying = self.drawn.intersection((*self.mesh.data_axes, *micro))
         self.shapes: dict[tuple[int, str], tuple[int, ...]] = {}
         """The declared shapes of the inputs of each rank, which the next step reads again."""
-        self.values: list[list[Values]] = [[] for _ in self.manifest.ranks]
-        """The values of each rank's files, phase by phase."""
-        self._nodes: dict[int, dict[int, str]] = {}
-        """The first value with a multiple of an expression, for ranks that were asked about."""
+        self.ranks: list[RankValues] = []
 
     def run(self) -> RankProof:
-        """Read the source and all ranks, and compare."""
+        """Read the source and all ranks as expressions, and compare."""
         with gc_paused():
-            expected = Specification(
-                self.expressions, self.constants, self.training, self.manifest, self.varying
-            ).read()
+            expected = Specification(self.expressions, self.constants, self.relation, self.varying, self.reader).read()
             self.expressions.seal()
-            graphs = self._read()
             try:
-                actual = self._ranks(expected, graphs)
+                self.ranks = self._ranks(expected)
             except UnpairedCall as wrong:
                 mismatch = ClaimMismatch(wrong.rank, 1, wrong.node, wrong.actual, wrong.expected)
-                return RankProof(self.mesh.ranks, [Claim(wrong.node, "call", ProofVerdict.DIFFERENT, mismatch)])
-            return _Comparison(self, expected, actual).proof()
-
-    def node_of(self, rank: int, number: int) -> str | None:
-        """The first value of a rank's files with a multiple of an expression, or a range of the elements."""
-        if rank not in self._nodes:
-            first = self._nodes[rank] = {}
-            for values in self.values[rank]:
-                for name, produced in values.items():
-                    for root, _, _ in self.expressions.pieces(produced):
-                        first.setdefault(self.expressions.bare(root), name)
-        return self._nodes[rank].get(self.expressions.bare(number))
-
-    def _read(self) -> list[dict[str, Graph]]:
-        """The graphs of all ranks, by phase. Raises InputError for a missing file, a contradiction to the manifest,
-        or different start values of a state."""
-        read, programs = [], []
-        arrays: Held = {}
-        for number, entry in enumerate(self.manifest.ranks, 1):
-            graphs = load_rank(self.folder, entry, list(self.manifest.schedule))
-            check_rank(self.manifest, entry, graphs, self.folder)
-            for phase, graph in graphs.items():
-                self._check_versions(graph, self.folder / entry.files[phase])
-            programs.append(RankPrograms({}, self.manifest.states_of(entry), (), start_values(graphs, arrays), entry))
-            read.append({phase: inlined(expand(graph)) for phase, graph in graphs.items()})
-            self.advance("reading ranks", number, len(self.manifest.ranks))
-            sums = {accumulator.input for accumulator in entry.accumulators}
-            if any(value.any() for name, value in programs[-1].values.items() if name in sums):
-                raise InputError(
-                    f"rank {entry.rank} has an accumulator that does not start at zero",
-                    "a file of the folder was edited: write the folder again",
+                return RankProof(
+                    len(self.relation.ranks), [Claim(wrong.node, "call", ProofVerdict.DIFFERENT, mismatch)]
                 )
-        stored = joined(programs, "input", [rank.values for rank in programs], self.training.graph.types)
-        check_starts(programs, stored, self.folder)
-        return read
+            except InputError as error:
+                raise InputError(error.message, *error.hints, self.relation.remedy) from None
+            return Comparison(self.expressions, self.constants, self.relation, expected, self.ranks).proof()
 
-    def _check_versions(self, graph: Graph, path: Path) -> None:
-        """Raise InputError for another version of operators than the source's: they may compute something else."""
-        versions = {entry.domain: entry.version for entry in self.training.graph.header.opset_import}
-        for entry in graph.header.opset_import:
-            if versions.get(entry.domain, entry.version) != entry.version:
-                raise InputError(
-                    f"{path} is of operator set {entry.version}, the source of {versions[entry.domain]}",
-                    "a file of the folder was edited: write the folder again",
-                )
+    def reader(self, graph: Graph) -> NodeReader:
+        """A reader of nodes; tables are read by rows."""
+        if self.relation.plan is not None and self.relation.plan.tables:
+            return RowReader(self.expressions, graph, self.drawn, self.constants, self.rows)
+        return NodeReader(self.expressions, graph, self.drawn, self.constants)
 
-    def _ranks(self, expected: Expected, graphs: Sequence[Mapping[str, Graph]]) -> list[Values]:
-        """The results of every rank at the end of the step."""
-        states = [self._start(entry, expected) for entry in self.manifest.ranks]
-        sweep = Sweep(self.expressions, self.constants, self.mesh, self.varying)
-        for phase, times in self.manifest.schedule.items():
+    def _ranks(self, expected: Expected) -> list[RankValues]:
+        """The values of every rank."""
+        ranks = self.relation.ranks
+        all_values = [RankValues(self._start(rank, expected)) for rank in ranks]
+        sweep = Sweep(self.expressions, self.constants, self.mesh, self.reader)
+        if self.relation.plan is not None:
+            sweep = RoundSweep(
+                self.expressions,
+                self.constants,
+                self.mesh,
+                self.reader,
+                self.relation.plan,
+                expected.start,
+                self.rows,
+            )
+        for phase, times in self.relation.schedule.items():
             self.advance(f"comparing {phase}")
-            of_phase = [graphs_of_rank[phase] for graphs_of_rank in graphs]
-            inputs = [self._inputs(times, expected, *row) for row in zip(self.manifest.ranks, of_phase, states)]
-            results = sweep.run(of_phase, inputs)
-            for entry, graph, values, result in zip(self.manifest.ranks, of_phase, states, results):
-                self.values[entry.rank].append(result)
-                self._carry(entry, graph, values, result, times, expected)
-        return states
+            graphs = [rank.graphs[phase] for rank in ranks if phase in rank.graphs]  # servers run in the last phase
+            inputs = [
+                self._inputs(times, expected, rank, graph, values.step)
+                for rank, graph, values in zip(ranks, graphs, all_values)
+            ]
+            results = sweep.run(graphs, inputs)
+            for rank, graph, values, result in zip(ranks, graphs, all_values, results):
+                values.files.append(result)
+                self._carry(rank, graph, values, result, times, expected)
+        return all_values
 
-    def _start(self, entry: RankEntry, expected: Expected) -> Values:
+    def _start(self, rank: RankRelation, expected: Expected) -> Values:
         """A rank's inputs at the start of a step."""
-        values = {name: expected.start[name] for name in (*self.training.batch, *self.training.hyper)}
-        for fed in entry.fed:
-            values[fed.input] = self.expressions.take(values[fed.input], selection_of(fed.box))
-        for state in self.manifest.states_of(entry):
-            values[state.input] = held_pieces(self.expressions, state, expected.start)
-        for accumulator in entry.accumulators:
+        values = {name: part_of(self.expressions, part, expected.start) for name, part in rank.inputs.items()}
+        for state in rank.states:
+            values[state.input] = expected.held(self.expressions, state, expected.start)
+        if self.relation.plan is not None:
+            values[ROUND_INPUT] = round_number(self.expressions)
+        for accumulator in rank.sums:
             values[accumulator.input] = self.expressions.linear({}, accumulator.shape)
         return values
 
-    def _summed(self, entry: RankEntry, graph: Graph, results: Values) -> Values:
+    def _summed(self, rank: RankRelation, graph: Graph, results: Values) -> Values:
         """The accumulators after all micro-steps from zero, by output; ``results``: of the first micro-step.
 
         Each micro-step must add a term to an accumulator, for any values of all accumulators."""
-        terms = {sum: results[sum.output] for sum in entry.accumulators if sum.output in graph.outputs}
-        before = {sum.input: self._any(sum.input, entry.rank, term) for sum, term in terms.items()}
+        terms = {sum: results[sum.output] for sum in rank.sums if sum.output in graph.outputs}
+        before = {sum.input: self._any(sum.input, rank.rank, term) for sum, term in terms.items()}
         after = self._behind(graph, results, before)
         new: Values = {}
         for accumulator, term in terms.items():
@@ -167,7 +119,7 @@ class Prover:
             if after is not None and after.get(output) == due:
                 new[output] = self.expressions.reduced(term, (MICRO,), "sum")
             else:
-                new[output] = self._iterated(entry, graph, results, before, name, output)
+                new[output] = self._iterated(rank, graph, results, before, name, output)
         return new
 
     def _any(self, name: str, rank: int, like: int) -> int:
@@ -178,26 +130,28 @@ class Prover:
         ]
         return self.expressions.view(self.expressions.flat(pieces), self.expressions.shape(like))
 
-    def _iterated(self, entry: RankEntry, graph: Graph, results: Values, before: Values, name: str, output: str) -> int:
+    def _iterated(
+        self, rank: RankRelation, graph: Graph, results: Values, before: Values, name: str, output: str
+    ) -> int:
         """An accumulator after all micro-steps, by more than a term; unknown if several accumulators decide."""
         shape = self.expressions.shape(results[output])
-        whole = self.expressions.leaf("sum so far", (name, entry.rank), shape)
+        whole = self.expressions.leaf("sum so far", (name, rank.rank), shape)
         after = self._behind(graph, results, {**before, name: whole})
         if after is None:
-            return self._unknown(entry, name, results[output])
+            return self._unknown(rank, name, results[output])
         number = after.get(output, results[output])
         rest = [value for input, value in before.items() if input != name]
         if self.expressions.depend([number], {leaf for value in rest for leaf, _, _ in self.expressions.pieces(value)}):
-            return self._unknown(entry, name, results[output])
+            return self._unknown(rank, name, results[output])
         return self.expressions.iterated(number, whole, MICRO, self.expressions.linear({}, shape))
 
-    def _unknown(self, entry: RankEntry, name: str, number: int) -> int:
+    def _unknown(self, rank: RankRelation, name: str, number: int) -> int:
         """A value of micro-steps beyond a sum of terms."""
-        return self.expressions.leaf("a value of micro-steps", (name, entry.rank), self.expressions.shape(number))
+        return self.expressions.leaf("a value of micro-steps", (name, rank.rank), self.expressions.shape(number))
 
     def _behind(self, graph: Graph, results: Values, inputs: Values) -> Values | None:
         """The values that depend on some inputs, for other values; None if a call depends on the inputs."""
-        reader = NodeReader(self.expressions, graph, self.varying, self.constants)
+        reader = self.reader(graph)
         changed = dict(inputs)
         for node in graph.nodes:
             if changed.keys().isdisjoint(node.reads):
@@ -211,155 +165,55 @@ class Prover:
             changed.update(zip(node.outputs, reader.results(node, operands)))
         return changed
 
-    def _inputs(self, times: int, expected: Expected, entry: RankEntry, graph: Graph, values: Values) -> Values:
+    def _inputs(self, times: int, expected: Expected, rank: RankRelation, graph: Graph, values: Values) -> Values:
         """The inputs of a rank's graph, in the declared shapes and types; micro-steps move the states that a phase
         makes anew."""
         inputs: Values = {}
-        states = {state.input: state for state in self.manifest.states_of(entry)}
-        for name, type in graph.inputs.items():
-            if name not in values:
+        states = {state.input: state for state in rank.states}
+        for name in values:
+            if name not in graph.inputs and name not in graph.initializers:
                 continue
-            number = values[name]
+            number, type = values[name], graph.types[name]
             if times > 1 and name in states and states[name].output in graph.outputs:
-                number = held_pieces(self.expressions, states[name], expected.during)
+                number = expected.held(self.expressions, states[name], expected.during)
                 if MICRO not in self.expressions.varies[number]:  # the source does not move it in a micro-step
                     shape, moving = self.expressions.shape(number), frozenset({MICRO})
-                    number = self.expressions.leaf("moved state", (name, entry.rank), shape, moving)
-            if name in states and type.static:
+                    number = self.expressions.leaf("moved state", (name, rank.rank), shape, moving)
+            if type.static and self.expressions.elements(number) == type.elements:
                 number = self.expressions.view(number, type.shape)
-                number = as_type(self.expressions, number, self.types[states[name].pieces[0].tensor], type.dtype)
+            if name in states and type.static:
+                of_source = self.training.graph.types[states[name].pieces[0].tensor].dtype
+                number = as_type(self.expressions, number, of_source, type.dtype)
             inputs[name] = number
             if type.static:
-                self.shapes[entry.rank, name] = tuple(type.dims)
+                self.shapes[rank.rank, name] = tuple(type.dims)
         return inputs
 
     def _carry(
-        self, entry: RankEntry, graph: Graph, states: Values, results: Values, times: int, expected: Expected
+        self, rank: RankRelation, graph: Graph, values: RankValues, results: Values, times: int, expected: Expected
     ) -> None:
         """Store the new states, accumulators and outputs of a phase."""
-        sums = {accumulator.output for accumulator in entry.accumulators}
-        moved = {state.input: state for state in self.manifest.states_of(entry)}
+        states = values.step
+        sums = {accumulator.output for accumulator in rank.sums}
+        moved = {state.input: state for state in rank.states}
         if times > 1 and sums:
-            begun = {accumulator.input for accumulator in entry.accumulators}
+            begun = {accumulator.input for accumulator in rank.sums}
             for name in descendants(GraphIndex(graph), begun).intersection(graph.outputs) - sums:
-                results[name] = self._unknown(entry, name, results[name])
-        summed = self._summed(entry, graph, results) if times > 1 else {}
-        for output, name in self.manifest.next_inputs(entry).items():
+                results[name] = self._unknown(rank, name, results[name])
+        summed = self._summed(rank, graph, results) if times > 1 else {}
+        for output, name in rank.next_inputs.items():
             if output in graph.outputs:
                 number = results[output]
                 if times > 1 and output in sums:
                     number = summed[output]
                 elif times > 1:
-                    moving = self.expressions.root(held_pieces(self.expressions, moved[name], expected.during))
+                    moving = self.expressions.root(expected.held(self.expressions, moved[name], expected.during))
                     number = self.expressions.iterated(number, moving, MICRO, self.expressions.root(states[name]))
                 shape = self.expressions.shape(results[output])
-                if elements(shape) is not None and self.shapes.get((entry.rank, name), shape) != shape:
-                    number = self._unknown(entry, f"{name}, in another shape", number)
+                if elements(shape) is not None and self.shapes.get((rank.rank, name), shape) != shape:
+                    number = self._unknown(rank, f"{name}, in another shape", number)
                 states[name] = number
-                self.dtypes[entry.rank, name] = graph.outputs[output].dtype
+                values.dtypes[name] = graph.outputs[output].dtype
         for name in graph.outputs:
-            if name in self.training.shown and states.setdefault(f"output {name}", results[name]) != results[name]:
-                states[f"output {name}"] = self._unknown(entry, name, results[name])  # two phases show two values
-
-
-def held_pieces(expressions: Expressions, state: LocalState, whole: Values) -> int:
-    """A rank's pieces of a state, flat."""
-    pieces = []
-    for piece in state.pieces:
-        number = whole[piece.tensor]
-        if piece.box is not None and piece.every is None:
-            pieces += expressions.cut(expressions.take(number, selection_of(piece.box)), piece.start, piece.stop)
-        elif piece.every is not None:
-            number = expressions.apply("box", (piece.box, piece.every), [number], (piece.elements,))
-            pieces.append((number, 0, piece.elements))
-        else:
-            pieces += expressions.cut(number, piece.start, piece.stop)
-    return expressions.flat(pieces)
-
-
-def selection_of(box: Box) -> Selection:
-    """The ranges of a box."""
-    return tuple(tuple(ranges_of(ends)) for ends in box)
-
-
-class _Comparison:
-    """Found and expected values, claim by claim."""
-
-    def __init__(self, prover: Prover, expected: Expected, actual: Sequence[Values]) -> None:
-        self.prover, self.expected, self.actual = prover, expected, actual
-        self.expressions, self.manifest = prover.expressions, prover.manifest
-        self.words = Words(self.expressions, expected.names)
-        self.examples = CounterExamples(prover.expressions, prover.training, prover.mesh, prover.constants)
-
-    def proof(self) -> RankProof:
-        """The claims of all values."""
-        kinds = {state.tensor: state.kind.value for state in self.prover.training.states}
-        apart: dict[str, list[tuple[int, int, int]]] = {}
-        covered: dict[str, dict[tuple[Place, int], int]] = {}
-        for entry, values in zip(self.manifest.ranks, self.actual):
-            for state in self.manifest.states_of(entry):
-                for piece in state.pieces if not state.copy else ():
-                    covered.setdefault(piece.tensor, {})[piece.place, piece.start] = piece.elements
-                for name, actual, due in self._compared(state, entry.rank, values):
-                    apart.setdefault(name, []).append((entry.rank, actual, due))
-        claims = [self._claim(name, kind, apart.get(name, [])) for name, kind in kinds.items()]
-        for index, claim in enumerate(claims):
-            held_elements = sum(covered.get(claim.name, {}).values())
-            if (
-                claim.verdict is ProofVerdict.PROVEN
-                and held_elements < self.prover.training.graph.types[claim.name].elements
-            ):
-                claims[index] = replace(claim, verdict=ProofVerdict.UNPROVEN)  # a rank would have to hold it
-        for name, due in self.expected.shown.items():
-            kind = "loss" if name in self.prover.training.losses else "metric"
-            ranks = [(rank, values[f"output {name}"]) for rank, values in enumerate(self.actual)]
-            claims.append(self._claim(name, kind, [(rank, actual, due) for rank, actual in ranks if actual != due]))
-        return RankProof(len(self.actual), [*claims, *self._sums()], len(self.expressions.all))
-
-    def _sums(self) -> Iterator[Claim]:
-        """The accumulators of the ranks: empty at the end of a step."""
-        apart: dict[str, list[tuple[int, int, int]]] = {}
-        for entry, values in zip(self.manifest.ranks, self.actual):
-            for accumulator in entry.accumulators:
-                name, zero = accumulator.input, self.expressions.linear({}, accumulator.shape)
-                different = apart.setdefault(name, [])
-                if values[name] != zero:
-                    different.append((entry.rank, values[name], zero))
-        for name, different in apart.items():
-            yield self._claim(name, "sum of micro-steps", different)
-
-    def _compared(self, state: LocalState, rank: int, values: Values) -> Iterator[tuple[str, int, int]]:
-        """The pieces of a rank's state with another expression than expected."""
-        due = held_pieces(self.expressions, state, self.expected.states)
-        if state.copy:
-            source = self.prover.types[state.pieces[0].tensor]
-            due = as_type(self.expressions, due, source, self.prover.dtypes[rank, state.input])
-        actual = self.expressions.view(values[state.input], (state.elements,))
-        alike = state.local or not self.expressions.varies[actual]
-        if self.expressions.root(actual) == self.expressions.root(due) and alike:
-            return
-        position = 0
-        for piece in state.pieces:
-            parts = [
-                self.expressions.flat(self.expressions.cut(number, position, position + piece.elements))
-                for number in (actual, due)
-            ]
-            if parts[0] != parts[1] or not alike:
-                yield piece.tensor, parts[0], parts[1]
-            position += piece.elements
-
-    def _claim(self, name: str, kind: str, apart: Sequence[tuple[int, int, int]]) -> Claim:
-        if not apart:
-            return Claim(name, kind, ProofVerdict.PROVEN)
-        rank, actual, due = apart[0]
-        inner = self.words.parting(actual, due)
-        found_text, due_text = (self.words.text(number, top=True) for number in inner)
-        mismatch = ClaimMismatch(
-            rank, len({member for member, _, _ in apart}), self.prover.node_of(rank, inner[0]), found_text, due_text
-        )
-        try:
-            example = self.examples.find(actual, due, self.prover.mesh.coordinates(rank))
-        except Unevaluable:
-            example = None
-        verdict = ProofVerdict.UNPROVEN if example is None else ProofVerdict.DIFFERENT
-        return Claim(name, kind, verdict, replace(mismatch, example=example))
+            if name in rank.outputs and states.setdefault(f"output {name}", results[name]) != results[name]:
+                states[f"output {name}"] = self._unknown(rank, name, results[name])  # two phases show two values

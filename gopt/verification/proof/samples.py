@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gopt.analysis.training import TrainingGraph
+from gopt.collectives.messages import ROUND_INPUT
 from gopt.records.mesh import Mesh
 from gopt.verification import sampling
 from gopt.verification.batches import SampledBatches
@@ -31,6 +32,7 @@ class SampledLeaves:
         self.states = {state.tensor: self._moved(sampling.initial_state(training, state, generator), generator)
                        for state in training.states}  # fmt: skip
         self.settings = {name: sampling.hyper(training, name) for name in training.hyper}
+        self.settings[ROUND_INPUT] = np.asarray(seed)
         ranges = sampling.integer_ranges(training)
         self.batches = SampledBatches(training, RandomInputs({}), seed, ranges).plain()
         self._drawn: dict[tuple[int, int], Values] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gopt.collectives.call import Type
@@ -54,14 +54,19 @@ class RankSweep:
             self.at += 1
         return None
 
-    def _read(self, node: Node) -> None:
+    def operands(self, node: Node, names: Iterable[str]) -> tuple[int, ...]:
+        """The expressions of values that a node reads. Raises UnpairedCall for a value that nothing makes."""
         values = self.values
         try:
-            operands = tuple([values[name] for name in node.reads])
+            return tuple([values[name] for name in names])
         except KeyError as lacking:
             raise UnpairedCall(
                 self.rank, node, f"reads {lacking}, which it does not have", "a value of its own"
             ) from None
+
+    def _read(self, node: Node) -> None:
+        values = self.values
+        operands = self.operands(node, node.reads)
         key = (node.encoded, operands) if node.encoded is not None and node.op_type not in CASTS else None
         results = self.memo.get(key) if key is not None else None
         if results is None:
@@ -72,7 +77,7 @@ class RankSweep:
             except (ValueError, TypeError, IndexError) as error:
                 raise InputError(
                     f"rank {self.rank}: {node.op_type} {node.label!r} does not fit its operands: {error}",
-                    "a file of the folder was edited: write the folder again",
+                    "gopt inspect FILE --text shows the graph",
                 ) from None
             if key is not None:
                 self.memo[key] = results
@@ -87,24 +92,27 @@ class RankSweep:
 
 
 class Sweep:
-    """The graphs of a phase of all ranks of a mesh."""
+    """The graphs of a phase of all ranks of a mesh; ``first``: the number of the mesh's first rank."""
 
-    def __init__(self, expressions: Expressions, constants: ConstantTable, mesh: Mesh, varying: frozenset[str]) -> None:
-        self.expressions, self.constants, self.mesh, self.varying = expressions, constants, mesh, varying
-        self._places = [mesh.coordinates(rank) for rank in range(mesh.ranks)]
+    def __init__(
+        self, expressions: Expressions, constants: ConstantTable, mesh: Mesh, reader: Callable[[Graph], NodeReader],
+        first: int = 0,
+    ) -> None:  # fmt: skip
+        self.expressions, self.constants, self.mesh, self.reader = expressions, constants, mesh, reader
+        self.first, self.sweeps = first, list[RankSweep]()
+        self._places = {first + rank: mesh.coordinates(rank) for rank in range(mesh.ranks)}
         self._memo: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
 
     def run(self, graphs: Sequence[Graph], inputs: Sequence[Values]) -> list[Values]:
         """The expressions of all values of all ranks; ``inputs``: expressions of the inputs of each rank. Raises
         UnpairedCall."""
-        sweeps = [
+        self.sweeps = sweeps = [
             RankSweep(rank, graph, self.reader(graph), self.start(graph, values), memo=self._memo)
             for rank, (graph, values) in enumerate(zip(graphs, inputs))
         ]
         waiting = {sweep.rank: node for sweep in sweeps if (node := sweep.to_call()) is not None}
         while waiting:
-            ready = self._ready(waiting)
-            for members in ready:
+            for members in self._ready(waiting):
                 self._call([sweeps[rank] for rank in members], [waiting.pop(rank) for rank in members])
                 for rank in members:
                     sweeps[rank].at += 1
@@ -113,9 +121,6 @@ class Sweep:
                         waiting[rank] = node
         return [sweep.values for sweep in sweeps]
 
-    def reader(self, graph: Graph) -> NodeReader:
-        return NodeReader(self.expressions, graph, self.varying, self.constants)
-
     def start(self, graph: Graph, inputs: Values) -> Values:
         """The inputs and the constants of a graph."""
         stored = {
@@ -123,16 +128,20 @@ class Sweep:
         }
         return stored | inputs
 
+    def _members(self, node: Node, rank: int) -> tuple[int, ...]:
+        group = str(node.attributes["group"])
+        return tuple(self.first + member for member in self.mesh.members(group, rank - self.first))
+
     def _ready(self, waiting: Mapping[int, Node]) -> list[tuple[int, ...]]:
         """The groups with all members in a call. Raises UnpairedCall if no group is ready."""
         groups: dict[tuple[int, ...], int] = {}
         for rank, node in waiting.items():
-            members = self.mesh.members(str(node.attributes["group"]), rank)
+            members = self._members(node, rank)
             groups[members] = groups.get(members, 0) + 1
         ready = [members for members, count in groups.items() if count == len(members)]
         if not ready:
             rank, node = min(waiting.items())
-            members = self.mesh.members(str(node.attributes["group"]), rank)
+            members = self._members(node, rank)
             missing = [str(member) for member in members if member not in waiting]
             late = f"ranks {', '.join(missing)} never come to it" if missing else "others of its group wait elsewhere"
             raise UnpairedCall(
@@ -158,7 +167,7 @@ class Sweep:
                 "gopt verify compares the ranks by numbers",
             )
         all_coordinates = [{axis: self._places[sweep.rank][axis] for axis in axes} for sweep in members]
-        operands = [[sweep.values[name] for name in node.inputs] for sweep, node in zip(members, nodes)]
+        operands = [sweep.operands(node, node.inputs) for sweep, node in zip(members, nodes)]
         results = Members(self.expressions, axes, all_coordinates).call(nodes[0], operands)
         for sweep, node, numbers in zip(members, nodes, results):
             sweep.values.update(zip(node.outputs, numbers or ()))
@@ -171,6 +180,6 @@ class Sweep:
         if dtype in ("", "undefined") or any(elements(shape) is None for shape in shapes):
             raise UnsupportedError(
                 f"{node.op_type} {node.label!r}: the type or the size of an operand is unknown",
-                "give the values of the graph their types (onnx.shape_inference)",
+                "fix open dimensions of the inputs, and give values their types (onnx.shape_inference)",
             )
         return [(dtype, tuple(map(int, shape or ()))) for shape in shapes]  # type: ignore[arg-type]

@@ -112,6 +112,35 @@ def test_a_number_of_python_is_named_and_what_torch_cannot_follow_too():
     assert uses.failed.startswith("TypeError")
 
 
+class OtherSizeError(Exception):
+    """What code may raise of its own."""
+
+
+def _refused(h, x):
+    if x.shape[0] > 10:
+        raise OtherSizeError("too many")
+    return h
+
+
+UNFOLLOWED = {
+    "TypeError": lambda h, x: h * {1000: 2.0}.get(x.shape[0], 1.0),
+    "RuntimeError": lambda h, x: h * float(h.detach().numpy().sum() * 0 + 1),
+    "OtherSizeError": _refused,
+}
+
+
+@pytest.mark.parametrize("kind", UNFOLLOWED)
+def test_errors_of_torch_and_of_the_step_are_told(kind):
+    _, uses = uses_of(step_of(UNFOLLOWED[kind]))
+    assert uses.failed.startswith(kind), uses.failed
+
+
+def test_a_defect_of_gopt_is_raised(monkeypatch):
+    monkeypatch.setattr("gopt.frontends.pytorch.size_branches._holds_elsewhere", None)
+    with pytest.raises(TypeError, match="not callable"):
+        uses_of(step_of(PLAIN["a compared size"]))
+
+
 class Weighted(nn.Linear):
     """Class weights, positions and rows that code takes by number, beside the samples."""
 

@@ -16,8 +16,8 @@ from plants import attribute, gradient_calls, own_values, replace
 from products import part
 
 import gopt
-from gopt.errors import GoptError, InputError, UnsupportedError
-from gopt.verification.proof.prove import Prover
+from gopt.errors import GoptError, InputError
+from gopt.verification.proof.folder import folder_relation
 from gopt.verification.proof.result import ProofVerdict, RankProof
 
 SETS: dict[str, list[str]] = {
@@ -416,29 +416,8 @@ def test_a_file_that_cannot_run_proves_nothing(fault, clean, tmp_path):
 def test_ranks_that_are_not_there_prove_nothing(tmp_path):
     assert sharded("mlp_sgd", ["--ranks", "3", "--only-ranks", "0-1"], tmp_path / "out")
     with pytest.raises(InputError, match="holds 2 of 3 ranks"):
-        Prover(tmp_path / "out")
+        folder_relation(tmp_path / "out")
     assert not RankProof(2).proven and RankProof(2).exit_code == 4, "a proof without claims has proven nothing"
-
-
-def test_trainers_and_servers_are_refused(tmp_path, capsys):
-    assert (
-        main(
-            [
-                "split",
-                str(FIXTURES / "mlp_sgd.onnx"),
-                "--trainers",
-                "2",
-                "--servers",
-                "1",
-                "-o",
-                str(tmp_path / "out"),
-                "-q",
-            ]
-        )
-        == 0
-    )
-    with pytest.raises(UnsupportedError, match="trainers and servers"):
-        gopt.prove(tmp_path / "out")
 
 
 def test_the_command_prints_a_table_and_json(clean, tmp_path, capsys):

@@ -1,0 +1,93 @@
+"""The relation of an output folder: the manifest and the files of all ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from gopt.analysis.training import TrainingGraph
+from gopt.artifact.graph_check import check_rank
+from gopt.artifact.integrity import check_files
+from gopt.artifact.manifest import Manifest, RankEntry
+from gopt.artifact.manifest_check import check_all_ranks, read_manifest
+from gopt.artifact.path_diagnostics import check_folder
+from gopt.artifact.pieces import Piece
+from gopt.errors import InputError
+from gopt.ir.opaque.expand import expand
+from gopt.records.boxes import box_elements
+from gopt.runtime.inlined_functions import inlined
+from gopt.system.garbage import gc_paused
+from gopt.system.progress import ProgressCallback, no_progress
+from gopt.verification.folder_check import check_roles, check_starts
+from gopt.verification.message_rounds import check_rounds
+from gopt.verification.proof.relation import ProofRelation, RankRelation, SourcePart, check_versions
+from gopt.verification.proof.rounds import check_tables
+from gopt.verification.rank_programs import Held, RankPrograms, joined, load_rank, start_values
+from gopt.verification.verify import source_training
+
+_AGAIN = "a file of the folder was edited: write the folder again"
+
+
+def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = no_progress) -> ProofRelation:
+    """Read a folder. Raises InputError for a missing file, a contradiction to the manifest, or different start values
+    of a state; UnsupportedError for trainers and servers."""
+    home = Path(folder)
+    check_folder(home)
+    manifest, mesh = read_manifest(home)
+    check_files(home, manifest.files)
+    if manifest.parameter_server is not None:
+        check_rounds(manifest.parameter_server)
+    check_all_ranks(manifest, home)
+    advance("reading the source")
+    training, _ = source_training(home, None, manifest, mesh)
+    check_roles(manifest, training, home)
+    with gc_paused():
+        ranks = tuple(_ranks(home, manifest, training, advance))
+    if manifest.parameter_server is not None:
+        check_tables(manifest.parameter_server, ranks[0].graphs)
+    return ProofRelation(
+        training=training, mesh=mesh, ranks=ranks, schedule=manifest.schedule, accumulate=manifest.accumulate,
+        loss_reduction=manifest.loss_reduction, statistics=manifest.statistics, reductions=manifest.reductions,
+        synchronised=manifest.synchronised, plan=manifest.parameter_server,
+        remedy=_AGAIN,
+    )  # fmt: skip
+
+
+def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: ProgressCallback) -> list[RankRelation]:
+    """The graphs of all ranks, and parts of the source's values."""
+    ranks, programs = [], []
+    arrays: Held = {}
+    settings = {name: SourcePart(name) for name in training.hyper}
+    whole = {name: SourcePart(name) for name in training.batch} | settings
+    files: Mapping[str, str] = {}
+    for number, entry in enumerate(manifest.ranks, 1):
+        if entry.files != files:  # trainers have one file
+            graphs, files = load_rank(folder, entry, list(manifest.schedule)), entry.files
+            written = {phase: inlined(expand(graph)) for phase, graph in graphs.items()}
+        check_rank(manifest, entry, graphs, folder)
+        for graph in graphs.values():
+            check_versions(graph, f"a file of rank {entry.rank}", training.graph, _AGAIN)
+        states = manifest.states_of(entry)
+        programs.append(RankPrograms({}, states, (), start_values(graphs, arrays), entry))
+        _check_sums(entry, programs[-1])
+        fed = {part.input: Piece(part.input, 0, box_elements(part.box), part.box) for part in entry.fed}
+        inputs = whole | {name: SourcePart(name, (piece,)) for name, piece in fed.items()}
+        outputs = {name: SourcePart(name) for name in training.shown}
+        if entry.role == "server":  # it sees no batch
+            inputs, outputs = settings, {}
+        ranks.append(RankRelation(entry.rank, written, states, inputs, outputs, entry.accumulators))
+        advance("reading ranks", number, len(manifest.ranks))
+    stored = joined(programs, "input", [rank.values for rank in programs], training.graph.types)
+    check_starts(programs, stored, folder)
+    return ranks
+
+
+def _check_sums(entry: RankEntry, rank: RankPrograms) -> None:
+    """Raise InputError for an accumulator with a start value other than zero."""
+    sums = {accumulator.input for accumulator in entry.accumulators}
+    if any(value.any() for name, value in rank.values.items() if name in sums):
+        raise InputError(
+            f"rank {entry.rank} has an accumulator that does not start at zero",
+            _AGAIN,
+        )
