@@ -31,6 +31,11 @@ SERVED = (
     Recipe("sparse/dlrm_adam", "trainers=2,servers=2"),
     Recipe("gpt_adamw_clip_sched_fp16", "trainers=2,servers=1"),
 )  # fmt: skip
+SPLIT = (
+    plants.SPLIT_MLP, plants.SPLIT_GRID, plants.SPLIT_CLIP, plants.SPLIT_GPT, plants.SEQUENCES, plants.SPLIT_EXPERTS,
+    plants.EXPERT_SEQUENCES, plants.HEADS, Recipe("mlp_adamw", "tp=3"), Recipe("cnn_sgd", "tp=2"), Recipe("families/t5_adamw", "sp=2"), Recipe("real/mlp_adafactor", "tp=2"),
+    Recipe("mlp_adamw_fp16_scaler", "shard=2,tp=2"), Recipe("optim/clip_global", "tp=2"),
+)  # fmt: skip
 OTHER_REDUCTION = {b"mean": b"sum", b"sum": b"mean", b"max": b"min"}
 
 
@@ -79,6 +84,15 @@ def test_what_is_proven_is_equal(seed: int, tmp_path: Path) -> None:
     files = sorted((tmp_path / "ranks").glob("rank_*.onnx"))
     ending = draw.choice(sorted({path.name[len("rank_0000") :] for path in files}))
     check([path for path in files if path.name[len("rank_0000") :] == ending], draw, f"{recipe}: seed {seed}")
+
+
+@pytest.mark.parametrize("seed", part(range(400), 25))
+def test_what_is_proven_of_a_split_computation_is_equal(seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    recipe = draw.choice(SPLIT)
+    recipe.write(tmp_path / "ranks")
+    files = sorted((tmp_path / "ranks").glob("rank_*.onnx"))
+    check(files, draw, f"{recipe}: seed {seed}")
 
 
 @pytest.mark.parametrize("seed", part(range(400), 25))

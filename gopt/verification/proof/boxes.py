@@ -126,7 +126,7 @@ class Boxes(Elements):
         if value is not None:
             return self.constant(value, shape)
         op, attributes, operands, _ = self.all[number]
-        for whole, chosen in self._raw(number).items() if op == VIEW else ():
+        for whole, chosen in self._raw(number).items() if op == VIEW and len(before) > 1 else ():
             return self.take(whole, tuple(map(inside, chosen, selection)))
         if op == VIEW:
             inner = through(before, selection, self._sizes(operands[0]) or ())
@@ -271,7 +271,9 @@ class Boxes(Elements):
                 continue
             sizes = self._sizes(box[0]) or ()
             for dim, (size, runs) in enumerate(zip(sizes, box[1]), len(shape) - len(sizes)):
-                if runs is not None and chosen.setdefault(dim, (size, runs)) != (size, runs):
+                if runs is None:
+                    continue
+                if length(runs, size) != shape[dim] or chosen.setdefault(dim, (size, runs)) != (size, runs):
                     return None
         if not chosen:
             return None

@@ -166,7 +166,11 @@ class PartialSums(Boxes):
             return
         sizes = self._sizes(operands[0]) or ()
         count = elements(sizes) or 1
-        for atom, factor in super()._total_terms(operands[0], 0, count):
+        terms = list(super()._total_terms(operands[0], 0, count))
+        if any(self.shape(inner) != sizes for atom, _ in terms for inner in self.all[atom].operands):
+            yield from super()._total_terms(root, start, stop)  # positions would be counted in another shape
+            return
+        for atom, factor in terms:
             if atom == ONE:
                 yield ONE, factor * Fraction(stop, count)
                 continue
@@ -218,7 +222,7 @@ class PartialSums(Boxes):
                 inner = self.summed(inner, [dim - short for dim in axes])
                 return self.product([inner, *(factor for factor, _ in front)], [1, *(power for _, power in front)])
         after = tuple(1 if dim in axes else size for dim, size in enumerate(shape or ()))
-        if elements(after) == 1:
+        if elements(after) == 1 and self.root(atom) == atom:
             return self.total(atom, after)
         return self._number(SUM, tuple(dim - rank for dim in axes), (atom,), after)
 

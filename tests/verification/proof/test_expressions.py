@@ -9,10 +9,11 @@ from itertools import product
 import numpy as np
 import pytest
 
-from gopt.verification.proof.constants import simplest
+from gopt.verification.proof.constants import simplest, taken
 from gopt.verification.proof.evaluation import ExpressionValues
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import LARGEST, ONE, SMALLEST, broadcast
+from gopt.verification.proof.selections import joined
 
 EXTENTS = {"dp": 2, "shard": 3}
 PLACES = [dict(zip(EXTENTS, index)) for index in product(*(range(size) for size in EXTENTS.values()))]
@@ -126,6 +127,68 @@ class Drawn:
         finite = all(self.expressions.finite[root] for root, _, _ in self.expressions.pieces(number))
         assert total == self.expressions.total(number) or not finite
 
+    def seal(self) -> None:
+        """From here on, parts are parts of whole values."""
+        if not self.expressions.sealed and len(self.pool) > 20:
+            self.expressions.seal()
+
+    def runs(self, size: int) -> tuple[tuple[int, int], ...]:
+        ends = sorted(self.random.sample(range(size + 1), min(size + 1, self.random.choice([2, 4])) // 2 * 2))
+        return joined(zip(ends[::2], ends[1::2]))
+
+    def take(self) -> None:
+        number, values = self.random.choice(self.pool)
+        chosen = tuple(self.runs(size) if self.random.random() < 0.5 else None for size in values[0].shape)
+        self.add(self.expressions.take(number, chosen), [taken(value, chosen) for value in values])
+
+    def shares(self) -> None:
+        """Parts that members compute with, and what they give together: the same elements and sums."""
+        chosen = self.alike(2)
+        if chosen is None or chosen[0][1][0].shape != chosen[1][1][0].shape or not chosen[0][1][0].ndim:
+            return
+        expressions, (x, y) = self.expressions, (number for number, _ in chosen)
+        shape = chosen[0][1][0].shape
+        dim = self.random.randrange(len(shape))
+        at = self.random.randrange(shape[dim] + 1)
+        sides = [tuple(runs if axis == dim else None for axis in range(len(shape)))
+                 for runs in (joined([(0, at)]), joined([(at, shape[dim])]))]  # fmt: skip
+        parts = [expressions.elementwise(expressions.added, [expressions.take(x, side), expressions.take(y, side)])
+                 for side in sides]  # fmt: skip
+        sums = [a + b for a, b in zip(chosen[0][1], chosen[1][1])]
+        self.add(expressions.concatenated(parts, dim), sums)
+        totals = [expressions.summed(part, (dim,)) for part in parts if expressions.elements(part)]
+        if totals:
+            whole = expressions.elementwise(expressions.added, totals)
+            self.add(whole, [value.sum(dim, keepdims=True) for value in sums])
+            self.add(totals[0], [taken(value, sides[0] if at else sides[1]).sum(dim, keepdims=True) for value in sums])
+
+    def concatenate(self) -> None:
+        chosen = [self.random.choice(self.pool) for _ in range(2)]
+        shapes = [values[0].shape for _, values in chosen]
+        dim = self.random.randrange(max(len(shapes[0]), 1))
+        alike = len(shapes[0]) == len(shapes[1]) > 0 and all(
+            a == b for axis, (a, b) in enumerate(zip(*shapes)) if axis != dim
+        )
+        if alike and sum(values[0].size for _, values in chosen) < 36:
+            rows = zip(*(values for _, values in chosen))
+            number = self.expressions.concatenated([number for number, _ in chosen], dim)
+            self.add(number, [np.concatenate(row, dim) for row in rows])
+
+    def sum_along(self) -> None:
+        number, values = self.random.choice(self.pool)
+        axes = [axis for axis in range(values[0].ndim) if self.random.random() < 0.6]
+        self.add(self.expressions.summed(number, axes), [value.sum(tuple(axes), keepdims=True) for value in values])
+
+    def exponential(self) -> None:
+        number, values = self.random.choice(self.pool)
+        if all((np.abs(value) < 5).all() for value in values):
+            self.add(self.expressions.exp(number), [np.exp(value) for value in values])
+
+    def logarithm(self) -> None:
+        number, values = self.random.choice(self.pool)
+        if all((value > 1e-3).all() for value in values):
+            self.add(self.expressions.log(number), [np.log(value) for value in values])
+
     def total(self) -> None:
         number, values = self.random.choice(self.pool)
         self.add(self.expressions.total(number), [value.sum() for value in values])
@@ -157,11 +220,12 @@ class Drawn:
 
 STEPS = [
     "sum", "sum", "product", "product", "scale", "bend", "view", "cut", "join", "again", "total", "extreme",
-    "over_members", "over_members", "of_member",
+    "over_members", "over_members", "of_member", "take", "take", "shares", "concatenate", "sum_along", "exponential",
+    "logarithm", "seal",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(120))
 def test_laws_hold_by_numbers_on_every_member(seed):
     drawn = Drawn(seed)
     for _ in range(60):
