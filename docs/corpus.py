@@ -27,8 +27,7 @@ trained a wrong model. Each is planted as one edit in the rank files of a small 
 
 - load: what gopt reads before anything runs, the files against `manifest.json`. `onnx.checker` accepts all files.
 - calls: whether all members of a group make the same calls. Empty where `gopt prove` does not come so far.
-- prove: the verdict of `gopt prove`. Where the computation itself is split (`tp`, `sp`, `cp`, `ep`) it has no laws yet,
-  and answers `unproven` with and without the error.
+- prove: the verdict of `gopt prove`.
 - named: whether the first node that the proof names is the edited one, one behind it, or one before it.
 - verify: the outcome of `gopt verify --steps 2 --no-confirm`; `refused` is an error before a value is compared.
 

@@ -90,12 +90,6 @@ class Plant:
         which = "" if self.ranks is None else f" {', '.join(map(str, self.ranks))}"
         return f"{self.recipe}, {who}{which}" if which or self.recipe.served else str(self.recipe)
 
-    @property
-    def splits(self) -> bool:
-        """Whether the computation is split among ranks."""
-        mesh = None if self.recipe.served else Mesh.parse(self.recipe.mesh)
-        return mesh is not None and mesh.data_ranks < mesh.ranks
-
     def plant(self, folder: Path) -> None:
         """Edit the files of a folder, and seal it."""
         for path in self.files(folder):

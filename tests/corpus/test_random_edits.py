@@ -33,7 +33,8 @@ SERVED = (
 )  # fmt: skip
 SPLIT = (
     plants.SPLIT_MLP, plants.SPLIT_GRID, plants.SPLIT_CLIP, plants.SPLIT_GPT, plants.SEQUENCES, plants.SPLIT_EXPERTS,
-    plants.EXPERT_SEQUENCES, plants.HEADS, Recipe("mlp_adamw", "tp=3"), Recipe("cnn_sgd", "tp=2"), Recipe("families/t5_adamw", "sp=2"), Recipe("real/mlp_adafactor", "tp=2"),
+    plants.EXPERT_SEQUENCES, plants.HEADS, Recipe("mlp_adamw", "tp=3"), Recipe("cnn_sgd", "tp=2"),
+    Recipe("families/t5_adamw", "sp=2"), Recipe("real/mlp_adafactor", "tp=2"),
     Recipe("mlp_adamw_fp16_scaler", "shard=2,tp=2"), Recipe("optim/clip_global", "tp=2"),
 )  # fmt: skip
 OTHER_REDUCTION = {b"mean": b"sum", b"sum": b"mean", b"max": b"min"}
