@@ -35,6 +35,8 @@ AXES = {
 """The axes with known names (contract section 1). For any other axis the user gives the kind of data."""
 
 SHARD = "shard"
+SPACE = ("h", "w")
+"""Axes whose ranks see parts of the places of images."""
 _ELSEWHERE = {
     "data": "dp", "ddp": "dp", "dp_replicate": "dp", "replicate": "dp", "batch": "dp",
     "fsdp": "shard", "zero": "shard", "dp_shard": "shard", "sharding": "shard",

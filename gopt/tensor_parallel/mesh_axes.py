@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gopt.analysis.training import TrainingGraph
-from gopt.records.mesh import Mesh
+from gopt.records.mesh import SPACE, Mesh
 
 TENSOR, EXPERT = "tp", "ep"
-TOKENS, SPACE = ("cp", "sp"), ("h", "w")
+TOKENS = ("cp", "sp")
 ORDER = (TENSOR, EXPERT, *TOKENS, *SPACE)
 """Axes that split the computation, in the order in which they are applied."""
 

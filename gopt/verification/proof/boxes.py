@@ -1,6 +1,6 @@
 """Expressions with boxes: ranges of dimensions of a whole value, and some of the terms of a sum.
 
-A rank that has a part of a dimension computes an operator on the part. By the laws here its result is the same part of
+A rank with a part of a dimension computes an operator on the part. By the laws here the result is the same part of
 the operator on whole values, or, where the operator sums over the dimension, some of the terms."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _beside(selection: Selection, axis: int) -> Selection:
 
 
 def _repeated(along: Mapping[int, Runs | None], size: int) -> Runs | None:
-    """The same ranges in each of several equal parts of a dimension; None if there are none."""
+    """The same ranges in each of several equal parts of a dimension."""
     for part, runs in along.items():
         if size % part == 0:
             return joined((start + at, stop + at) for at in range(0, size, part) for start, stop in runs or ())
@@ -55,13 +55,13 @@ def _repeated(along: Mapping[int, Runs | None], size: int) -> Runs | None:
 class Boxes(Elements):
     """Expressions of whole values and of parts.
 
-    Parts that the source itself takes are whole values; ``known``: root -> their selections."""
+    Parts taken by the source itself are whole values; ``known``: root -> their selections."""
 
     def __init__(self, extents: dict[str, int]) -> None:
         super().__init__(extents)
         self.known: dict[int, list[tuple[Selection, int]]] = {}
         self._shapes: dict[int, dict[Sizes, None]] = {}
-        """Root -> the shapes in which the source has it."""
+        """Root -> the shapes in the source."""
         self._boxes: dict[int, Box | None] = {}
         self.sealed = False
         self.of_ranks = 0
@@ -88,7 +88,7 @@ class Boxes(Elements):
         return self._by_operator.get(op, ())
 
     def readers(self, op: str, operand: int) -> Sequence[int]:
-        """The expressions of an operator in the source that read an expression."""
+        """The readers of an expression in the source, of an operator."""
         return self._readers.get((op, operand), ())
 
     def _sizes(self, number: int) -> Sizes | None:
@@ -96,7 +96,7 @@ class Boxes(Elements):
         return None if elements(shape) is None else shape  # type: ignore[return-value]
 
     def _base(self, number: int) -> Box | None:
-        """The expression and the ranges behind a part, in the shape of the expression; None for any other value."""
+        """The expression and the ranges behind a part, in the shape of the expression."""
         root = self.root(number)
         op, attributes, operands, _ = self.all[root]
         if op == TAKE:
@@ -148,17 +148,17 @@ class Boxes(Elements):
                 return self.take(self.linear(dict(self.terms(number)), sizes), rest)
         if 0 in shape:
             return self.linear({}, shape)
-        first = next((dim for dim, size in enumerate(before) if size > 1), 0)
-        ranges = selection[first]
+        lead = next((dim for dim, size in enumerate(before) if size > 1), 0)
+        ranges = selection[lead]
         if ranges is not None:  # rows, of the ranges in the other dimensions
-            part = self.take(number, (*selection[:first], None, *selection[first + 1 :]))
-            width = prod(shape[first + 1 :])
+            part = self.take(number, (*selection[:lead], None, *selection[lead + 1 :]))
+            width = prod(shape[lead + 1 :])
             cuts = (self.cut(part, start * width, stop * width) for start, stop in ranges)
             return self.view(self.flat(piece for row in cuts for piece in row), shape)
         return self._number(TAKE, selection, (number,), shape)
 
     def _only(self, number: int, selection: Selection) -> Coefficient | None:
-        """The constant that all selected values of a row are; None for anything else."""
+        """The constant in all selected values of a row."""
         _, axis, operands, _ = self.all[number]
         runs, at, values = selection[int(cast(int, axis))], 0, set()
         for operand in operands:
@@ -169,12 +169,12 @@ class Boxes(Elements):
         return values.pop() if len(values) == 1 else None
 
     def selection(self, number: int) -> Selection | None:
-        """The ranges of an expression that are taken; None for any other form."""
+        """The taken ranges of an expression."""
         op, attributes, _, _ = self.all[number]
         return cast(Selection, attributes) if op == TAKE else None
 
     def _free(self, number: int) -> list[bool]:
-        """For each dimension of a sum, whether no term follows it."""
+        """For each dimension of a sum, whether all terms are constant along the dimension."""
         rank = len(self.shape(number) or ())
         free = [True] * rank
         for atom, _ in self.terms(number):
@@ -184,7 +184,7 @@ class Boxes(Elements):
         return free
 
     def box(self, number: int) -> Box | None:
-        """The whole value and the ranges behind a part; None for a whole value."""
+        """The whole value and the ranges behind a part."""
         if not self.sealed or self.all[self.root(number)].op not in (TAKE, FLAT):
             return None
         if number not in self._boxes:
@@ -201,7 +201,7 @@ class Boxes(Elements):
         return next(iter(self._in_shape(whole, selection, number).items()), None)
 
     def _smallest(self, whole: int, selection: Selection, shape: Sizes) -> Box | None:
-        """The smallest part that the source takes of a value and that has a selection."""
+        """The smallest part taken by the source of a value that contains a selection."""
         best: Box | None = None
         for outer, number in self.known.get(whole, ()):
             inner = []
@@ -217,7 +217,7 @@ class Boxes(Elements):
 
     def resized(self, number: int, dim: int, size: int, runs: Runs) -> int | None:
         """A value of another length of a dimension that has the value at ``runs``, for a value that does not follow the
-        dimension; None for any other value."""
+        dimension."""
         shape = self._sizes(number) or ()
         if shape[dim] == size:
             return number
@@ -260,7 +260,7 @@ class Boxes(Elements):
         return super().elementwise(make, operands)
 
     def _elementwise_boxes(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int | None:
-        """The part of the result on whole operands; None unless all operands have the same part."""
+        """The part of the result on whole operands."""
         shape = broadcast(self.shape(operand) for operand in operands)
         if elements(shape) is None or not shape or (len(shape) == 1 and not self._mixed(operands)):
             return None
@@ -313,12 +313,12 @@ class Boxes(Elements):
         rest = {shape and (*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
         if len(rest) != 1 or None in before:
             return self._number(CONCAT, axis, tuple(numbers), None)
-        (others,) = rest
+        (rest_shape,) = rest
         numbers = [number for number, size in zip(numbers, before) if size] or numbers[:1]
         if len(numbers) == 1:
             return numbers[0]
         values = {self.uniform(number) for number in numbers}
-        shape = (*(others or ())[:axis], sum(filter(None, before)), *(others or ())[axis:])
+        shape = (*(rest_shape or ())[:axis], sum(filter(None, before)), *(rest_shape or ())[axis:])
         if len(values) == 1 and None not in values:
             return self.constant(values.pop() or 0, shape)
         choices = [self._raw(number) for number in numbers]
@@ -335,14 +335,14 @@ class Boxes(Elements):
         return self._number(CONCAT, axis, tuple(numbers), shape)
 
     def _joined_boxes(self, numbers: Sequence[int], boxes: Sequence[Box | None], axis: int) -> int | None:
-        """Parts in a row: a part of their common whole value, or of their whole values in a row."""
+        """Parts in a row: a part of the common whole value, or of the whole values in a row."""
         rows = [box or (number, (None,) * len(self.shape(number) or ())) for number, box in zip(numbers, boxes)]
         if len({whole for whole, _ in rows}) == 1 and all(boxes):
-            ((whole, first), *_), size = rows, (self._sizes(rows[0][0]) or ())[axis]
+            ((whole, lead), *_), size = rows, (self._sizes(rows[0][0]) or ())[axis]
             if len({_beside(chosen, axis) for _, chosen in rows}) > 1:
                 return None
             runs = joined(run for _, chosen in rows for run in chosen[axis] or ((0, size),))
-            return self.take(whole, (*first[:axis], runs, *first[axis + 1 :]))
+            return self.take(whole, (*lead[:axis], runs, *lead[axis + 1 :]))
         if not self.sealed:
             return None
         rows = self._wholes_in_row(rows, axis) or []
@@ -369,14 +369,14 @@ class Boxes(Elements):
         names = [None if self.uniform(whole) is not None else whole for whole, _ in rows]
         like = self._row_of_source(names, axis) or ([] if along else [whole for whole, _ in rows])
         result: list[Box] = []
-        for (whole, chosen), other in zip(rows, like):
+        for (whole, chosen), like_whole in zip(rows, like):
             value = self.uniform(whole)
             if value is not None:
-                before, size = (self._sizes(whole) or ())[axis], (self._sizes(other) or ())[axis]
+                before, size = (self._sizes(whole) or ())[axis], (self._sizes(like_whole) or ())[axis]
                 runs = None if before == size else _repeated(along, size)
                 if runs is None and before < size:
                     runs = ((0, before),) if result else ((size - before, size),)
-                if length(runs, size) != before or value != self.uniform(other):
+                if length(runs, size) != before or value != self.uniform(like_whole):
                     return None
                 sizes = [*(self._sizes(model[0]) or ())]
                 sizes[axis] = size
@@ -385,24 +385,24 @@ class Boxes(Elements):
         return result if len(result) == len(rows) else None
 
     def _row_of_source(self, numbers: Sequence[int | None], axis: int) -> Sequence[int]:
-        """The values in a row of the source that has these values, with any constants between them; () for none."""
-        first = next((number for number in numbers if number is not None), None)
-        for row in self.readers(CONCAT, first) if first is not None else ():
+        """The values of a row of the source with given values in order, and any constants between; () if absent."""
+        lead = next((number for number in numbers if number is not None), None)
+        for row in self.readers(CONCAT, lead) if lead is not None else ():
             _, along, operands, _ = self.all[row]
-            same = along == axis and len(operands) == len(numbers)
-            if same and all(want in (None, operand) for want, operand in zip(numbers, operands)):
+            alike = along == axis and len(operands) == len(numbers)
+            if alike and all(want in (None, operand) for want, operand in zip(numbers, operands)):
                 return operands
         return ()
 
     def _raw(self, number: int) -> dict[int, Selection]:
-        """The expression behind a part, which may be a part that the source takes, in shapes that it may have: whole
+        """The expression behind a part, maybe a part taken by the source, in all possible shapes: whole
         value -> the ranges."""
         base = self._base(number)
         return {} if base is None else self._in_shape(*base, number)
 
     def _in_shape(self, whole: int, selection: Selection, number: int) -> dict[int, Selection]:
-        """The shapes of a whole value in which a part has the shape of an expression: the value, and the ranges; shapes
-        that the source has first."""
+        """The shapes of a whole value where a part has the shape of an expression: value -> ranges; shapes of the
+        source first."""
         shape, part = self._sizes(whole), self._sizes(number)
         if shape is None or part is None:
             return {}

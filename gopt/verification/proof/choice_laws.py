@@ -1,4 +1,4 @@
-"""Laws of choices: which rows a rank gathers, adds to or masks of a dimension that it has a part of; counts."""
+"""Laws of choices: rows to gather, to add to or to mask in a part of a dimension; counts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gopt.ir.graph import Node
+from gopt.operators.kinds import GATHERS
 from gopt.verification.proof.constants import Arrays
 from gopt.verification.proof.expressions import Shape, elements
 from gopt.verification.proof.selections import length
@@ -17,10 +18,14 @@ if TYPE_CHECKING:
     from gopt.verification.proof.operators import NodeReader
 
 EQUAL = "Equal"
+CHOICE = "Where"
+ELEMENTS = "GatherElements"
+ROWS = GATHERS - {"GatherND"}
+"""Lookups along an axis."""
 
 
 def where(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    """What a rank has of choices along a dimension, and zeros for the rest; or a count."""
+    """The rank's choices along a dimension, and zeros for the rest; or a count."""
     flag, value, otherwise = operands
     if arrays[0] is not None and shape is not None and (arrays[0].all() or not arrays[0].any()):
         chosen = value if arrays[0].all() else otherwise
@@ -34,13 +39,13 @@ def where(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Array
 
 
 def _chosen_rows(reader: NodeReader, flag: int, value: int, shape: Shape) -> int | None:
-    """The terms of a Gather of whole data that are zero outside the rank's part; None for any other value."""
+    """The terms of a Gather of whole data in the rank's part."""
     expressions, masks = reader.expressions, reader.table.masks
     root = expressions.root(value)
     gathered = expressions.all[root]
-    if gathered.op not in ("Gather", "GatherElements") or root not in reader.table.origins:
+    if gathered.op not in ROWS or root not in reader.table.origins:
         return None
-    data, place = gathered.operands
+    data, position = gathered.operands
     box = expressions.box(data)
     graph, node, _ = reader.table.origins[root]
     if box is None or elements(gathered.shape) is None:
@@ -48,11 +53,11 @@ def _chosen_rows(reader: NodeReader, flag: int, value: int, shape: Shape) -> int
     whole, selection = box
     sizes = expressions.shape(whole) or ()
     axis = node.attributes.get("axis", 0) % len(sizes)
-    chosen = masks.chosen(flag, place, int(sizes[axis] or 0))
+    chosen = masks.chosen(flag, position, int(sizes[axis] or 0))
     if chosen is None or chosen[1] != selection[axis]:
         return None
-    index, runs = expressions.view(chosen[0], expressions.shape(place)), chosen[1]
-    behind = 0 if gathered.op == "GatherElements" else len(sizes) - axis - 1
+    index, runs = expressions.view(chosen[0], expressions.shape(position)), chosen[1]
+    behind = 0 if gathered.op == ELEMENTS else len(sizes) - axis - 1
     aligned = (*(expressions.shape(index) or ()), *[1] * behind)
     if expressions.shape(flag) != (
         expressions.shape(value) if elements(aligned) == elements(gathered.shape) else aligned
@@ -89,47 +94,47 @@ def _counted(reader: NodeReader, operands: Sequence[int], shape: Shape) -> int |
 def gather(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     """Constant places of a part, as places of the whole value."""
     box = reader.expressions.box(operands[0])
-    if box is None or arrays[1] is None or node.op_type != "Gather":
+    if box is None or arrays[1] is None:
         return None
-    (whole, selection), places = box, arrays[1]
+    (whole, selection), indices = box, arrays[1]
     axis = node.attributes.get("axis", 0) % len(selection)
     runs = selection[axis]
     if runs is None:
         return None
-    positions = np.array([at for start, stop in runs for at in range(start, stop)], places.dtype)
-    if not positions.size or (places >= positions.size).any() or (places < -positions.size).any():
+    positions = np.array([at for start, stop in runs for at in range(start, stop)], indices.dtype)
+    if not positions.size or (indices >= positions.size).any() or (indices < -positions.size).any():
         return None
     rest = tuple(None if dim == axis else part for dim, part in enumerate(selection))
-    index = reader.table.number(np.asarray(positions[places]))
+    index = reader.table.number(np.asarray(positions[indices]))
     (number,) = reader.results(node, [reader.expressions.take(whole, rest), index], [shape])
     return number
 
 
 def scatter(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    """The rank's part of what is added to whole data, where updates of other positions are zeros."""
+    """The rank's part of a sum of whole data and updates, where updates of other positions are zeros."""
     expressions = reader.expressions
-    data, place, updates = operands
+    data, position, updates = operands
     written = _written(reader, node, operands, arrays, shape)
     if written is not None:
         return written
     flag, added, otherwise = (*expressions.all[expressions.root(updates)].operands, 0, 0, 0)[:3]
-    masked = expressions.all[expressions.root(updates)].op == "Where" and expressions.uniform(otherwise) == 0
+    masked = expressions.all[expressions.root(updates)].op == CHOICE and expressions.uniform(otherwise) == 0
     if not masked or node.attributes.get("reduction") != "add" or elements(shape) is None or not expressions.sealed:
         return None
     rank, box = len(shape or ()), expressions.box(data)
     axis = node.attributes.get("axis", 0) % rank
     for size in dict.fromkeys([expressions.shape(box[0])[axis]] if box else _scattered(reader, node, axis)):  # type: ignore[index]
-        chosen = reader.table.masks.chosen(flag, place, size)
+        chosen = reader.table.masks.chosen(flag, position, size)
         if chosen is None or expressions.elements(flag) not in (
             expressions.elements(added),
-            expressions.elements(place),
+            expressions.elements(position),
         ):
             continue
         runs = chosen[1]
         whole = box[0] if box is not None and box[1][axis] == runs else expressions.resized(data, axis, size, runs)
         if whole is None or length(runs, size) != (shape or ())[axis]:
             continue
-        index = expressions.view(chosen[0], expressions.shape(place))
+        index = expressions.view(chosen[0], expressions.shape(position))
         sizes = expressions.shape(whole)
         terms = expressions.view(added, expressions.shape(updates))
         (number,) = reader.results(node, [whole, index, terms], [sizes])
@@ -138,40 +143,40 @@ def scatter(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arr
 
 
 def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    """Rows that are written in order into zeros: zeros, the rows, zeros."""
+    """Rows written in order into zeros: zeros, the rows, zeros."""
     data, _, updates = operands
     if reader.expressions.uniform(updates) == 0 and node.attributes.get("reduction") == "add":
         return data
     zeros = reader.expressions.uniform(data) == 0 and elements(shape) is not None and shape
-    if node.op_type != "ScatterND" or not zeros or arrays[1] is None or arrays[1].shape[-1] != 1:
+    if "Elements" in node.op_type or not zeros or arrays[1] is None or arrays[1].shape[-1] != 1:
         return None
-    places, size, rest = arrays[1].reshape(-1), int(shape[0] or 0), shape[1:]  # type: ignore[index]
-    flags = np.ones(places.size, bool)
+    indices, size, rest = arrays[1].reshape(-1), int(shape[0] or 0), shape[1:]  # type: ignore[index]
+    flags = np.ones(indices.size, bool)
     masked = reader.expressions.all[reader.expressions.root(updates)]
-    if masked.op == "Where" and reader.expressions.uniform(masked.operands[2]) == 0:
+    if masked.op == CHOICE and reader.expressions.uniform(masked.operands[2]) == 0:
         flag = reader.table.array(masked.operands[0])
-        if flag is None or flag.size != places.size:
+        if flag is None or flag.size != indices.size:
             return None
         flags, updates = (
             flag.reshape(-1),
             reader.expressions.view(masked.operands[1], reader.expressions.shape(updates)),
         )
     rows = np.full(size, -1)
-    if ((places < 0) | (places >= size))[flags].any() or np.unique(places[flags]).size != flags.sum():
+    if ((indices < 0) | (indices >= size))[flags].any() or np.unique(indices[flags]).size != flags.sum():
         return None
-    rows[places[flags]] = np.flatnonzero(flags)
+    rows[indices[flags]] = np.flatnonzero(flags)
     ends = [0, *(np.flatnonzero((np.diff(rows) != 1) & ((rows[1:] >= 0) | (rows[:-1] >= 0))) + 1).tolist(), size]
-    updates, parts = reader.expressions.view(updates, (places.size, *rest)), []
+    updates, parts = reader.expressions.view(updates, (indices.size, *rest)), []
     for start, stop in pairwise(ends):
-        first = int(rows[start])
-        selection = ((first, first + stop - start),), *[None] * len(rest)
+        begin = int(rows[start])
+        selection = ((begin, begin + stop - start),), *[None] * len(rest)
         zero = reader.expressions.constant(0, (stop - start, *rest))
-        parts.append(zero if first < 0 else reader.expressions.take(updates, selection))
+        parts.append(zero if begin < 0 else reader.expressions.take(updates, selection))
     return reader.expressions.concatenated(parts, 0)
 
 
 def _scattered(reader: NodeReader, node: Node, axis: int) -> Iterator[int]:
-    """The lengths of a dimension to which the source adds in this way."""
+    """The lengths of a dimension in such sums of the source."""
     for number in reader.expressions.of_source(node.op_type):
         shape = reader.expressions.shape(number)
         if elements(shape) is not None and axis < len(shape or ()):

@@ -26,7 +26,7 @@ SHORT = 5
 
 
 Arrays: TypeAlias = Sequence[Any]
-"""The values of operands that are constants; None for all others."""
+"""The values of operands that are constants."""
 
 
 class ConstantTable:
@@ -74,7 +74,7 @@ class ConstantTable:
         return number
 
     def array(self, number: int) -> np.ndarray | None:
-        """The value of a small constant, or of a part of a constant; None for all others."""
+        """The value of a small constant, or of a part of a constant."""
         if number not in self.arrays:
             root = self.expressions.root(number)
             pieces = self.expressions.pieces(number)
@@ -91,7 +91,7 @@ class ConstantTable:
         return self.arrays[number]
 
     def known(self, array: np.ndarray) -> int | None:
-        """The expression of a value of the source; None for all others."""
+        """The expression of a value of the source."""
         number = self.number(array)
         return number if number < self.expressions.of_ranks else None
 

@@ -218,10 +218,10 @@ def held_pieces(expressions: Expressions, pieces: Iterable[Piece], whole: Values
     return expressions.flat(parts)
 
 
-def _rows(expressions: Expressions, number: int, first: int, step: int) -> int:
+def _rows(expressions: Expressions, number: int, begin: int, step: int) -> int:
     """Every step-th row of a value; many rows as an operator without laws."""
     shape = expressions.shape(number) or ()
-    rows = range(first, int(shape[0] or 0), step)
+    rows = range(begin, int(shape[0] or 0), step)
     if len(rows) > RUNS:
-        return expressions.apply("box", (first, step), [number], (len(rows), *shape[1:]))
+        return expressions.apply("box", (begin, step), [number], (len(rows), *shape[1:]))
     return expressions.take(number, (joined((row, row + 1) for row in rows), *[None] * (len(shape) - 1)))

@@ -1,4 +1,4 @@
-"""Exponentials and logarithms: a softmax whose parts ranks compute, whatever they subtract first."""
+"""Exponentials and logarithms: parts of a softmax on ranks, for any subtracted row value."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from gopt.verification.proof.expressions import (
     Coefficient,
 )
 from gopt.verification.proof.partial_sums import PartialSums
+
+LARGEST_OF_ROW = "ReduceMax"
 
 
 class Expressions(PartialSums):
@@ -58,7 +60,7 @@ class Expressions(PartialSums):
 
     def _covered(self, atom: int, terms: Iterable[int]) -> bool:
         """Return whether a value is the largest of a row, beside the logarithm of, or a quotient by, a sum of the
-        exponentials of the row: where one is no number, the other is none."""
+        exponentials of the row: both are numbers, or neither is."""
         row = self._largest_of(atom)
         if row is None:
             return False
@@ -67,9 +69,9 @@ class Expressions(PartialSums):
         return bool(sums) and self.depend(sums, factors)
 
     def _largest_of(self, number: int) -> int | None:
-        """The value whose largest elements a value has; None for any other value."""
+        """The value whose largest elements a value has."""
         op, attributes, operands, _ = self.all[number]
-        if op == "ReduceMax":
+        if op == LARGEST_OF_ROW:
             return next(iter(self._raw(operands[0])), operands[0])
         if op in (VIEW, TAKE) or (op == LARGEST and attributes == "members"):
             rows = {self._largest_of(operand) for operand in operands}

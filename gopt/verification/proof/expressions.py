@@ -34,8 +34,10 @@ EXTREMES = {"max": LARGEST, "any": LARGEST, "min": SMALLEST, "all": SMALLEST}
 STATE, INITIAL = "state", "initial state"
 """Leaves: a state, and a state before the first micro-step where micro-steps move the state."""
 EXTREME_PART = "extreme of a part"
-CONCAT, SUM, EXP, LOG = "in a row", "sum along", "Exp", "Log"
-"""Forms of values in a row along an axis, and of sums along some dimensions; operators with laws."""
+CONCAT, SUM = "in a row", "sum along"
+"""Forms of values in a row along an axis, and of sums along some dimensions."""
+EXP = "Exp"
+LOG = "Log"
 LOWEST, HIGHEST = "lowest", "highest"
 """Leaves that are below, or above, every value of their type."""
 LOOKED_UP, ADDED = "rows", "rows added"
@@ -72,11 +74,11 @@ def _joined_along(label: Hashable, rows: Mapping[tuple[Part, ...], Coefficient])
     result: dict[tuple[Part, ...], Coefficient] = {}
     steps: dict[tuple[tuple[Part, ...], int], dict[int, Coefficient]] = {}
     for parts, factor in rows.items():
-        here = [part for part in parts if part[0] == label]
-        if not here:
+        matched = [part for part in parts if part[0] == label]
+        if not matched:
             result[parts] = result.get(parts, 0) + factor
             continue
-        ((_, size, runs),) = here
+        ((_, size, runs),) = matched
         changes = steps.setdefault((tuple(part for part in parts if part[0] != label), size), {})
         for start, stop in runs:
             changes[start] = changes.get(start, 0) + factor

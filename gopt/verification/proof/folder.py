@@ -16,10 +16,10 @@ from gopt.artifact.pieces import Piece
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.opaque.expand import expand
 from gopt.records.boxes import box_elements
+from gopt.records.mesh import SPACE
 from gopt.runtime.inlined_functions import inlined
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
-from gopt.tensor_parallel.mesh_axes import SPACE
 from gopt.verification.folder_check import check_roles, check_starts
 from gopt.verification.message_rounds import check_rounds
 from gopt.verification.proof.relation import ProofRelation, RankRelation, SourcePart, check_versions
@@ -39,10 +39,10 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
     check_files(home, manifest.files)
     if manifest.parameter_server is not None:
         check_rounds(manifest.parameter_server)
-    places = [axis for axis in SPACE if axis in (manifest.split or ())]
-    if places:
+    spatial = [axis for axis in SPACE if axis in (manifest.split or ())]
+    if spatial:
         raise UnsupportedError(
-            f"{folder} shares places of images along {', '.join(places)}: gopt prove has no laws of windows",
+            f"{folder} shares places of images along {', '.join(spatial)}: gopt prove has no laws of windows",
             "gopt verify compares the ranks by numbers",
         )
     check_all_ranks(manifest, home)

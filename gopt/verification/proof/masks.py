@@ -1,6 +1,6 @@
-"""Choices along a dimension of which a rank has a part: a mask, and indices into the part.
+"""Choices along a partly present dimension of a rank: a mask, and indices into the part.
 
-A mask and indices that are functions of other indices are evaluated at every position of the dimension."""
+Masks and indices as functions of other indices are evaluated at every position of the dimension."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Masks:
         self.expressions, self.arrays = expressions, arrays
         self._chosen: dict[tuple[int, int, int], tuple[int, Runs] | None] = {}
 
-    def chosen(self, flag: int, place: int, size: int) -> tuple[int, Runs] | None:
-        """The indices behind ``place``, and the positions that ``flag`` selects of ``size``, where ``place`` counts the
-        selected positions; None where they are anything else.
+    def chosen(self, flag: int, position: int, size: int) -> tuple[int, Runs] | None:
+        """The indices behind ``position``, and the selected positions of ``flag`` of ``size``; ``position`` counts the
+        selected positions.
 
         Indices are from ``-size`` to ``size - 1``."""
-        key = flag, place, size
-        if key not in self._chosen and (parts := self._parts(flag, place)) is not None:
+        key = flag, position, size
+        if key not in self._chosen and (parts := self._parts(flag, position)) is not None:
             inside, (whole, selection) = parts
             chosen = self.chosen(inside, whole, size)
             self._chosen[key] = None
@@ -40,36 +40,36 @@ class Masks:
                 index = self.expressions.view(chosen[0], self.expressions.shape(whole))
                 self._chosen[key] = self.expressions.take(index, selection), chosen[1]
         elif key not in self._chosen:
-            choices = (self._choice(flag, place, size, index) for index in self._indices(place))
+            choices = (self._choice(flag, position, size, index) for index in self._indices(position))
             self._chosen[key] = next(filter(None, choices), None) if size <= LARGEST_DIMENSION else None
         return self._chosen[key]
 
-    def _parts(self, flag: int, place: int) -> tuple[int, Box] | None:
-        """The whole mask and the whole indices, where both are the same part; None otherwise."""
-        inside, whole = self.expressions.box(flag), self.expressions.box(place)
+    def _parts(self, flag: int, position: int) -> tuple[int, Box] | None:
+        """The whole mask and the whole indices, where both are the same part."""
+        inside, whole = self.expressions.box(flag), self.expressions.box(position)
         if inside is None or whole is None:
             return None
         runs = [flattened(chosen, [int(size or 0) for size in self.expressions.shape(number) or ()])
                 for number, chosen in (inside, whole)]  # fmt: skip
         return (inside[0], whole) if runs[0] is not None and runs[0] == runs[1] else None
 
-    def _indices(self, place: int) -> Iterator[int]:
-        """The expressions that may be the indices."""
-        visited, stack = {place}, [place]
+    def _indices(self, position: int) -> Iterator[int]:
+        """The possible expressions of the indices."""
+        visited, stack = {position}, [position]
         while stack:
             number = stack.pop()
             if number in self.arrays:
                 continue
-            if number != place:
+            if number != position:
                 yield number
             for operand in self.expressions.all[number].operands if self._function(number) else ():
                 if operand not in visited:
                     visited.add(operand)
                     stack.append(operand)
 
-    def _choice(self, flag: int, place: int, size: int, index: int) -> tuple[int, Runs] | None:
+    def _choice(self, flag: int, position: int, size: int, index: int) -> tuple[int, Runs] | None:
         positions = np.arange(-size, size)
-        inside, at = (self._evaluated(number, index, positions) for number in (flag, place))
+        inside, at = (self._evaluated(number, index, positions) for number in (flag, position))
         if inside is None or at is None or inside.dtype != bool or (inside[:size] != inside[size:]).any():
             return None
         selected = np.flatnonzero(inside[size:])
@@ -96,7 +96,7 @@ class Masks:
         return lambda values: np.asarray(kernel({}, values))
 
     def _evaluated(self, number: int, index: int, positions: np.ndarray) -> np.ndarray | None:
-        """The value for each position in place of ``index``; None for any other function."""
+        """The value for each position in place of ``index``."""
         values: dict[int, np.ndarray] = {index: positions}
         stack = [number]
         while stack:

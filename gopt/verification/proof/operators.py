@@ -15,7 +15,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.operators.dims.link import DimFactor, OperatorUse
-from gopt.operators.kinds import CASTS, COPIES, RESHAPES, SIZES
+from gopt.operators.kinds import CASTS, COPIES, PARTS, RESHAPES, SIZES
 from gopt.operators.operator import Operator, Slope
 from gopt.verification.proof import choice_laws, move_laws, sum_laws
 from gopt.verification.proof.boxes import Box
@@ -49,8 +49,8 @@ class NodeReader:
         return NodeReader(self.expressions, graph, self.drawn, self.table)
 
     def results(self, node: Node, operands: Sequence[int | None], shapes: Sequence[Shape] = ()) -> list[int]:
-        """The expressions of all results; ``operands``: None for an absent operand. ``shapes``: of the results, those
-        of the graph by default."""
+        """The expressions of all results; ``operands``: None for an absent operand. ``shapes``: of the results, by
+        default of the graph."""
         shapes = shapes or [self.graph.type_of(name).shape if name else None for name in node.outputs]
         present = [operand for operand in operands if operand is not None]
         front = len(present) == len(operands) or None not in operands[: len(present)]
@@ -62,7 +62,7 @@ class NodeReader:
                 number = self._lawful(node, present, shapes[0])
                 if number is not None:
                     return [number]
-            elif node.op_type == "Split":
+            elif node.is_in(PARTS):
                 parts = move_laws.split(self, node, present, shapes)
                 if parts is not None:
                     return parts
@@ -74,21 +74,20 @@ class NodeReader:
         return self._plain(node, operands, present, shapes)
 
     def _of_terms(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> int | None:
-        """A linear operator on some of the terms of sums: the same terms of the operator on the sums; None for any
-        other node."""
+        """A linear operator on some of the terms of sums: the same terms of the operator on the sums."""
         record = record_of(node)
-        for place, operand in enumerate(operands):
-            if record.slope(place) is not Slope.LINEAR or node.is_in(CASTS):
+        for slot, operand in enumerate(operands):
+            if record.slope(slot) is not Slope.LINEAR or node.is_in(CASTS):
                 continue
             addends = self.expressions.addends(operand)
             if addends is None:
                 continue
-            rest = [*operands[:place], *operands[place + 1 :]]
+            rest = [*operands[:slot], *operands[slot + 1 :]]
             if self.expressions.depend(rest, {core for _, _, core, _ in addends}):
                 return None
             terms: dict[int, Fraction | int] = {}
             for factor, whole, core, parts in addends:
-                (number,) = self.results(node, [*operands[:place], whole, *operands[place + 1 :]], shapes)
+                (number,) = self.results(node, [*operands[:slot], whole, *operands[slot + 1 :]], shapes)
                 try:
                     for part in parts:
                         number = self.expressions.parted(number, core, *part)
@@ -101,7 +100,7 @@ class NodeReader:
 
     def _of_parts(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
         """The results where operands are parts: the same parts of the results on whole operands, by the indices of the
-        operator; None if they are no such parts."""
+        operator."""
         boxes = [self.expressions.box(operand) for operand in operands]
         record = record_of(node)
         if all(box is None for box in boxes) or record.dims is None or record.elementwise or draws(node):
@@ -117,14 +116,14 @@ class NodeReader:
         return None
 
     def _wholes(self, node: Node, operands: Sequence[int], boxes: Sequence[Box | None]) -> Iterator[list[int]]:
-        """The whole operands that a node on parts may stand for: those of the parts, or of a node of the source."""
+        """Possible whole operands for a node on parts: of the parts, or of a node of the source."""
         yield [operand if box is None else box[0] for operand, box in zip(operands, boxes)]
         attributes = frozen(node), 0
-        for place, box in enumerate(boxes):
+        for slot, box in enumerate(boxes):
             for number in self.expressions.readers(node.op_type, box[0]) if box is not None else ():
                 expression = self.expressions.all[number]
-                same = len(expression.operands) == len(operands) and expression.attributes == attributes
-                if same and box is not None and expression.operands[place] == box[0]:
+                alike = len(expression.operands) == len(operands) and expression.attributes == attributes
+                if alike and box is not None and expression.operands[slot] == box[0]:
                     yield list(expression.operands)
 
     def _of_factors(
@@ -133,30 +132,30 @@ class NodeReader:
     ) -> list[int] | None:  # fmt: skip
         """The results on whole operands, cut as the operands are along the indices of an operator."""
         expressions, selected = self.expressions, {}
-        for place, (box, whole) in enumerate(zip(boxes, wholes)):
+        for slot, (box, whole) in enumerate(zip(boxes, wholes)):
             if box is not None and box[0] == whole:
                 for dim, runs in enumerate(box[1]):
                     if runs is not None:
-                        selected[place, dim] = int((expressions.shape(whole) or ())[dim] or 0), runs
+                        selected[slot, dim] = int((expressions.shape(whole) or ())[dim] or 0), runs
         sizes = [list(shape or ()) for shape in shapes]
         chosen: list[list[Runs | None]] = [[None] * len(shape) for shape in sizes]
         cut: list[list[Runs | None]] = [[None] * len(expressions.shape(whole) or ()) for whole in wholes]
         partial: list[tuple[str, Part]] = []
         for factor in factors:
-            places = [(place, where) for place, where in enumerate(factor.operands) if where is not None]
-            here = {selected.pop(pair) for pair in list(selected) if pair in places}
-            if not here:
+            slots = [(slot, where) for slot, where in enumerate(factor.operands) if where is not None]
+            matched = {selected.pop(pair) for pair in list(selected) if pair in slots}
+            if not matched:
                 continue
-            if len(here) > 1 or factor.masked or factor.reduce not in ("", "sum", *EXTREMES):
+            if len(matched) > 1 or factor.masked or factor.reduce not in ("", "sum", *EXTREMES):
                 return None
-            ((size, runs),) = here
-            for place, where in places:
-                if not isinstance(where, int) or where >= len(cut[place]):
+            ((size, runs),) = matched
+            for slot, where in slots:
+                if not isinstance(where, int) or where >= len(cut[slot]):
                     return None
-                moved = expressions.resized(wholes[place], where, size, runs)
+                moved = expressions.resized(wholes[slot], where, size, runs)
                 if moved is None:
                     return None
-                wholes[place], cut[place][where] = moved, runs
+                wholes[slot], cut[slot][where] = moved, runs
             for index, out in enumerate(factor.results):
                 if isinstance(out, int):
                     sizes[index][out], chosen[index][out] = size, runs
@@ -164,14 +163,14 @@ class NodeReader:
                     return None
             if factor.reduce:
                 partial.append((factor.reduce, (factor.operands, size, runs)))
-        taken = [expressions.take(whole, tuple(selection)) for whole, selection in zip(wholes, cut)]
-        if selected or taken != list(operands) or (len(partial) > 1 and {how for how, _ in partial} != {"sum"}):
+        cut_again = [expressions.take(whole, tuple(selection)) for whole, selection in zip(wholes, cut)]
+        if selected or cut_again != list(operands) or (len(partial) > 1 and {how for how, _ in partial} != {"sum"}):
             return None
         results = self.results(node, wholes, [tuple(shape) for shape in sizes])
         for index, (how, part) in ((index, row) for index in range(len(results)) for row in partial):
-            made = expressions.parted if how == "sum" else expressions.parted_extreme
+            make = expressions.parted if how == "sum" else expressions.parted_extreme
             try:
-                results[index] = made(results[index], self.core(results[index]), *part)
+                results[index] = make(results[index], self.core(results[index]), *part)
             except ValueError:
                 return None
         return [expressions.take(number, tuple(selection)) for number, selection in zip(results, chosen)]
@@ -183,7 +182,7 @@ class NodeReader:
         return self.core(operands[0]) if single else number
 
     def use(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> OperatorUse | None:
-        """The node for rules of dimensions, with the sizes of these operands; None for an unknown size."""
+        """The node for rules of dimensions, with the sizes of given operands."""
         names = [name for name in node.inputs if name]
         types = [TensorType(self.graph.type_of(name).dtype, self.expressions.shape(operand))
                  for name, operand in zip(names, operands)]  # fmt: skip
@@ -198,13 +197,13 @@ class NodeReader:
         )  # fmt: skip
 
     def _lawful(self, node: Node, operands: Sequence[int], shape: Shape) -> int | None:
-        """The result of an operator with a law; None for any other node. ``shape``: of the result."""
+        """The result of an operator with a law. ``shape``: of the result."""
         if node.is_in(SIZES):
             return self._measured(node, operands[0])
         arrays = [self.table.array(operand) for operand in operands]
         if operands and all(array is not None for array in arrays):
             folded = self._folded(node, arrays)
-            part = self.expressions.sealed and (node.op_type == "Slice" or any(map(self.expressions.box, operands)))
+            part = self.expressions.sealed and (node.is_in(PARTS) or any(map(self.expressions.box, operands)))
             number = None if folded is None else self.table.known(folded) if part else self.table.number(folded)
             if number is not None:
                 return number
@@ -289,7 +288,7 @@ _RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Arrays, Shape], 
     **dict.fromkeys(sum_laws.JOINED, sum_laws.extreme),
     "Gemm": sum_laws.gemm,
     "Softmax": sum_laws.softmax,
-    "LogSoftmax": sum_laws.softmax,
+    "LogSoftmax": sum_laws.log_softmax,
     "Gather": choice_laws.gather,
     "ScatterElements": choice_laws.scatter,
     "ScatterND": choice_laws.scatter,
@@ -306,7 +305,7 @@ _RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Arrays, Shape], 
 
 
 def frozen(node: Node) -> Hashable:
-    """The attributes of a node, for comparing: without those that say what holds anyway."""
+    """The attributes of a node, for comparing: without defaults."""
     defaults = _defaults(node.op_type) if node.domain in ("", "ai.onnx") else {}
     pairs = ((name, _frozen(value)) for name, value in node.attributes.items())
     return tuple(sorted(pair for pair in pairs if defaults.get(pair[0]) != pair))
@@ -314,7 +313,7 @@ def frozen(node: Node) -> Hashable:
 
 @cache
 def _defaults(op_type: str) -> dict[str, tuple[str, Hashable]]:
-    """The defaults of attributes that all versions of an operator agree on."""
+    """The common defaults of attributes of all versions of an operator."""
     schemas = [schema for schema in onnx.defs.get_all_schemas_with_history() if schema.name == op_type]
     result: dict[str, tuple[str, Hashable]] = {}
     for schema in schemas:

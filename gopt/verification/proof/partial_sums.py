@@ -1,7 +1,7 @@
 """Expressions with some of the terms of a sum, and with extremes of some positions.
 
-A rank that has a part of a dimension over which an operator sums has some of the terms: the operator on whole operands
-with its terms at these positions alone."""
+Where an operator sums over a dimension, a rank with a part of the dimension has some of the terms: the operator on
+whole operands with the terms at some positions alone."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from gopt.verification.proof.selections import (
 )
 
 Addend: TypeAlias = tuple[Coefficient, int, int, tuple[Part, ...]]
-"""A coefficient, an expression, the sum in it, and the terms that the sum has."""
+"""A coefficient, an expression, the sum in the expression, and the present terms."""
 
 
 def _united(selections: Sequence[Selection], shape: Sizes) -> list[Selection]:
-    """Selections that together select what the given ones do: such as differ in one dimension are joined."""
+    """Selections of the same elements in total, joined where two differ in a single dimension."""
     result = list(dict.fromkeys(selections))
     for dim, size in enumerate(shape):
         rows: dict[Selection, set[tuple[int, int]]] = {}
@@ -64,32 +64,32 @@ def _merged(runs: Iterable[tuple[int, int]]) -> Runs:
 
 
 class PartialSums(Boxes):
-    """Sums of which ranks have some of the terms."""
+    """Sums of some of the terms on ranks."""
 
     def parted_extreme(self, number: int, core: int, label: object, size: int, runs: Runs) -> int:
-        """The largest or smallest of some positions, where an expression is that of all positions."""
+        """The extreme of some positions, for the extreme of all positions."""
         if runs == ((0, size),):
             return number
         return self._number(EXTREME_PART, (core, ((label, size, runs),)), (number,), self.shape(number))
 
     def joined_extremes(self, numbers: Iterable[int]) -> int | None:
-        """The extreme of extremes of some positions; None unless they are of one expression, and of all positions."""
+        """The extreme of extremes of some positions."""
         rows = [(self.view(number, self.shape(self.root(number))), self.shape(number)) for number in numbers]
         ranges: list[tuple[int, int]] = []
-        found = set()
+        origins = set()
         for number, shape in rows:
             op, attributes, operands, _ = self.all[number]
             if op != EXTREME_PART:
                 return None
             core, ((label, size, runs),) = cast(tuple[int, tuple[Part]], attributes)
-            found.add((operands[0], shape, core, label, size))
+            origins.add((operands[0], shape, core, label, size))
             ranges += runs
         covered = 0
         for start, stop in sorted(ranges):
             covered = max(covered, stop) if start <= covered else covered
-        if len(found) != 1:
+        if len(origins) != 1:
             return None
-        ((whole, shape, _, _, size),) = found
+        ((whole, shape, _, _, size),) = origins
         return self.view(whole, shape) if covered == size else None
 
     def _extreme(self, op: str, pieces: Iterable[Piece], shape: Shape = ()) -> int:
@@ -108,8 +108,7 @@ class PartialSums(Boxes):
         return super()._extreme(op, rows, shape)
 
     def addends(self, number: int) -> list[Addend] | None:
-        """Sums of which an expression has some of the terms: coefficient, whole expression, sum, terms; None if it is
-        anything else."""
+        """Sums with some of the terms in an expression: coefficient, whole expression, sum, terms."""
         op, attributes, operands, shape = self.all[number]
         if op == PARTED:
             core, parts = cast(tuple[int, tuple[Part, ...]], attributes)
@@ -128,9 +127,9 @@ class PartialSums(Boxes):
         return rows or None
 
     def parted(self, number: int, core: int, label: object, size: int, runs: Runs) -> int:
-        """An expression in which ``core`` has only some of the terms that it sums: positions ``runs`` of ``size``.
+        """An expression with only some of the terms of the sum ``core``: positions ``runs`` of ``size``.
 
-        The expression must be linear in the core. Raises ValueError for a term without it."""
+        The expression must be linear in the core. Raises ValueError for a term without the core."""
         shape = self.shape(number)
         if runs == ((0, size),):
             return number
@@ -181,7 +180,7 @@ class PartialSums(Boxes):
             yield number, factor
 
     def summed(self, number: int, axes: Collection[int]) -> int:
-        """The sum along dimensions, which have length 1 afterwards. Raises ValueError for an unknown size."""
+        """The sum along dimensions, of length 1 afterwards. Raises ValueError for an unknown size."""
         sizes = self._sizes(number)
         if sizes is None:
             raise ValueError("a sum of unknown size")
@@ -194,12 +193,12 @@ class PartialSums(Boxes):
         for atom, factor in self.terms(whole):
             inner = self.shape(atom) or ()
             front = len(shape) - len(inner)
-            own = [dim for dim in axes if dim >= front and inner[dim - front] != 1]
+            inner_axes = [dim for dim in axes if dim >= front and inner[dim - front] != 1]
             for dim in axes:
-                factor *= 1 if dim in own else length(selection[dim], shape[dim])
-            result = self._summed(atom, [dim - front for dim in own]) if own else atom
+                factor *= 1 if dim in inner_axes else length(selection[dim], shape[dim])
+            result = self._summed(atom, [dim - front for dim in inner_axes]) if inner_axes else atom
             core = self._core_sum(result)
-            for dim in own:
+            for dim in inner_axes:
                 runs = selection[dim]
                 if runs is not None:
                     result = self.parted(result, core, (dim - len(shape),), shape[dim], runs)
@@ -208,7 +207,7 @@ class PartialSums(Boxes):
         return self.take(self.linear(terms, after), rest)
 
     def _summed(self, atom: int, axes: Sequence[int]) -> int:
-        """The sum of a term: factors that do not follow the dimensions stand in front."""
+        """The sum of a term: factors constant along the dimensions stand in front."""
         op, exponents, operands, shape = self.all[atom]
         rank = len(shape or ())
         if op == PRODUCT:

@@ -1,4 +1,4 @@
-"""Selections: ranges of each dimension of a tensor, and what becomes of them in another shape.
+"""Selections: ranges of each dimension of a tensor, also in another shape.
 
 Sizes are known, and positions are counted in row-major order."""
 
@@ -11,7 +11,7 @@ from typing import TypeAlias
 Runs: TypeAlias = tuple[tuple[int, int], ...]
 """Ranges of positions, in order."""
 Selection: TypeAlias = tuple[Runs | None, ...]
-"""For each dimension the selected ranges; None for all positions."""
+"""For each dimension the selected ranges."""
 Sizes: TypeAlias = tuple[int, ...]
 MOST = 1 << 14
 """Ranges of a dimension up to which a selection is computed in another shape."""
@@ -36,12 +36,12 @@ def length(runs: Runs | None, size: int) -> int:
 
 
 def sizes_of(selection: Selection, shape: Sequence[int]) -> Sizes:
-    """The shape of what is selected."""
+    """The shape of the selected elements."""
     return tuple(map(length, selection, shape))
 
 
 def normal(selection: Iterable[Runs | None], shape: Sequence[int]) -> Selection:
-    """A selection with None for dimensions that are selected whole."""
+    """A selection with None for whole dimensions."""
     return tuple(None if runs == ((0, size),) or not size else runs for runs, size in zip(selection, shape))
 
 
@@ -53,30 +53,30 @@ def inside(outer: Runs | None, inner: Runs | None) -> Runs | None:
     for low, high in inner:
         position = 0
         for start, stop in outer:
-            first, last = max(low - position, 0), min(high - position, stop - start)
-            if first < last:
-                result.append((start + first, start + last))
+            begin, last = max(low - position, 0), min(high - position, stop - start)
+            if begin < last:
+                result.append((start + begin, start + last))
             position += stop - start
     return joined(result)
 
 
 def within(outer: Runs | None, inner: Runs | None, size: int) -> Runs | None:
-    """Selected positions of a dimension, counted in ``outer``; None unless ``outer`` has them."""
+    """Selected positions of a dimension, counted in ``outer``."""
     if outer is None:
         return ((0, size),) if inner is None else inner
     result = []
     for low, high in ((0, size),) if inner is None else inner:
         position = 0
         for start, stop in outer:
-            first, last = max(low, start), min(high, stop)
-            if first < last:
-                result.append((position + first - start, position + last - start))
+            begin, last = max(low, start), min(high, stop)
+            if begin < last:
+                result.append((position + begin - start, position + last - start))
             position += stop - start
     return joined(result) if sum(b - a for a, b in result) == length(inner, size) else None
 
 
 def flattened(selection: Selection, shape: Sequence[int]) -> Runs | None:
-    """Selected elements in row-major order; None for more than ``MOST`` ranges."""
+    """Selected elements in row-major order."""
     runs: list[tuple[int, int]] = [(0, 1)]
     for chosen, size in zip(selection, shape):
         if chosen is None:
@@ -92,7 +92,7 @@ def flattened(selection: Selection, shape: Sequence[int]) -> Runs | None:
 
 
 def unflattened(runs: Runs, shape: Sequence[int]) -> Selection | None:
-    """The selection of a shape that has these elements in row-major order; None if none has."""
+    """The selection of a shape with given elements in row-major order."""
     result: list[Runs | None] = []
     for size in reversed(shape[1:]):
         if all(start % size == 0 and stop % size == 0 for start, stop in runs):
@@ -113,28 +113,28 @@ def unflattened(runs: Runs, shape: Sequence[int]) -> Selection | None:
 
 
 def groups(before: Sequence[int], after: Sequence[int], *, ones: bool = False) -> Iterator[tuple[slice, slice]]:
-    """Dimensions of two shapes of as many elements that are joined or divided together; ``ones``: dimensions of
-    length 1 belong to those in front of them, not to those behind."""
+    """Dimensions of two shapes of as many elements, joined or divided together; ``ones``: dimensions of
+    length 1 belong to dimensions in front, not to dimensions behind."""
     at = to = 0
     while at < len(before) or to < len(after):
-        first, second = at, to
-        left = right = 1
-        while left != right or at == first or to == second:
-            if to == len(after) or (at < len(before) and (at == first or left < right)):
+        begin, second = at, to
+        product_before = right = 1
+        while product_before != right or at == begin or to == second:
+            if to == len(after) or (at < len(before) and (at == begin or product_before < right)):
                 if at == len(before):
                     break
-                left, at = left * before[at], at + 1
+                product_before, at = product_before * before[at], at + 1
             else:
                 right, to = right * after[to], to + 1
         while at < len(before) and before[at] == 1 and (ones or to == len(after)):
             at += 1
         while to < len(after) and after[to] == 1 and (ones or at == len(before)):
             to += 1
-        yield slice(first, at), slice(second, to)
+        yield slice(begin, at), slice(second, to)
 
 
 def through(before: Sequence[int], selection: Selection, after: Sequence[int]) -> Selection | None:
-    """The selection of the same elements in another shape; None if there is none."""
+    """The selection of the same elements in another shape."""
     if 0 in before or prod(before) != prod(after):
         return None
     result: list[Runs | None] = []

@@ -42,13 +42,9 @@ def reduced(
             number = applied(expressions, "Abs", (), [number])
         else:
             number = expressions.elementwise(lambda values: expressions.product(values, (2,)), [number])
-    if node.op_type == "ReduceLogSumExp":
-        number = reader.expressions.exp(number)
     total = expressions.view(expressions.summed(number, axes), after)
     if record.pieces == "mean":
         return expressions.scaled(total, Fraction(elements(after) or 1, count))
-    if node.op_type in ("ReduceLogSum", "ReduceLogSumExp"):
-        return reader.expressions.log(total)
     return applied(expressions, "Sqrt", (), [total]) if record.pieces == "l2" else total
 
 
@@ -69,17 +65,25 @@ def logarithm(reader: NodeReader, node: Node, operands: Sequence[int], arrays: A
 
 
 def softmax(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    """exp(x) / sum(exp(x)), or the logarithm."""
+    """exp(x) / sum(exp(x))."""
     use = reader.use(node, operands, [shape])
     if use is None or not reader.floating(node):
         return None
-    powers = reader.expressions.exp(operands[0])
-    total = reader.expressions.summed(powers, softmax_axes(use))
-    if node.op_type == "LogSoftmax":
-        return reader.expressions.elementwise(
-            lambda pair: reader.expressions.added(pair, (1, -1)), [operands[0], reader.expressions.log(total)]
-        )
-    return reader.expressions.elementwise(lambda pair: reader.expressions.product(pair, (1, -1)), [powers, total])
+    expressions = reader.expressions
+    powers = expressions.exp(operands[0])
+    total = expressions.summed(powers, softmax_axes(use))
+    return expressions.elementwise(lambda pair: expressions.product(pair, (1, -1)), [powers, total])
+
+
+def log_softmax(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    """x - log(sum(exp(x)))."""
+    use = reader.use(node, operands, [shape])
+    if use is None or not reader.floating(node):
+        return None
+    expressions = reader.expressions
+    total = expressions.summed(expressions.exp(operands[0]), softmax_axes(use))
+    logarithm = expressions.log(total)
+    return expressions.elementwise(lambda pair: expressions.added(pair, (1, -1)), [operands[0], logarithm])
 
 
 def gemm(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
