@@ -330,8 +330,6 @@ class Boxes(Elements):
         result = self._joined_boxes(numbers, [self.box(number) for number in numbers], axis)
         if result is not None:
             return result
-        if set(shape[:axis]) <= {1} and all(self.uniform(number) is None for number in numbers):  # rows
-            return self.view(self.flat(piece for number in numbers for piece in self.pieces(number)), shape)
         return self._number(CONCAT, axis, tuple(numbers), shape)
 
     def _joined_boxes(self, numbers: Sequence[int], boxes: Sequence[Box | None], axis: int) -> int | None:

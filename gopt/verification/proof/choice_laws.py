@@ -29,6 +29,9 @@ def where(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Array
     flag, value, otherwise = operands
     if arrays[0] is not None and shape is not None and (arrays[0].all() or not arrays[0].any()):
         chosen = value if arrays[0].all() else otherwise
+        array = reader.table.array(chosen)
+        if array is not None and not array.any():
+            return reader.expressions.constant(0, shape)
         if reader.expressions.shape(chosen) == shape or reader.expressions.uniform(chosen) is not None:
             return reader.expressions.linear({chosen: 1}, shape) if reader.floating(node) else chosen
     if reader.expressions.uniform(otherwise) == 0:
