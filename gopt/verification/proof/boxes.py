@@ -227,12 +227,12 @@ class Boxes(Elements):
             return self.constant(value, sizes)
         root = self.root(number)
         before = self._sizes(root) or ()
-        if self.all[root].op != LINEAR or size % max(shape[dim], 1):
+        if self.all[root].op != LINEAR or not shape[dim]:
             return None
         selection = tuple(runs if at == dim else None for at in range(len(shape)))
         free = self._free(root)
         for at in sorted(range(len(before)), key=lambda at: at != dim):
-            if free[at]:
+            if free[at] and before[at] * size % shape[dim] == 0:
                 longer = (*before[:at], before[at] * size // shape[dim], *before[at + 1 :])
                 whole = self.view(self.linear(dict(self.terms(root)), longer), sizes)
                 if self.take(whole, selection) == number:

@@ -57,6 +57,7 @@ Key = tuple[int, At, Cut]
 Origin = tuple[Graph, Node, int]
 """A node that an expression without laws was read from, and the index of the result."""
 PARTIAL = (PARTED, EXTREME_PART)
+SPREAD = "Expand"
 MOST = 2_000_000
 """Elements of all expressions together up to which they are evaluated."""
 
@@ -303,6 +304,7 @@ _KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
     "gathered": lambda attributes, values: np.concatenate(values, attributes[1]),
     SUM: lambda axes, values: np.sum(values[0], axes, keepdims=True),
     "MatMul": lambda _, values: np.matmul(*values),
+    SPREAD: lambda _, values: values[0],
     CONCAT: lambda axis, values: np.concatenate(values, axis),
     TAKE: lambda selection, values: taken(values[0], selection),
     LOOKED_UP: _looked_up,

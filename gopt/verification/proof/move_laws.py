@@ -55,18 +55,26 @@ def reshape(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arr
 def expand(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     number = operands[0]
     fits = shape is not None and broadcast((shape, reader.expressions.shape(number))) == shape
-    if shape is None or not fits or not reader.floating(node):
+    if shape is None or not fits:
         return None
+
+    def spread(value: int, sizes: tuple[int | str | None, ...]) -> int:
+        """A value in a larger shape."""
+        if reader.floating(node):
+            return reader.expressions.linear({value: 1}, sizes)
+        fitting = reader.expressions.shape(value) == sizes
+        return value if fitting else reader.expressions.apply(node.op_type, None, [value], sizes)
+
     box, before = reader.expressions.box(number), reader.expressions.shape(number) or ()
     front = len(shape) - len(before)
     if box is None or any(runs and old != new for runs, old, new in zip(box[1], before, shape[front:])):
-        return reader.expressions.linear({number: 1}, shape)
+        return spread(number, shape)
     whole, selection = box
     sizes, chosen = list(shape), [None] * front + list(selection)
     for dim, runs in enumerate(selection, front):
         if runs is not None:
             sizes[dim] = (reader.expressions.shape(whole) or ())[dim - front]
-    return reader.expressions.take(reader.expressions.linear({whole: 1}, tuple(sizes)), tuple(chosen))
+    return reader.expressions.take(spread(whole, tuple(sizes)), tuple(chosen))
 
 
 def transpose(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
