@@ -41,6 +41,7 @@ KINDS = {
 
 OTHERS = {
     "verification/proof/test_drawn_proofs.py": "proofs of drawn steps, right ones and planted errors",
+    "verification/proof/test_split_holes.py": "wrong ranks that an adversary made by reading the laws",
     "cli/test_python_options.py": "commands beside the records of the verbs: fields, defaults, refusals",
     "offline/inference/test_merge_inference.py": "forwards of steps as they are evaluated",
     "offline/training_info/test_training_info_law.py": "what is written as training_info, run by three readers",

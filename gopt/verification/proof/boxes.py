@@ -219,7 +219,7 @@ class Boxes(Elements):
         """A value of another length of a dimension that has the value at ``runs``, for a value that does not follow the
         dimension."""
         shape = self._sizes(number) or ()
-        if shape[dim] == size:
+        if runs == ((0, size),):
             return number
         sizes = (*shape[:dim], size, *shape[dim + 1 :])
         value = self.uniform(number)

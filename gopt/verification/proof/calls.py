@@ -61,11 +61,11 @@ class Members:
             return expressions.scaled(total, Fraction(1, len(values))) if how == "mean" else total
         op = EXTREMES[how]
         if expressions.elements(values[0]) == 1:
-            joined = expressions.joined_extremes(values)
+            joined = expressions.joined_extremes(op, values)
             return expressions.extreme(op, values, expressions.shape(values[0])) if joined is None else joined
 
         def make(parts: Sequence[int]) -> int:
-            joined = expressions.joined_extremes(parts)
+            joined = expressions.joined_extremes(op, parts)
             shape = expressions.shape(parts[0])
             return expressions.apply(op, "members", sorted(set(parts)), shape) if joined is None else joined
 

@@ -128,10 +128,7 @@ def scatter(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arr
     axis = node.attributes.get("axis", 0) % rank
     for size in dict.fromkeys([expressions.shape(box[0])[axis]] if box else _scattered(reader, node, axis)):  # type: ignore[index]
         chosen = reader.table.masks.chosen(flag, position, size)
-        if chosen is None or expressions.elements(flag) not in (
-            expressions.elements(added),
-            expressions.elements(position),
-        ):
+        if chosen is None or not _flags_rows(reader, node, flag, updates, position):
             continue
         runs = chosen[1]
         whole = box[0] if box is not None and box[1][axis] == runs else expressions.resized(data, axis, size, runs)
@@ -158,13 +155,16 @@ def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Ar
     masked = reader.expressions.all[reader.expressions.root(updates)]
     if masked.op == CHOICE and reader.expressions.uniform(masked.operands[2]) == 0:
         flag = reader.table.array(masked.operands[0])
-        if flag is None or flag.size != indices.size:
+        added = node.attributes.get("reduction") == "add"
+        if flag is None or not added or not _flags_rows(reader, node, masked.operands[0], updates, operands[1]):
             return None
         flags, updates = (
             flag.reshape(-1),
             reader.expressions.view(masked.operands[1], reader.expressions.shape(updates)),
         )
     rows = np.full(size, -1)
+    if node.attributes.get("reduction", "none") not in ("none", "add"):
+        return None
     if ((indices < 0) | (indices >= size))[flags].any() or np.unique(indices[flags]).size != flags.sum():
         return None
     rows[indices[flags]] = np.flatnonzero(flags)
@@ -176,6 +176,17 @@ def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Ar
         zero = reader.expressions.constant(0, (stop - start, *rest))
         parts.append(zero if begin < 0 else reader.expressions.take(updates, selection))
     return reader.expressions.concatenated(parts, 0)
+
+
+def _flags_rows(reader: NodeReader, node: Node, flag: int, updates: int, position: int) -> bool:
+    """Whether a mask of updates has a flag for each row of a ScatterND, or for each element."""
+    expressions = reader.expressions
+    flags, indices = expressions.shape(flag) or (), expressions.shape(position) or ()
+    masked = expressions.shape(expressions.root(updates)) or ()
+    if "Elements" in node.op_type:
+        return flags == masked and elements(flags) == elements(indices)
+    after = expressions.shape(updates) or ()
+    return masked == after and flags == (*indices[:-1], *[1] * (len(after) - len(indices) + 1))
 
 
 def _scattered(reader: NodeReader, node: Node, axis: int) -> Iterator[int]:

@@ -118,7 +118,7 @@ class ExpressionValues:
         operands = operands[2:] if op == ITERATED else operands
         parts = dict(cut)
         if op in PARTIAL:
-            core, indices = cast(tuple[int, tuple[Part, ...]], attributes)
+            core, indices = cast(tuple[int, tuple[Part, ...]], attributes[:2])  # type: ignore[index]
             parts[core] = indices
         if op in (REDUCED, "gathered"):
             axes = sorted(attributes[1]) if op == REDUCED else attributes[0]  # type: ignore[index]

@@ -128,6 +128,12 @@ def split(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Seque
     if elements(before) is None or before is None or any(elements(shape) is None for shape in shapes):
         return None
     axis, start, results = node.attributes.get("axis", 0) % len(before), 0, []
+    named = reader.table.array(operands[1]) if len(operands) > 1 else node.attributes.get("split")
+    lengths = [(shape or ())[axis] for shape in shapes]
+    if len(operands) > 1 and named is None:
+        return None
+    if lengths != (list(named) if named is not None else [lengths[0]] * (len(lengths) - 1) + lengths[-1:]):
+        return None
     for shape in shapes:
         stop = start + (shape or ())[axis]
         selection = tuple(((start, stop),) if dim == axis else None for dim in range(len(before)))

@@ -77,7 +77,7 @@ class NodeReader:
         """A linear operator on some of the terms of sums: the same terms of the operator on the sums."""
         record = record_of(node)
         for slot, operand in enumerate(operands):
-            if record.slope(slot) is not Slope.LINEAR or node.is_in(CASTS):
+            if record.slope(slot) is not Slope.LINEAR or node.is_in(CASTS) or not self.floating(node):
                 continue
             addends = self.expressions.addends(operand)
             if addends is None:
@@ -152,7 +152,8 @@ class NodeReader:
             for slot, where in slots:
                 if not isinstance(where, int) or where >= len(cut[slot]):
                     return None
-                moved = expressions.resized(wholes[slot], where, size, runs)
+                fits = (expressions.shape(wholes[slot]) or ())[where] == size
+                moved = wholes[slot] if fits else expressions.resized(wholes[slot], where, size, runs)
                 if moved is None:
                     return None
                 wholes[slot], cut[slot][where] = moved, runs
@@ -168,9 +169,13 @@ class NodeReader:
             return None
         results = self.results(node, wholes, [tuple(shape) for shape in sizes])
         for index, (how, part) in ((index, row) for index in range(len(results)) for row in partial):
-            make = expressions.parted if how == "sum" else expressions.parted_extreme
+            core = self.core(results[index])
             try:
-                results[index] = make(results[index], self.core(results[index]), *part)
+                results[index] = (
+                    expressions.parted(results[index], core, *part)
+                    if how == "sum"
+                    else expressions.parted_extreme(EXTREMES[how], results[index], core, part)
+                )
             except ValueError:
                 return None
         return [expressions.take(number, tuple(selection)) for number, selection in zip(results, chosen)]
@@ -210,12 +215,8 @@ class NodeReader:
         if elements(shape) is None:
             shape = None
         record = record_of(node)
-        if (
-            shape is not None
-            and record.slope(0) is Slope.LINEAR
-            and operands
-            and self.expressions.elements(operands[0]) == 0
-        ):
+        empty = bool(operands) and self.expressions.elements(operands[0]) == 0
+        if empty and shape is not None and (record.work or record.pieces == "sum"):
             return self.expressions.constant(0, shape) if self.floating(node) else None  # a sum without terms
         decided = (*((record.shape,) if record.shape is not None else ()), *record.lengths)
         if any(index < len(arrays) and arrays[index] is None for index in decided):

@@ -66,13 +66,14 @@ def _merged(runs: Iterable[tuple[int, int]]) -> Runs:
 class PartialSums(Boxes):
     """Sums of some of the terms on ranks."""
 
-    def parted_extreme(self, number: int, core: int, label: object, size: int, runs: Runs) -> int:
+    def parted_extreme(self, op: str, number: int, core: int, part: Part) -> int:
         """The extreme of some positions, for the extreme of all positions."""
+        _, size, runs = part
         if runs == ((0, size),):
             return number
-        return self._number(EXTREME_PART, (core, ((label, size, runs),)), (number,), self.shape(number))
+        return self._number(EXTREME_PART, (core, (part,), op), (number,), self.shape(number))
 
-    def joined_extremes(self, numbers: Iterable[int]) -> int | None:
+    def joined_extremes(self, kind: str, numbers: Iterable[int]) -> int | None:
         """The extreme of extremes of some positions."""
         rows = [(self.view(number, self.shape(self.root(number))), self.shape(number)) for number in numbers]
         ranges: list[tuple[int, int]] = []
@@ -81,7 +82,9 @@ class PartialSums(Boxes):
             op, attributes, operands, _ = self.all[number]
             if op != EXTREME_PART:
                 return None
-            core, ((label, size, runs),) = cast(tuple[int, tuple[Part]], attributes)
+            core, ((label, size, runs),), of = cast(tuple[int, tuple[Part], str], attributes)
+            if of != kind:
+                return None
             origins.add((operands[0], shape, core, label, size))
             ranges += runs
         covered = 0
@@ -196,18 +199,20 @@ class PartialSums(Boxes):
             inner_axes = [dim for dim in axes if dim >= front and inner[dim - front] != 1]
             for dim in axes:
                 factor *= 1 if dim in inner_axes else length(selection[dim], shape[dim])
-            result = self._summed(atom, [dim - front for dim in inner_axes]) if inner_axes else atom
-            core = self._core_sum(result)
+            result, core = self._summed(atom, [dim - front for dim in inner_axes]) if inner_axes else (atom, atom)
             for dim in inner_axes:
                 runs = selection[dim]
-                if runs is not None:
+                if runs is not None and core is None:  # a sum of several sums
+                    local = tuple(1 if dim in axes else size for dim, size in enumerate(sizes))
+                    return self._number(SUM, tuple(dim - len(sizes) for dim in sorted(axes)), (number,), local)
+                if runs is not None and core is not None:
                     result = self.parted(result, core, (dim - len(shape),), shape[dim], runs)
             terms[result] = terms.get(result, 0) + factor
         rest = tuple(None if dim in axes else runs for dim, runs in enumerate(selection))
         return self.take(self.linear(terms, after), rest)
 
-    def _summed(self, atom: int, axes: Sequence[int]) -> int:
-        """The sum of a term: factors constant along the dimensions stand in front."""
+    def _summed(self, atom: int, axes: Sequence[int]) -> tuple[int, int | None]:
+        """The sum of a term, factors constant along the dimensions in front; and the sum alone, if a single one."""
         op, exponents, operands, shape = self.all[atom]
         rank = len(shape or ())
         if op == PRODUCT:
@@ -219,24 +224,20 @@ class PartialSums(Boxes):
                 inner = self.product(*zip(*rest))
                 short = rank - len(self.shape(inner) or ())
                 inner = self.summed(inner, [dim - short for dim in axes])
-                return self.product([inner, *(factor for factor, _ in front)], [1, *(power for _, power in front)])
+                core = self.root(inner) if self.all[self.root(inner)].op in (SUM, TOTAL) else None
+                whole = self.product([inner, *(factor for factor, _ in front)], [1, *(power for _, power in front)])
+                return whole, core
         after = tuple(1 if dim in axes else size for dim, size in enumerate(shape or ()))
         if elements(after) == 1 and self.root(atom) == atom:
-            return self.total(atom, after)
-        return self._number(SUM, tuple(dim - rank for dim in axes), (atom,), after)
+            result = self.total(atom, after)
+            return result, self.root(result) if self.all[self.root(result)].op == TOTAL else None
+        result = self._number(SUM, tuple(dim - rank for dim in axes), (atom,), after)
+        return result, result
 
     def _length(self, number: int, dim: int) -> int | str | None:
         """The length of a dimension counted from behind."""
         shape = self.shape(number) or ()
         return shape[dim] if -dim <= len(shape) else 1
-
-    def _core_sum(self, number: int) -> int:
-        """The sum in a product with a sum."""
-        op, _, operands, _ = self.all[number]
-        if op in (VIEW, LINEAR) and len(operands) == 1:
-            return self._core_sum(operands[0])
-        sums = [operand for operand in operands if self.all[operand].op in (SUM, TOTAL)] if op == PRODUCT else []
-        return sums[-1] if len(sums) == 1 else number
 
     def _reduction(self, number: int, axes: frozenset[str], how: str) -> int:
         op, attributes, operands, _ = self.all[number]

@@ -66,13 +66,15 @@ def within(outer: Runs | None, inner: Runs | None, size: int) -> Runs | None:
         return ((0, size),) if inner is None else inner
     result = []
     for low, high in ((0, size),) if inner is None else inner:
-        position = 0
+        position, overlaps = 0, []
         for start, stop in outer:
             begin, last = max(low, start), min(high, stop)
             if begin < last:
-                result.append((position + begin - start, position + last - start))
+                overlaps.append((begin, position + begin - start, position + last - start))
             position += stop - start
-    return joined(result) if sum(b - a for a, b in result) == length(inner, size) else None
+        result += [ends for _, *ends in sorted(overlaps)]
+    exact = sum(stop - start for start, stop in result) == length(inner, size)
+    return joined((start, stop) for start, stop in result) if exact else None
 
 
 def flattened(selection: Selection, shape: Sequence[int]) -> Runs | None:
@@ -104,6 +106,8 @@ def unflattened(runs: Runs, shape: Sequence[int]) -> Selection | None:
         rows: dict[int, list[tuple[int, int]]] = {}
         for start, stop in runs:
             for row in range(start // size, (stop - 1) // size + 1):
+                if row in rows and row != next(reversed(rows)):
+                    return None  # elements of another row stand between
                 rows.setdefault(row, []).append((max(start - row * size, 0), min(stop - row * size, size)))
         if len(set(map(tuple, rows.values()))) != 1:
             return None

@@ -56,8 +56,8 @@ OPEN = {
     *(("real/bert_tiny", kind) for kind in SPLIT_SETS), ("cases/losses/c18_aux", "experts"),
     *((f"cases/{name}", "uneven") for name in ("losses/c18_aux", "losses/gan_out_d", "roles/centre_loss")),
 }  # fmt: skip
-"""Folders that the laws do not decide: windows of patches, rows of a table that stay zero, operands that broadcast along
-a split dimension."""
+"""Folders that the laws do not decide: windows of patches, rows of a table that stay zero, operands that broadcast
+along a split dimension."""
 NAMES = sorted(
     str(path.relative_to(FIXTURES))[:-5] for path in FIXTURES.rglob("*.onnx") if "ort" not in path.parent.name
 )
