@@ -131,7 +131,9 @@ def scatter(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arr
         if chosen is None or not _flags_rows(reader, node, flag, updates, position):
             continue
         runs = chosen[1]
-        whole = box[0] if box is not None and box[1][axis] == runs else expressions.resized(data, axis, size, runs)
+        whole = expressions.resized(data, axis, size, runs) if box is None else None
+        if box is not None and box[1][axis] == runs:
+            whole = expressions.take(box[0], tuple(None if dim == axis else part for dim, part in enumerate(box[1])))
         if whole is None or length(runs, size) != (shape or ())[axis]:
             continue
         index = expressions.view(chosen[0], expressions.shape(position))
@@ -179,14 +181,14 @@ def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Ar
 
 
 def _flags_rows(reader: NodeReader, node: Node, flag: int, updates: int, position: int) -> bool:
-    """Whether a mask of updates has a flag for each row of a ScatterND, or for each element."""
+    """Return whether a mask of updates has a flag for each row of a ScatterND, or for each element."""
     expressions = reader.expressions
     flags, indices = expressions.shape(flag) or (), expressions.shape(position) or ()
     masked = expressions.shape(expressions.root(updates)) or ()
     if "Elements" in node.op_type:
         return flags == masked and elements(flags) == elements(indices)
     after = expressions.shape(updates) or ()
-    return masked == after and flags == (*indices[:-1], *[1] * (len(after) - len(indices) + 1))
+    return indices[-1:] == (1,) and masked == after and flags == (*indices[:-1], *[1] * (len(after) - len(indices) + 1))
 
 
 def _scattered(reader: NodeReader, node: Node, axis: int) -> Iterator[int]:

@@ -10,8 +10,11 @@ from gopt.verification.proof.expressions import (
     INVERSE,
     LARGEST,
     LOG,
+    PARTED,
     PRODUCT,
+    SUM,
     TAKE,
+    TOTAL,
     VIEW,
     Coefficient,
 )
@@ -64,9 +67,26 @@ class Expressions(PartialSums):
         row = self._largest_of(atom)
         if row is None:
             return False
-        sums = [term for term in terms if self.all[term].op in (LOG, INVERSE)]
-        factors = {root for root, _, _ in self.pieces(self.exp(row))}
-        return bool(sums) and self.depend(sums, factors)
+        factors = {self.root(root) for root, _ in self._powers_of(self.exp(row))}
+        for term in terms:
+            if self.all[term].op in (LOG, INVERSE):
+                inside = self._inside_sum(self.all[term].operands[0])
+                if inside and inside <= factors:
+                    return True
+        return False
+
+    def _inside_sum(self, number: int) -> set[int]:
+        """The factors under a sum along dimensions; empty for any other value."""
+        op, _, operands, _ = self.all[number]
+        if op in (VIEW, TAKE, PARTED):
+            return self._inside_sum(operands[0])
+        return {self.root(factor) for factor, _ in self._powers_of(operands[0])} if op in (SUM, TOTAL) else set()
+
+    def _powers_of(self, number: int) -> list[tuple[int, int]]:
+        """The factors of an expression with exponents."""
+        root = self.root(number)
+        op, exponents, operands, _ = self.all[root]
+        return list(zip(operands, cast(tuple[int, ...], exponents))) if op == PRODUCT else [(root, 1)]
 
     def _largest_of(self, number: int) -> int | None:
         """The value whose largest elements a value has."""

@@ -15,7 +15,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.operators.dims.link import DimFactor, OperatorUse
-from gopt.operators.kinds import CASTS, COPIES, PARTS, RESHAPES, SIZES
+from gopt.operators.kinds import CASTS, COPIES, PARTS, RESHAPES, RESIZES, SIZES
 from gopt.operators.operator import Operator, Slope
 from gopt.verification.proof import choice_laws, move_laws, sum_laws
 from gopt.verification.proof.boxes import Box
@@ -77,7 +77,7 @@ class NodeReader:
         """A linear operator on some of the terms of sums: the same terms of the operator on the sums."""
         record = record_of(node)
         for slot, operand in enumerate(operands):
-            if record.slope(slot) is not Slope.LINEAR or node.is_in(CASTS) or not self.floating(node):
+            if record.slope(slot) is not Slope.LINEAR or node.is_in(CASTS | RESIZES) or not self.floating(node):
                 continue
             addends = self.expressions.addends(operand)
             if addends is None:
@@ -140,7 +140,7 @@ class NodeReader:
         sizes = [list(shape or ()) for shape in shapes]
         chosen: list[list[Runs | None]] = [[None] * len(shape) for shape in sizes]
         cut: list[list[Runs | None]] = [[None] * len(expressions.shape(whole) or ()) for whole in wholes]
-        partial: list[tuple[str, Part]] = []
+        partial: list[tuple[str, Part, tuple[object, ...]]] = []
         for factor in factors:
             slots = [(slot, where) for slot, where in enumerate(factor.operands) if where is not None]
             matched = {selected.pop(pair) for pair in list(selected) if pair in slots}
@@ -163,12 +163,14 @@ class NodeReader:
                 elif out is not None or not factor.reduce:
                     return None
             if factor.reduce:
-                partial.append((factor.reduce, (factor.operands, size, runs)))
+                partial.append((factor.reduce, (factor.operands, size, runs), factor.results))
         cut_again = [expressions.take(whole, tuple(selection)) for whole, selection in zip(wholes, cut)]
-        if selected or cut_again != list(operands) or (len(partial) > 1 and {how for how, _ in partial} != {"sum"}):
+        if selected or cut_again != list(operands) or (len(partial) > 1 and {row[0] for row in partial} != {"sum"}):
             return None
         results = self.results(node, wholes, [tuple(shape) for shape in sizes])
-        for index, (how, part) in ((index, row) for index in range(len(results)) for row in partial):
+        for index, (how, part, where_made) in ((index, row) for index in range(len(results)) for row in partial):
+            if where_made[index] is not None:
+                continue
             core = self.core(results[index])
             try:
                 results[index] = (
