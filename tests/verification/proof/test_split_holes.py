@@ -120,6 +120,29 @@ HOLES: dict[str, tuple[ModelProto, list[ModelProto], dict[str, Any]]] = {
             "int64[4,1] i={0,1,0,1}, int64[2] s={6,4}, bool[4,1] m={1,1,0,0}, float f={0}"),
         {},
     ),
+    "indices of two dimensions with a mask for each": (
+        model("(int64[4,2] x, float[4,2] u) => (float[8,8,2] o)",
+              'n = ConstantOfShape(s) o = ScatterND<reduction="add">(n,x,u)', "int64[3] s={8,8,2}"),
+        [
+            model("(int64[4,2] x, float[4,2] u) => (float[4,8,2] o)",
+                  "n = ConstantOfShape(s) c = Less(x,z) t = Add(x,e) d = Where(c,t,x) w = Sub(d,l) "
+                  "g = GreaterOrEqual(w,z) b = Less(w,f) k = And(g,b) p = Where(k,w,z) v = Where(k,u,r) "
+                  'o = ScatterND<reduction="add">(n,p,v)',
+                  f"int64[3] s={{4,8,2}}, int64 l={{{4 * rank}}}, int64 f={{4}}, int64 e={{8}}, int64 z={{0}}, "
+                  "float r={0}")
+            for rank in (0, 1)
+        ],
+        {"outputs": {"o": {"split": ["tp", "", ""]}}},
+    ),
+    "a row maximum that may be no number": (
+        model("(float[4,4] x, bool[4,1] f) => (float[4,1] o)",
+              "i = Reciprocal(x) e = Exp(i) t = ReduceSum(e,a) w = Where(f,t,n) o = Log(w)",
+              "int64[1] a={1}, float n={1}"),
+        two("(float[4,4] x, bool[4,1] f) => (float[4,1] o)",
+            "i = Reciprocal(x) e = Exp(i) t = ReduceSum(e,a) w = Where(f,t,n) l = Log(w) m = ReduceMax(i,a) "
+            "p = Add(l,m) o = Sub(p,m)", "int64[1] a={1}, float n={1}"),
+        {},
+    ),
     "parts of sizes from an input": (
         model("(float[4,8] x, int64[2] n) => (float[4,4] o)", "o = Slice(x,z,f,a)", ROWS),
         two("(float[4,8] x, int64[2] n) => (float[4,4] o)", "l, h = Split<axis=1>(x,n) o = Identity(l)"),
