@@ -25,10 +25,12 @@ from gopt.verification.proof.selections import (
     Runs,
     Selection,
     Sizes,
+    along,
     inside,
     joined,
     length,
     normal,
+    replaced,
     sizes_of,
     through,
     unflattened,
@@ -38,10 +40,6 @@ from gopt.verification.proof.selections import (
 
 Box = tuple[int, Selection]
 """A whole value, and the selected ranges of each dimension."""
-
-
-def _beside(selection: Selection, axis: int) -> Selection:
-    return (*selection[:axis], *selection[axis + 1 :])
 
 
 def _repeated(along: Mapping[int, Runs | None], size: int) -> Runs | None:
@@ -151,7 +149,7 @@ class Boxes(Elements):
         lead = next((dim for dim, size in enumerate(before) if size > 1), 0)
         ranges = selection[lead]
         if ranges is not None:  # rows, of the ranges in the other dimensions
-            part = self.take(number, (*selection[:lead], None, *selection[lead + 1 :]))
+            part = self.take(number, replaced(selection, lead))
             width = prod(shape[lead + 1 :])
             cuts = (self.cut(part, start * width, stop * width) for start, stop in ranges)
             return self.view(self.flat(piece for row in cuts for piece in row), shape)
@@ -159,10 +157,10 @@ class Boxes(Elements):
 
     def _only(self, number: int, selection: Selection) -> Coefficient | None:
         """The constant in all selected values of a row."""
-        _, axis, operands, _ = self.all[number]
-        runs, at, values = selection[int(cast(int, axis))], 0, set()
-        for operand in operands:
-            size = (self._sizes(operand) or ())[int(cast(int, axis))]
+        axis, at, values = cast(int, self.all[number].attributes), 0, set()
+        runs = selection[axis]
+        for operand in self.all[number].operands:
+            size = (self._sizes(operand) or ())[axis]
             if runs is None or any(start < at + size and stop > at for start, stop in runs):
                 values.add(self.uniform(operand))
             at += size
@@ -184,7 +182,7 @@ class Boxes(Elements):
         return free
 
     def box(self, number: int) -> Box | None:
-        """The whole value and the ranges behind a part."""
+        """The whole value and the ranges behind a part; None for a whole value."""
         if not self.sealed or self.all[self.root(number)].op not in (TAKE, FLAT):
             return None
         if number not in self._boxes:
@@ -217,7 +215,7 @@ class Boxes(Elements):
 
     def resized(self, number: int, dim: int, size: int, runs: Runs) -> int | None:
         """A value of another length of a dimension that has the value at ``runs``, for a value that does not follow the
-        dimension."""
+        dimension; None for any other value."""
         shape = self._sizes(number) or ()
         if runs == ((0, size),):
             return number
@@ -229,7 +227,7 @@ class Boxes(Elements):
         before = self._sizes(root) or ()
         if self.all[root].op != LINEAR or not shape[dim]:
             return None
-        selection = tuple(runs if at == dim else None for at in range(len(shape)))
+        selection = along(dim, runs, len(shape))
         free = self._free(root)
         for at in sorted(range(len(before)), key=lambda at: at != dim):
             if free[at] and before[at] * size % shape[dim] == 0:
@@ -328,24 +326,22 @@ class Boxes(Elements):
                 if result is not None:
                     return result
         result = self._joined_boxes(numbers, [self.box(number) for number in numbers], axis)
-        if result is not None:
-            return result
-        return self._number(CONCAT, axis, tuple(numbers), shape)
+        return self._number(CONCAT, axis, tuple(numbers), shape) if result is None else result
 
     def _joined_boxes(self, numbers: Sequence[int], boxes: Sequence[Box | None], axis: int) -> int | None:
         """Parts in a row: a part of the common whole value, or of the whole values in a row."""
         rows = [box or (number, (None,) * len(self.shape(number) or ())) for number, box in zip(numbers, boxes)]
         if len({whole for whole, _ in rows}) == 1 and all(boxes):
             ((whole, lead), *_), size = rows, (self._sizes(rows[0][0]) or ())[axis]
-            if len({_beside(chosen, axis) for _, chosen in rows}) > 1:
+            if len({replaced(chosen, axis) for _, chosen in rows}) > 1:
                 return None
             runs = joined(run for _, chosen in rows for run in chosen[axis] or ((0, size),))
-            return self.take(whole, (*lead[:axis], runs, *lead[axis + 1 :]))
+            return self.take(whole, replaced(lead, axis, runs))
         if not self.sealed:
             return None
         rows = self._wholes_in_row(rows, axis) or []
         unchanged = [whole for whole, _ in rows] == list(numbers)
-        if unchanged or len({_beside(chosen, axis) for _, chosen in rows}) != 1:
+        if unchanged or len({replaced(chosen, axis) for _, chosen in rows}) != 1:
             return None
         lengths = [(self._sizes(whole) or ())[axis] for whole, _ in rows]
         offsets = [0, *accumulate(lengths)]
@@ -354,7 +350,7 @@ class Boxes(Elements):
             for (_, chosen), size, at in zip(rows, lengths, offsets) for start, stop in chosen[axis] or ((0, size),)
         )  # fmt: skip
         whole = self.concatenated([number for number, _ in rows], axis)
-        return self.take(whole, (*rows[0][1][:axis], runs, *rows[0][1][axis + 1 :]))
+        return self.take(whole, replaced(rows[0][1], axis, runs))
 
     def _wholes_in_row(self, rows: Sequence[Box], axis: int) -> list[Box] | None:
         """Values in a row with constants in the size of the others' wholes: along ``axis`` in the sizes that a row of
@@ -378,7 +374,7 @@ class Boxes(Elements):
                     return None
                 sizes = [*(self._sizes(model[0]) or ())]
                 sizes[axis] = size
-                whole, chosen = self.constant(value, tuple(sizes)), (*model[1][:axis], runs, *model[1][axis + 1 :])
+                whole, chosen = self.constant(value, tuple(sizes)), replaced(model[1], axis, runs)
             result.append((whole, chosen))
         return result if len(result) == len(rows) else None
 

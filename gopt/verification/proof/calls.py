@@ -13,6 +13,7 @@ from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import EXTREMES
+from gopt.verification.proof.selections import along
 
 Member = Mapping[str, int]
 """The index of a member along each axis of its group."""
@@ -144,7 +145,7 @@ class Members:
         start = sum(sizes[:index])
         rank = len(self.expressions.shape(number) or ())
         runs = ((start, start + sizes[index]),) if sizes[index] else ()
-        return self.expressions.take(number, tuple(runs if dim == axis else None for dim in range(rank)))
+        return self.expressions.take(number, along(axis, runs, rank))
 
 
 _RULES = {

@@ -12,7 +12,7 @@ from gopt.ir.graph import Node
 from gopt.operators.kinds import GATHERS
 from gopt.verification.proof.constants import Arrays
 from gopt.verification.proof.expressions import Shape, elements
-from gopt.verification.proof.selections import length
+from gopt.verification.proof.selections import along, length, positions, replaced
 
 if TYPE_CHECKING:
     from gopt.verification.proof.operators import NodeReader
@@ -66,7 +66,7 @@ def _chosen_rows(reader: NodeReader, flag: int, value: int, shape: Shape) -> int
         expressions.shape(value) if elements(aligned) == elements(gathered.shape) else aligned
     ):
         return None
-    rest = tuple(None if dim == axis else part for dim, part in enumerate(selection))
+    rest = replaced(selection, axis)
     reader = reader.of_graph(graph)
     (number,) = reader.results(node, [expressions.take(whole, rest), index], [gathered.shape])
     try:
@@ -104,11 +104,11 @@ def gather(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
     runs = selection[axis]
     if runs is None:
         return None
-    positions = np.array([at for start, stop in runs for at in range(start, stop)], indices.dtype)
-    if not positions.size or (indices >= positions.size).any() or (indices < -positions.size).any():
+    rows = np.array(positions(runs), indices.dtype)
+    if not rows.size or (indices >= rows.size).any() or (indices < -rows.size).any():
         return None
-    rest = tuple(None if dim == axis else part for dim, part in enumerate(selection))
-    index = reader.table.number(np.asarray(positions[indices]))
+    rest = replaced(selection, axis)
+    index = reader.table.number(np.asarray(rows[indices]))
     (number,) = reader.results(node, [reader.expressions.take(whole, rest), index], [shape])
     return number
 
@@ -133,14 +133,14 @@ def scatter(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arr
         runs = chosen[1]
         whole = expressions.resized(data, axis, size, runs) if box is None else None
         if box is not None and box[1][axis] == runs:
-            whole = expressions.take(box[0], tuple(None if dim == axis else part for dim, part in enumerate(box[1])))
+            whole = expressions.take(box[0], replaced(box[1], axis))
         if whole is None or length(runs, size) != (shape or ())[axis]:
             continue
         index = expressions.view(chosen[0], expressions.shape(position))
         sizes = expressions.shape(whole)
         terms = expressions.view(added, expressions.shape(updates))
         (number,) = reader.results(node, [whole, index, terms], [sizes])
-        return expressions.take(number, tuple(runs if dim == axis else None for dim in range(rank)))
+        return expressions.take(number, along(axis, runs, rank))
     return None
 
 
@@ -160,10 +160,8 @@ def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Ar
         added = node.attributes.get("reduction") == "add"
         if flag is None or not added or not _flags_rows(reader, node, masked.operands[0], updates, operands[1]):
             return None
-        flags, updates = (
-            flag.reshape(-1),
-            reader.expressions.view(masked.operands[1], reader.expressions.shape(updates)),
-        )
+        flags = flag.reshape(-1)
+        updates = reader.expressions.view(masked.operands[1], reader.expressions.shape(updates))
     rows = np.full(size, -1)
     if node.attributes.get("reduction", "none") not in ("none", "add"):
         return None

@@ -15,7 +15,7 @@ from gopt.ir.types import FLOATS, TensorType
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import FLAT, HIGHEST, LOWEST, Expression, elements
 from gopt.verification.proof.masks import Masks
-from gopt.verification.proof.selections import Selection
+from gopt.verification.proof.selections import Selection, positions
 
 SMALL = 1 << 12
 """Elements up to which a constant is stored to be read as a shape, as axes or as indices."""
@@ -108,7 +108,7 @@ def taken(array: np.ndarray, selection: Selection) -> np.ndarray:
     """The selected elements of a value."""
     for dim, runs in enumerate(selection):
         if runs is not None:
-            array = np.take(array, [at for start, stop in runs for at in range(start, stop)], dim)
+            array = np.take(array, positions(runs), dim)
     return array
 
 

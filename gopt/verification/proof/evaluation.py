@@ -43,7 +43,7 @@ from gopt.verification.proof.expressions import (
     Part,
     elements,
 )
-from gopt.verification.proof.selections import Runs
+from gopt.verification.proof.selections import Runs, positions
 
 Member = Mapping[str, int]
 Leaf = Callable[[Expression, Member], np.ndarray | None]
@@ -192,11 +192,10 @@ class ExpressionValues:
 
 def _kept(array: np.ndarray, dim: int, runs: Runs, *, zeros: bool) -> np.ndarray:
     """Some positions of a dimension, alone or with zeros at the others."""
-    positions = [at for start, stop in runs for at in range(start, stop)]
     if not zeros:
-        return np.take(array, positions, dim)
+        return np.take(array, positions(runs), dim)
     mask = np.zeros(array.shape[dim], bool)
-    mask[positions] = True
+    mask[positions(runs)] = True
     shape = [1] * array.ndim
     shape[dim] = -1
     return np.where(mask.reshape(shape), array, 0)
@@ -303,7 +302,6 @@ _KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
     "on member": lambda _, values: values[0],
     "gathered": lambda attributes, values: np.concatenate(values, attributes[1]),
     SUM: lambda axes, values: np.sum(values[0], axes, keepdims=True),
-    "MatMul": lambda _, values: np.matmul(*values),
     SPREAD: lambda _, values: values[0],
     CONCAT: lambda axis, values: np.concatenate(values, axis),
     TAKE: lambda selection, values: taken(values[0], selection),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import cast
 
 from gopt.verification.proof.expressions import (
     EXP,
@@ -45,8 +44,8 @@ class Expressions(PartialSums):
         return self.elementwise(self._log, [number])
 
     def _log(self, values: Sequence[int]) -> int:
-        op, exponents, operands, shape = self.all[values[0]]
-        pairs = list(zip(operands, cast(tuple[int, ...], exponents))) if op == PRODUCT else []
+        op, _, _, shape = self.all[values[0]]
+        pairs = list(self.factors(values[0])) if op == PRODUCT else []
         terms: dict[int, Coefficient] = {
             self._exponent(factor): power for factor, power in pairs if self.is_exponential(factor)
         }
@@ -67,7 +66,7 @@ class Expressions(PartialSums):
         row = self._largest_of(atom)
         if row is None:
             return False
-        factors = {self.root(root) for root, _ in self._powers_of(self.exp(row))}
+        factors = {self.root(root) for root, _ in self.factors(self.root(self.exp(row)))}
         for term in terms:
             if self.all[term].op in (LOG, INVERSE):
                 inside = self._inside_sum(self.all[term].operands[0])
@@ -80,13 +79,9 @@ class Expressions(PartialSums):
         op, _, operands, _ = self.all[number]
         if op in (VIEW, TAKE, PARTED):
             return self._inside_sum(operands[0])
-        return {self.root(factor) for factor, _ in self._powers_of(operands[0])} if op in (SUM, TOTAL) else set()
-
-    def _powers_of(self, number: int) -> list[tuple[int, int]]:
-        """The factors of an expression with exponents."""
-        root = self.root(number)
-        op, exponents, operands, _ = self.all[root]
-        return list(zip(operands, cast(tuple[int, ...], exponents))) if op == PRODUCT else [(root, 1)]
+        if op not in (SUM, TOTAL):
+            return set()
+        return {self.root(factor) for factor, _ in self.factors(self.root(operands[0]))}
 
     def _largest_of(self, number: int) -> int | None:
         """The value whose largest elements a value has."""

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias, cast
 from gopt.ir.graph_index import walk
 from gopt.operators.operator import Slope
 from gopt.operators.table import names
-from gopt.verification.proof.selections import Runs
+from gopt.verification.proof.selections import Runs, merged
 
 Shape: TypeAlias = tuple[int | str | None, ...] | None
 Piece: TypeAlias = tuple[int, int, int]
@@ -289,6 +289,13 @@ class Elements:
 
     # --- products ---
 
+    def factors(self, number: int) -> Iterator[tuple[int, int]]:
+        """The factors of an expression as a product, with exponents."""
+        expression = self.all[number]
+        if expression.op == PRODUCT:
+            return zip(expression.operands, expression.attributes)  # type: ignore[call-overload,no-any-return]
+        return iter(((number, 1),))
+
     def product(self, operands: Sequence[int], exponents: Sequence[int]) -> int:
         """The product of powers of operands."""
         key = "product", tuple(operands), tuple(exponents)
@@ -305,9 +312,7 @@ class Elements:
             if not scale and (exponent < 0 or not all(self.finite[operand] for operand in operands)):
                 return self._number("times zero", tuple(exponents), tuple(operands), shape)
             coefficient *= scale**exponent if exponent > 0 else Fraction(1) / scale**-exponent
-            expression = self.all[atom]
-            pairs = zip(expression.operands, expression.attributes) if expression.op == PRODUCT else ((atom, 1),)  # type: ignore[call-overload]
-            for factor, power in pairs if atom != ONE else ():
+            for factor, power in self.factors(atom) if atom != ONE else ():
                 if exponent < 0 and not self.is_exponential(factor):
                     factor, power = self._number(INVERSE, None, (factor,), self.shape(factor)), -power
                 factors[factor] = factors.get(factor, 0) + power * exponent
@@ -385,9 +390,9 @@ class Elements:
     def has_factor(self, number: int, factor: int) -> bool:
         """Return whether an expression is a multiple of another."""
         _, atom = self._scale(self.root(number))
-        expression = self.all[self.root(atom)]
-        pairs = zip(expression.operands, expression.attributes) if expression.op == PRODUCT else ((atom, 1),)  # type: ignore[call-overload]
-        return any(inner == factor and power > 0 for inner, power in pairs)
+        inner = self.root(atom)
+        pairs = self.factors(inner if self.all[inner].op == PRODUCT else atom)
+        return any(of == factor and power > 0 for of, power in pairs)
 
     def bare(self, number: int) -> int:
         """An expression without the coefficient, in the shape of the root."""
@@ -643,13 +648,8 @@ class Elements:
                     ranges.setdefault(within, []).append((low, high))
         parts = []
         for root, spans in sorted(ranges.items()):
-            joined: list[tuple[int, int]] = []
-            for start, stop in sorted(spans):
-                if joined and start <= joined[-1][1]:
-                    joined[-1] = joined[-1][0], max(stop, joined[-1][1])
-                else:
-                    joined.append((start, stop))
-            parts.append((root, () if joined == [(0, self.elements(root))] else tuple(joined)))
+            runs = merged(spans)
+            parts.append((root, () if runs == ((0, self.elements(root)),) else runs))
         if len(parts) == 1 and self.elements(parts[0][0]) == 1:
             return self.view(parts[0][0], shape)
         number = self._number(op, tuple(spans for _, spans in parts), tuple(root for root, _ in parts), ())

@@ -28,7 +28,7 @@ class Masks:
 
     def chosen(self, flag: int, position: int, size: int) -> tuple[int, Runs] | None:
         """The indices behind ``position``, and the selected positions of ``flag`` of ``size``; ``position`` counts the
-        selected positions.
+        selected positions; None where they are anything else.
 
         Indices are from ``-size`` to ``size - 1``."""
         key = flag, position, size

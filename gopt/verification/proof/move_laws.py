@@ -14,7 +14,7 @@ from gopt.operators.kinds import CASTS
 from gopt.verification.proof.constants import Arrays, simplest
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import Shape, applied, broadcast, elements
-from gopt.verification.proof.selections import Runs
+from gopt.verification.proof.selections import Runs, along
 
 if TYPE_CHECKING:
     from gopt.verification.proof.operators import NodeReader
@@ -136,20 +136,14 @@ def split(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Seque
         return None
     for shape in shapes:
         stop = start + (shape or ())[axis]
-        selection = tuple(((start, stop),) if dim == axis else None for dim in range(len(before)))
-        results.append(reader.expressions.take(operands[0], selection))
+        results.append(reader.expressions.take(operands[0], along(axis, ((start, stop),), len(before))))
         start = stop
     return results if start == before[axis] else None
 
 
-def _length(reader: NodeReader, number: int) -> int | None:
-    """The length of a value of rank 1, or None."""
-    shape = reader.expressions.shape(number)
-    return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
-
-
 def concat(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    if all(_length(reader, operand) is not None for operand in operands):
+    shapes = [reader.expressions.shape(operand) for operand in operands]
+    if all(elements(size) is not None and len(size or ()) == 1 for size in shapes):
         return reader.expressions.flat(piece for operand in operands for piece in reader.expressions.pieces(operand))
     return None if shape is None else reader.expressions.concatenated(operands, node.attributes["axis"] % len(shape))
 

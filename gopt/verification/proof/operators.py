@@ -55,23 +55,23 @@ class NodeReader:
         present = [operand for operand in operands if operand is not None]
         front = len(present) == len(operands) or None not in operands[: len(present)]
         if front and node.domain in ("", "ai.onnx") and not node.captures:
-            terms = self._of_terms(node, present, shapes) if len(node.outputs) == 1 else None
-            if terms is not None:
-                return [terms]
-            if len(node.outputs) == 1:
-                number = self._lawful(node, present, shapes[0])
-                if number is not None:
-                    return [number]
-            elif node.is_in(PARTS):
-                parts = move_laws.split(self, node, present, shapes)
-                if parts is not None:
-                    return parts
-            parts = self._of_parts(node, present, shapes)
-            if parts is not None:
-                return parts
+            results = self._by_law(node, present, shapes)
+            if results is None:
+                results = self._of_parts(node, present, shapes)
+            if results is not None:
+                return results
         if draws(node):
             present.append(self.expressions.leaf("draw", node.outputs[0], (), self.drawn))
         return self._plain(node, operands, present, shapes)
+
+    def _by_law(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
+        """The results of an operator with a law."""
+        if len(node.outputs) > 1:
+            return move_laws.split(self, node, operands, shapes) if node.is_in(PARTS) else None
+        number = self._of_terms(node, operands, shapes)
+        if number is None:
+            number = self._lawful(node, operands, shapes[0])
+        return None if number is None else [number]
 
     def _of_terms(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> int | None:
         """A linear operator on some of the terms of sums: the same terms of the operator on the sums."""

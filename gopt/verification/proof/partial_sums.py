@@ -27,13 +27,7 @@ from gopt.verification.proof.expressions import (
     Shape,
     elements,
 )
-from gopt.verification.proof.selections import (
-    Runs,
-    Selection,
-    Sizes,
-    length,
-    normal,
-)
+from gopt.verification.proof.selections import Runs, Selection, Sizes, length, merged, normal, replaced
 
 Addend: TypeAlias = tuple[Coefficient, int, int, tuple[Part, ...]]
 """A coefficient, an expression, the sum in the expression, and the present terms."""
@@ -45,26 +39,17 @@ def _united(selections: Sequence[Selection], shape: Sizes) -> list[Selection]:
     for dim, size in enumerate(shape):
         rows: dict[Selection, set[tuple[int, int]]] = {}
         for selection in result:
-            rows.setdefault((*selection[:dim], None, *selection[dim + 1 :]), set()).update(
-                selection[dim] or ((0, size),)
-            )
-        result = [(*rest[:dim], _merged(runs), *rest[dim + 1 :]) for rest, runs in rows.items()]
+            rows.setdefault(replaced(selection, dim), set()).update(selection[dim] or ((0, size),))
+        result = [replaced(rest, dim, merged(runs)) for rest, runs in rows.items()]
     return [normal(selection, shape) for selection in result]
-
-
-def _merged(runs: Iterable[tuple[int, int]]) -> Runs:
-    """The positions in any of some ranges, in order."""
-    result: list[tuple[int, int]] = []
-    for start, stop in sorted(runs):
-        if result and start <= result[-1][1]:
-            result[-1] = result[-1][0], max(stop, result[-1][1])
-        else:
-            result.append((start, stop))
-    return tuple(result)
 
 
 class PartialSums(Boxes):
     """Sums of some of the terms on ranks."""
+
+    def __init__(self, extents: dict[str, int]) -> None:
+        super().__init__(extents)
+        self._sums: dict[tuple[int, tuple[int, ...], bool], tuple[int, int | None]] = {}
 
     def parted_extreme(self, op: str, number: int, core: int, part: Part) -> int:
         """The extreme of some positions, for the extreme of all positions."""
@@ -74,7 +59,7 @@ class PartialSums(Boxes):
         return self._number(EXTREME_PART, (core, (part,), op), (number,), self.shape(number))
 
     def joined_extremes(self, kind: str, numbers: Iterable[int]) -> int | None:
-        """The extreme of extremes of some positions."""
+        """The extreme of extremes of some positions; None unless the positions are all."""
         rows = [(self.view(number, self.shape(self.root(number))), self.shape(number)) for number in numbers]
         ranges: list[tuple[int, int]] = []
         origins = set()
@@ -87,13 +72,10 @@ class PartialSums(Boxes):
                 return None
             origins.add((operands[0], shape, core, label, size))
             ranges += runs
-        covered = 0
-        for start, stop in sorted(ranges):
-            covered = max(covered, stop) if start <= covered else covered
         if len(origins) != 1:
             return None
         ((whole, shape, _, _, size),) = origins
-        return self.view(whole, shape) if covered == size else None
+        return self.view(whole, shape) if merged(ranges) == ((0, size),) else None
 
     def _extreme(self, op: str, pieces: Iterable[Piece], shape: Shape = ()) -> int:
         rows: list[Piece] = []
@@ -111,7 +93,8 @@ class PartialSums(Boxes):
         return super()._extreme(op, rows, shape)
 
     def addends(self, number: int) -> list[Addend] | None:
-        """Sums with some of the terms in an expression: coefficient, whole expression, sum, terms."""
+        """Sums with some of the terms in an expression: coefficient, whole expression, sum, terms; None for any other
+        term."""
         op, attributes, operands, shape = self.all[number]
         if op == PARTED:
             core, parts = cast(tuple[int, tuple[Part, ...]], attributes)
@@ -199,7 +182,7 @@ class PartialSums(Boxes):
             inner_axes = [dim for dim in axes if dim >= front and inner[dim - front] != 1]
             for dim in axes:
                 factor *= 1 if dim in inner_axes else length(selection[dim], shape[dim])
-            result, core = self._summed(atom, [dim - front for dim in inner_axes]) if inner_axes else (atom, atom)
+            result, core = self._summed(atom, tuple(dim - front for dim in inner_axes)) if inner_axes else (atom, atom)
             for dim in inner_axes:
                 runs = selection[dim]
                 if runs is not None and core is None:  # a sum of several sums
@@ -211,16 +194,24 @@ class PartialSums(Boxes):
         rest = tuple(None if dim in axes else runs for dim, runs in enumerate(selection))
         return self.take(self.linear(terms, after), rest)
 
-    def _summed(self, atom: int, axes: Sequence[int]) -> tuple[int, int | None]:
-        """The sum of a term, factors constant along the dimensions in front; and the sum alone, if a single one."""
-        op, exponents, operands, shape = self.all[atom]
+    def _summed(self, atom: int, axes: tuple[int, ...]) -> tuple[int, int | None]:
+        """The sum of a term, factors constant along the dimensions in front; and the sum alone, if a single one.
+
+        Sums of a residual stream have the same terms again and again."""
+        key = atom, axes, self.sealed
+        if key not in self._sums:
+            self._sums[key] = self._sum_of_term(atom, axes)
+        return self._sums[key]
+
+    def _sum_of_term(self, atom: int, axes: tuple[int, ...]) -> tuple[int, int | None]:
+        op, _, _, shape = self.all[atom]
         rank = len(shape or ())
         if op == PRODUCT:
-            powers = cast(tuple[int, ...], exponents)
-            apart = [all(self._length(factor, dim - rank) == 1 for dim in axes) for factor in operands]
-            if any(apart):
-                front = [(factor, power) for factor, power, out in zip(operands, powers, apart) if out]
-                rest = [(factor, power) for factor, power, out in zip(operands, powers, apart) if not out]
+            front, rest = list[tuple[int, int]](), list[tuple[int, int]]()
+            for factor, power in self.factors(atom):
+                apart = all(self._length(factor, dim - rank) == 1 for dim in axes)
+                (front if apart else rest).append((factor, power))
+            if front:
                 inner = self.product(*zip(*rest))
                 short = rank - len(self.shape(inner) or ())
                 inner = self.summed(inner, [dim - short for dim in axes])

@@ -11,7 +11,7 @@ from typing import TypeAlias
 Runs: TypeAlias = tuple[tuple[int, int], ...]
 """Ranges of positions, in order."""
 Selection: TypeAlias = tuple[Runs | None, ...]
-"""For each dimension the selected ranges."""
+"""For each dimension the selected ranges; None for all positions."""
 Sizes: TypeAlias = tuple[int, ...]
 MOST = 1 << 14
 """Ranges of a dimension up to which a selection is computed in another shape."""
@@ -28,6 +28,32 @@ def joined(runs: Iterable[tuple[int, int]]) -> Runs:
         else:
             result.append((start, stop))
     return tuple(result)
+
+
+def merged(runs: Iterable[tuple[int, int]]) -> Runs:
+    """The positions in any of some ranges, ascending."""
+    result: list[tuple[int, int]] = []
+    for start, stop in sorted(runs):
+        if result and start <= result[-1][1]:
+            result[-1] = result[-1][0], max(stop, result[-1][1])
+        else:
+            result.append((start, stop))
+    return tuple(result)
+
+
+def positions(runs: Runs) -> list[int]:
+    """All positions of ranges, in order."""
+    return [at for start, stop in runs for at in range(start, stop)]
+
+
+def replaced(selection: Selection, dim: int, runs: Runs | None = None) -> Selection:
+    """A selection with other ranges in a dimension, or with all positions."""
+    return (*selection[:dim], runs, *selection[dim + 1 :])
+
+
+def along(dim: int, runs: Runs, rank: int) -> Selection:
+    """Ranges of a single dimension."""
+    return replaced((None,) * rank, dim, runs)
 
 
 def length(runs: Runs | None, size: int) -> int:
@@ -160,14 +186,10 @@ def wholes(before: Sequence[int], selection: Selection, part: Sequence[int]) -> 
     local = sizes_of(selection, before)
     if 0 in local or 0 in before or prod(local) != prod(part):
         return
-    pairings = dict.fromkeys(tuple((*_pair(old), *_pair(new)) for old, new in groups(local, part, ones=ones))
-                             for ones in (False, True))  # fmt: skip
-    for pairs in pairings:
-        yield from _wholes(before, selection, part, [(slice(*pair[:2]), slice(*pair[2:])) for pair in pairs])
-
-
-def _pair(part: slice) -> tuple[int, int]:
-    return part.start, part.stop
+    behind, front = (list(groups(local, part, ones=ones)) for ones in (False, True))
+    yield from _wholes(before, selection, part, behind)
+    if front != behind:
+        yield from _wholes(before, selection, part, front)
 
 
 def _wholes(

@@ -25,7 +25,7 @@ JOINED = {op: EXTREMES[how] for how, ops in COMBINERS.items() if how in EXTREMES
 def reduced(
     reader: NodeReader, node: Node, record: Operator, operands: Sequence[int], arrays: Arrays, after: Shape
 ) -> int | None:
-    """A reduction over all elements."""
+    """A reduction over all elements, or a sum over some dimensions."""
     expressions, number, before = reader.expressions, operands[0], reader.expressions.shape(operands[0])
     count, extreme = expressions.elements(number), EXTREMES.get(record.pieces or "")
     if len(arrays) > 1 and arrays[1] is None:
@@ -66,24 +66,28 @@ def logarithm(reader: NodeReader, node: Node, operands: Sequence[int], arrays: A
 
 def softmax(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     """exp(x) / sum(exp(x))."""
-    use = reader.use(node, operands, [shape])
-    if use is None or not reader.floating(node):
+    total, expressions = _normaliser(reader, node, operands, shape), reader.expressions
+    if total is None:
         return None
-    expressions = reader.expressions
-    powers = expressions.exp(operands[0])
-    total = expressions.summed(powers, softmax_axes(use))
-    return expressions.elementwise(lambda pair: expressions.product(pair, (1, -1)), [powers, total])
+    pair = [expressions.exp(operands[0]), total]
+    return expressions.elementwise(lambda values: expressions.product(values, (1, -1)), pair)
 
 
 def log_softmax(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     """x - log(sum(exp(x)))."""
-    use = reader.use(node, operands, [shape])
+    total, expressions = _normaliser(reader, node, operands, shape), reader.expressions
+    if total is None:
+        return None
+    pair = [operands[0], expressions.log(total)]
+    return expressions.elementwise(lambda values: expressions.added(values, (1, -1)), pair)
+
+
+def _normaliser(reader: NodeReader, node: Node, operands: Sequence[int], shape: Shape) -> int | None:
+    """The sum of the exponentials of a softmax."""
+    use, expressions = reader.use(node, operands, [shape]), reader.expressions
     if use is None or not reader.floating(node):
         return None
-    expressions = reader.expressions
-    total = expressions.summed(expressions.exp(operands[0]), softmax_axes(use))
-    logarithm = expressions.log(total)
-    return expressions.elementwise(lambda pair: expressions.added(pair, (1, -1)), [operands[0], logarithm])
+    return expressions.summed(expressions.exp(operands[0]), softmax_axes(use))
 
 
 def gemm(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:

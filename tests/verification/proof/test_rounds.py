@@ -135,6 +135,13 @@ def weighed_by_the_loss(model: ModelProto) -> None:
             node.input[1] = "loss"
 
 
+def behind(model: ModelProto, node: NodeProto, *added: NodeProto) -> None:
+    """Put nodes behind another."""
+    place = list(model.graph.node).index(node)
+    for new in reversed(added):
+        model.graph.node.insert(place + 1, new)
+
+
 def wrong_factor(model: ModelProto) -> None:
     """A server divides once more by the number of trainers."""
     node = message(model, "Aggregate")
@@ -142,9 +149,7 @@ def wrong_factor(model: ModelProto) -> None:
     node.output[0] = f"{name}.mean"
     half = helper.make_node("Constant", [], ["half"], value_float=0.5)
     again = helper.make_node("Mul", [f"{name}.mean", "half"], [name])
-    place = list(model.graph.node).index(node)
-    model.graph.node.insert(place + 1, again)
-    model.graph.node.insert(place + 1, half)
+    behind(model, node, half, again)
 
 
 def by_the_round(model: ModelProto) -> None:
@@ -154,9 +159,7 @@ def by_the_round(model: ModelProto) -> None:
     node.output[0] = f"{name}.mean"
     number = helper.make_node("Cast", [node.input[0]], ["number"], to=1)
     late = helper.make_node("Mul", [f"{name}.mean", "number"], [name])
-    place = list(model.graph.node).index(node)
-    model.graph.node.insert(place + 1, late)
-    model.graph.node.insert(place + 1, number)
+    behind(model, node, number, late)
 
 
 def rounded_push(model: ModelProto) -> None:
