@@ -14,6 +14,7 @@ from gopt.text.sanitize import listed
 from .render import console, table
 
 if TYPE_CHECKING:
+    from gopt.verification.certificate.result import CertificateCheck
     from gopt.verification.proof.result import Claim, RankProof
 
 MOST = 8
@@ -71,3 +72,18 @@ def _group(claims: Sequence[Claim], out: Console) -> None:
         digits = 7 if f"{example.actual:.7g}" != f"{example.expected:.7g}" else 17
         values = f"{example.actual:.{digits}g}, expected {example.expected:.{digits}g}"
         out.print(f"  e.g. element {example.element}: {values}")
+
+
+def render_check(check: CertificateCheck) -> None:
+    """How many lines of a certificate were checked, the laws that the rest needs, or the line that does not follow."""
+    out, fault = console(), check.fault
+    if fault is not None:
+        out.print(Text.assemble(("wrong", "bold red"), f": line {fault.line}, {fault.program}, {fault.value}"))
+        out.print(Text(f"  has  {fault.actual}"))
+        out.print(Text(f"  due  {fault.due}"))
+        return
+    for lemma, values in check.lemmas.items():
+        out.print(Text(f"lemma {lemma!r}: {listed(values)}"))
+    word, colour = ("checked", "green") if check.verdict == "checked" else ("NOT proven", "bold yellow")
+    rest = f"; {check.lines - check.checked} rest on lemmas" if check.lemmas else ""
+    out.print(Text.assemble((word, colour), f": {check.checked:,} of {check.lines:,} lines{rest}"))

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from gopt.verbs.import_step import import_step
     from gopt.verbs.inspect import inspect
     from gopt.verbs.plan import Plan, plan
-    from gopt.verbs.prove import prove
+    from gopt.verbs.prove import check_certificate, prove
     from gopt.verbs.report import report
     from gopt.verbs.run import Run, run
     from gopt.verbs.run_options import RunOptions
@@ -69,9 +69,9 @@ __version__ = "0.1.0"
 __all__ = [
     "Auto", "DeriveOptions", "GoptError", "InputError", "InvariantError", "Mesh", "OptionError", "Plan", "Run",
     "RunError", "RunOptions", "ShardOptions", "Sharded", "Source", "Split", "SplitOptions", "StoppedError",
-    "UnsupportedError", "VerifyOptions", "__version__", "derive", "diff", "explain", "export", "golden_check",
-    "golden_update", "import_step", "inspect", "load", "merge", "plan", "prove", "provenance", "report", "reshard",
-    "run", "save_state_dict", "seal", "shard", "split", "unchecked", "verify",
+    "UnsupportedError", "VerifyOptions", "__version__", "check_certificate", "derive", "diff", "explain", "export",
+    "golden_check", "golden_update", "import_step", "inspect", "load", "merge", "plan", "prove", "provenance", "report",
+    "reshard", "run", "save_state_dict", "seal", "shard", "split", "unchecked", "verify",
 ]  # fmt: skip
 
 _NAMES = {
@@ -90,7 +90,7 @@ _NAMES = {
     "gopt.verbs.import_step": ("import_step",),
     "gopt.verbs.inspect": ("inspect",),
     "gopt.verbs.plan": ("Plan", "plan"),
-    "gopt.verbs.prove": ("prove",),
+    "gopt.verbs.prove": ("check_certificate", "prove"),
     "gopt.verbs.report": ("report",),
     "gopt.verbs.run": ("Run", "run"),
     "gopt.verbs.run_options": ("RunOptions",),

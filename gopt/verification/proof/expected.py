@@ -37,7 +37,8 @@ class Expected:
     """The expressions of the step: ``start`` and ``states`` by tensor, ``shown`` outputs by name.
 
     ``during``: states at the start of a micro-step, where statistics have moved since the start of the step. ``names``:
-    number -> a value of the source, in words. ``wire``: tensor -> type on servers, and on the way to trainers."""
+    number -> a value of the source, in words. ``wire``: tensor -> type on servers, and on the way to trainers.
+    ``programs``: all values before and behind the combined gradients."""
 
     start: Values
     during: Values
@@ -45,6 +46,7 @@ class Expected:
     shown: Values
     names: dict[int, str]
     wire: Mapping[str, tuple[str, str]]
+    programs: tuple[Values, Values]
 
     def held(self, expressions: Expressions, state: LocalState, whole: Values) -> int:
         """A rank's pieces of a state, flat; a copy has the type of the message."""
@@ -103,7 +105,7 @@ class Specification:
         names = {
             expressions.root(number): repr(name) for values in (produced, local) for name, number in values.items()
         }
-        return Expected(start | inputs | constants, during, states, shown, names, self.relation.wire)
+        return Expected(start | inputs | constants, during, states, shown, names, self.relation.wire, (local, update))
 
     def _batch(self, name: str) -> int:
         """An input of the batch: of each rank along data axes, or of all alike."""

@@ -47,7 +47,7 @@ class Prover:
     def run(self) -> RankProof:
         """Read the source and all ranks as expressions, and compare."""
         with gc_paused():
-            expected = Specification(self.expressions, self.constants, self.relation, self.varying, self.reader).read()
+            self.expected = expected = Specification(self.expressions, self.constants, self.relation, self.varying, self.reader).read()
             self.expressions.seal()
             try:
                 self.ranks = self._ranks(expected)

@@ -1,0 +1,639 @@
+"""Checks the lines of a certificate of ``gopt prove`` beside the files of a folder, without search and without a line
+of the prover."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gopt.analysis.training import StateKind
+from gopt.artifact.integrity import check_files
+from gopt.artifact.manifest import LocalState, RankEntry
+from gopt.artifact.manifest_check import check_all_ranks, read_manifest
+from gopt.artifact.pieces import Piece, cover, put
+from gopt.collectives.node import call_signature
+from gopt.errors import GoptError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.load import load
+from gopt.ir.opaque.expand import expand
+from gopt.records.boxes import ranges_of
+from gopt.runtime.inlined_functions import inlined
+from gopt.verification.certificate.algebra import Form, Stretches, WrongLine, leaves
+from gopt.verification.certificate.calls import CALLS, CallChecker
+from gopt.verification.certificate.lines import FORMAT, MICRO, decoded, encoded, order_of, sealed
+from gopt.verification.certificate.result import CertificateCheck, CertificateFault
+from gopt.verification.certificate.values import FINITE, WIDER, Program
+
+
+class FolderCheck(CallChecker):
+    """The lines of a certificate beside the files of a folder."""
+
+    def __init__(self, home: Path, text: str) -> None:
+        self.home, self.number = home, 0
+        self.manifest, self.mesh = read_manifest(home)
+        check_all_ranks(self.manifest, home)
+        check_files(home, self.manifest.files)
+        members = {**dict(self.mesh.axes), MICRO: self.manifest.accumulate}
+        super().__init__({axis: size for axis, size in members.items() if size > 1 or axis != MICRO})
+        self.lines = text.split("\n")
+        self.lemmas: dict[str, list[str]] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.used: set[int] = {0}
+        self.where, self.value, self.line = "", "", 0
+        self.begun: list[bool] = []
+        self.rest: set[int] = set()
+        self.chosen: set[str] = set()
+        self.schedule = self.manifest.schedule
+        self.drawn = frozenset(axis for axis, size in self.extents.items() if size > 1)
+        self.varying = self.drawn.intersection((*self.mesh.data_axes, MICRO))
+
+    def run(self) -> None:
+        """Check all lines. Raises WrongLine for the first wrong one."""
+        self._head()
+        self._expressions()
+        self._claims()
+        self._source()
+        self._ranks()
+        if self.number != len(self.rows):
+            raise WrongLine("more lines", "the end")
+        unused = set(range(len(self.forms))) - self.used
+        if unused:
+            raise WrongLine(f"expression {min(unused)}, which no line reads", "no such line")
+
+    def next(self, key: str) -> dict[str, Any]:
+        """The next line, which has a key first."""
+        line = self.rows[self.number] if self.number < len(self.rows) else {}
+        if key not in line:
+            raise WrongLine(json.dumps(line), f"a line with {key!r}")
+        self.number += 1
+        return line
+
+    def take(self, line: dict[str, Any], *keys: str) -> list[Any]:
+        """The values of a line with these keys alone; numbers of expressions are used by it."""
+        if line.keys() != set(keys):
+            raise WrongLine(f"keys {sorted(line)}", f"keys {sorted(keys)}")
+        for key in {"number", "start", "during", "new"}.intersection(keys):
+            if line[key].__class__ is not int or not 0 <= line[key] < len(self.forms):
+                raise WrongLine(f"{key} {line[key]}", "the number of an expression")
+            self.used.add(line[key])
+        return [line[key] for key in keys]
+
+    def _head(self) -> None:
+        rows = [json.loads(line) for line in self.lines[:-1]]
+        head = dict(rows[0])
+        digest = head.pop("digest", None)
+        if (
+            self.lines[-1]
+            or sealed([head, *rows[1:]]) != "\n".join(self.lines)
+            or json.loads(sealed([head, *rows[1:]]).split("\n")[0])["digest"] != digest
+        ):
+            raise WrongLine(f"digest {digest}", "the SHA-256 of all lines")
+        names = {name for entry in self.manifest.ranks for name in entry.files.values()} | {self.manifest.source}
+        files = self.manifest.files or {}
+        due = {"format": FORMAT, "mesh": encoded(self.manifest.mesh.axes), "accumulate": self.manifest.accumulate,
+               "files": {name: files[name].sha256 for name in sorted(names)}, "lines": len(rows) - 1}  # fmt: skip
+        if head != due:
+            key = next(key for key in {**due, **head} if head.get(key) != due.get(key))
+            raise WrongLine(f"{key} {head.get(key)}", f"{due.get(key)}, as the folder has")
+        self.rows, self.number = rows, 1
+
+    def _expressions(self) -> None:
+        while self.number < len(self.rows) and "expression" in self.rows[self.number]:
+            line = self.next("expression")
+            keys = ("expression", "form", "attributes", "operands", "shape")
+            index, op, attributes, operands, shape = self.take(
+                line, *keys, *(("varies",) if not line.get("operands") else ())
+            )[:5]
+            form = Form(op, decoded(attributes), tuple(operands), None if shape is None else tuple(shape))
+            if index != len(self.forms) or any(not 0 <= operand < index for operand in operands):
+                raise WrongLine(f"expression {index} of {operands}", f"expression {len(self.forms)} of earlier ones")
+            self.used.update(operands)
+            self.forms.append(form)
+            if (index == 0) != (form == Form("one", (), (), ())) or line.get("varies", []) != sorted(
+                set(line.get("varies", ()))
+            ):
+                raise WrongLine(str(form), "the number 1 first, and axes in order")
+            self.formed(index, "varies" in line and line["varies"] != [])
+            varies = frozenset(line.get("varies", ())).union(*(self.varies[operand] for operand in operands))
+            if op in ("reduced", "gathered", "on member"):
+                varies -= {"reduced": set(form.attributes[-1]), "gathered": set(form.attributes[0])}.get(
+                    op, {pair[0] for pair in form.attributes}
+                )
+            varies -= {form.attributes} if op == "iterated" else set()
+            self.varies.append(varies)
+            self.begun.append(op == "sum so far" or any(self.begun[operand] for operand in operands))
+            self.finite.append(op in FINITE and all(self.finite[operand] for operand in operands))
+
+    def _claims(self) -> None:
+        """States, inputs, combined values and outputs: what is claimed of the source."""
+        self.states, self.inputs, self.shown = dict[str, list[int]](), dict[str, int](), dict[str, int]()
+        local = {
+            state.pieces[0].tensor
+            for entry in self.manifest.ranks
+            for state in self.manifest.states_of(entry)
+            if state.local
+        }
+        for state in self.manifest.states:
+            name, *numbers = self.take(self.next("state"), "state", "start", "during", "new")
+            axes = frozenset[str]()
+            if state.kind is StateKind.STATISTIC:
+                axes = self.varying if name in local else self.varying & {MICRO}
+            leaves = (
+                [("state", axes)] * 2 if MICRO not in axes else [("initial state", axes - {MICRO}), ("state", axes)]
+            )
+            for number, (kind, varies) in zip(numbers, leaves):
+                self._leaf(number, kind, name, varies, state.shape)
+            if name != state.tensor:
+                raise WrongLine(name, state.tensor)
+            self.states[name] = numbers
+        for entry in self.manifest.common.inputs:
+            name, number = self.take(self.next("input"), "input", "number")
+            kind = entry.kind.value
+            self._leaf(
+                number,
+                "batch" if kind == "batch" else "input",
+                name,
+                self.varying if kind == "batch" else frozenset(),
+                entry.shape,
+            )
+            if name != entry.name:
+                raise WrongLine(name, entry.name)
+            self.inputs[name] = number
+        self.combined = list[dict[str, Any]]()
+        while "combined" in self.rows[self.number]:
+            self.combined.append(self.next("combined"))
+        while "shown" in self.rows[self.number]:
+            name, number = self.take(self.next("shown"), "shown", "number")
+            self.shown[name] = number
+        if list(self.shown) != [output.name for output in self.manifest.common.outputs]:
+            raise WrongLine(f"outputs {list(self.shown)}", "the outputs of the manifest")
+
+    def _leaf(self, number: int, kind: str, name: str, varies: frozenset[str], shape: Sequence[Any] | None) -> None:
+        form = Form(kind, name, (), None if shape is None else tuple(shape))
+        if self.forms[number] != form or self.varies[number] != varies:
+            raise WrongLine(
+                f"{self.forms[number]}, which varies along {sorted(self.varies[number])}",
+                f"{form}, along {sorted(varies)}",
+            )
+
+    # --- programs ---
+
+    def _program(
+        self, head: Mapping[str, Any], graph: Graph, given: Mapping[str, int], lead: Program | None
+    ) -> Program:
+        """The lines of a graph; values without a line are those of ``lead``."""
+        line = self.next(next(iter(head)))
+        if line != head:
+            raise WrongLine(json.dumps(line), json.dumps(head))
+        program = Program(head, graph, dict(given))
+        for name in order_of(graph):
+            if name in given:
+                continue
+            row = self.rows[self.number] if self.number < len(self.rows) else {}
+            if row.get("value") == name:
+                program.lines[name] = self.number
+                _, program.values[name], program.rules[name] = self.take(self.next("value"), "value", "number", "rule")
+                if lead is not None and name in lead.values and lead.values[name] == program.values[name]:
+                    raise WrongLine(f"{name} again", "no line for the expression of the program before")
+            elif lead is not None and name in lead.values and name in lead.rules:
+                program.values[name], program.rules[name] = lead.values[name], lead.rules[name]
+                program.lines[name] = lead.lines[name]
+        return program
+
+    def _checked_node(self, program: Program, node: Node) -> None:
+        """Check a node; a rule that the checker does not have is counted."""
+        name = next(filter(None, node.outputs))
+        self._at(program, name)
+        missing = [operand for operand in node.reads if operand not in program.values]
+        if missing:
+            raise WrongLine(f"{node.label} reads {missing[0]}", "a value with a line")
+        for output in filter(None, node.outputs):
+            if output not in program.values:
+                raise WrongLine(f"no line for {output}", "a line for every result")
+        self._lawful(name, self.node, program, node)
+
+    def _lawful(self, name: str, check: Callable[..., None], *operands: Any) -> None:
+        try:
+            check(*operands)
+        except WrongLine as wrong:
+            if not wrong.lemma:
+                raise
+            self.lemmas.setdefault(wrong.lemma, []).append(f"{self.where}, {name}")
+            self.rest.add(self.line)
+
+    def _at(self, program: Program, name: str) -> None:
+        self.where = ", ".join(str(value) for value in program.head.values())
+        self.line, self.value = program.lines.get(name, self.line), name
+
+    def _constants(self, program: Program) -> None:
+        for name, tensor in program.graph.initializers.items():
+            if name in program.values and name in program.rules and name not in program.graph.inputs:
+                self._at(program, name)
+                if program.rules[name] != "constant":
+                    raise WrongLine(f"rule {program.rules[name]}", "rule constant")
+                self.constant(program.values[name], np.asarray(tensor.numpy()))
+
+    def _source(self) -> None:
+        """The source before and behind the combined gradients."""
+        graph = inlined(expand(load(self.home / self.manifest.source, own=True)))
+        starts = {name: numbers[0] for name, numbers in self.states.items()}
+        during = {name: numbers[1] for name, numbers in self.states.items()}
+        local = self._program({"program": "local"}, graph, during | self.inputs, None)
+        self._constants(local)
+        for node in graph.nodes:
+            if not local.values.keys().isdisjoint(node.outputs):
+                self._checked_node(local, node)
+        order = [
+            (next((key for key in ("parameter", "shared", "state") if key in line), ""), line["combined"])
+            for line in self.combined
+        ]
+        if order != sorted(set(order)):
+            raise WrongLine("combined values in another order", "sorted")
+        met = {line["combined"]: self._combination(line, local) for line in self.combined}
+        if len(met) != len(self.combined):
+            raise WrongLine("a value combined twice", "each once")
+        update = self._program({"program": "update"}, graph, starts | self.inputs | met, local)
+        self._constants(update)
+        before = local.values
+        for node in graph.nodes:
+            outputs = [name for name in node.outputs if name]
+            if any(name in met for name in outputs):
+                continue
+            listed = any(name in update.lines and update.lines[name] != local.lines.get(name) for name in outputs)
+            if listed:
+                self._checked_node(update, node)
+            elif any(update.values.get(name, -1) != before.get(name) for name in node.reads):
+                for name in outputs:
+                    update.values.pop(name, None)
+        for state in self.manifest.states:
+            number = self.states[state.tensor][2]
+            self.where, self.value = "the source", state.tensor
+            if state.kind is StateKind.STATISTIC and state.tensor not in self.chosen:
+                self._statistic(state.tensor, local.values[state.updated], number)
+            elif update.values.get(state.updated) != number:
+                raise WrongLine(f"expression {number} of the new {state.tensor}", f"{update.values.get(state.updated)}")
+        for name, number in self.shown.items():
+            if local.values.get(name, update.values.get(name)) != number:
+                raise WrongLine(f"expression {number} of {name}", "that of the source")
+
+    def _combination(self, line: dict[str, Any], local: Program) -> int:
+        """A value combined over all batches by the rule of the manifest."""
+        name, rule = line["combined"], line.get("rule")
+        self.where, self.value = "the combined values", name
+        if "state" in line:
+            _, tensor, _, number = self.take(line, "combined", "state", "rule", "number")
+            self.chosen.add(tensor)
+            if rule != "new" or tensor not in self.states:
+                raise WrongLine(f"rule {rule} of {tensor}", "rule new of a state")
+            self._statistic(tensor, local.values[name], number)
+            return int(number)
+        gradient = "parameter" in line
+        _, of, _, number = self.take(line, "combined", "parameter" if gradient else "shared", "rule", "number")
+        word, _, summed = self.manifest.loss_reduction.partition(":")
+        due = "mean" if not gradient or (summed and word == "sum" and of not in summed.split(",")) else word
+        if rule != due or (gradient and of not in self.states):
+            raise WrongLine(f"rule {rule} of {of}", f"rule {due} of a parameter")
+        value = local.values.get(name if gradient else of)
+        if value is None or self.shape(number) != self.shape(value):
+            raise WrongLine(f"combined of {of}", "a value of its shape")
+        if rule == "weighted":
+            self._lawful(name, self._unknown, "weighted mean")
+            return int(line["number"])
+        self._lawful(name, self._met, number, value, rule)
+        return number
+
+    def _met(self, number: int, value: int, rule: str) -> None:
+        self.due(number, self._mean(self.stretches(value), self.varying, rule), f"the {rule} over all batches")
+
+    def _unknown(self, lemma: str) -> None:
+        raise WrongLine("", "", lemma)
+
+    def _mean(self, value: Stretches, axes: Iterable[str], rule: str) -> Stretches:
+        share = Fraction(1, prod(self.extents[axis] for axis in axes) if rule == "mean" else 1)
+        return [(length, self.added([(self.over(terms, axes), share)])) for length, terms in value]
+
+    def _statistic(self, tensor: str, number: int, new: int) -> None:
+        """A new statistic, as ranks combine it."""
+        value, data = self.stretches(number), self.varying - {MICRO}
+        if MICRO in self.varying:
+            value = self._iterated(new, number, *(self.stretches(of) for of in self.states[tensor][1::-1]))
+        rules = {entry.tensor: entry.rule for entry in self.manifest.reductions}
+        local = any(state.local for entry in self.manifest.ranks for state in self.manifest.states_of(entry)
+                    if state.pieces[0].tensor == tensor)  # fmt: skip
+        rule = rules.get(tensor, "local" if local else self.manifest.statistics)
+        if rule == "mean":
+            value = self._mean(value, data, rule)
+        elif rule == "root":
+            value = [(length, self.on_member(terms, [(axis, 0) for axis in data])) for length, terms in value]
+        elif rule != "local":
+            self._lawful(tensor, self._unknown, f"statistics by {rule}")
+            return
+        self.due(new, value, f"the {rule} of the new statistic")
+
+    def _iterated(self, within: int, number: int, during: Stretches, start: Stretches) -> Stretches:
+        """The value after all micro-steps, inside an expression."""
+        for _, terms in self.stretches(within):
+            for of, _, _ in leaves(terms):
+                form = self.forms[of]
+                if form.op == "iterated" and form.attributes == MICRO and self.same(form.operands[0], number):
+                    if self.alike(self.stretches(form.operands[1]), during) and self.alike(
+                        self.stretches(form.operands[2]), start
+                    ):
+                        return self.stretches(of)
+        raise WrongLine(str(self.forms[within]), "the value after all micro-steps")
+
+    # --- ranks ---
+
+    def _held(self, pieces: Iterable[Piece], whole: Mapping[str, int]) -> Stretches:
+        """Pieces of values of the source, flat."""
+        result: Stretches = []
+        for piece in pieces:
+            number = whole[piece.tensor]
+            shape = self.shape(number)
+            selection: list[Any] = [None] * len(shape)
+            if piece.box is not None:
+                selection = [tuple(ranges_of(ends)) for ends in piece.box]
+            if piece.every is not None:
+                rows = [row for low, high in selection[0] or ((0, shape[0]),) for row in range(low, high)]
+                selection[0] = tuple((row, row + 1) for row in rows[piece.every[0] :: piece.every[1]])
+            result += self.row(self.taken(number, selection), piece.start, piece.stop)
+        return result
+
+    def _ranks(self) -> None:
+        """All ranks, phase by phase."""
+        programs: dict[tuple[int, str], Program] = {}
+        moved: dict[tuple[int, str], int] = {}
+        files: dict[str, Graph] = {}
+        self.rank_graphs = programs
+        for entry in self.manifest.ranks:
+            for phase in self.schedule:
+                name = entry.files[phase]
+                files[name] = files.get(name) or inlined(expand(load(self.home / name, own=True)))
+                lead = programs.get((self.manifest.ranks[0].rank, phase))
+                programs[entry.rank, phase] = self._program({"rank": entry.rank, "phase": phase}, files[name], {}, lead)
+            while self.number < len(self.rows) and "moved" in self.rows[self.number]:
+                name, number = self.take(self.next("moved"), "moved", "number")
+                moved[entry.rank, name] = number
+        current: dict[tuple[int, str], Stretches] = {}
+        shown: dict[tuple[int, str], int] = {}
+        types: dict[tuple[int, str], str] = {}
+        for phase, times in self.schedule.items():
+            for entry in self.manifest.ranks:
+                self._inputs(programs[entry.rank, phase], entry, times, current)
+                self._constants(programs[entry.rank, phase])
+            self._phase([programs[entry.rank, phase] for entry in self.manifest.ranks])
+            for entry in self.manifest.ranks:
+                program = programs[entry.rank, phase]
+                self._lawful("new states", self._carry, program, entry, times, current, moved, types)
+                for name in self.shown.keys() & program.graph.outputs.keys():
+                    self._at(program, name)
+                    number = program.values[name]
+                    if self.begun[number] or not self.same(number, self.shown[name]):
+                        raise WrongLine(str(self.forms[number]), str(self.forms[self.shown[name]]))
+                    shown[entry.rank, name] = number
+        if moved:
+            raise WrongLine(f"moved {min(moved)}", "no such line")
+        self._ends(current, shown, types)
+
+    def _inputs(
+        self, program: Program, entry: RankEntry, times: int, current: dict[tuple[int, str], Stretches]
+    ) -> None:
+        """The inputs of a rank are the pieces of the manifest."""
+        graph, states = program.graph, {state.input: state for state in self.manifest.states_of(entry)}
+        sums = {accumulator.input: accumulator for accumulator in entry.accumulators}
+        parts = {part.input: part for part in entry.fed}
+        starts, during = ({name: numbers[index] for name, numbers in self.states.items()} for index in (0, 1))
+        for name, type in graph.inputs.items():
+            self._at(program, name)
+            if name not in program.values or program.rules[name] != "input":
+                raise WrongLine(f"{name}, rule {program.rules.get(name)}", "rule input")
+            number, state = program.values[name], states.get(name)
+            if type.static and self.forms[number].shape != type.shape:
+                raise WrongLine(f"shape {self.forms[number].shape}", f"shape {type.shape}")
+            if name in sums and (times > 1 or (entry.rank, name) not in current):
+                leaves_of = [of for _, terms in self.stretches(number) for of, _, _ in leaves(terms)]
+                if any(
+                    self.forms[of][:2] != ("sum so far", (name, entry.rank, index))
+                    for index, of in enumerate(leaves_of)
+                ):
+                    raise WrongLine(str(self.forms[number]), "any sum so far")
+            elif name in sums:
+                self.due(number, current[entry.rank, name], "the sum of the micro-steps")
+            elif state is not None and (entry.rank, name) in current:
+                self.due(number, current[entry.rank, name], "the value of the phase before")
+            elif state is not None:
+                moves = times > 1 and state.output in graph.outputs
+                source = next(of.dtype for of in self.manifest.states if of.tensor == state.pieces[0].tensor)
+                self.cast(number, self._held(state.pieces, during if moves else starts), source, type.dtype)
+            elif name in parts:
+                box = parts[name].box
+                self.due(
+                    number,
+                    self.taken(self.inputs[name], [tuple(ranges_of(ends)) for ends in box]),
+                    "a part of the batch",
+                )
+            elif self.inputs.get(name) != number:
+                raise WrongLine(f"expression {number}", f"expression {self.inputs.get(name)} of the input {name}")
+
+    def _carry(
+        self, program: Program, entry: RankEntry, times: int, current: dict[tuple[int, str], Stretches],
+        moved: dict[tuple[int, str], int], types: dict[tuple[int, str], str],
+    ) -> None:  # fmt: skip
+        """The new states and sums of a phase."""
+        for accumulator in entry.accumulators:
+            if accumulator.output in program.graph.outputs:
+                self._at(program, accumulator.output)
+                value = self.stretches(program.values[accumulator.output])
+                if times > 1:
+                    before = self.stretches(program.values[accumulator.input])
+                    value = [(length, self.over(self.added([(new, 1), (old, -1)]), self.varying & {MICRO}))
+                             for length, (new, old) in self.aligned([value, before])]  # fmt: skip
+                if any(self.begun[of] for _, terms in value for of, _, _ in leaves(terms)):
+                    raise WrongLine("what a micro-step adds depends on the sum", "a term for any sum so far")
+                current[entry.rank, accumulator.input] = value
+        starts, during = ({name: numbers[index] for name, numbers in self.states.items()} for index in (0, 1))
+        for state in self.manifest.states_of(entry):
+            if state.output not in program.graph.outputs:
+                continue
+            self._at(program, state.output)
+            number = program.values[state.output]
+            if self.begun[number]:
+                raise WrongLine("a state that depends on sums of micro-steps", "another")
+            if times > 1:
+                within = moved.pop((entry.rank, state.input), None)
+                if within is None:
+                    raise WrongLine(f"no line for {state.input} after all micro-steps", "such a line")
+                value = self._iterated(
+                    within, number, self._held(state.pieces, during), self._held(state.pieces, starts)
+                )
+                self.due(within, value, "the state after all micro-steps")
+            current[entry.rank, state.input] = self.stretches(number if times == 1 else within)
+            types[entry.rank, state.input] = program.graph.outputs[state.output].dtype
+
+    def _ends(self, current: Mapping[tuple[int, str], Stretches], shown: Mapping[tuple[int, str], int],
+              types: Mapping[tuple[int, str], str]) -> None:  # fmt: skip
+        """The new states of all ranks are pieces of the source's, and the pieces are all of them."""
+        new = {name: numbers[2] for name, numbers in self.states.items()}
+        covered: dict[str, set[Piece]] = {name: set() for name in new}
+        self.line = 0
+        for entry in self.manifest.ranks:
+            self.where = f"rank {entry.rank}"
+            for accumulator in entry.accumulators:
+                self.value = accumulator.input
+                if any(terms for _, terms in current[entry.rank, accumulator.input]):
+                    raise WrongLine("a sum of micro-steps that is not empty", "zero")
+            for state in self.manifest.states_of(entry):
+                self.value = state.input
+                for piece in state.pieces if not state.copy else ():
+                    covered[piece.tensor].add(piece)
+                value, to = current.get((entry.rank, state.input), []), types.get((entry.rank, state.input), "")
+                self._lawful(state.input, self._end, state, value, new, to)
+        for name in self.shown:
+            if not any((entry.rank, name) in shown for entry in self.manifest.ranks):
+                raise WrongLine(f"no rank shows {name}", "the output")
+        for of in self.manifest.states:
+            if of.shape is None or not cover(covered[of.tensor], of.type.dims):
+                raise WrongLine(f"the pieces of {of.tensor} are not all of it", "all elements")
+        self._starts()
+
+    def _end(self, state: LocalState, value: Stretches, new: Mapping[str, int], to: str) -> None:
+        """Raise WrongLine unless a rank's new state is pieces of the source's, alike on all ranks."""
+        due = self._held(state.pieces, new)
+        if not state.local and any(self.axes_of(terms) for _, terms in value):
+            raise WrongLine("a state that differs between ranks", "one value")
+        source = next(of.dtype for of in self.manifest.states if of.tensor == state.pieces[0].tensor)
+        if state.copy and to not in (source, *WIDER.get(source, ())):
+            self._rounded(value, due, to)
+        elif not self.alike(value, due):
+            raise WrongLine("another expression", f"the pieces of the new {state.pieces[0].tensor}")
+
+    def _rounded(self, value: Stretches, due: Stretches, to: str) -> None:
+        """Raise WrongLine unless each range of a value is a range of the other, rounded."""
+        for length, (terms, exact) in self.aligned([value, due]):
+            places = list(leaves(terms))
+            if len(places) != 1 or len(terms) != 1 or terms[0][1] != 1 or self.forms[places[0][0]][:2] != ("round", to):
+                raise WrongLine("a copy that is not rounded", f"a copy rounded to {to}")
+            of, at, loops = places[0]
+            inner = self.places(self.spread(self.forms[of].operands[0], self.shape(of)), at, loops or ((length, 0),))
+            if not self.alike(inner, [(length, exact)]):
+                raise WrongLine("a copy of another value", "of the new state")
+
+    def _starts(self) -> None:
+        """All ranks start an element of a state from one value, and sums from zero."""
+        whole: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        for (rank, phase), program in self.rank_graphs.items():
+            entry = next(entry for entry in self.manifest.ranks if entry.rank == rank)
+            stored = {
+                name: tensor for name, tensor in program.graph.initializers.items() if name in program.graph.inputs
+            }
+            self.where = f"rank {rank}, {phase}"
+            for accumulator in entry.accumulators:
+                if accumulator.input in stored and np.asarray(stored[accumulator.input].numpy()).any():
+                    raise WrongLine(f"{accumulator.input} does not start at zero", "zero")
+            for state in self.manifest.states_of(entry):
+                if state.input not in stored or state.copy or state.local:
+                    continue
+                flat, at = np.asarray(stored[state.input].numpy()).reshape(-1), 0
+                for piece in state.pieces:
+                    of = next(of for of in self.manifest.states if of.tensor == piece.tensor)
+                    values, seen = whole.setdefault(
+                        piece.tensor, (np.zeros(of.type.dims, flat.dtype), np.zeros(of.type.dims, bool))
+                    )
+                    before, known = values.copy(), seen.copy()
+                    put(values, piece.place, flat[at : at + piece.elements], piece.start)
+                    put(seen, piece.place, np.ones(piece.elements, bool), piece.start)
+                    at += piece.elements
+                    if before[known].tobytes() != values[known].tobytes():
+                        raise WrongLine(f"{piece.tensor} starts from another value", "the value of the ranks before")
+
+    # --- calls ---
+
+    def _phase(self, programs: Sequence[Program]) -> None:
+        """All nodes of a phase, side by side from call to call."""
+        waiting: dict[int, Node] = {}
+        for rank in range(len(programs)):
+            self._to_call(programs, rank, waiting)
+        while waiting:
+            groups: dict[tuple[int, ...], int] = {}
+            for rank, node in waiting.items():
+                members = self.mesh.members(str(node.attributes["group"]), rank)
+                groups[members] = groups.get(members, 0) + 1
+            ready = [members for members, count in groups.items() if count == len(members)]
+            if not ready:
+                rank, node = min(waiting.items())
+                self._at(programs[rank], next(filter(None, node.outputs)))
+                raise WrongLine(f"call {node.label}, to which members never come", "all members in one call")
+            for members in ready:
+                nodes = [waiting.pop(rank) for rank in members]
+                self._lawful(nodes[0].label, self._call, [programs[rank] for rank in members], nodes, members)
+                for rank in members:
+                    programs[rank].at += 1
+                    self._to_call(programs, rank, waiting)
+
+    def _to_call(self, programs: Sequence[Program], rank: int, waiting: dict[int, Node]) -> None:
+        program = programs[rank]
+        while program.at < len(program.graph.nodes):
+            node = program.graph.nodes[program.at]
+            if node.domain == COMM:
+                waiting[rank] = node
+                return
+            self._checked_node(program, node)
+            program.at += 1
+
+    def _call(self, programs: Sequence[Program], nodes: Sequence[Node], ranks: Sequence[int]) -> None:
+        """A call of all members of a group."""
+        signatures = set()
+        for program, node in zip(programs, nodes):
+            self._at(program, next(filter(None, node.outputs), ""))
+            reads = [name for name in node.inputs if name not in program.values]
+            if reads or any(name and program.rules.get(name, "call") != "call" for name in node.outputs):
+                raise WrongLine(f"{node.label} reads {reads}", "values with lines, and rule call")
+            types = [(program.graph.types[name].dtype, self.shape(program.values[name])) for name in node.inputs]
+            dtype = next(
+                (
+                    program.graph.types[name].dtype
+                    for name in (*node.inputs, *node.outputs)
+                    if name in program.graph.types
+                ),
+                "",
+            )
+            signatures.add(call_signature(node.op_type, node.attributes, types or [(dtype, ())]) if types else None)
+        if len(signatures - {None}) > 1:
+            raise WrongLine(" and ".join(map(str, signatures)), "one call of all members")
+        node, axes = nodes[0], self.mesh.split(str(nodes[0].attributes["group"]))
+        operands = [[program.values[name] for name in of.inputs] for program, of in zip(programs, nodes)]
+        results = [[program.values.get(name, -1) for name in of.outputs] for program, of in zip(programs, nodes)]
+        places = [{axis: self.mesh.coordinates(rank)[axis] for axis in axes} for rank in ranks]
+        key = (node.op_type, str(node.attributes), str(places), str(operands), str(results))
+        if key in self._checked:
+            return
+        rule = CALLS.get(node.op_type)
+        if rule is None:
+            raise WrongLine("", "", node.op_type)
+        rule(self, node.attributes, axes, places, operands, results)
+        self._checked.add(key)
+
+
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, StopIteration, TypeError, ValueError)
+"""Errors of a line of another form."""
+
+
+def check(home: Path, text: str) -> CertificateCheck:
+    """Check a certificate beside the folder. Raises InputError for a folder that is damaged or not whole."""
+    folder = FolderCheck(home, text)
+    try:
+        folder.run()
+    except (WrongLine, GoptError, *MALFORMED) as error:
+        actual, due = (
+            (error.actual, error.due) if isinstance(error, WrongLine) else (f"{type(error).__name__}: {error}", "")
+        )
+        line = max(folder.line or folder.number, 1)
+        fault = CertificateFault(line, folder.where or "the head and the expressions", folder.value, actual, due)
+        return CertificateCheck(len(folder.lines) - 1, 0, {}, fault)
+    return CertificateCheck(len(folder.rows), len(folder.rows) - len(folder.rest), folder.lemmas)

@@ -1,0 +1,203 @@
+"""Writes the certificate of a proof: the expression of every value of the source and of all ranks, line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gopt.analysis.loss_reduction import LossReduction
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.manifest_check import read_manifest
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph_index import walk
+from gopt.ir.load import load
+from gopt.ir.opaque.expand import expand
+from gopt.runtime.inlined_functions import inlined
+from gopt.verification.certificate.lines import FORMAT, OPERATOR, encoded, operator_name, order_of, sealed
+from gopt.verification.certificate.nodes import rule_of
+from gopt.verification.proof.expressions import EXTREME_PART, FLAT, PARTED, TAKE, VIEW
+from gopt.verification.proof.prove import Prover
+from gopt.verification.proof.relation import RankRelation
+from gopt.verification.proof.sweep import Values
+from gopt.verification.reference_graphs import combined, local_graph, subgraph, update_graph
+
+Line = dict[str, Any]
+
+
+class CertificateWriter:
+    """The certificate of a folder that is proven."""
+
+    def __init__(self, home: Path, prover: Prover) -> None:
+        self.home, self.prover, self.expressions = home, prover, prover.expressions
+        self.expected, self.training = prover.expected, prover.training
+        self.manifest: Manifest = read_manifest(home)[0]
+        self.claims: list[Line] = []
+        self.values: list[Line] = []
+
+    def text(self) -> str:
+        """The whole file. Raises UnsupportedError for a folder without a certificate."""
+        relation = self.prover.relation
+        met = any(reduction.points for reduction in relation.reductions)
+        if relation.plan is not None or relation.synchronised.points or met or self.manifest.files is None:
+            raise UnsupportedError(
+                f"{self.home} has no certificate: servers, or statistics that ranks reduce on the way",
+                "gopt prove proves it without one",
+            )
+        self._source()
+        self._ranks()
+        expressions = self._expressions()
+        lines = [*expressions, *self.claims, *self.values]
+        files = {name for entry in self.manifest.ranks for name in entry.files.values()} | {self.manifest.source}
+        head = {
+            "format": FORMAT, "mesh": self.manifest.mesh.axes, "accumulate": self.manifest.accumulate,
+            "files": {name: self.manifest.files[name].sha256 for name in sorted(files)}, "lines": len(lines),
+        }  # fmt: skip
+        return sealed([head, *lines])
+
+    # --- values ---
+
+    def _source(self) -> None:
+        """The claims, and the values of the source before and behind the combined gradients."""
+        training, expected = self.training, self.expected
+        graph = inlined(expand(load(self.home / self.manifest.source, own=True)))
+        local, update = expected.programs
+        for state in self.manifest.states:
+            name = state.tensor
+            numbers = {"start": expected.start[name], "during": expected.during[name], "new": expected.states[name]}
+            self.claims.append({"state": name, **numbers})
+        inputs = {entry.name: expected.start[entry.name] for entry in self.manifest.common.inputs}
+        self.claims += [{"input": name, "number": number} for name, number in inputs.items()]
+        reduction = LossReduction.parse(self.manifest.loss_reduction)
+        rows = [
+            {"combined": name, **self._combined(name, reduction), "number": update[name]}
+            for name in combined(training)
+            if name in update
+        ]
+        self.claims += sorted(
+            rows,
+            key=lambda line: (next(key for key in ("parameter", "shared", "state") if key in line), line["combined"]),
+        )
+        self.claims += [
+            {"shown": entry.name, "number": expected.shown[entry.name]} for entry in self.manifest.common.outputs
+        ]
+        wanted = local_graph(training, reduction.value, training.forward_metrics).outputs
+        before = self._swept(subgraph(graph, graph.nodes, wanted, ()), expected.during | inputs, local)
+        self._section({"program": "local"}, graph, before, {})
+        met = {name: update[name] for name in combined(training) if name in update}
+        wanted = update_graph(training, training.shown).outputs
+        behind = self._swept(subgraph(graph, graph.nodes, wanted, met), expected.start | inputs | met, update)
+        self._section({"program": "update"}, graph, behind, before)
+
+    def _combined(self, name: str, reduction: LossReduction) -> Line:
+        """Where a combined value comes from, and by which rule."""
+        training = self.training
+        parameter = next((of for of, gradient in training.gradients.items() if gradient == name), None)
+        if parameter is not None:
+            return {"parameter": parameter, "rule": reduction.rule_of(parameter).value}
+        tensor = next((of for of, output in training.chosen.items() if output == name), None)
+        return {"shared": training.shared[name], "rule": "mean"} if tensor is None else {"state": tensor, "rule": "new"}
+
+    def _swept(self, graph: Graph, fed: Values, recorded: Values) -> Values:
+        """The values of a part of the source; the prover reads the rest, such as copies that it leaves out."""
+        reader = self.prover.reader(graph)
+        stored = {
+            name: self.prover.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in fed
+        }
+        made: Values = {}
+        for node in graph.nodes:
+            if node.domain == COMM:
+                raise UnsupportedError(
+                    "a source with collectives has no certificate", "gopt prove proves it without one"
+                )
+            numbers = [recorded.get(name, -1) for name in node.outputs]
+            fitting = [
+                number >= 0 and self._fits(graph, name, number) for name, number in zip(node.outputs, numbers) if name
+            ]
+            if not all(fitting):
+                values = stored | fed | made
+                numbers = reader.results(
+                    node, [values[name] if name else None for name in (*node.inputs, *node.captures)]
+                )
+            made.update(zip(node.outputs, numbers))
+        return stored | made
+
+    def _fits(self, graph: Graph, name: str, number: int) -> bool:
+        type, shape = graph.type_of(name), self.expressions.shape(number)
+        return not type.static or shape == type.shape
+
+    def _ranks(self) -> None:
+        """The values of all ranks, and the states that micro-steps leave behind."""
+        prover, lead = self.prover, dict[str, Values]()
+        for rank, entry, values in zip(prover.relation.ranks, self.manifest.ranks, prover.ranks):
+            moving = dict[str, int]()
+            for (phase, times), results in zip(prover.relation.schedule.items(), values.files):
+                moving |= {name: results[name] for name in moving.keys() & rank.graphs[phase].inputs.keys()}
+                graph = rank.graphs[phase]
+                if times > 1 and rank.sums:
+                    results = self._generic(rank, graph, results)
+                self._section({"rank": rank.rank, "phase": phase}, graph, results, lead.setdefault(phase, results))
+                moved = [state for state in rank.states if state.output in graph.outputs]
+                moving |= {state.input: values.step[state.input] for state in moved} if times > 1 else {}
+            self.values += [{"moved": name, "number": number} for name, number in moving.items()]
+
+    def _generic(self, rank: RankRelation, graph: Graph, results: Values) -> Values:
+        """The values of a micro-step for any values of the sums so far."""
+        sums = [entry for entry in rank.sums if entry.output in graph.outputs]
+        before = {entry.input: self.prover._any(entry.input, rank.rank, results[entry.output]) for entry in sums}
+        after = self.prover._behind(graph, results, before)
+        if after is None:
+            raise UnsupportedError(
+                "calls on sums of micro-steps have no certificate", "gopt prove proves them without one"
+            )
+        return {**results, **after}
+
+    def _section(self, head: Line, graph: Graph, values: Values, lead: Values) -> None:
+        """The values of a graph that are not those of another one."""
+        self.values.append(head)
+        producers = graph.producers()
+        for name in order_of(graph):
+            if name not in values or (values is not lead and lead.get(name) == values[name]):
+                continue
+            rule = "input" if name in graph.inputs else "constant" if name not in producers else ""
+            rule = rule or self._rule(producers[name], values[name])
+            self.values.append({"value": name, "number": values[name], "rule": rule})
+
+    def _rule(self, node: Node, number: int) -> str:
+        """The rule of a node: the operator itself where the result is one."""
+        forms = {self.expressions.all[root] for root in self._roots(number)}
+        plain = all(form.op == operator_name(node) and form.attributes is not None for form in forms)
+        return OPERATOR if plain and node.domain != COMM else rule_of(node)
+
+    def _roots(self, number: int) -> Iterator[int]:
+        """The expressions under ranges of elements."""
+        op, _, operands, _ = self.expressions.all[number]
+        if op in (VIEW, TAKE, FLAT):
+            for operand in dict.fromkeys(operands):
+                yield from self._roots(operand)
+        else:
+            yield number
+
+    # --- expressions ---
+
+    def _expressions(self) -> list[Line]:
+        """All expressions behind the lines, renumbered from 0 on."""
+        lines = [*self.claims, *self.values]
+        keys = ("number", "start", "during", "new")
+        used = {line[key] for line in lines for key in keys if key in line}
+        numbers = sorted({0, *walk(used, lambda number: self.expressions.all[number].operands)})
+        index = {number: at for at, number in enumerate(numbers)}
+        for line in lines:
+            line.update({key: index[line[key]] for key in keys if key in line})
+        result = []
+        for number in numbers:
+            op, attributes, operands, shape = self.expressions.all[number]
+            line = {"expression": index[number], "form": op, "attributes": encoded(attributes),
+                    "operands": [index[operand] for operand in operands], "shape": encoded(shape)}  # fmt: skip
+            if op in (PARTED, EXTREME_PART):
+                line["attributes"] = encoded((index[attributes[0]], *attributes[1:]))
+            if not operands:
+                line["varies"] = sorted(self.expressions.varies[number])
+            result.append(line)
+        return result
