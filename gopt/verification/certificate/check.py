@@ -31,6 +31,16 @@ from gopt.verification.certificate.result import CertificateCheck, CertificateFa
 from gopt.verification.certificate.values import FINITE, WIDER, Program
 
 
+def _common(form: Form) -> Iterable[str]:
+    """The axes along which all members have an expression in common, whatever the operands."""
+    if form.op == "on member":
+        return [axis for axis, _ in form.attributes]
+    if form.op == "iterated":
+        return [form.attributes]
+    place = {"reduced": 1, "gathered": 0}.get(form.op)
+    return () if place is None else tuple(form.attributes[place])
+
+
 class FolderCheck(CallChecker):
     """The lines of a certificate beside the files of a folder."""
 
@@ -121,12 +131,7 @@ class FolderCheck(CallChecker):
                 raise WrongLine(str(form), "the number 1 first, and axes in order")
             self.formed(index, "varies" in line and line["varies"] != [])
             varies = frozenset(line.get("varies", ())).union(*(self.varies[operand] for operand in operands))
-            if op in ("reduced", "gathered", "on member"):
-                varies -= {"reduced": set(form.attributes[-1]), "gathered": set(form.attributes[0])}.get(
-                    op, {pair[0] for pair in form.attributes}
-                )
-            varies -= {form.attributes} if op == "iterated" else set()
-            self.varies.append(varies)
+            self.varies.append(varies.difference(_common(form)))
             self.begun.append(op == "sum so far" or any(self.begun[operand] for operand in operands))
             self.finite.append(op in FINITE and all(self.finite[operand] for operand in operands))
 
@@ -170,6 +175,8 @@ class FolderCheck(CallChecker):
             self.combined.append(self.next("combined"))
         while "shown" in self.rows[self.number]:
             name, number = self.take(self.next("shown"), "shown", "number")
+            if name in self.shown:
+                raise WrongLine(f"output {name} twice", "once")
             self.shown[name] = number
         if list(self.shown) != [output.name for output in self.manifest.common.outputs]:
             raise WrongLine(f"outputs {list(self.shown)}", "the outputs of the manifest")
@@ -306,7 +313,7 @@ class FolderCheck(CallChecker):
             self._lawful(name, self._unknown, "weighted mean")
             return int(line["number"])
         self._lawful(name, self._met, number, value, rule)
-        return number
+        return int(number)
 
     def _met(self, number: int, value: int, rule: str) -> None:
         self.due(number, self._mean(self.stretches(value), self.varying, rule), f"the {rule} over all batches")
@@ -338,14 +345,13 @@ class FolderCheck(CallChecker):
 
     def _iterated(self, within: int, number: int, during: Stretches, start: Stretches) -> Stretches:
         """The value after all micro-steps, inside an expression."""
-        for _, terms in self.stretches(within):
-            for of, _, _ in leaves(terms):
-                form = self.forms[of]
-                if form.op == "iterated" and form.attributes == MICRO and self.same(form.operands[0], number):
-                    if self.alike(self.stretches(form.operands[1]), during) and self.alike(
-                        self.stretches(form.operands[2]), start
-                    ):
-                        return self.stretches(of)
+        for of in (of for _, terms in self.stretches(within) for of, _, _ in leaves(terms)):
+            op, axis, operands, _ = self.forms[of]
+            if (op, axis) == ("iterated", MICRO) and self.same(operands[0], number):
+                if not self.alike(self.stretches(operands[1]), during):
+                    break
+                if self.alike(self.stretches(operands[2]), start):
+                    return self.stretches(of)
         raise WrongLine(str(self.forms[within]), "the value after all micro-steps")
 
     # --- ranks ---
@@ -379,6 +385,8 @@ class FolderCheck(CallChecker):
                 programs[entry.rank, phase] = self._program({"rank": entry.rank, "phase": phase}, files[name], {}, lead)
             while self.number < len(self.rows) and "moved" in self.rows[self.number]:
                 name, number = self.take(self.next("moved"), "moved", "number")
+                if (entry.rank, name) in moved:
+                    raise WrongLine(f"{name} moves twice", "once")
                 moved[entry.rank, name] = number
         current: dict[tuple[int, str], Stretches] = {}
         shown: dict[tuple[int, str], int] = {}
@@ -473,7 +481,8 @@ class FolderCheck(CallChecker):
                     within, number, self._held(state.pieces, during), self._held(state.pieces, starts)
                 )
                 self.due(within, value, "the state after all micro-steps")
-            current[entry.rank, state.input] = self.stretches(number if times == 1 else within)
+                number = within
+            current[entry.rank, state.input] = self.stretches(number)
             types[entry.rank, state.input] = program.graph.outputs[state.output].dtype
 
     def _ends(self, current: Mapping[tuple[int, str], Stretches], shown: Mapping[tuple[int, str], int],

@@ -32,7 +32,9 @@ def decoded(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, text),) = value.items()
-    return {"axes": frozenset, "fraction": Fraction, "bytes": bytes.fromhex}[kind](text)
+    if kind == "axes":
+        return frozenset(text)
+    return Fraction(text) if kind == "fraction" else bytes.fromhex(text)
 
 
 def sealed(lines: Sequence[Mapping[str, Any]]) -> str:

@@ -85,8 +85,9 @@ class NodeChecker(Values):
         """Whether a node is one on constants, and the result their value."""
         if node.is_in(SIZES) or not operands or None in operands or len(results) != 1:
             return False
-        arrays = [self.array(number) for number in operands if number is not None]
-        if any(array is None for array in arrays) or self.forms[results[0]].op not in CONSTANTS:
+        folded: np.ndarray | None
+        arrays = [array for number in operands if number is not None and (array := self.array(number)) is not None]
+        if len(arrays) < len(operands) or self.forms[results[0]].op not in CONSTANTS:
             return False
         if node.is_in(CASTS):
             folded = arrays[0].astype(numpy_dtype(program.graph.type_of(node.outputs[0]).dtype))
@@ -141,7 +142,7 @@ class NodeChecker(Values):
             inner, drawn = form.operands, self.forms[form.operands[-1]] if form.operands else None
             if draws(node) and drawn is not None and (drawn.op, drawn.attributes) == ("draw", node.outputs[0]):
                 inner = inner[:-1] if self.varies[form.operands[-1]] == frozenset(self.extents) else ()
-            place = [name for name in node.outputs].index([name for name in node.outputs if name][index])
+            place = node.outputs.index([name for name in node.outputs if name][index])
             if form.op != operator_name(node) or form.attributes[1] != place or not fits(form.attributes[0]):
                 raise WrongLine(str(form), operator_name(node))
             if len(inner) != len(present) or not all(map(self.same, inner, present)):
@@ -178,7 +179,8 @@ def _product(
 
 
 def _elementwise(
-    checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int], make: Callable[..., Terms]
+    checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int],
+    make: Callable[..., Terms],
 ) -> None:  # fmt: skip
     shape = tuple(np.broadcast_shapes(*(checker.shape(number) for number in operands)))
     if not program.floating(node.outputs[0]) or checker.shape(results[0]) != shape:
@@ -232,10 +234,8 @@ def _reshaped(
     checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]
 ) -> None:
     """The elements of the operand, in another shape; lengths are constants."""
-    if any(checker.array(number) is None for number in operands[1:]):
-        raise WrongLine("a shape that is no constant", "", "open shape")
     wanted = as_folded(
-        node, [np.broadcast_to(np.False_, checker.shape(operands[0])), *map(checker.array, operands[1:])]
+        node, [np.broadcast_to(np.False_, checker.shape(operands[0])), *map(checker.known, operands[1:])]
     )
     if wanted is not None and wanted.shape != checker.shape(results[0]):
         raise WrongLine(f"shape {checker.shape(results[0])}", f"shape {wanted.shape}")
@@ -246,10 +246,8 @@ def _reduction(
     checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]
 ) -> None:
     """A sum or a mean along dimensions, also of squares."""
-    shape, value, array = checker.shape(operands[0]), checker.stretches(operands[0]), None
-    if len(operands) > 1 and (array := checker.array(operands[1])) is None:
-        raise WrongLine("axes that are no constant", "", "open shape")
-    axes = node.attributes.get("axes") if array is None else array.reshape(-1).tolist()
+    shape, value = checker.shape(operands[0]), checker.stretches(operands[0])
+    axes = checker.known(operands[1]).reshape(-1).tolist() if len(operands) > 1 else node.attributes.get("axes")
     if not program.floating(node.outputs[0]) or not prod(shape):
         raise WrongLine("a sum", "", "empty sum")
     if not axes:
@@ -280,10 +278,7 @@ def _transpose(
 def _slice(checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]) -> None:
     """Ranges of dimensions."""
     shape = checker.shape(operands[0])
-    bounds = [checker.array(number) for number in operands[1:]]
-    if any(bound is None for bound in bounds):
-        raise WrongLine("bounds that are no constants", "", "open shape")
-    rows = [bound.reshape(-1).tolist() for bound in bounds if bound is not None]
+    rows: list[Any] = [checker.known(number).reshape(-1).tolist() for number in operands[1:]]
     rows = rows or [node.attributes.get(name) for name in ("starts", "ends", "axes")]
     starts, ends, axes, steps = (*rows, None, None)[:4]
     if any(step != 1 for step in steps or ()):
@@ -331,9 +326,7 @@ def _concat(
 def _expand(
     checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]
 ) -> None:
-    array = checker.array(operands[1])
-    if array is None:
-        raise WrongLine("a shape that is no constant", "", "open shape")
+    array = checker.known(operands[1])
     shape = tuple(np.broadcast_shapes(checker.shape(operands[0]), tuple(int(size) for size in array.reshape(-1))))
     if checker.shape(results[0]) != shape:
         raise WrongLine(f"shape {checker.shape(results[0])}", f"shape {shape}")
@@ -341,9 +334,7 @@ def _expand(
 
 
 def _fill(checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]) -> None:
-    shape, value = checker.array(operands[0]), constant_array(node.attributes)
-    if shape is None:
-        raise WrongLine("a shape that is no constant", "", "open shape")
+    shape, value = checker.known(operands[0]), constant_array(node.attributes)
     value = np.zeros(1, np.float32) if value is None else value
     checker.constant(results[0], np.broadcast_to(value.reshape(()), tuple(int(size) for size in shape.reshape(-1))))
 
@@ -452,18 +443,16 @@ def _gemm(checker: NodeChecker, program: Program, node: Node, operands: Sequence
     for number in inner:
         form = checker.forms[number]
         if (
-            form.attributes[1] == 0
+            form.shape == checker.forms[results[0]].shape
+            and form.attributes[1] == 0
             and checker._attributes(program, alone, operands[:2])(form.attributes[0])
             and all(map(checker.same, form.operands, operands[:2]))
             and len(form.operands) == 2
         ):
-            beta = simplest(np.float32(node.attributes.get("beta", 1.0)))
-            rows = lambda rows: checker.added(zip(rows, (1, beta)))  # noqa: E731
-            return checker.due(
-                results[0],
-                checker.pointwise(checker.shape(results[0]), [number, operands[2]], rows),
-                "a product and a sum",
-            )
+            factors = 1, simplest(np.float32(node.attributes.get("beta", 1.0)))
+            pair, shape = [number, operands[2]], checker.shape(results[0])
+            value = checker.pointwise(shape, pair, lambda rows, factors=factors: checker.added(zip(rows, factors)))
+            return checker.due(results[0], value, "a product and a sum")
     raise WrongLine(str(checker.forms[results[0]]), node.op_type)
 
 

@@ -16,14 +16,14 @@ from gopt.ir.graph import Graph
 from gopt.ir.types import FLOATS, numpy_dtype
 from gopt.operators.operator import Slope
 from gopt.operators.table import names, operator
-from gopt.verification.certificate.algebra import Algebra, Stretches, WrongLine, leaves, moved, one
+from gopt.verification.certificate.algebra import Algebra, Loops, Stretches, WrongLine, leaves, moved, one
 
 EXTREMES = {"max": "largest", "any": "largest", "min": "smallest", "all": "smallest"}
 WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), "float32": ("float64",)}
 FINITE = names(lambda record: record.slopes and max(record.slopes) < Slope.CURVED) | {
-    "one", "state", "initial state", "batch", "input", "sum so far", "draw", "linear", "product", "view", "flat", "take",
-    "total", "reduced", "largest", "smallest", "sum along", "Exp", "permuted", "round", "cast", "on member", "gathered",
-    "in a row", "extreme of a part",
+    "one", "state", "initial state", "batch", "input", "sum so far", "draw", "linear", "product", "view", "flat",
+    "take", "total", "reduced", "largest", "smallest", "sum along", "Exp", "permuted", "round", "cast", "on member",
+    "gathered", "in a row", "extreme of a part",
 }  # fmt: skip
 """Forms and operators whose results are numbers where the operands are."""
 
@@ -69,6 +69,14 @@ class Program:
         return self.graph.type_of(name).dtype in FLOATS
 
 
+def _first(start: int) -> Callable[[int, Loops, int], tuple[int, Loops]]:
+    """To the places of the first element, whatever the number of elements."""
+    return lambda at, loops, _: (
+        at - start * sum(stride for _, stride in loops),
+        tuple((0, stride) for _, stride in loops),
+    )
+
+
 class Values(Algebra):
     """The values of expressions."""
 
@@ -83,6 +91,8 @@ class Values(Algebra):
         op, attributes, operands, shape = self.forms[number]
         if varies and op not in ("state", "initial state", "batch", "draw", "moved state"):
             raise WrongLine(f"{op} varies", "a value that all members have")
+        if op == "linear" and len(attributes) != len(operands):
+            raise WrongLine(f"{len(attributes)} coefficients", f"{len(operands)} coefficients")
         if not operands or not all(self.sized(of) for of in (number, *operands)):
             return
         inner, due = self.shape(operands[0]), shape
@@ -95,8 +105,12 @@ class Values(Algebra):
         count = len(attributes) if op in one_each else 3 if op == "iterated" else 1 if op in single else len(operands)
         fits = len(operands) == count
         if op in ("linear", "product"):
-            due = tuple(np.broadcast_shapes(*(self.shape(of) for of in operands), *([shape] if op == "linear" else [])))
+            shapes = [self.shape(of) for of in (*operands, *([number] if op == "linear" else []))]
+            due = tuple(np.broadcast_shapes(*shapes))
             fits, root = fits and list(operands) == sorted(set(operands)), True
+            if op == "product":  # a coefficient stands in front
+                fits = fits and all(next(filter(None, self.forms[of].attributes), 1) == 1 for of in operands
+                                    if self.forms[of].op == "linear")  # fmt: skip
         elif op == "view":
             fits, root = (
                 fits and attributes is None and prod(inner) == prod(shape or ()) and inner != shape,
@@ -136,10 +150,11 @@ class Values(Algebra):
         elif op in ("reduced", "on member", "iterated", "inverse", "counted"):
             due, root = inner, True
             fits = fits and (attributes is None) == (op in ("inverse", "counted"))
+            fits = fits and (op != "reduced" or len(attributes) == 2)
         elif operator(op).elementwise or op in ("round", "cast"):
-            due, root = tuple(np.broadcast_shapes(*map(self.shape, operands))), True
+            due, root = tuple(np.broadcast_shapes(*(self.shape(of) for of in operands))), True
         else:
-            root = True
+            fits, root = not operator(op).name or len(attributes) == 2, True  # also the place of the result
         if not fits or due != shape or not root:
             raise WrongLine(str(self.forms[number]), f"{op} in normal form, shape {due}")
 
@@ -153,6 +168,13 @@ class Values(Algebra):
             return inner.reshape(shape)
         return self.arrays.get(number)
 
+    def known(self, number: int) -> np.ndarray:
+        """The whole numbers in a constant. Raises WrongLine for any other expression."""
+        array = self.array(number)
+        if array is None:
+            raise WrongLine("a shape that is no constant", lemma="open shape")
+        return array
+
     def due(self, number: int, value: Stretches, what: str) -> None:
         """Raise WrongLine unless an expression has a value."""
         if not self.alike(self.stretches(number), value):
@@ -160,7 +182,7 @@ class Values(Algebra):
 
     def constant(self, number: int, array: np.ndarray) -> None:
         """Raise WrongLine unless an expression is a constant."""
-        op, attributes, operands, shape = self.forms[number]
+        op, _, operands, shape = self.forms[number]
         kind, flat = array.dtype.kind, array.reshape(-1)
         if shape != array.shape:
             raise WrongLine(f"a constant of shape {shape}", f"shape {array.shape}")
@@ -245,17 +267,7 @@ class Values(Algebra):
             else:
                 step = loops[0][1] if len(loops) == 1 and all(len(of[2]) < 2 for of in places) else 0
                 start = at // step if step > 0 else 0
-                body = (
-                    moved(
-                        terms,
-                        lambda at, loops, _: (
-                            at - start * sum(stride for _, stride in loops),
-                            tuple((0, stride) for _, stride in loops),
-                        ),
-                    )
-                    if step > 0
-                    else terms
-                )
+                body = moved(terms, _first(start)) if step > 0 else terms
                 live = axes & self.axes_of(terms)
                 parts = (
                     []

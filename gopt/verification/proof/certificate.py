@@ -130,7 +130,7 @@ class CertificateWriter:
     def _ranks(self) -> None:
         """The values of all ranks, and the states that micro-steps leave behind."""
         prover, lead = self.prover, dict[str, Values]()
-        for rank, entry, values in zip(prover.relation.ranks, self.manifest.ranks, prover.ranks):
+        for rank, values in zip(prover.relation.ranks, prover.ranks):
             moving = dict[str, int]()
             for (phase, times), results in zip(prover.relation.schedule.items(), values.files):
                 moving |= {name: results[name] for name in moving.keys() & rank.graphs[phase].inputs.keys()}

@@ -47,7 +47,8 @@ class Prover:
     def run(self) -> RankProof:
         """Read the source and all ranks as expressions, and compare."""
         with gc_paused():
-            self.expected = expected = Specification(self.expressions, self.constants, self.relation, self.varying, self.reader).read()
+            source = Specification(self.expressions, self.constants, self.relation, self.varying, self.reader)
+            self.expected = expected = source.read()
             self.expressions.seal()
             try:
                 self.ranks = self._ranks(expected)
