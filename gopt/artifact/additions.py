@@ -72,9 +72,9 @@ def added(
     alike: dict[int, list[RankGraph]] = {}
     for rank in ranks:
         alike.setdefault(rank.content, []).append(rank)
-    for first, *rest in alike.values():
-        members = _Members((first.rank, *(rank.rank for rank in rest)))
-        additions.of_ranks(members, first, types[id(program.of(first.rank))].on(first))
+    for rank, *rest in alike.values():
+        members = _Members((rank.rank, *(twin.rank for twin in rest)))
+        additions.of_ranks(members, rank, types[id(program.of(rank.rank))].on(rank))
     if program.micro_steps > 1:
         additions.phases(ranks)
     return list(additions.op_facts()), list(additions.var_facts())

@@ -90,10 +90,10 @@ def _rank_entries(program: SpmdProgram, by_rank: Mapping[int, Sequence[RankGraph
     for rank, parts in by_rank.items():
         files = {part.phase.name: rank_file(part.rank, part.phase) for part in parts}
         fed = tuple(FedInput(name, box) for name, box in program.fed_boxes(program.mesh.coordinates(rank)).items())
-        first = parts[0]
-        if first.content not in states_of:
-            states_of[first.content] = tuple(map(local_state, first.states))
-        yield RankEntry(rank, "trainer", files, states_of[first.content], local_accumulators(first), fed)
+        content = parts[0].content
+        if content not in states_of:
+            states_of[content] = tuple(map(local_state, parts[0].states))
+        yield RankEntry(rank, "trainer", files, states_of[content], local_accumulators(parts[0]), fed)
 
 
 def local_accumulators(part: RankGraph) -> tuple[LocalAccumulator, ...]:

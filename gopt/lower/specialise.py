@@ -54,8 +54,8 @@ class Specialiser:
     def rank(self, rank: int) -> RankGraph:
         """The graph of one rank of the mesh; ranks that differ along other axes alone share its contents."""
         coordinates = self.program.mesh.coordinates(rank)
-        for axes, made in self._made.items():
-            if (graph := made.get(tuple(coordinates[axis] for axis in axes))) is not None:
+        for axes, graphs in self._made.items():
+            if (graph := graphs.get(tuple(coordinates[axis] for axis in axes))) is not None:
                 return replace(graph, rank=rank)
         read = _ReadCoordinates(coordinates)
         graph = self._specialised(_Rank(read, RankGraph(rank, self.phase, [], [])))
@@ -118,7 +118,7 @@ class Specialiser:
 
     def _broadcast(self, at: _Rank, node: Node) -> Sequence[Node]:
         """Only the root gives a Broadcast its inputs."""
-        member = self.program.mesh.place(str(node.attributes["group"]), at.coordinates)
+        member = self.program.mesh.index_at(str(node.attributes["group"]), at.coordinates)
         if not node.inputs or member == node.attributes["root"]:
             return (node,)
         return self._variant((node, "no root"), lambda: [_with(node, [])])
@@ -170,8 +170,8 @@ class _ReadCoordinates(Mapping[str, int]):
         self.axes: dict[str, int] = {}
 
     def __getitem__(self, axis: str) -> int:
-        place = self.axes[axis] = self._of[axis]
-        return place
+        self.axes[axis] = self._of[axis]
+        return self._of[axis]
 
     def __iter__(self) -> Iterator[str]:
         self.axes.update(self._of)

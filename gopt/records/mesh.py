@@ -223,9 +223,9 @@ class Mesh:
 
     def index(self, group: str, rank: int) -> int:
         """Index of a rank inside the group."""
-        return self.place(group, self.coordinates(rank))
+        return self.index_at(group, self.coordinates(rank))
 
-    def place(self, group: str, coordinates: Mapping[str, int]) -> int:
+    def index_at(self, group: str, coordinates: Mapping[str, int]) -> int:
         """Index of the rank at ``coordinates`` inside the group."""
         sizes, position = dict(self.axes), 0
         for axis in self.split(group):
