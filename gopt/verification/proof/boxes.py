@@ -238,6 +238,8 @@ class Boxes(Elements):
         return None
 
     def elementwise(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int:
+        if self._aligned(operands):
+            return make(operands)
         parts = [operand for operand in dict.fromkeys(operands) if self.all[self.root(operand)].op in (TAKE, FLAT)]
         if not parts:
             return super().elementwise(make, operands)

@@ -13,7 +13,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import FLAT, HIGHEST, LOWEST, Expression, elements
+from gopt.verification.proof.expressions import FLAT, HIGHEST, LOWEST, TAKE, VIEW, Expression, elements
 from gopt.verification.proof.masks import Masks
 from gopt.verification.proof.selections import Selection, positions
 
@@ -76,6 +76,8 @@ class ConstantTable:
     def array(self, number: int) -> np.ndarray | None:
         """The value of a small constant, or of a part of a constant."""
         if number not in self.arrays:
+            if self.expressions.all[number].op not in (VIEW, FLAT, TAKE):
+                return None
             root = self.expressions.root(number)
             pieces = self.expressions.pieces(number)
             selection = self.expressions.selection(root)

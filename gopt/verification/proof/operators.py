@@ -77,10 +77,10 @@ class NodeReader:
         """A linear operator on some of the terms of sums: the same terms of the operator on the sums."""
         record = record_of(node)
         for slot, operand in enumerate(operands):
-            if record.slope(slot) is not Slope.LINEAR or node.is_in(CASTS | RESIZES) or not self.floating(node):
-                continue
             addends = self.expressions.addends(operand)
-            if addends is None:
+            if addends is None or record.slope(slot) is not Slope.LINEAR:
+                continue
+            if node.is_in(CASTS | RESIZES) or not self.floating(node):
                 continue
             rest = [*operands[:slot], *operands[slot + 1 :]]
             if self.expressions.depend(rest, {core for _, _, core, _ in addends}):

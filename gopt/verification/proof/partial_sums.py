@@ -17,6 +17,7 @@ from gopt.verification.proof.expressions import (
     ONE,
     PARTED,
     PRODUCT,
+    SOME_TERMS,
     SUM,
     TAKE,
     TOTAL,
@@ -95,6 +96,8 @@ class PartialSums(Boxes):
     def addends(self, number: int) -> list[Addend] | None:
         """Sums with some of the terms in an expression: coefficient, whole expression, sum, terms; None for any other
         term."""
+        if not self._traits[number] & SOME_TERMS:
+            return None
         op, attributes, operands, shape = self.all[number]
         if op == PARTED:
             core, parts = cast(tuple[int, tuple[Part, ...]], attributes)
