@@ -41,16 +41,14 @@ class ConstantTable:
         self.origins: dict[int, tuple[Graph, Node, int]] = {}
         """Operators without laws: a node that was read so, and the index of the result."""
         self.masks = Masks(expressions, self.arrays)
-        self._stored: dict[tuple[str, int, TensorType], int] = {}
+        self._stored: dict[tuple[str, int, TensorType], tuple[int, Tensor]] = {}
 
     def stored(self, tensor: Tensor) -> int:
-        """The expression of a stored value; a value in a file is read once."""
-        if not tensor.path:
-            return self.number(np.asarray(tensor.numpy()))
-        key = tensor.path, tensor.offset, tensor.type
+        """The expression of a stored value, which is read once."""
+        key = (tensor.path, tensor.offset, tensor.type) if tensor.path else ("", id(tensor), tensor.type)
         if key not in self._stored:
-            self._stored[key] = self.number(np.asarray(tensor.numpy()))
-        return self._stored[key]
+            self._stored[key] = self.number(np.asarray(tensor.numpy())), tensor
+        return self._stored[key][0]
 
     def number(self, array: np.ndarray) -> int:
         """The expression of a value."""

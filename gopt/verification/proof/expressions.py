@@ -176,7 +176,7 @@ class Elements:
             for operand in operands:
                 varies |= self.varies[operand]
             self.varies.append(varies)
-            self.finite.append(op in _FINITE and all([self.finite[operand] for operand in operands]))
+            self.finite.append(op in _FINITE and all(map(self.finite.__getitem__, operands)))
             count = elements(shape)
             self._counts.append(count)
             inner = self.all[operands[0]].op if op == VIEW else op
@@ -446,31 +446,38 @@ class Elements:
             return [(inner, *part) for inner, part in zip(expression.operands, expression.attributes)]  # type: ignore[call-overload]
         return [(root, 0, self.elements(root) or 0)]
 
+    def ranges(self, number: int) -> tuple[tuple[int, int], ...]:
+        """The ranges in a flat value; () for any other value."""
+        op, attributes, _, _ = self.all[number]
+        return cast(tuple[tuple[int, int], ...], attributes) if op == FLAT else ()
+
     def flat(self, pieces: Iterable[Piece]) -> int:
         """Ranges of elements in a row, as a value of rank 1."""
         joined: list[Piece] = []
         for number, start, stop in pieces:
             if start == stop:
                 continue
-            value = self.uniform(number)
+            value = None if self._ranged[number] else self.uniform(number)
             if value is not None:
                 length = stop - start
                 if joined and self.uniform(joined[-1][0]) == value:
                     length += joined.pop()[2]
                 joined.append((self.constant(value, (length,)), 0, length))
-            elif self.all[number].op in (FLAT, VIEW):
+            elif not self._direct[number] and self.all[number].op in (FLAT, VIEW):
                 joined.extend(self.cut(number, start, stop))
             elif joined and joined[-1][0] == number and joined[-1][2] == start:
                 joined[-1] = number, joined[-1][1], stop
             else:
                 joined.append((number, start, stop))
-        length = sum(stop - start for _, start, stop in joined)
         if not joined:
             return self.linear({}, (0,))
-        if len(joined) == 1 and joined[0][1:] == (0, self.elements(joined[0][0])):
-            return self.view(joined[0][0], (length,))
-        ranges = tuple((start, stop) for _, start, stop in joined)
-        return self._number(FLAT, ranges, tuple(root for root, _, _ in joined), (length,))
+        if len(joined) == 1:
+            ((number, start, stop),) = joined
+            if start == 0 and stop == self.elements(number):
+                return self.view(number, (stop,))
+            return self._number(FLAT, ((start, stop),), (number,), (stop - start,))
+        roots, starts, stops = zip(*joined)
+        return self._number(FLAT, tuple(zip(starts, stops)), roots, (sum(stops) - sum(starts),))
 
     def cut(self, number: int, start: int, stop: int) -> list[Piece]:
         """Elements ``start`` to ``stop`` of a value, as pieces."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -41,8 +42,12 @@ class NodeReader:
 
     def __init__(self, expressions: Expressions, graph: Graph, drawn: frozenset[str], table: ConstantTable) -> None:
         self.expressions, self.graph, self.drawn, self.table = expressions, graph, drawn, table
-        self._widened: dict[str, str] = {}
+        self.widened: MutableMapping[str, str] = {}
         """Value behind a cast to a wider type -> the type before: the cast back rounds nothing."""
+
+    def follow(self, leader: NodeReader) -> None:
+        """Know the casts that a reader of the same nodes has read."""
+        self.widened = ChainMap({}, leader.widened)
 
     def of_graph(self, graph: Graph) -> NodeReader:
         """A reader of the nodes of another graph."""
