@@ -294,7 +294,7 @@ class Sweep:
             sweep.values.update(zip(node.outputs, numbers or ()))
 
     def _signature(self, node: Node, types: Sequence[Type]) -> CallSignature:
-        """What must be alike on all members. Raises InputError."""
+        """The facts of a call that all members have alike. Raises InputError."""
         if node.encoded is None:
             return call_signature(node.op_type, node.attributes, types)
         key = node.encoded, tuple(types)
