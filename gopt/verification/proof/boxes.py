@@ -5,7 +5,7 @@ the operator on whole values, or, where the operator sums over the dimension, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 from typing import cast
@@ -64,14 +64,16 @@ class Boxes(Elements):
         self.sealed = False
         self.of_ranks = 0
         """The first number behind the source's."""
-        self._by_operator: dict[str, list[int]] = {}
+        self._results_of: dict[str, dict[Sizes, None]] = {}
+        """Operator -> the shapes of the results in the source."""
         self._readers: dict[tuple[str, int], list[int]] = {}
 
     def seal(self) -> None:
         """End the reading of the source: all parts so far are whole values."""
         self.sealed, self.of_ranks = True, len(self.all)
         for number, (op, _, operands, shape) in enumerate(list(self.all)):
-            self._by_operator.setdefault(op, []).append(number)
+            if elements(shape) is not None:
+                self._results_of.setdefault(op, {})[shape] = None  # type: ignore[index]
             for operand in dict.fromkeys(operands):
                 self._readers.setdefault((op, operand), []).append(number)
             base = self._base(number) if op in (TAKE, FLAT) else None
@@ -81,9 +83,10 @@ class Boxes(Elements):
             elif op == VIEW and elements(shape) is not None:
                 self._shapes.setdefault(operands[0], {})[shape] = None  # type: ignore[index]
 
-    def of_source(self, op: str) -> Sequence[int]:
-        """The expressions of an operator in the source."""
-        return self._by_operator.get(op, ())
+    def lengths(self, op: str, dim: int) -> Sequence[int]:
+        """The lengths of a dimension in the results of an operator in the source."""
+        sizes = self._results_of.get(op, ())
+        return tuple(dict.fromkeys(shape[dim] for shape in sizes if dim < len(shape)))
 
     def readers(self, op: str, operand: int) -> Sequence[int]:
         """The readers of an expression in the source, of an operator."""
@@ -198,6 +201,24 @@ class Boxes(Elements):
             return None
         return next(iter(self._in_shape(whole, selection, number).items()), None)
 
+    def _shapes_of(self, number: int) -> Iterable[Sizes]:
+        """The shapes of a value in the source."""
+        return self._shapes.get(self.root(number), ())
+
+    def boxes(self, number: int) -> Iterator[Box]:
+        """The box of a part; of a part with dimensions of length 1 also of the whole value in other shapes of the
+        source."""
+        box = self.box(number)
+        if box is None:
+            return
+        yield box
+        whole, selection = box
+        shape, part = self._sizes(whole) or (), self._sizes(number) or ()
+        for sizes in self._shapes_of(whole) if 1 in part else ():
+            chosen = through(shape, selection, sizes) if sizes != shape and len(sizes) == len(part) else None
+            if chosen is not None and sizes_of(chosen, sizes) == part:
+                yield self.view(whole, sizes), chosen
+
     def _smallest(self, whole: int, selection: Selection, shape: Sizes) -> Box | None:
         """The smallest part taken by the source of a value that contains a selection."""
         best: Box | None = None
@@ -238,6 +259,11 @@ class Boxes(Elements):
         return None
 
     def elementwise(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int:
+        padded = next((operand for operand in operands if operand in self.padded), None)
+        if padded is not None:
+            shapes = {self.shape(operand) for operand in operands if self.ranged(operand)}
+            if shapes == {broadcast(self.shape(operand) for operand in operands)}:
+                return self._by_rows(make, operands, padded)
         parts = [operand for operand in dict.fromkeys(operands) if self.all[self.root(operand)].op in (TAKE, FLAT)]
         if not parts:
             return super().elementwise(make, operands)
@@ -257,22 +283,50 @@ class Boxes(Elements):
             return self.view(self.take(self.elementwise(make, values), selection), shape)
         return super().elementwise(make, operands)
 
+    def _by_rows(self, make: Callable[[Sequence[int]], int], operands: Sequence[int], padded: int) -> int:
+        """An elementwise operator on rows and constant rows behind one another."""
+        _, axis, rows, _ = self.all[padded]
+        at, results = 0, []
+        for row in rows:
+            sizes = self._sizes(row) or ()
+            selection = along(cast(int, axis), ((at, at + sizes[cast(int, axis)]),), len(sizes))
+            values = [
+                self.view(self.flat(self.apart(self.take(operand, selection))), sizes)
+                if self.ranged(operand) else self._narrow(operand)
+                for operand in operands
+            ]  # fmt: skip
+            results.append(self.elementwise(make, values))
+            at += sizes[cast(int, axis)]
+        return self.in_rows(results, cast(int, axis))
+
+    def in_rows(self, numbers: Sequence[int], axis: int) -> int:
+        """Values behind one another of which some are constant rows, or were."""
+        number = self.concatenated(numbers, axis)
+        if self.all[number].op == CONCAT:
+            self.padded.add(number)
+        return number
+
     def _elementwise_boxes(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int | None:
         """The part of the result on whole operands."""
         shape = broadcast(self.shape(operand) for operand in operands)
         if elements(shape) is None or not shape or (len(shape) == 1 and not self._mixed(operands)):
             return None
-        boxes = [self.box(operand) for operand in operands]
+        boxes: list[Box | None] = []
         chosen: dict[int, tuple[int, Runs]] = {}
-        for box in boxes:
-            if box is None:
-                continue
-            sizes = self._sizes(box[0]) or ()
-            for dim, (size, runs) in enumerate(zip(sizes, box[1]), len(shape) - len(sizes)):
-                if runs is None:
-                    continue
-                if length(runs, size) != shape[dim] or chosen.setdefault(dim, (size, runs)) != (size, runs):
+        for operand in operands:
+            box = None
+            for box in self.boxes(operand):
+                sizes = self._sizes(box[0]) or ()
+                pairs = enumerate(zip(sizes, box[1]), len(shape) - len(sizes))
+                parts = {dim: (size, runs) for dim, (size, runs) in pairs if runs is not None}
+                if all(length(part[1], part[0]) == shape[dim] and chosen.get(dim, part) == part
+                       for dim, part in parts.items()):  # fmt: skip
+                    chosen |= parts
+                    break
+            else:
+                if box is not None:
                     return None
+            boxes.append(box)
         if not chosen:
             return None
         values = []
@@ -326,7 +380,11 @@ class Boxes(Elements):
                 if result is not None:
                     return result
         result = self._joined_boxes(numbers, [self.box(number) for number in numbers], axis)
-        return self._number(CONCAT, axis, tuple(numbers), shape) if result is None else result
+        if result is None:
+            result = self._number(CONCAT, axis, tuple(numbers), shape)
+            if values != {None} and prod(shape[:axis]) == 1:
+                self.padded.add(result)
+        return result
 
     def _joined_boxes(self, numbers: Sequence[int], boxes: Sequence[Box | None], axis: int) -> int | None:
         """Parts in a row: a part of the common whole value, or of the whole values in a row."""
@@ -403,7 +461,7 @@ class Boxes(Elements):
         if sizes_of(selection, shape) == part:
             return {whole: selection}
         result: dict[int, Selection] = {}
-        for sizes in self._shapes.get(self.root(whole), ()):
+        for sizes in self._shapes_of(whole):
             chosen = through(shape, selection, sizes) if len(sizes) == len(part) else None
             if chosen is not None and sizes_of(chosen, sizes) == part:
                 result[self.view(whole, sizes)] = chosen

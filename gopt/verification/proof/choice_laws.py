@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -126,7 +126,7 @@ def scatter(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arr
         return None
     rank, box = len(shape or ()), expressions.box(data)
     axis = node.attributes.get("axis", 0) % rank
-    for size in dict.fromkeys([expressions.shape(box[0])[axis]] if box else _scattered(reader, node, axis)):  # type: ignore[index]
+    for size in [expressions.shape(box[0])[axis]] if box else expressions.lengths(node.op_type, axis):  # type: ignore[index]
         chosen = reader.table.masks.chosen(flag, position, size)
         if chosen is None or not _flags_rows(reader, node, flag, updates, position):
             continue
@@ -187,11 +187,3 @@ def _flags_rows(reader: NodeReader, node: Node, flag: int, updates: int, positio
         return flags == masked and elements(flags) == elements(indices)
     after = expressions.shape(updates) or ()
     return indices[-1:] == (1,) and masked == after and flags == (*indices[:-1], *[1] * (len(after) - len(indices) + 1))
-
-
-def _scattered(reader: NodeReader, node: Node, axis: int) -> Iterator[int]:
-    """The lengths of a dimension in such sums of the source."""
-    for number in reader.expressions.of_source(node.op_type):
-        shape = reader.expressions.shape(number)
-        if elements(shape) is not None and axis < len(shape or ()):
-            yield int((shape or ())[axis] or 0)

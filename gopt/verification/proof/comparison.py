@@ -76,7 +76,7 @@ class Comparison:
                     complete |= not part.pieces
                     parts |= set(part.pieces)
                     actual, due = self._output(rank.rank, output, part, whole)
-                    if self.expressions.root(actual) != self.expressions.root(due):
+                    if self._apart(actual) != self._apart(due):
                         apart.append((rank.rank, actual, due))
             claim = self._claim(name, "loss" if name in self.training.losses else usual, apart)
             complete = complete or self._complete(name, parts)
@@ -133,12 +133,18 @@ class Comparison:
         position = 0
         for piece in state.pieces:
             parts = [
-                self.expressions.flat(self.expressions.cut(number, position, position + piece.elements))
+                self._apart(self.expressions.flat(self.expressions.cut(number, position, position + piece.elements)))
                 for number in (actual, due)
             ]
             if parts[0] != parts[1] or not alike:
                 yield piece.tensor, parts[0], parts[1]
             position += piece.elements
+
+    def _apart(self, number: int) -> int:
+        """A value, flat, with rows and constant rows apart."""
+        if self.expressions.elements(number) is None:
+            return self.expressions.root(number)
+        return self.expressions.flat(self.expressions.apart(number))
 
     def _claim(self, name: str, kind: str, apart: Sequence[tuple[int, int, int]]) -> Claim:
         if not apart:

@@ -147,6 +147,8 @@ class Elements:
         """Whether an expression is a number wherever the leaves are: only then a difference of two is zero."""
         self.counts: set[int] = set()
         """Counts of samples or tokens that are never negative: where the sum is zero, all terms are."""
+        self.padded: set[int] = set()
+        """Rows and constant rows behind one another, and elementwise operators on such."""
         self._numbers: dict[Expression, int] = {}
         self._reduced: dict[tuple[str, frozenset[str], int], int] = {}
         self._scales: dict[int, tuple[Coefficient, int]] = {}
@@ -426,6 +428,17 @@ class Elements:
             return [(inner, *part) for inner, part in zip(expression.operands, expression.attributes)]  # type: ignore[call-overload]
         return [(root, 0, self.elements(root) or 0)]
 
+    def apart(self, number: int) -> list[Piece]:
+        """The ranges in a flat value, with rows and constant rows apart."""
+        result: list[Piece] = []
+        for root, start, stop in self.pieces(number):
+            if root in self.padded:
+                whole = self.flat(piece for row in self.all[root].operands for piece in self.pieces(row))
+                result += self.apart(self.flat(self.cut(whole, start, stop)))
+            else:
+                result.append((root, start, stop))
+        return result
+
     def flat(self, pieces: Iterable[Piece]) -> int:
         """Ranges of elements in a row, as a value of rank 1."""
         joined: list[Piece] = []
@@ -489,7 +502,7 @@ class Elements:
                 operands = [operand if operand in large else self._narrow(operand) for operand in operands]
             return make(operands)
         if any(self.all[operand].op == FLAT for operand in large):
-            return self._by_ranges(make, operands, count) if shape == (count,) else make(operands)
+            return self._by_ranges(make, operands, count)
         within = self._common(large, count)
         inner = [self.view(operand, within) if operand in large else self._narrow(operand) for operand in operands]
         return make(inner) if within == shape else self.view(self.elementwise(make, inner), shape)
@@ -516,7 +529,7 @@ class Elements:
             if not self.ranged(operand):
                 rows.append(None)
                 continue
-            pieces = self.pieces(operand)
+            pieces = self.apart(operand)
             rows.append(pieces)
             position = 0
             for _, start, stop in pieces:
@@ -527,23 +540,26 @@ class Elements:
         result: list[Piece] = []
         for number, (low, high) in enumerate(pairwise(bounds)):
             parts = [None if column is None else column[number] for column in columns]
-            ranged = [part for part in parts if part is not None]
-            counts = {self.elements(root) for root, _, _ in ranged}
-            if len({part[1:] for part in ranged}) == 1 and len(counts) == 1:
-                count = counts.pop() or 0
-                shape = () if count == 1 else self._common([root for root, _, _ in ranged], count)
-                _, start, stop = ranged[0]
-                values = [
-                    self._narrow(operand) if part is None else self.view(part[0], shape)
-                    for part, operand in zip(parts, operands)
-                ]
-                result.append((self.elementwise(make, values), start, stop))
-            else:
-                values = [
-                    self._narrow(operand) if part is None else self.flat([part])
-                    for part, operand in zip(parts, operands)
-                ]
-                result.append((make(values), 0, high - low))
+            ranged = [part for part in parts if part is not None and self.uniform(part[0]) is None]
+            counts = {self.elements(root) or 0 for root, _, _ in ranged}
+            aligned = len({part[1:] for part in ranged}) == 1 and len(counts) == 1
+            before = min((start for _, start, _ in ranged), default=0)
+            start, length = 0, high - low
+            shape: Shape = ()
+            if aligned:
+                (_, start, _), length = ranged[0], counts.pop()
+                shape = () if length == 1 else self._common([root for root, _, _ in ranged], length)
+            elif ranged:  # the longest ranges that stand side by side
+                start, length = before, min((self.elements(root) or 0) - at for root, at, _ in ranged) + before
+            values = []
+            for part, operand in zip(parts, operands):
+                if part is None or (ranged and self.uniform(part[0]) is not None):
+                    values.append(self._narrow(operand if part is None else part[0]))
+                elif aligned:
+                    values.append(self.view(part[0], shape))
+                else:
+                    values.append(self.flat([(part[0], part[1] - before, part[1] - before + length)]))
+            result.append((self.elementwise(make, values) if aligned else make(values), start, start + high - low))
         return self.flat(result)
 
     @staticmethod
@@ -562,7 +578,7 @@ class Elements:
 
     def total(self, number: int, shape: Shape = ()) -> int:
         """The sum of all elements."""
-        return self.view(self._total(self.pieces(number)), shape)
+        return self.view(self._total(self.apart(number)), shape)
 
     def _total(self, pieces: Iterable[Piece]) -> int:
         terms: dict[int, Coefficient] = {}

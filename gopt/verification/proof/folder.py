@@ -27,6 +27,7 @@ from gopt.verification.proof.rounds import check_tables
 from gopt.verification.rank_programs import Held, RankPrograms, joined, load_rank, start_values
 from gopt.verification.verify import source_training
 
+_NUMBERS = "gopt verify compares the ranks by numbers"
 _AGAIN = "a file of the folder was edited: write the folder again"
 
 
@@ -43,7 +44,7 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
     if spatial:
         raise UnsupportedError(
             f"{folder} shares places of images along {', '.join(spatial)}: gopt prove has no laws of windows",
-            "gopt verify compares the ranks by numbers",
+            _NUMBERS,
         )
     check_all_ranks(manifest, home)
     advance("reading the source")
@@ -57,7 +58,7 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
         training=training, mesh=mesh, ranks=ranks, schedule=manifest.schedule, accumulate=manifest.accumulate,
         loss_reduction=manifest.loss_reduction, statistics=manifest.statistics, reductions=manifest.reductions,
         synchronised=manifest.synchronised, plan=manifest.parameter_server,
-        remedy=_AGAIN,
+        remedy=_AGAIN, instead=_NUMBERS,
     )  # fmt: skip
 
 

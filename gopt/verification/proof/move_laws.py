@@ -65,11 +65,15 @@ def expand(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
         fitting = reader.expressions.shape(value) == sizes
         return value if fitting else reader.expressions.apply(node.op_type, None, [value], sizes)
 
-    box, before = reader.expressions.box(number), reader.expressions.shape(number) or ()
+    before = reader.expressions.shape(number) or ()
     front = len(shape) - len(before)
-    if box is None or any(runs and old != new for runs, old, new in zip(box[1], before, shape[front:])):
+    boxes = (
+        box for box in reader.expressions.boxes(number)
+        if not any(runs and old != new for runs, old, new in zip(box[1], before, shape[front:]))
+    )  # fmt: skip
+    whole, selection = next(boxes, (None, ()))
+    if whole is None:
         return spread(number, shape)
-    whole, selection = box
     sizes, chosen = list(shape), [None] * front + list(selection)
     for dim, runs in enumerate(selection, front):
         if runs is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -14,7 +15,7 @@ from gopt.ir.constant_folding import as_folded, measured
 from gopt.ir.graph import Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
-from gopt.operators.dims.link import DimFactor, OperatorUse
+from gopt.operators.dims.link import DimFactor, DimFactors, OperatorUse
 from gopt.operators.kinds import CASTS, COPIES, PARTS, RESHAPES, RESIZES, SIZES
 from gopt.operators.operator import Operator, Slope
 from gopt.verification.proof import choice_laws, move_laws, sum_laws
@@ -108,12 +109,22 @@ class NodeReader:
         use = self.use(node, operands, shapes)
         if use is None:
             return None
-        factors = list(record.dims(use))
-        for wholes in self._wholes(node, operands, boxes):
-            results = self._of_factors(node, operands, boxes, wholes, factors, shapes)
-            if results is not None:
-                return results
-        return None
+        factors, fallback = list(record.dims(use)), None
+        for chosen in self._choices(operands, boxes):
+            for wholes in self._wholes(node, operands, chosen):
+                results = self._of_factors(node, operands, chosen, wholes, record.dims, factors, shapes)
+                if results is not None and all(self.core(number) < self.expressions.of_ranks for number in results):
+                    return results
+                fallback = fallback or results
+        return fallback
+
+    def _choices(self, operands: Sequence[int], boxes: Sequence[Box | None]) -> Iterator[Sequence[Box | None]]:
+        """The boxes of operands, and boxes in which one is of a whole value of another shape."""
+        yield boxes
+        for slot, box in enumerate(boxes):
+            for reshaped in self.expressions.boxes(operands[slot]):
+                if reshaped != box:
+                    yield [*boxes[:slot], reshaped, *boxes[slot + 1 :]]
 
     def _wholes(self, node: Node, operands: Sequence[int], boxes: Sequence[Box | None]) -> Iterator[list[int]]:
         """Possible whole operands for a node on parts: of the parts, or of a node of the source."""
@@ -128,7 +139,7 @@ class NodeReader:
 
     def _of_factors(
         self, node: Node, operands: Sequence[int], boxes: Sequence[Box | None], wholes: list[int],
-        factors: Sequence[DimFactor], shapes: Sequence[Shape],
+        dims: DimFactors, factors: Sequence[DimFactor], shapes: Sequence[Shape],
     ) -> list[int] | None:  # fmt: skip
         """The results on whole operands, cut as the operands are along the indices of an operator."""
         expressions, selected = self.expressions, {}
@@ -141,6 +152,7 @@ class NodeReader:
         chosen: list[list[Runs | None]] = [[None] * len(shape) for shape in sizes]
         cut: list[list[Runs | None]] = [[None] * len(expressions.shape(whole) or ()) for whole in wholes]
         partial: list[tuple[str, Part, tuple[object, ...]]] = []
+        spread: list[DimFactor] = []
         for factor in factors:
             slots = [(slot, where) for slot, where in enumerate(factor.operands) if where is not None]
             matched = {selected.pop(pair) for pair in list(selected) if pair in slots}
@@ -152,11 +164,16 @@ class NodeReader:
             for slot, where in slots:
                 if not isinstance(where, int) or where >= len(cut[slot]):
                     return None
-                fits = (expressions.shape(wholes[slot]) or ())[where] == size
-                moved = wholes[slot] if fits else expressions.resized(wholes[slot], where, size, runs)
-                if moved is None:
+                before = (expressions.shape(wholes[slot]) or ())[where]
+                moved = wholes[slot] if before == size else expressions.resized(wholes[slot], where, size, runs)
+                if moved is not None:
+                    wholes[slot], cut[slot][where] = moved, runs
+                elif before == 1:
+                    row = (*factor.operands[:slot], None, *factor.operands[slot + 1 :])
+                    factor = replace(factor, operands=row, filled=True)
+                    spread.append(factor)
+                else:
                     return None
-                wholes[slot], cut[slot][where] = moved, runs
             for index, out in enumerate(factor.results):
                 if isinstance(out, int):
                     sizes[index][out], chosen[index][out] = size, runs
@@ -167,6 +184,11 @@ class NodeReader:
         cut_again = [expressions.take(whole, tuple(selection)) for whole, selection in zip(wholes, cut)]
         if selected or cut_again != list(operands) or (len(partial) > 1 and {row[0] for row in partial} != {"sum"}):
             return None
+        if spread:  # a part of length 1 beside a dimension of length 1: an index of the part alone, if of its whole
+            use = self.use(node, wholes, [tuple(shape) for shape in sizes])
+            of_wholes = {replace(factor, filled=True) for factor in dims(use)} if use is not None else set()
+            if not of_wholes.issuperset(spread):
+                return None
         results = self.results(node, wholes, [tuple(shape) for shape in sizes])
         for index, (how, part, where_made) in ((index, row) for index in range(len(results)) for row in partial):
             if where_made[index] is not None:

@@ -233,6 +233,8 @@ class PartialSums(Boxes):
     def _reduction(self, number: int, axes: frozenset[str], how: str) -> int:
         op, attributes, operands, _ = self.all[number]
         live = axes & self.varies[number]
+        if live and live == axes and number in self.padded:
+            return self.in_rows([self.reduced(row, live, how) for row in operands], cast(int, attributes))
         if live and live == axes and op == TAKE:
             return self.take(self.reduced(operands[0], live, how), cast(Selection, attributes))
         if live and live == axes and op == PARTED and how == "sum":

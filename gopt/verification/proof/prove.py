@@ -6,7 +6,7 @@ the source's new states at the end, for the combined gradients of all batches.""
 from __future__ import annotations
 
 from gopt.collectives.messages import ROUND_INPUT
-from gopt.errors import InputError
+from gopt.errors import InputError, UnsupportedError
 from gopt.ir.graph import COMM, Graph
 from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.system.garbage import gc_paused
@@ -58,6 +58,8 @@ class Prover:
                 )
             except InputError as error:
                 raise InputError(error.message, *error.hints, self.relation.remedy) from None
+            except UnsupportedError as error:
+                raise UnsupportedError(error.message, *error.hints, *filter(None, [self.relation.instead])) from None
             return Comparison(self.expressions, self.constants, self.relation, expected, self.ranks).proof()
 
     def reader(self, graph: Graph) -> NodeReader:

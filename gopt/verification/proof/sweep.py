@@ -28,6 +28,14 @@ class UnpairedCall(Exception):
         self.rank, self.node, self.actual, self.expected = rank, node.label, actual, expected
 
 
+def unsized(node: Node) -> UnsupportedError:
+    """The refusal of a call or a message with an operand of unknown type or size."""
+    return UnsupportedError(
+        f"{node.op_type} {node.label!r}: the type or the size of an operand is unknown",
+        "fix open dimensions of the inputs, and give values their types (onnx.shape_inference)",
+    )
+
+
 Values = dict[str, int]
 """Name of a value -> the number of its expression."""
 
@@ -164,7 +172,7 @@ class Sweep:
         if signatures[0].reduce in ("sum", "mean") and signatures[0].dtype in _NARROW:
             raise UnsupportedError(
                 f"{nodes[0].op_type} {nodes[0].label!r} sums {signatures[0].dtype}, which may overflow",
-                "gopt verify compares the ranks by numbers",
+                "cast the operand to int32 before the call",
             )
         all_coordinates = [{axis: self._places[sweep.rank][axis] for axis in axes} for sweep in members]
         operands = [sweep.operands(node, node.inputs) for sweep, node in zip(members, nodes)]
@@ -178,8 +186,5 @@ class Sweep:
         dtype = next(dtypes, str(node.attributes.get("dtype", "")))
         shapes = [self.expressions.shape(sweep.values[name]) for name in node.inputs]
         if dtype in ("", "undefined") or any(elements(shape) is None for shape in shapes):
-            raise UnsupportedError(
-                f"{node.op_type} {node.label!r}: the type or the size of an operand is unknown",
-                "fix open dimensions of the inputs, and give values their types (onnx.shape_inference)",
-            )
+            raise unsized(node)
         return [(dtype, tuple(map(int, shape or ()))) for shape in shapes]  # type: ignore[arg-type]
