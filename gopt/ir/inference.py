@@ -161,7 +161,8 @@ def _inferred(copy: ModelProto, graph: GraphProto | None = None) -> Iterable[onn
         if graph is None:
             graph = onnx.shape_inference.infer_shapes(copy, strict_mode=False).graph
         infos = (*graph.value_info, *graph.output)
-        open_ends = any(not read_type(info.type).static for info in infos) or len(infos) < len(copy.graph.node)
+        types = decoded(infos, lambda info: read_type(info.type))
+        open_ends = not all(type.static for _, type in types) or len(infos) < len(copy.graph.node)
         if open_ends and not any(map(_long, (*infos, *copy.graph.input))):
             graph = onnx.shape_inference.infer_shapes(copy, data_prop=True, strict_mode=False).graph
             infos = (*graph.value_info, *graph.output)

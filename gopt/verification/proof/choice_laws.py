@@ -162,7 +162,7 @@ def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Ar
             return None
         flags = flag.reshape(-1)
         updates = reader.expressions.view(masked.operands[1], reader.expressions.shape(updates))
-    rows = np.full(size, -1)
+    rows = np.full(size, -2)  # no row is the one before the first
     if node.attributes.get("reduction", "none") not in ("none", "add"):
         return None
     if ((indices < 0) | (indices >= size))[flags].any() or np.unique(indices[flags]).size != flags.sum():

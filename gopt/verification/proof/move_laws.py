@@ -39,8 +39,8 @@ def cast(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays
     if "undefined" in (source, to) and node.is_in(CASTS):
         return None
     if to in EXACT.get(source, ()):
-        reader._widened[node.outputs[0]] = reader._widened.get(node.inputs[0], source)
-    if reader._widened.get(node.inputs[0]) == to:
+        reader.widened[node.outputs[0]] = reader.widened.get(node.inputs[0], source)
+    if reader.widened.get(node.inputs[0]) == to:
         return operands[0]
     return as_type(reader.expressions, operands[0], source, to)
 
