@@ -109,6 +109,11 @@ class RankGraph:
         return (node for block in self.blocks for node in block.calls)
 
     @property
+    def content(self) -> int:
+        """A number common to graphs that ``specialise`` made once for several ranks."""
+        return id(self.blocks)
+
+    @property
     def own(self) -> list[RankState | RankAccumulator]:
         """Everything carried from file to file by the rank alone, beside values of all ranks."""
         return [*self.states, *self.accumulators]

@@ -117,7 +117,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "verification.proof.calls verification.proof.comparison verification.proof.constants "
         "verification.proof.evaluation verification.proof.expected verification.proof.folder "
         "verification.proof.operators verification.proof.relation verification.proof.relation_file "
-        "verification.proof.result verification.proof.samples verification.proof.sweep "
+        "verification.proof.result verification.proof.samples "
         "verbs.prove cli.prove cli.render_prove",
         "one proof: its laws by numbers, its verdicts on right folders and on planted errors",
         "verification/proof/test_expressions.py", "verification/proof/test_proof_prove.py",

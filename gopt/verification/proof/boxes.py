@@ -272,6 +272,8 @@ class Boxes(Elements):
         return None
 
     def elementwise(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int:
+        if self._aligned(operands):
+            return make(operands)
         padded = next((operand for operand in operands if operand in self.padded), None)
         if padded is not None:
             shapes = {self.shape(operand) for operand in operands if self.ranged(operand)}
@@ -316,7 +318,7 @@ class Boxes(Elements):
         """Values behind one another of which some are constant rows, or were."""
         number = self.concatenated(numbers, axis)
         if self.all[number].op == CONCAT:
-            self.padded.add(number)
+            self.pad(number)
         return number
 
     def _elementwise_boxes(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int | None:
@@ -410,7 +412,7 @@ class Boxes(Elements):
         if result is None:
             result = self._number(CONCAT, axis, tuple(numbers), shape)
             if values != {None} and prod(shape[:axis]) == 1:
-                self.padded.add(result)
+                self.pad(result)
         return result
 
     def _joined_boxes(self, numbers: Sequence[int], boxes: Sequence[Box | None], axis: int) -> int | None:

@@ -14,7 +14,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import FLAT, HIGHEST, LOWEST, Expression, elements
+from gopt.verification.proof.expressions import FLAT, HIGHEST, LOWEST, TAKE, VIEW, Expression, elements
 from gopt.verification.proof.masks import Masks
 from gopt.verification.proof.selections import Selection, positions
 
@@ -45,17 +45,15 @@ class ConstantTable:
         self.halves: set[tuple[int, str]] = set()
         """Results of operators of the source in half precision, with the type."""
         self.roundings: Counter[str] = Counter()
-        """Node -> number of ranks with a rounded sum of widened halves for a half of the source."""
-        self._stored: dict[tuple[str, int, TensorType], int] = {}
+        """Node -> number of rounded sums of widened halves for a half of the source."""
+        self._stored: dict[tuple[str, int, TensorType], tuple[int, Tensor]] = {}
 
     def stored(self, tensor: Tensor) -> int:
-        """The expression of a stored value; a value in a file is read once."""
-        if not tensor.path:
-            return self.number(np.asarray(tensor.numpy()))
-        key = tensor.path, tensor.offset, tensor.type
+        """The expression of a stored value, which is read once."""
+        key = (tensor.path, tensor.offset, tensor.type) if tensor.path else ("", id(tensor), tensor.type)
         if key not in self._stored:
-            self._stored[key] = self.number(np.asarray(tensor.numpy()))
-        return self._stored[key]
+            self._stored[key] = self.number(np.asarray(tensor.numpy())), tensor
+        return self._stored[key][0]
 
     def number(self, array: np.ndarray) -> int:
         """The expression of a value."""
@@ -81,6 +79,8 @@ class ConstantTable:
     def array(self, number: int) -> np.ndarray | None:
         """The value of a small constant, or of a part of a constant."""
         if number not in self.arrays:
+            if self.expressions.all[number].op not in (VIEW, FLAT, TAKE):
+                return None
             root = self.expressions.root(number)
             pieces = self.expressions.pieces(number)
             selection = self.expressions.selection(root)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.synchronised_values import SynchronisedValues
@@ -47,11 +47,20 @@ class Expected:
     names: dict[int, str]
     wire: Mapping[str, tuple[str, str]]
 
+    _held: dict[tuple[int, int], int] = field(default_factory=dict)
+
     def held(self, expressions: Expressions, state: LocalState, whole: Values) -> int:
-        """A rank's pieces of a state, flat; a copy has the type of the message."""
+        """A rank's pieces of a state, flat; a copy has the type of the message. Ranks share the records of states that
+        they have alike."""
+        key = id(state), id(whole)
+        if key not in self._held:
+            self._held[key] = self._pieces(expressions, state, whole)
+        return self._held[key]
+
+    def _pieces(self, expressions: Expressions, state: LocalState, whole: Values) -> int:
         sent = self.wire.keys() & {piece.tensor for piece in state.pieces} if state.copy else ()
         if sent:
-            whole = whole | {name: as_type(expressions, whole[name], *self.wire[name]) for name in sent}
+            whole = {**whole, **{name: as_type(expressions, whole[name], *self.wire[name]) for name in sent}}
         return held_pieces(expressions, state.pieces, whole)
 
 
@@ -132,7 +141,7 @@ class Specification:
     def _swept(self, graph: Graph, fed: Mapping[str, int]) -> Values:
         """The values of a part of the source; each call is over all ranks with different data."""
         stored = {name: self.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in fed}
-        sweep = RankSweep(0, graph, self.reader(graph), stored | dict(fed))
+        sweep = RankSweep(0, graph, self.reader(graph), {**stored, **fed})
         axes = tuple(self.relation.mesh.data_axes)
         all_coordinates = [dict.fromkeys(axes, 0)]
         while (node := sweep.to_call()) is not None:
@@ -145,7 +154,7 @@ class Specification:
                 if name and graph.type_of(name).dtype in HALVES:
                     made = self.expressions.root(sweep.values[name]), graph.type_of(name).dtype
                     self.constants.halves.add(made)
-        return sweep.values
+        return dict(sweep.values)
 
     def _gradients(self, local: Values) -> Values:
         """Each gradient for the update: combined over all batches by the rule of the relation.

@@ -39,8 +39,8 @@ def cast(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays
     if "undefined" in (source, to) and node.is_in(CASTS):
         return None
     if to in EXACT.get(source, ()):
-        reader._widened[node.outputs[0]] = reader._widened.get(node.inputs[0], source)
-    if reader._widened.get(node.inputs[0]) == to or _rounded_sum(reader, node, operands[0], to):
+        reader.widened[node.outputs[0]] = reader.widened.get(node.inputs[0], source)
+    if reader.widened.get(node.inputs[0]) == to or _rounded_sum(reader, node, operands[0], to):
         return operands[0]
     return as_type(reader.expressions, operands[0], source, to)
 
@@ -54,7 +54,7 @@ def _rounded_sum(reader: NodeReader, node: Node, number: int, to: str) -> bool:
     if not reader.expressions.sealed or (whole, to) not in reader.table.halves:
         return False
     total = reader.producers.get(node.inputs[0])
-    if total is None or not total.is_in(SUMS) or any(reader._widened.get(name) != to for name in total.inputs):
+    if total is None or not total.is_in(SUMS) or any(reader.widened.get(name) != to for name in total.inputs):
         return False
     reader.table.roundings[node.label] += 1
     return True

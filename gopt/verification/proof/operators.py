@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
@@ -41,13 +42,17 @@ class NodeReader:
 
     def __init__(self, expressions: Expressions, graph: Graph, drawn: frozenset[str], table: ConstantTable) -> None:
         self.expressions, self.graph, self.drawn, self.table = expressions, graph, drawn, table
-        self._widened: dict[str, str] = {}
+        self.widened: MutableMapping[str, str] = {}
         """Value behind a cast to a wider type -> the type before: the cast back rounds nothing."""
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:
         """Value -> the node that makes it."""
         return self.graph.producers()
+
+    def follow(self, leader: NodeReader) -> None:
+        """Know the casts that a reader of the same nodes has read."""
+        self.widened = ChainMap({}, leader.widened)
 
     def of_graph(self, graph: Graph) -> NodeReader:
         """A reader of the nodes of another graph."""
@@ -84,10 +89,10 @@ class NodeReader:
         """A linear operator on some of the terms of sums: the same terms of the operator on the sums."""
         record = record_of(node)
         for slot, operand in enumerate(operands):
-            if record.slope(slot) is not Slope.LINEAR or node.is_in(CASTS | RESIZES) or not self.floating(node):
-                continue
             addends = self.expressions.addends(operand)
-            if addends is None:
+            if addends is None or record.slope(slot) is not Slope.LINEAR:
+                continue
+            if node.is_in(CASTS | RESIZES) or not self.floating(node):
                 continue
             rest = [*operands[:slot], *operands[slot + 1 :]]
             if self.expressions.depend(rest, {core for _, _, core, _ in addends}):

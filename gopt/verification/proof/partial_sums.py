@@ -17,6 +17,7 @@ from gopt.verification.proof.expressions import (
     ONE,
     PARTED,
     PRODUCT,
+    SOME_TERMS,
     SUM,
     TAKE,
     TOTAL,
@@ -94,8 +95,8 @@ class PartialSums(Boxes):
         return inside and self.reaches[whole]((axis, None), selection) == ()
 
     def _reached(self, core: int, parts: Sequence[Part], selection: Selection) -> int:
-        """Selected elements of a sum with some terms: zeros without a term in the selection, whole values with all terms
-        of the selection."""
+        """Selected elements of a sum with some terms: zeros without a term in the selection, whole values with all
+        terms of the selection."""
         number = core
         for label, size, runs in parts:
             reaching = self.reaches[core](label, selection)
@@ -150,6 +151,8 @@ class PartialSums(Boxes):
     def addends(self, number: int) -> list[Addend] | None:
         """Sums with some of the terms in an expression: coefficient, whole expression, sum, terms; None for any other
         term."""
+        if not self._traits[number] & SOME_TERMS:
+            return None
         op, attributes, operands, shape = self.all[number]
         if op == PARTED:
             core, parts = cast(tuple[int, tuple[Part, ...]], attributes)
@@ -230,24 +233,22 @@ class PartialSums(Boxes):
         after = tuple(1 if dim in axes else size for dim, size in enumerate(shape))
         if elements(after) == 1:
             return self.total(number, (1,) * len(sizes))
-        terms: dict[int, Coefficient] = {}
-        for atom, factor in self.terms(whole):
-            inner = self.shape(atom) or ()
-            front = len(shape) - len(inner)
-            inner_axes = [dim for dim in axes if dim >= front and inner[dim - front] != 1]
-            for dim in axes:
-                factor *= 1 if dim in inner_axes else length(selection[dim], shape[dim])
-            result, core = self._summed(atom, tuple(dim - front for dim in inner_axes)) if inner_axes else (atom, atom)
-            for dim in inner_axes:
-                runs = selection[dim]
-                if runs is not None and core is None:  # a sum of several sums
-                    local = tuple(1 if dim in axes else size for dim, size in enumerate(sizes))
-                    return self._number(SUM, tuple(dim - len(sizes) for dim in sorted(axes)), (number,), local)
-                if runs is not None and core is not None:
-                    result = self.parted(result, core, (dim - len(shape),), shape[dim], runs)
-            terms[result] = terms.get(result, 0) + factor
+        factor, atom = self._scale(whole)
+        inner = self.shape(atom) or ()
+        front = len(shape) - len(inner)
+        inner_axes = [dim for dim in axes if dim >= front and inner[dim - front] != 1]
+        for dim in axes:
+            factor *= 1 if dim in inner_axes else length(selection[dim], shape[dim])
+        result, core = self._summed(atom, tuple(dim - front for dim in inner_axes)) if inner_axes else (atom, atom)
+        for dim in inner_axes:
+            runs = selection[dim]
+            if runs is not None and core is None:  # a sum of several sums
+                local = tuple(1 if dim in axes else size for dim, size in enumerate(sizes))
+                return self._number(SUM, tuple(dim - len(sizes) for dim in sorted(axes)), (number,), local)
+            if runs is not None and core is not None:
+                result = self.parted(result, core, (dim - len(shape),), shape[dim], runs)
         rest = tuple(None if dim in axes else runs for dim, runs in enumerate(selection))
-        return self.take(self.linear(terms, after), rest)
+        return self.take(self.linear({result: factor}, after), rest)
 
     def _summed(self, atom: int, axes: tuple[int, ...]) -> tuple[int, int | None]:
         """The sum of a term, factors constant along the dimensions in front; and the sum alone, if a single one.
