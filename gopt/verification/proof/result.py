@@ -59,8 +59,8 @@ class Claim:
 class RankProof(HtmlTable):
     """Result of a proof: ``claims``, states first. ``expressions``: the number of different expressions.
 
-    ``roundings``: node -> number of rounded sums of widened halves for a half of the source; ranks with the same operands
-    count once."""
+    ``roundings``: node -> number of rounded sums of widened halves for a half of the source; ranks with the same
+    operands count once."""
 
     ranks: int
     claims: list[Claim] = field(default_factory=list)
