@@ -193,7 +193,7 @@ class _RankWriter:
         return b"".join([*map(self._block, rank.blocks), self._body, local.SerializeToString(deterministic=True)])
 
     def front(self, rank: RankGraph, graph: bytes) -> tuple[bytes, bytes]:
-        """What stands before ``graph`` in the file of a rank."""
+        """The bytes before ``graph`` in the file of a rank."""
         header = deepcopy(self._header)
         for key, value in self.names.metadata(self.program, rank.rank).items():
             entry = header.metadata_props.add()
