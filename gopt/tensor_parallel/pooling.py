@@ -11,8 +11,8 @@ import numpy as np
 from gopt.ir.graph import Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code, numpy_dtype
+from gopt.operators.dims.windows import Sliding, sliding
 from gopt.spmd.links import OperatorUse
-from gopt.spmd.links.windows import Sliding, sliding
 from gopt.tensor_parallel.builder import ExpansionBuilder
 
 _GLOBAL = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax"}

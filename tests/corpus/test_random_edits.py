@@ -36,6 +36,8 @@ SPLIT = (
     plants.EXPERT_SEQUENCES, plants.HEADS, Recipe("mlp_adamw", "tp=3"), Recipe("cnn_sgd", "tp=2"),
     Recipe("families/t5_adamw", "sp=2"), Recipe("real/mlp_adafactor", "tp=2"),
     Recipe("mlp_adamw_fp16_scaler", "shard=2,tp=2"), Recipe("optim/clip_global", "tp=2"),
+    Recipe("real/bert_tiny", "tp=2"), Recipe("cases/losses/c18_aux", "ep=2"), Recipe("cases/losses/gan_out_d", "tp=3"),
+    Recipe("cases/roles/centre_loss", "tp=3"),
 )  # fmt: skip
 OTHER_REDUCTION = {b"mean": b"sum", b"sum": b"mean", b"max": b"min"}
 

@@ -5,7 +5,7 @@ the operator on whole values, or, where the operator sums over the dimension, so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 from typing import cast
@@ -64,14 +64,16 @@ class Boxes(Elements):
         self.sealed = False
         self.of_ranks = 0
         """The first number behind the source's."""
-        self._by_operator: dict[str, list[int]] = {}
+        self._results_of: dict[str, dict[Sizes, None]] = {}
+        """Operator -> the shapes of the results in the source."""
         self._readers: dict[tuple[str, int], list[int]] = {}
 
     def seal(self) -> None:
         """End the reading of the source: all parts so far are whole values."""
         self.sealed, self.of_ranks = True, len(self.all)
         for number, (op, _, operands, shape) in enumerate(list(self.all)):
-            self._by_operator.setdefault(op, []).append(number)
+            if elements(shape) is not None:
+                self._results_of.setdefault(op, {})[shape] = None  # type: ignore[index]
             for operand in dict.fromkeys(operands):
                 self._readers.setdefault((op, operand), []).append(number)
             base = self._base(number) if op in (TAKE, FLAT) else None
@@ -81,9 +83,10 @@ class Boxes(Elements):
             elif op == VIEW and elements(shape) is not None:
                 self._shapes.setdefault(operands[0], {})[shape] = None  # type: ignore[index]
 
-    def of_source(self, op: str) -> Sequence[int]:
-        """The expressions of an operator in the source."""
-        return self._by_operator.get(op, ())
+    def lengths(self, op: str, dim: int) -> Sequence[int]:
+        """The lengths of a dimension in the results of an operator in the source."""
+        sizes = self._results_of.get(op, ())
+        return tuple(dict.fromkeys(shape[dim] for shape in sizes if dim < len(shape)))
 
     def readers(self, op: str, operand: int) -> Sequence[int]:
         """The readers of an expression in the source, of an operator."""
@@ -138,6 +141,8 @@ class Boxes(Elements):
             return self.flat(piece for start, stop in selection[0] or () for piece in self.cut(number, start, stop))
         if op == CONCAT and (value := self._only(number, selection)) is not None:
             return self.constant(value, shape)
+        if op == CONCAT and self.sealed and number >= self.of_ranks and (one := self._inside_one(number, selection)):
+            return self.take(*one)
         if op == LINEAR:
             free = self._free(number)
             if any(runs is not None and free[dim] for dim, runs in enumerate(selection)):
@@ -165,6 +170,17 @@ class Boxes(Elements):
                 values.add(self.uniform(operand))
             at += size
         return values.pop() if len(values) == 1 else None
+
+    def _inside_one(self, number: int, selection: Selection) -> Box | None:
+        """The value of a row with all selected elements, and the selection inside the value."""
+        axis, at = cast(int, self.all[number].attributes), 0
+        runs = selection[axis]
+        for operand in self.all[number].operands if runs else ():
+            size = (self._sizes(operand) or ())[axis]
+            if all(at <= start and stop <= at + size for start, stop in runs or ()):
+                return operand, replaced(selection, axis, joined((start - at, stop - at) for start, stop in runs or ()))
+            at += size
+        return None
 
     def selection(self, number: int) -> Selection | None:
         """The taken ranges of an expression."""
@@ -197,6 +213,24 @@ class Boxes(Elements):
         if all(runs is None for runs in selection):
             return None
         return next(iter(self._in_shape(whole, selection, number).items()), None)
+
+    def _shapes_of(self, number: int) -> Iterable[Sizes]:
+        """The shapes of a value in the source."""
+        return self._shapes.get(self.root(number), ())
+
+    def boxes(self, number: int) -> Iterator[Box]:
+        """The box of a part; of a part with dimensions of length 1 also of the whole value in other shapes of the
+        source."""
+        box = self.box(number)
+        if box is None:
+            return
+        yield box
+        whole, selection = box
+        shape, part = self._sizes(whole) or (), self._sizes(number) or ()
+        for sizes in self._shapes_of(whole) if 1 in part else ():
+            chosen = through(shape, selection, sizes) if sizes != shape and len(sizes) == len(part) else None
+            if chosen is not None and sizes_of(chosen, sizes) == part:
+                yield self.view(whole, sizes), chosen
 
     def _smallest(self, whole: int, selection: Selection, shape: Sizes) -> Box | None:
         """The smallest part taken by the source of a value that contains a selection."""
@@ -238,6 +272,13 @@ class Boxes(Elements):
         return None
 
     def elementwise(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int:
+        if self._aligned(operands):
+            return make(operands)
+        padded = next((operand for operand in operands if operand in self.padded), None)
+        if padded is not None:
+            shapes = {self.shape(operand) for operand in operands if self.ranged(operand)}
+            if shapes == {broadcast(self.shape(operand) for operand in operands)}:
+                return self._by_rows(make, operands, padded)
         parts = [operand for operand in dict.fromkeys(operands) if self.all[self.root(operand)].op in (TAKE, FLAT)]
         if not parts:
             return super().elementwise(make, operands)
@@ -257,45 +298,87 @@ class Boxes(Elements):
             return self.view(self.take(self.elementwise(make, values), selection), shape)
         return super().elementwise(make, operands)
 
+    def _by_rows(self, make: Callable[[Sequence[int]], int], operands: Sequence[int], padded: int) -> int:
+        """An elementwise operator on rows and constant rows behind one another."""
+        _, axis, rows, _ = self.all[padded]
+        at, results = 0, []
+        for row in rows:
+            sizes = self._sizes(row) or ()
+            selection = along(cast(int, axis), ((at, at + sizes[cast(int, axis)]),), len(sizes))
+            values = [
+                self.view(self.flat(self.apart(self.take(operand, selection))), sizes)
+                if self.ranged(operand) else self._narrow(operand)
+                for operand in operands
+            ]  # fmt: skip
+            results.append(self.elementwise(make, values))
+            at += sizes[cast(int, axis)]
+        return self.in_rows(results, cast(int, axis))
+
+    def in_rows(self, numbers: Sequence[int], axis: int) -> int:
+        """Values behind one another of which some are constant rows, or were."""
+        number = self.concatenated(numbers, axis)
+        if self.all[number].op == CONCAT:
+            self.pad(number)
+        return number
+
     def _elementwise_boxes(self, make: Callable[[Sequence[int]], int], operands: Sequence[int]) -> int | None:
         """The part of the result on whole operands."""
         shape = broadcast(self.shape(operand) for operand in operands)
         if elements(shape) is None or not shape or (len(shape) == 1 and not self._mixed(operands)):
             return None
-        boxes = [self.box(operand) for operand in operands]
+        boxes: list[Box | None] = []
         chosen: dict[int, tuple[int, Runs]] = {}
-        for box in boxes:
-            if box is None:
-                continue
-            sizes = self._sizes(box[0]) or ()
-            for dim, (size, runs) in enumerate(zip(sizes, box[1]), len(shape) - len(sizes)):
-                if runs is None:
-                    continue
-                if length(runs, size) != shape[dim] or chosen.setdefault(dim, (size, runs)) != (size, runs):
+        for operand in operands:
+            box = None
+            for box in self.boxes(operand):
+                sizes = self._sizes(box[0]) or ()
+                pairs = enumerate(zip(sizes, box[1]), len(shape) - len(sizes))
+                parts = {dim: (size, runs) for dim, (size, runs) in pairs if runs is not None}
+                if all(length(part[1], part[0]) == shape[dim] and chosen.get(dim, part) == part
+                       for dim, part in parts.items()):  # fmt: skip
+                    chosen |= parts
+                    break
+            else:
+                if box is not None:
                     return None
+            boxes.append(box)
         if not chosen:
             return None
-        values = []
-        for operand, box in zip(operands, boxes):
-            whole = operand if box is None else box[0]
-            front = len(shape) - len(self.shape(whole) or ())
-            for dim, (size, runs) in chosen.items():
-                at = dim - front
-                if at < 0 or (box is not None and box[1][at] is not None) or (self.shape(whole) or ())[at] == 1:
-                    continue
-                moved = self.resized(whole, at, size, runs)
-                if moved is None:
-                    return None
-                whole = moved
-            values.append(whole)
         longer = list(shape)
         selection: list[Runs | None] = [None] * len(shape)
         for dim, (size, runs) in chosen.items():
             longer[dim], selection[dim] = size, runs
-        result = self.elementwise(make, values)
-        if self.shape(result) != tuple(longer):
+        values = self._whole_operands(operands, boxes, chosen, len(shape), spread=False)
+        result = None if values is None else self.elementwise(make, values)
+        if result is not None and self.root(result) >= self.of_ranks and any(shape[dim] == 1 for dim in chosen):
+            spread = self._whole_operands(operands, boxes, chosen, len(shape), spread=True)
+            longest = None if spread in (None, values) else self.elementwise(make, spread or ())
+            result = longest if longest is not None and self.root(longest) < self.of_ranks else result
+        if result is None or self.shape(result) != tuple(longer):
             return None
         return self.take(result, tuple(selection))
+
+    def _whole_operands(
+        self, operands: Sequence[int], boxes: Sequence[Box | None], chosen: Mapping[int, tuple[int, Runs]], rank: int,
+        *, spread: bool,
+    ) -> list[int] | None:  # fmt: skip
+        """The operands of an operator on whole values; ``spread``: an operand of length 1 may be a part of a longer
+        dimension."""
+        values = []
+        for operand, box in zip(operands, boxes):
+            whole = operand if box is None else box[0]
+            front = rank - len(self.shape(whole) or ())
+            for dim, (size, runs) in chosen.items():
+                at = dim - front
+                if at < 0 or (box is not None and box[1][at] is not None):
+                    continue
+                single = (self.shape(whole) or ())[at] == 1
+                moved = None if single and not spread else self.resized(whole, at, size, runs)
+                if moved is None and not single:
+                    return None
+                whole = whole if moved is None else moved
+            values.append(whole)
+        return values
 
     def _mixed(self, operands: Sequence[int]) -> bool:
         """Return whether flat operands have elements of different ranges."""
@@ -326,7 +409,11 @@ class Boxes(Elements):
                 if result is not None:
                     return result
         result = self._joined_boxes(numbers, [self.box(number) for number in numbers], axis)
-        return self._number(CONCAT, axis, tuple(numbers), shape) if result is None else result
+        if result is None:
+            result = self._number(CONCAT, axis, tuple(numbers), shape)
+            if values != {None} and prod(shape[:axis]) == 1:
+                self.pad(result)
+        return result
 
     def _joined_boxes(self, numbers: Sequence[int], boxes: Sequence[Box | None], axis: int) -> int | None:
         """Parts in a row: a part of the common whole value, or of the whole values in a row."""
@@ -403,7 +490,7 @@ class Boxes(Elements):
         if sizes_of(selection, shape) == part:
             return {whole: selection}
         result: dict[int, Selection] = {}
-        for sizes in self._shapes.get(self.root(whole), ()):
+        for sizes in self._shapes_of(whole):
             chosen = through(shape, selection, sizes) if len(sizes) == len(part) else None
             if chosen is not None and sizes_of(chosen, sizes) == part:
                 result[self.view(whole, sizes)] = chosen

@@ -33,7 +33,7 @@ class Members:
         if rule is None:
             raise UnsupportedError(
                 f"{node.op_type} {node.label!r}: gopt prove has no law for this call",
-                "gopt verify compares the ranks by numbers",
+                f"calls with laws are {', '.join(_RULES)}",
             )
         return rule(self, node.attributes, operands)
 

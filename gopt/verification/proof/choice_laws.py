@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,9 @@ ROWS = GATHERS - {"GatherND"}
 def where(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     """The rank's choices along a dimension, and zeros for the rest; or a count."""
     flag, value, otherwise = operands
-    if arrays[0] is not None and shape is not None and (arrays[0].all() or not arrays[0].any()):
-        chosen = value if arrays[0].all() else otherwise
+    decided = reader.table.single(flag) if shape is not None else None
+    if decided is not None:
+        chosen = value if decided else otherwise
         array = reader.table.array(chosen)
         if array is not None and not array.any():
             return reader.expressions.constant(0, shape)
@@ -126,7 +127,7 @@ def scatter(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arr
         return None
     rank, box = len(shape or ()), expressions.box(data)
     axis = node.attributes.get("axis", 0) % rank
-    for size in dict.fromkeys([expressions.shape(box[0])[axis]] if box else _scattered(reader, node, axis)):  # type: ignore[index]
+    for size in [expressions.shape(box[0])[axis]] if box else expressions.lengths(node.op_type, axis):  # type: ignore[index]
         chosen = reader.table.masks.chosen(flag, position, size)
         if chosen is None or not _flags_rows(reader, node, flag, updates, position):
             continue
@@ -162,7 +163,7 @@ def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Ar
             return None
         flags = flag.reshape(-1)
         updates = reader.expressions.view(masked.operands[1], reader.expressions.shape(updates))
-    rows = np.full(size, -1)
+    rows = np.full(size, -2)  # no row is the one before the first
     if node.attributes.get("reduction", "none") not in ("none", "add"):
         return None
     if ((indices < 0) | (indices >= size))[flags].any() or np.unique(indices[flags]).size != flags.sum():
@@ -187,11 +188,3 @@ def _flags_rows(reader: NodeReader, node: Node, flag: int, updates: int, positio
         return flags == masked and elements(flags) == elements(indices)
     after = expressions.shape(updates) or ()
     return indices[-1:] == (1,) and masked == after and flags == (*indices[:-1], *[1] * (len(after) - len(indices) + 1))
-
-
-def _scattered(reader: NodeReader, node: Node, axis: int) -> Iterator[int]:
-    """The lengths of a dimension in such sums of the source."""
-    for number in reader.expressions.of_source(node.op_type):
-        shape = reader.expressions.shape(number)
-        if elements(shape) is not None and axis < len(shape or ()):
-            yield int((shape or ())[axis] or 0)

@@ -10,10 +10,10 @@ import numpy as np
 from gopt.ir.constant_folding import constant_array
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS, dtype_name, numpy_dtype
-from gopt.operators.kinds import CASTS
+from gopt.operators.kinds import CASTS, SUMS
 from gopt.verification.proof.constants import Arrays, simplest
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import Shape, applied, broadcast, elements
+from gopt.verification.proof.expressions import PARTED, Shape, applied, broadcast, elements
 from gopt.verification.proof.selections import Runs, along
 
 if TYPE_CHECKING:
@@ -39,10 +39,25 @@ def cast(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays
     if "undefined" in (source, to) and node.is_in(CASTS):
         return None
     if to in EXACT.get(source, ()):
-        reader._widened[node.outputs[0]] = reader._widened.get(node.inputs[0], source)
-    if reader._widened.get(node.inputs[0]) == to:
+        reader.widened[node.outputs[0]] = reader.widened.get(node.inputs[0], source)
+    if reader.widened.get(node.inputs[0]) == to or _rounded_sum(reader, node, operands[0], to):
         return operands[0]
     return as_type(reader.expressions, operands[0], source, to)
+
+
+def _rounded_sum(reader: NodeReader, node: Node, number: int, to: str) -> bool:
+    """Return whether a cast rounds a rank's sum of widened halves to a half of the source."""
+    box = reader.expressions.box(number)
+    whole = reader.expressions.root(number if box is None else box[0])
+    if reader.expressions.all[whole].op == PARTED:
+        (whole,) = reader.expressions.all[whole].operands
+    if not reader.expressions.sealed or (whole, to) not in reader.table.halves:
+        return False
+    total = reader.producers.get(node.inputs[0])
+    if total is None or not total.is_in(SUMS) or any(reader.widened.get(name) != to for name in total.inputs):
+        return False
+    reader.table.roundings[node.label] += 1
+    return True
 
 
 def reshape(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
@@ -65,11 +80,15 @@ def expand(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arra
         fitting = reader.expressions.shape(value) == sizes
         return value if fitting else reader.expressions.apply(node.op_type, None, [value], sizes)
 
-    box, before = reader.expressions.box(number), reader.expressions.shape(number) or ()
+    before = reader.expressions.shape(number) or ()
     front = len(shape) - len(before)
-    if box is None or any(runs and old != new for runs, old, new in zip(box[1], before, shape[front:])):
+    boxes = (
+        box for box in reader.expressions.boxes(number)
+        if not any(runs and old != new for runs, old, new in zip(box[1], before, shape[front:]))
+    )  # fmt: skip
+    whole, selection = next(boxes, (None, ()))
+    if whole is None:
         return spread(number, shape)
-    whole, selection = box
     sizes, chosen = list(shape), [None] * front + list(selection)
     for dim, runs in enumerate(selection, front):
         if runs is not None:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from functools import cache
-from typing import Any
+from functools import cached_property
 
 import numpy as np
-import onnx
 
 from gopt.ir.constant_folding import as_folded, measured
 from gopt.ir.graph import Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
-from gopt.operators.dims.link import DimFactor, OperatorUse
+from gopt.operators.dims.link import DimFactor, DimFactors, OperatorUse
 from gopt.operators.kinds import CASTS, COPIES, PARTS, RESHAPES, RESIZES, SIZES
 from gopt.operators.operator import Operator, Slope
-from gopt.verification.proof import choice_laws, move_laws, sum_laws
+from gopt.verification.proof import choice_laws, move_laws, place_laws, sum_laws, window_laws
+from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.boxes import Box
 from gopt.verification.proof.constants import SMALL, Arrays, ConstantTable
 from gopt.verification.proof.exponentials import Expressions
@@ -41,8 +42,17 @@ class NodeReader:
 
     def __init__(self, expressions: Expressions, graph: Graph, drawn: frozenset[str], table: ConstantTable) -> None:
         self.expressions, self.graph, self.drawn, self.table = expressions, graph, drawn, table
-        self._widened: dict[str, str] = {}
+        self.widened: MutableMapping[str, str] = {}
         """Value behind a cast to a wider type -> the type before: the cast back rounds nothing."""
+
+    @cached_property
+    def producers(self) -> Mapping[str, Node]:
+        """Value -> the node that makes it."""
+        return self.graph.producers()
+
+    def follow(self, leader: NodeReader) -> None:
+        """Know the casts that a reader of the same nodes has read."""
+        self.widened = ChainMap({}, leader.widened)
 
     def of_graph(self, graph: Graph) -> NodeReader:
         """A reader of the nodes of another graph."""
@@ -56,6 +66,8 @@ class NodeReader:
         front = len(present) == len(operands) or None not in operands[: len(present)]
         if front and node.domain in ("", "ai.onnx") and not node.captures:
             results = self._by_law(node, present, shapes)
+            if results is None:
+                results = window_laws.results(self, node, present, shapes)
             if results is None:
                 results = self._of_parts(node, present, shapes)
             if results is not None:
@@ -77,10 +89,10 @@ class NodeReader:
         """A linear operator on some of the terms of sums: the same terms of the operator on the sums."""
         record = record_of(node)
         for slot, operand in enumerate(operands):
-            if record.slope(slot) is not Slope.LINEAR or node.is_in(CASTS | RESIZES) or not self.floating(node):
-                continue
             addends = self.expressions.addends(operand)
-            if addends is None:
+            if addends is None or record.slope(slot) is not Slope.LINEAR:
+                continue
+            if node.is_in(CASTS | RESIZES) or not self.floating(node):
                 continue
             rest = [*operands[:slot], *operands[slot + 1 :]]
             if self.expressions.depend(rest, {core for _, _, core, _ in addends}):
@@ -108,12 +120,22 @@ class NodeReader:
         use = self.use(node, operands, shapes)
         if use is None:
             return None
-        factors = list(record.dims(use))
-        for wholes in self._wholes(node, operands, boxes):
-            results = self._of_factors(node, operands, boxes, wholes, factors, shapes)
-            if results is not None:
-                return results
-        return None
+        factors, fallback = list(record.dims(use)), None
+        for chosen in self._choices(operands, boxes):
+            for wholes in self._wholes(node, operands, chosen):
+                results = self._of_factors(node, operands, chosen, wholes, record.dims, factors, shapes)
+                if results is not None and all(self.core(number) < self.expressions.of_ranks for number in results):
+                    return results
+                fallback = fallback or results
+        return fallback
+
+    def _choices(self, operands: Sequence[int], boxes: Sequence[Box | None]) -> Iterator[Sequence[Box | None]]:
+        """The boxes of operands, and boxes in which one is of a whole value of another shape."""
+        yield boxes
+        for slot, box in enumerate(boxes):
+            for reshaped in self.expressions.boxes(operands[slot]):
+                if reshaped != box:
+                    yield [*boxes[:slot], reshaped, *boxes[slot + 1 :]]
 
     def _wholes(self, node: Node, operands: Sequence[int], boxes: Sequence[Box | None]) -> Iterator[list[int]]:
         """Possible whole operands for a node on parts: of the parts, or of a node of the source."""
@@ -128,7 +150,7 @@ class NodeReader:
 
     def _of_factors(
         self, node: Node, operands: Sequence[int], boxes: Sequence[Box | None], wholes: list[int],
-        factors: Sequence[DimFactor], shapes: Sequence[Shape],
+        dims: DimFactors, factors: Sequence[DimFactor], shapes: Sequence[Shape],
     ) -> list[int] | None:  # fmt: skip
         """The results on whole operands, cut as the operands are along the indices of an operator."""
         expressions, selected = self.expressions, {}
@@ -141,6 +163,7 @@ class NodeReader:
         chosen: list[list[Runs | None]] = [[None] * len(shape) for shape in sizes]
         cut: list[list[Runs | None]] = [[None] * len(expressions.shape(whole) or ()) for whole in wholes]
         partial: list[tuple[str, Part, tuple[object, ...]]] = []
+        spread: list[DimFactor] = []
         for factor in factors:
             slots = [(slot, where) for slot, where in enumerate(factor.operands) if where is not None]
             matched = {selected.pop(pair) for pair in list(selected) if pair in slots}
@@ -152,11 +175,16 @@ class NodeReader:
             for slot, where in slots:
                 if not isinstance(where, int) or where >= len(cut[slot]):
                     return None
-                fits = (expressions.shape(wholes[slot]) or ())[where] == size
-                moved = wholes[slot] if fits else expressions.resized(wholes[slot], where, size, runs)
-                if moved is None:
+                before = (expressions.shape(wholes[slot]) or ())[where]
+                moved = wholes[slot] if before == size else expressions.resized(wholes[slot], where, size, runs)
+                if moved is not None:
+                    wholes[slot], cut[slot][where] = moved, runs
+                elif before == 1:
+                    row = (*factor.operands[:slot], None, *factor.operands[slot + 1 :])
+                    factor = replace(factor, operands=row, filled=True)
+                    spread.append(factor)
+                else:
                     return None
-                wholes[slot], cut[slot][where] = moved, runs
             for index, out in enumerate(factor.results):
                 if isinstance(out, int):
                     sizes[index][out], chosen[index][out] = size, runs
@@ -167,6 +195,11 @@ class NodeReader:
         cut_again = [expressions.take(whole, tuple(selection)) for whole, selection in zip(wholes, cut)]
         if selected or cut_again != list(operands) or (len(partial) > 1 and {row[0] for row in partial} != {"sum"}):
             return None
+        if spread:  # a part of length 1 beside a dimension of length 1: an index of the part alone, if of its whole
+            use = self.use(node, wholes, [tuple(shape) for shape in sizes])
+            of_wholes = {replace(factor, filled=True) for factor in dims(use)} if use is not None else set()
+            if not of_wholes.issuperset(spread):
+                return None
         results = self.results(node, wholes, [tuple(shape) for shape in sizes])
         for index, (how, part, where_made) in ((index, row) for index in range(len(results)) for row in partial):
             if where_made[index] is not None:
@@ -289,6 +322,11 @@ _RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Arrays, Shape], 
     **dict.fromkeys(COPIES, move_laws.cast),
     **dict.fromkeys(RESHAPES, move_laws.reshape),
     **dict.fromkeys(sum_laws.JOINED, sum_laws.extreme),
+    "Add": place_laws.added,
+    "Sub": place_laws.subtracted,
+    "Mul": place_laws.multiplied,
+    "Div": place_laws.divided,
+    "Less": place_laws.below,
     "Gemm": sum_laws.gemm,
     "Softmax": sum_laws.softmax,
     "LogSoftmax": sum_laws.log_softmax,
@@ -305,31 +343,3 @@ _RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Arrays, Shape], 
     "Where": choice_laws.where,
     "ConstantOfShape": move_laws.fill,
 }
-
-
-def frozen(node: Node) -> Hashable:
-    """The attributes of a node, for comparing: without defaults."""
-    defaults = _defaults(node.op_type) if node.domain in ("", "ai.onnx") else {}
-    pairs = ((name, _frozen(value)) for name, value in node.attributes.items())
-    return tuple(sorted(pair for pair in pairs if defaults.get(pair[0]) != pair))
-
-
-@cache
-def _defaults(op_type: str) -> dict[str, tuple[str, Hashable]]:
-    """The common defaults of attributes of all versions of an operator."""
-    schemas = [schema for schema in onnx.defs.get_all_schemas_with_history() if schema.name == op_type]
-    result: dict[str, tuple[str, Hashable]] = {}
-    for schema in schemas:
-        for name, attribute in schema.attributes.items():
-            value = onnx.helper.get_attribute_value(attribute.default_value) if attribute.default_value.name else None
-            pair = name, _frozen(value.decode() if isinstance(value, bytes) else value)
-            if result.setdefault(name, pair) != pair:
-                result[name] = name, object()
-    return {name: pair for name, pair in result.items() if pair[1] is not None}
-
-
-def _frozen(value: Any) -> Hashable:
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_frozen, value))
-    hashable: Hashable = value.SerializeToString(deterministic=True) if hasattr(value, "SerializeToString") else value
-    return hashable

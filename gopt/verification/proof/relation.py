@@ -70,6 +70,8 @@ class ProofRelation:
     """Inputs of the batch that all ranks have alike."""
     remedy: str = ""
     """The hint for a file unlike the relation."""
+    instead: str = ""
+    """The hint for a file that no law decides."""
     claims: tuple[Claim, ...] = ()
     """Claims on stored values, compared without a proof."""
     synchronised: SynchronisedValues = field(default_factory=SynchronisedValues)

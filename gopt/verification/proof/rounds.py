@@ -24,7 +24,7 @@ from gopt.verification.proof.expressions import ONE, elements
 from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.rows import MERGED, NUMBERS, RowLaws
-from gopt.verification.proof.sweep import RankSweep, Sweep, UnpairedCall, Values
+from gopt.verification.proof.sweep import RankSweep, Sweep, SweptValues, UnpairedCall, Values, unsized
 
 
 def check_tables(plan: ServerPlanEntry, trainer: Mapping[str, Graph]) -> None:
@@ -44,13 +44,6 @@ def check_tables(plan: ServerPlanEntry, trainer: Mapping[str, Graph]) -> None:
                     f"table {show(table.parameter)}: {reason}, for which gopt prove has no law",
                     "gopt verify compares trainers and servers by numbers",
                 )
-
-
-def _unsized(node: Node) -> UnsupportedError:
-    return UnsupportedError(
-        f"{node.op_type} {node.label!r}: the type or the size of an operand is unknown",
-        "give the values of the graph their types (onnx.shape_inference)",
-    )
 
 
 def round_number(expressions: Expressions) -> int:
@@ -93,7 +86,7 @@ class RoundSweep(Sweep):
             PULL_ROWS.name: self._pull_rows, **dict.fromkeys(_MERGES, self._aggregate),
         }  # fmt: skip
 
-    def run(self, graphs: Sequence[Graph], inputs: Sequence[Values]) -> list[Values]:
+    def run(self, graphs: Sequence[Graph], inputs: Sequence[Values]) -> list[SweptValues]:
         """The expressions of all values of all trainers and servers. Raises UnpairedCall."""
         self._pushed.clear()
         results = super().run(graphs, inputs)
@@ -151,7 +144,7 @@ class RoundSweep(Sweep):
     def _push(self, sweep: RankSweep, node: Node) -> None:
         numbers = sweep.operands(node, node.inputs[2:])
         if any(self.expressions.elements(number) is None for number in numbers):
-            raise _unsized(node)
+            raise unsized(node)
         pieces = (piece for number in numbers for piece in self.expressions.pieces(number))
         merge = AGGREGATE.name, node.attributes["server"], node.attributes["bucket"]
         self._send(sweep, node, [merge], self.expressions.flat(pieces), node.inputs[2:])
@@ -161,7 +154,7 @@ class RoundSweep(Sweep):
         numbers, rows = sweep.operands(node, node.inputs[2:])
         total = self._laws.added((table.rows, table.width), numbers, rows)
         if total is None:
-            raise _unsized(node)
+            raise unsized(node)
         merges = [(AGGREGATE_ROWS.name, server, node.attributes["table"]) for server in table.servers]
         self._send(sweep, node, merges, total, node.inputs[3:])
 
@@ -171,7 +164,7 @@ class RoundSweep(Sweep):
         """Push a value to servers; ``names``: of the parts."""
         types = {sweep.graph.type_of(name).dtype for name in names}
         if len(types) != 1:
-            raise _unsized(node)
+            raise unsized(node)
         weight = sweep.operands(node, [node.inputs[1]])[0] if node.inputs[1] else ONE
         push = _Push(number, types.pop(), weight, node)
         for merge in merges:
@@ -208,7 +201,7 @@ class RoundSweep(Sweep):
         (numbers,) = sweep.operands(node, node.inputs[1:])
         rows = self._laws.looked_up(whole, numbers)
         if rows is None:
-            raise _unsized(node)
+            raise unsized(node)
         count = self.expressions.elements(numbers)
         shape = (count, table.width) if node.attributes["width"] else (count,)
         sweep.values[node.outputs[0]] = self.expressions.view(rows, shape)

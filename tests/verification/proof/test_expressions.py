@@ -174,6 +174,23 @@ class Drawn:
             number = self.expressions.concatenated([number for number, _ in chosen], dim)
             self.add(number, [np.concatenate(row, dim) for row in rows])
 
+    def pad(self) -> None:
+        """A value and constant rows behind it, added to another value: a gradient of the first rows of a table."""
+        number, values = self.random.choice(self.pool)
+        if values[0].ndim == 0 or not 0 < values[0].size < 13:
+            return
+        e, rest, count = self.expressions, values[0].shape[1:], self.random.choice([1, 2])
+        filled = self.random.choice([0, 2])
+        padded = e.concatenated([number, e.constant(filled, (count, *rest))], 0)
+        sums = [np.concatenate([value, np.full((count, *rest), float(filled))]) for value in values]
+        self.add(padded, sums)
+        name, other = f"pad{len(self.pool)}", self.numbers.uniform(0.5, 2, sums[0].shape)
+        self.leaves[name] = [other] * len(PLACES)
+        table = e.leaf("state", name, other.shape)
+        whole = e.elementwise(e.added, [table, padded])
+        self.add(table, self.leaves[name])
+        self.add(whole, [other + value for value in sums])
+
     def sum_along(self) -> None:
         number, values = self.random.choice(self.pool)
         axes = [axis for axis in range(values[0].ndim) if self.random.random() < 0.6]
@@ -221,7 +238,7 @@ class Drawn:
 STEPS = [
     "sum", "sum", "product", "product", "scale", "bend", "view", "cut", "join", "again", "total", "extreme",
     "over_members", "over_members", "of_member", "take", "take", "shares", "concatenate", "sum_along", "exponential",
-    "logarithm", "seal",
+    "logarithm", "seal", "pad",
 ]  # fmt: skip
 
 
@@ -255,6 +272,28 @@ def test_equal_values_have_one_number():
     assert e.reduced(x, ["shard"], "sum") == e.scaled(x, Fraction(3))
     assert e.view(e.view(x, (6,)), (2, 3)) == x
     assert e.flat([*e.cut(x, 0, 2), *e.cut(x, 2, 6)]) == e.view(x, (6,))
+
+
+@pytest.mark.parametrize("op", ["sum", "product"])
+def test_rows_of_a_table_beside_constant_rows_are_those_of_the_table_beside_the_constant(op):
+    e = Expressions(EXTENTS)
+    table, gradient = e.leaf("state", "t", (5, 2)), e.leaf("batch", "g", (3, 2), frozenset({"dp"}))
+    make = e.added if op == "sum" else lambda values: e.product(values, [1] * len(values))
+    padded = e.reduced(e.concatenated([gradient, e.constant(2, (2, 2))], 0), ["dp"], "sum")
+    whole = e.elementwise(make, [e.elementwise(make, [table, padded]), table])
+    e.seal()
+    for first, last in ((0, 3), (1, 2), (2, 5), (3, 5)):
+        part = e.take(table, ((((first, last),), None)))
+        behind = max(last - 3, 0)
+        own = e.reduced(e.take(gradient, ((((first, last - behind),), None))), ["dp"], "sum")
+        own = e.concatenated([own, *([e.constant(4, (behind, 2))] if behind else [])], 0)
+        if first == 3:
+            own = e.constant(4)
+        actual = e.elementwise(make, [e.elementwise(make, [part, own]), part])
+        assert e.flat(e.apart(actual)) == e.flat(e.apart(e.take(whole, ((((first, last),), None)))))
+    columns = e.take(whole, (None, ((0, 1),)))
+    part, own = (e.take(number, (None, ((0, 1),))) for number in (table, padded))
+    assert e.elementwise(make, [e.elementwise(make, [part, own]), part]) == columns
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 import gopt
 from gopt.artifact.manifest_check import read_manifest
-from gopt.errors import GoptError, InputError
+from gopt.errors import GoptError, InputError, UnsupportedError
 from gopt.verification.proof.result import ProofVerdict
 
 FORMAT = {"format": "gopt-relation/1"}
@@ -114,6 +114,17 @@ def test_a_planted_error_is_different_and_named(plant, tmp_path):
     (claim,) = proof.open()
     assert claim.verdict is ProofVerdict.DIFFERENT and claim.mismatch and claim.mismatch.example
     assert claim.mismatch.node
+
+
+def test_a_sum_that_may_overflow_is_refused_with_a_hint_for_files(tmp_path):
+    text = '<ir_version: 8, opset_import: ["" : 18, "gopt.comm" : 1]> g (int8[4] x) => (int8[4] y) {{ y = {}(x) }}'
+    onnx.save(onnx.parser.parse_model(text.format("Identity")), tmp_path / "source.onnx")
+    reduced = 'gopt.comm.AllReduce <reduce="sum", group="tp">'
+    onnx.save(onnx.parser.parse_model(text.format(reduced)), tmp_path / "rank.onnx")
+    keys = relation("tp=2", forward=True)
+    with pytest.raises(UnsupportedError, match="may overflow") as refusal:
+        gopt.prove(tmp_path / "source.onnx", ranks=[tmp_path / "rank.onnx"], relation=keys)
+    assert not any("gopt verify" in hint for hint in refusal.value.hints)
 
 
 def test_a_call_over_another_axis_is_different(tmp_path):

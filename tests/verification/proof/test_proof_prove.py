@@ -7,8 +7,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+from corpus import plants
 from gopt.cli.main import main
 from helpers import FIXTURES, accept, calls, edit_file, edit_manifest, edit_rank, edit_ranks
 from onnx import ModelProto, helper
@@ -50,14 +52,18 @@ SPLIT_SETS: dict[str, list[str]] = {
     "three axes": ["--mesh", "dp=2,shard=2,tp=2", "--stage", "3"],
     "buckets of parts": ["--mesh", "shard=2,tp=2"],
     "micro-steps of parts": ["--mesh", "dp=2,tp=2", "--accumulate", "2"],
+    "rows": ["--mesh", "h=2"],
+    "columns": ["--mesh", "w=2"],
+    "uneven rows": ["--mesh", "h=3"],
+    "rows and columns": ["--mesh", "h=2,w=2"],
+    "data and rows": ["--mesh", "dp=2,h=2"],
+    "rows and channels": ["--mesh", "h=2,tp=2"],
 }
 OPEN = {
     *(("families/vit_mom", kind) for kind in ("sequence", "tokens", "heads")),
-    *(("real/bert_tiny", kind) for kind in SPLIT_SETS), ("cases/losses/c18_aux", "experts"),
-    *((f"cases/{name}", "uneven") for name in ("losses/c18_aux", "losses/gan_out_d", "roles/centre_loss")),
+    ("cnn_sgd", "rows and channels"), ("cnn_mom_fp16", "rows and channels"),
 }  # fmt: skip
-"""Folders that the laws do not decide: windows of patches, rows of a table that stay zero, operands that broadcast
-along a split dimension."""
+"""Folders that the laws do not decide: patches along tokens, gathered columns of a part."""
 NAMES = sorted(
     str(path.relative_to(FIXTURES))[:-5] for path in FIXTURES.rglob("*.onnx") if "ort" not in path.parent.name
 )
@@ -258,6 +264,38 @@ def test_a_planted_error_is_a_difference_with_a_counter_example(plant, clean, tm
 def _bypass_one(model: ModelProto, rank: int) -> None:
     node = gradient_calls(model)[-1]
     replace(model, node, own_values(node, rank))
+
+
+def _stored(**values: int) -> Callable[[ModelProto], None]:
+    """Change stored whole numbers, by the end of the name."""
+
+    def edit(model: ModelProto) -> None:
+        stored = {tensor.name.removeprefix("gopt.tensor-parallel."): tensor for tensor in model.graph.initializer}
+        for name, value in values.items():
+            tensor = stored[name.replace("__", ".")]
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.full(tensor.dims, value, np.int64), tensor.name))
+
+    return edit
+
+
+ONE_POSITION = {
+    "rows of a table at other positions": ("real/bert_tiny", "tensor", _stored(v530__offset=4)),
+    "targets of other tokens": ("cases/losses/c18_aux", "experts", _stored(ep__y__part__start=0, ep__y__part__stop=1)),
+    "another column": ("cases/losses/gan_out_d", "uneven", plants.scale("matmul_71", 2.0)),
+    "the count of another class": (
+        "cases/roles/centre_loss", "uneven", _stored(add_20__part__start=1, add_20__part__stop=2)
+    ),
+}  # fmt: skip
+"""Folders with rows that have no gradient, or with parts of a single position."""
+
+
+@pytest.mark.parametrize("plant", ONE_POSITION)
+def test_a_planted_error_in_a_part_of_a_single_position_is_a_difference(plant, tmp_path, capsys):
+    name, kind, edit = ONE_POSITION[plant]
+    assert sharded(name, SPLIT_SETS[kind], tmp_path / "out")
+    assert gopt.prove(tmp_path / "out").proven
+    edit_rank(tmp_path / "out", 1, edit)
+    assert gopt.prove(tmp_path / "out").verdict is ProofVerdict.DIFFERENT
 
 
 @pytest.mark.parametrize(
