@@ -122,6 +122,24 @@ def test_layers():
     assert faults(sources()) == []
 
 
+def test_the_checker_of_certificates_shares_nothing_with_the_prover():
+    """Nor with the passes: the checker reads graphs, the manifest and the records of operators."""
+    texts, reached = sources(), set[str]()
+    packages = {module.rpartition(".")[0] for module in texts} & set(texts)
+    mine = [module for module in texts if module.startswith("gopt.verification.certificate")]
+    for module in mine:
+        reached |= set(imports(module, texts[module], module in packages, set(texts)))
+        assert texts[module].count("\n") <= 700
+    below = {name for name in reached if name.startswith("gopt.")} - set(mine)
+    rooms = {".".join(name.split(".")[:2]) for name in below}
+    assert rooms <= {
+        "gopt.analysis", "gopt.artifact", "gopt.collectives", "gopt.errors", "gopt.ir", "gopt.operators",
+        "gopt.records", "gopt.runtime", "gopt.text",
+    }, sorted(below)  # fmt: skip
+    assert {name for name in below if name.startswith("gopt.runtime")} == {"gopt.runtime.inlined_functions"}
+    assert {name for name in below if name.startswith("gopt.analysis")} == {"gopt.analysis.training"}
+
+
 def test_every_module_has_a_layer():
     assert [module for module in sources() if layer(module) is None] == ["gopt"]
 

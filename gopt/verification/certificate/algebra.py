@@ -21,6 +21,8 @@ Terms: TypeAlias = tuple[tuple[Factors, Fraction], ...]
 """Products of powers, with coefficients, sorted."""
 Stretches: TypeAlias = list[tuple[int, Terms]]
 """Numbers of elements, and the sum in each."""
+EXP = "Exp"
+EXPANDED = "Expand"
 FEW = 8
 """Elements up to which a sum of elements is written out."""
 MOST = 1 << 14
@@ -39,7 +41,7 @@ class _Carry(Exception):
     """Steps of a loop leave a row: the loop, and the first step in another row."""
 
 
-class Form(NamedTuple):
+class ExpressionLine(NamedTuple):
     """An expression of the certificate."""
 
     op: str
@@ -201,13 +203,13 @@ class Algebra:
     """The expressions of a certificate by number, and their stretches. ``extents``: the size of each axis."""
 
     def __init__(self, extents: Mapping[str, int]) -> None:
-        self.extents, self.forms = extents, list[Form]()
+        self.extents, self.forms = extents, list[ExpressionLine]()
         self.varies, self.finite = list[frozenset[str]](), list[bool]()
         self._stretches: dict[int, Stretches] = {}
         self._spread: dict[tuple[int, tuple[int, ...]], Stretches] = {}
 
     def sized(self, number: int) -> bool:
-        """Whether the shape of an expression is known."""
+        """Return whether the shape of an expression is known."""
         shape = self.forms[number].shape
         return shape is not None and all(size.__class__ is int for size in shape)
 
@@ -271,7 +273,7 @@ class Algebra:
                 factors = ((("group", (), tuple((inner, value / leading) for inner, value in terms)), 1),)
             scale *= leading**exponent
             for atom, power in factors:
-                if exponent < 0 and not (atom[0] == "at" and self.forms[atom[1][0]].op == "Exp"):  # never zero
+                if exponent < 0 and not (atom[0] == "at" and self.forms[atom[1][0]].op == EXP):  # never zero
                     atom, power = ("inverse", (), one((atom, 1))), -power
                 total[atom] = total.get(atom, 0) + power * exponent
         pairs = [pair for pair in total.items() if pair[1]]
@@ -389,7 +391,7 @@ class Algebra:
         return self.places(stretches, start, ((stop - start, 1),))
 
     def aligned(self, rows: Sequence[Stretches]) -> Iterator[tuple[int, tuple[Terms, ...]]]:
-        """Values of a size, side by side: lengths and terms."""
+        """ValueChecker of a size, side by side: lengths and terms."""
         if len({sum(length for length, _ in row) for row in rows}) > 1:
             raise WrongLine("values of several sizes", "of a single size")
         ends: list[int] = []
@@ -401,16 +403,16 @@ class Algebra:
     def _cut(self, value: Stretches, ends: Sequence[int]) -> Stretches:
         return [part for start, stop in pairwise([0, *ends]) for part in self.row(value, start, stop)]
 
-    def alike(self, left: Stretches, right: Stretches) -> bool:
-        """Whether two values are equal."""
-        if sum(length for length, _ in left) != sum(length for length, _ in right):
+    def alike(self, value: Stretches, due: Stretches) -> bool:
+        """Return whether two values are equal."""
+        if sum(length for length, _ in value) != sum(length for length, _ in due):
             return False
-        return left == right or all(one == other for _, (one, other) in self.aligned([left, right]))
+        return value == due or all(pair[0] == pair[1] for _, pair in self.aligned([value, due]))
 
-    def same(self, left: int, right: int) -> bool:
-        """Whether two expressions are equal."""
-        return left == right or (
-            self.shape(left) == self.shape(right) and self.alike(self.stretches(left), self.stretches(right))
+    def same(self, number: int, due: int) -> bool:
+        """Return whether two expressions are equal."""
+        return number == due or (
+            self.shape(number) == self.shape(due) and self.alike(self.stretches(number), self.stretches(due))
         )
 
     def spread(self, number: int, shape: tuple[int, ...]) -> Stretches:
@@ -493,7 +495,7 @@ class Algebra:
             return [(length, self.over(terms, attributes[1])) for length, terms in self.stretches(operands[0])]
         if op == "on member":
             return [(length, self.on_member(terms, attributes)) for length, terms in self.stretches(operands[0])]
-        if op == "Expand" and attributes is None:
+        if op == EXPANDED and attributes is None:
             return self.spread(operands[0], shape)
         if op == "in a row" and prod(shape[:attributes]) == 1:
             return [part for operand in operands for part in self.stretches(operand)]

@@ -23,36 +23,36 @@ class CallChecker(NodeChecker):
     """The rules of calls."""
 
     def met(
-        self, numbers: Sequence[int], places: Sequence[Mapping[str, int]], axes: Sequence[str], how: str
+        self, numbers: Sequence[int], coordinates: Sequence[Mapping[str, int]], axes: Sequence[str], how: str
     ) -> Stretches:
         """The sum or the mean of a value of each member."""
 
         def alike(axis: str) -> bool:
             rows: dict[Any, int] = {}
             return all(
-                rows.setdefault(tuple(pair for pair in place.items() if pair[0] != axis), number) == number
-                for number, place in zip(numbers, places)
+                rows.setdefault(tuple(pair for pair in member.items() if pair[0] != axis), number) == number
+                for number, member in zip(numbers, coordinates)
             )
 
         common = frozenset(axis for axis in axes if alike(axis))
         rest = [axis for axis in axes if axis not in common]
         rows = [
-            [(length, self.on_member(self.over(terms, common), [(axis, place[axis]) for axis in rest]))
+            [(length, self.on_member(self.over(terms, common), [(axis, member[axis]) for axis in rest]))
              for length, terms in self.stretches(number)]
-            for number, place in zip(numbers, places) if all(place[axis] == 0 for axis in common)
+            for number, member in zip(numbers, coordinates) if all(member[axis] == 0 for axis in common)
         ]  # fmt: skip
         share = Fraction(1, len(numbers) if how == "mean" else 1)
         return [(length, self.added((terms, share) for terms in row)) for length, row in self.aligned(rows)]
 
-    def members(self, numbers: Sequence[int], places: Sequence[Mapping[str, int]]) -> list[Stretches]:
+    def members(self, numbers: Sequence[int], coordinates: Sequence[Mapping[str, int]]) -> list[Stretches]:
         """A value of each member."""
-        return [[(length, self.on_member(terms, place.items())) for length, terms in self.stretches(number)]
-                for number, place in zip(numbers, places)]  # fmt: skip
+        return [[(length, self.on_member(terms, member.items())) for length, terms in self.stretches(number)]
+                for number, member in zip(numbers, coordinates)]  # fmt: skip
 
-    def reduction(self, number: int, numbers: Sequence[int], places: Any, axes: Sequence[str], how: str) -> None:
+    def reduction(self, number: int, numbers: Sequence[int], coordinates: Any, axes: Sequence[str], how: str) -> None:
         """Raise WrongLine unless an expression is the reduction of a value of each member."""
         if how in ("sum", "mean"):
-            return self.due(number, self.met(numbers, places, axes, how), f"the {how} over {', '.join(axes)}")
+            return self.due(number, self.met(numbers, coordinates, axes, how), f"the {how} over {', '.join(axes)}")
         form = EXTREMES[how]
         alike = len(set(numbers)) == 1
         value = self.stretches(numbers[0])
@@ -69,41 +69,41 @@ class CallChecker(NodeChecker):
 
 
 def _all_reduce(
-    checker: CallChecker, attributes: Attributes, axes: Sequence[str], places: Sequence[Member], operands: Numbers,
+    checker: CallChecker, attributes: Attributes, axes: Sequence[str], coordinates: Sequence[Member], operands: Numbers,
     results: Numbers,
 ) -> None:  # fmt: skip
     for row, numbers in zip(zip(*operands), zip(*results)):
         for number in set(numbers):
-            checker.reduction(number, row, places, axes, attributes.get("reduce", "sum"))
+            checker.reduction(number, row, coordinates, axes, attributes.get("reduce", "sum"))
 
 
 def _reduce(
-    checker: CallChecker, attributes: Attributes, axes: Sequence[str], places: Sequence[Member], operands: Numbers,
+    checker: CallChecker, attributes: Attributes, axes: Sequence[str], coordinates: Sequence[Member], operands: Numbers,
     results: Numbers,
 ) -> None:  # fmt: skip
     for row, numbers in zip(zip(*operands), results[attributes["root"]]):
-        checker.reduction(numbers, row, places, axes, attributes.get("reduce", "sum"))
+        checker.reduction(numbers, row, coordinates, axes, attributes.get("reduce", "sum"))
 
 
 def _broadcast(
-    checker: CallChecker, attributes: Attributes, axes: Sequence[str], places: Sequence[Member], operands: Numbers,
+    checker: CallChecker, attributes: Attributes, axes: Sequence[str], coordinates: Sequence[Member], operands: Numbers,
     results: Numbers,
 ) -> None:  # fmt: skip
     root = attributes["root"]
     for index, number in enumerate(operands[root]):
-        value = checker.members([number], [places[root]])[0]
+        value = checker.members([number], [coordinates[root]])[0]
         for numbers in results:
             checker.due(numbers[index], value, f"the value of member {root}")
 
 
 def _reduce_scatter(
-    checker: CallChecker, attributes: Attributes, axes: Sequence[str], places: Sequence[Member], operands: Numbers,
+    checker: CallChecker, attributes: Attributes, axes: Sequence[str], coordinates: Sequence[Member], operands: Numbers,
     results: Numbers,
 ) -> None:  # fmt: skip
     how = attributes.get("reduce", "sum")
     if how not in ("sum", "mean"):
         raise WrongLine("", "", "extremes of members")
-    wholes = [checker.met(row, places, axes, how) for row in zip(*operands)]
+    wholes = [checker.met(row, coordinates, axes, how) for row in zip(*operands)]
     if "axis" in attributes:
         shape, axis, start = checker.shape(operands[0][0]), attributes["axis"], 0
         for (number,), size in zip(results, attributes["sizes"]):
@@ -121,11 +121,11 @@ def _reduce_scatter(
 
 
 def _all_gather(
-    checker: CallChecker, attributes: Attributes, axes: Sequence[str], places: Sequence[Member], operands: Numbers,
+    checker: CallChecker, attributes: Attributes, axes: Sequence[str], coordinates: Sequence[Member], operands: Numbers,
     results: Numbers,
 ) -> None:  # fmt: skip
     numbers = [row[0] for row in operands]
-    values = checker.members(numbers, places)
+    values = checker.members(numbers, coordinates)
     if "axis" in attributes:
         for (number,) in results:
             form = checker.forms[number]
@@ -150,17 +150,17 @@ def _all_gather(
 
 
 def _all_to_all(
-    checker: CallChecker, attributes: Attributes, axes: Sequence[str], places: Sequence[Member], operands: Numbers,
+    checker: CallChecker, attributes: Attributes, axes: Sequence[str], coordinates: Sequence[Member], operands: Numbers,
     results: Numbers,
 ) -> None:  # fmt: skip
     numbers = [row[0] for row in operands]
     axis, sizes, start = attributes["split_axis"], attributes["split_sizes"], 0
     for (number,), size in zip(results, sizes):
         values = []
-        for of, place in zip(numbers, places):
+        for of, member in zip(numbers, coordinates):
             selection = [((start, start + size),) if dim == axis else None for dim in range(len(checker.shape(of)))]
             values.append(
-                [(length, checker.on_member(terms, place.items())) for length, terms in checker.taken(of, selection)]
+                [(length, checker.on_member(terms, member.items())) for length, terms in checker.taken(of, selection)]
             )
         lengths = [
             size if attributes["concat_axis"] == axis else checker.shape(of)[attributes["concat_axis"]]

@@ -24,21 +24,21 @@ from gopt.ir.load import load
 from gopt.ir.opaque.expand import expand
 from gopt.records.boxes import ranges_of
 from gopt.runtime.inlined_functions import inlined
-from gopt.verification.certificate.algebra import Form, Stretches, WrongLine, leaves
+from gopt.verification.certificate.algebra import ExpressionLine, Stretches, WrongLine, leaves
 from gopt.verification.certificate.calls import CALLS, CallChecker
 from gopt.verification.certificate.lines import FORMAT, MICRO, decoded, encoded, order_of, sealed
 from gopt.verification.certificate.result import CertificateCheck, CertificateFault
-from gopt.verification.certificate.values import FINITE, WIDER, Program
+from gopt.verification.certificate.values import FINITE, WIDER, CheckedProgram
 
 
-def _common(form: Form) -> Iterable[str]:
+def _common(form: ExpressionLine) -> Iterable[str]:
     """The axes along which all members have an expression in common, whatever the operands."""
     if form.op == "on member":
         return [axis for axis, _ in form.attributes]
     if form.op == "iterated":
         return [form.attributes]
-    place = {"reduced": 1, "gathered": 0}.get(form.op)
-    return () if place is None else tuple(form.attributes[place])
+    index = {"reduced": 1, "gathered": 0}.get(form.op)
+    return () if index is None else tuple(form.attributes[index])
 
 
 class FolderCheck(CallChecker):
@@ -120,12 +120,12 @@ class FolderCheck(CallChecker):
             index, op, attributes, operands, shape = self.take(
                 line, *keys, *(("varies",) if not line.get("operands") else ())
             )[:5]
-            form = Form(op, decoded(attributes), tuple(operands), None if shape is None else tuple(shape))
+            form = ExpressionLine(op, decoded(attributes), tuple(operands), None if shape is None else tuple(shape))
             if index != len(self.forms) or any(not 0 <= operand < index for operand in operands):
                 raise WrongLine(f"expression {index} of {operands}", f"expression {len(self.forms)} of earlier ones")
             self.used.update(operands)
             self.forms.append(form)
-            if (index == 0) != (form == Form("one", (), (), ())) or line.get("varies", []) != sorted(
+            if (index == 0) != (form == ExpressionLine("one", (), (), ())) or line.get("varies", []) != sorted(
                 set(line.get("varies", ()))
             ):
                 raise WrongLine(str(form), "the number 1 first, and axes in order")
@@ -182,7 +182,7 @@ class FolderCheck(CallChecker):
             raise WrongLine(f"outputs {list(self.shown)}", "the outputs of the manifest")
 
     def _leaf(self, number: int, kind: str, name: str, varies: frozenset[str], shape: Sequence[Any] | None) -> None:
-        form = Form(kind, name, (), None if shape is None else tuple(shape))
+        form = ExpressionLine(kind, name, (), None if shape is None else tuple(shape))
         if self.forms[number] != form or self.varies[number] != varies:
             raise WrongLine(
                 f"{self.forms[number]}, which varies along {sorted(self.varies[number])}",
@@ -192,15 +192,15 @@ class FolderCheck(CallChecker):
     # --- programs ---
 
     def _program(
-        self, head: Mapping[str, Any], graph: Graph, given: Mapping[str, int], lead: Program | None
-    ) -> Program:
+        self, head: Mapping[str, Any], graph: Graph, fed: Mapping[str, int], lead: CheckedProgram | None
+    ) -> CheckedProgram:
         """The lines of a graph; values without a line are those of ``lead``."""
         line = self.next(next(iter(head)))
         if line != head:
             raise WrongLine(json.dumps(line), json.dumps(head))
-        program = Program(head, graph, dict(given))
+        program = CheckedProgram(head, graph, dict(fed))
         for name in order_of(graph):
-            if name in given:
+            if name in fed:
                 continue
             row = self.rows[self.number] if self.number < len(self.rows) else {}
             if row.get("value") == name:
@@ -213,7 +213,7 @@ class FolderCheck(CallChecker):
                 program.lines[name] = lead.lines[name]
         return program
 
-    def _checked_node(self, program: Program, node: Node) -> None:
+    def _checked_node(self, program: CheckedProgram, node: Node) -> None:
         """Check a node; a rule that the checker does not have is counted."""
         name = next(filter(None, node.outputs))
         self._at(program, name)
@@ -234,11 +234,11 @@ class FolderCheck(CallChecker):
             self.lemmas.setdefault(wrong.lemma, []).append(f"{self.where}, {name}")
             self.rest.add(self.line)
 
-    def _at(self, program: Program, name: str) -> None:
+    def _at(self, program: CheckedProgram, name: str) -> None:
         self.where = ", ".join(str(value) for value in program.head.values())
         self.line, self.value = program.lines.get(name, self.line), name
 
-    def _constants(self, program: Program) -> None:
+    def _constants(self, program: CheckedProgram) -> None:
         for name, tensor in program.graph.initializers.items():
             if name in program.values and name in program.rules and name not in program.graph.inputs:
                 self._at(program, name)
@@ -289,7 +289,7 @@ class FolderCheck(CallChecker):
             if local.values.get(name, update.values.get(name)) != number:
                 raise WrongLine(f"expression {number} of {name}", "that of the source")
 
-    def _combination(self, line: dict[str, Any], local: Program) -> int:
+    def _combination(self, line: dict[str, Any], local: CheckedProgram) -> int:
         """A value combined over all batches by the rule of the manifest."""
         name, rule = line["combined"], line.get("rule")
         self.where, self.value = "the combined values", name
@@ -373,7 +373,7 @@ class FolderCheck(CallChecker):
 
     def _ranks(self) -> None:
         """All ranks, phase by phase."""
-        programs: dict[tuple[int, str], Program] = {}
+        programs: dict[tuple[int, str], CheckedProgram] = {}
         moved: dict[tuple[int, str], int] = {}
         files: dict[str, Graph] = {}
         self.rank_graphs = programs
@@ -410,7 +410,7 @@ class FolderCheck(CallChecker):
         self._ends(current, shown, types)
 
     def _inputs(
-        self, program: Program, entry: RankEntry, times: int, current: dict[tuple[int, str], Stretches]
+        self, program: CheckedProgram, entry: RankEntry, times: int, current: dict[tuple[int, str], Stretches]
     ) -> None:
         """The inputs of a rank are the pieces of the manifest."""
         graph, states = program.graph, {state.input: state for state in self.manifest.states_of(entry)}
@@ -450,7 +450,7 @@ class FolderCheck(CallChecker):
                 raise WrongLine(f"expression {number}", f"expression {self.inputs.get(name)} of the input {name}")
 
     def _carry(
-        self, program: Program, entry: RankEntry, times: int, current: dict[tuple[int, str], Stretches],
+        self, program: CheckedProgram, entry: RankEntry, times: int, current: dict[tuple[int, str], Stretches],
         moved: dict[tuple[int, str], int], types: dict[tuple[int, str], str],
     ) -> None:  # fmt: skip
         """The new states and sums of a phase."""
@@ -525,10 +525,15 @@ class FolderCheck(CallChecker):
     def _rounded(self, value: Stretches, due: Stretches, to: str) -> None:
         """Raise WrongLine unless each range of a value is a range of the other, rounded."""
         for length, (terms, exact) in self.aligned([value, due]):
-            places = list(leaves(terms))
-            if len(places) != 1 or len(terms) != 1 or terms[0][1] != 1 or self.forms[places[0][0]][:2] != ("round", to):
+            elements = list(leaves(terms))
+            if (
+                len(elements) != 1
+                or len(terms) != 1
+                or terms[0][1] != 1
+                or self.forms[elements[0][0]][:2] != ("round", to)
+            ):
                 raise WrongLine("a copy that is not rounded", f"a copy rounded to {to}")
-            of, at, loops = places[0]
+            of, at, loops = elements[0]
             inner = self.places(self.spread(self.forms[of].operands[0], self.shape(of)), at, loops or ((length, 0),))
             if not self.alike(inner, [(length, exact)]):
                 raise WrongLine("a copy of another value", "of the new state")
@@ -551,19 +556,19 @@ class FolderCheck(CallChecker):
                 flat, at = np.asarray(stored[state.input].numpy()).reshape(-1), 0
                 for piece in state.pieces:
                     of = next(of for of in self.manifest.states if of.tensor == piece.tensor)
-                    values, seen = whole.setdefault(
+                    values, written = whole.setdefault(
                         piece.tensor, (np.zeros(of.type.dims, flat.dtype), np.zeros(of.type.dims, bool))
                     )
-                    before, known = values.copy(), seen.copy()
+                    before, mask = values.copy(), written.copy()
                     put(values, piece.place, flat[at : at + piece.elements], piece.start)
-                    put(seen, piece.place, np.ones(piece.elements, bool), piece.start)
+                    put(written, piece.place, np.ones(piece.elements, bool), piece.start)
                     at += piece.elements
-                    if before[known].tobytes() != values[known].tobytes():
+                    if before[mask].tobytes() != values[mask].tobytes():
                         raise WrongLine(f"{piece.tensor} starts from another value", "the value of the ranks before")
 
     # --- calls ---
 
-    def _phase(self, programs: Sequence[Program]) -> None:
+    def _phase(self, programs: Sequence[CheckedProgram]) -> None:
         """All nodes of a phase, side by side from call to call."""
         waiting: dict[int, Node] = {}
         for rank in range(len(programs)):
@@ -585,7 +590,7 @@ class FolderCheck(CallChecker):
                     programs[rank].at += 1
                     self._to_call(programs, rank, waiting)
 
-    def _to_call(self, programs: Sequence[Program], rank: int, waiting: dict[int, Node]) -> None:
+    def _to_call(self, programs: Sequence[CheckedProgram], rank: int, waiting: dict[int, Node]) -> None:
         program = programs[rank]
         while program.at < len(program.graph.nodes):
             node = program.graph.nodes[program.at]
@@ -595,7 +600,7 @@ class FolderCheck(CallChecker):
             self._checked_node(program, node)
             program.at += 1
 
-    def _call(self, programs: Sequence[Program], nodes: Sequence[Node], ranks: Sequence[int]) -> None:
+    def _call(self, programs: Sequence[CheckedProgram], nodes: Sequence[Node], ranks: Sequence[int]) -> None:
         """A call of all members of a group."""
         signatures = set()
         for program, node in zip(programs, nodes):
@@ -618,14 +623,14 @@ class FolderCheck(CallChecker):
         node, axes = nodes[0], self.mesh.split(str(nodes[0].attributes["group"]))
         operands = [[program.values[name] for name in of.inputs] for program, of in zip(programs, nodes)]
         results = [[program.values.get(name, -1) for name in of.outputs] for program, of in zip(programs, nodes)]
-        places = [{axis: self.mesh.coordinates(rank)[axis] for axis in axes} for rank in ranks]
-        key = (node.op_type, str(node.attributes), str(places), str(operands), str(results))
+        coordinates = [{axis: self.mesh.coordinates(rank)[axis] for axis in axes} for rank in ranks]
+        key = (node.op_type, str(node.attributes), str(coordinates), str(operands), str(results))
         if key in self._checked:
             return
         rule = CALLS.get(node.op_type)
         if rule is None:
             raise WrongLine("", "", node.op_type)
-        rule(self, node.attributes, axes, places, operands, results)
+        rule(self, node.attributes, axes, coordinates, operands, results)
         self._checked.add(key)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -19,10 +19,11 @@ from gopt.operators.dims.elements import softmax_axes
 from gopt.operators.dims.link import OperatorUse
 from gopt.operators.kinds import CASTS, COMBINERS, COPIES, PARTS, RESHAPES, SIZES
 from gopt.operators.operator import Slope
-from gopt.verification.certificate.algebra import Terms, WrongLine, at_places, leaves, moved, one
+from gopt.verification.certificate.algebra import EXP, Terms, WrongLine, at_places, leaves, moved, one
 from gopt.verification.certificate.lines import LEMMA, OPERATOR, operator_name
-from gopt.verification.certificate.values import EXTREMES, WIDER, Program, Values, simplest
+from gopt.verification.certificate.values import EXTREMES, WIDER, CheckedProgram, ValueChecker, simplest
 
+RESHAPED, LOG = "reshape", "Log"
 CONSTANTS = ("constant", "linear", "one", "lowest", "highest")
 
 
@@ -46,24 +47,24 @@ def rule_of(node: Node) -> str:
     return "copy" if node.is_in(COPIES) else LEMMA + node.op_type
 
 
-class NodeChecker(Values):
+class NodeChecker(ValueChecker):
     """The rules of nodes."""
 
-    def node(self, program: Program, node: Node) -> None:
+    def node(self, program: CheckedProgram, node: Node) -> None:
         """Raise WrongLine unless the results of a node follow from the operands."""
         results = [program.values[name] for name in node.outputs if name]
         operands = [program.values[name] if name else None for name in node.inputs]
         operands += [program.values[name] for name in node.captures]
         rule = program.rules[next(filter(None, node.outputs))]
         if node.is_in(COPIES):
-            kept, dtype = program.widened.get(node.inputs[0]), program.graph.type_of(node.inputs[0]).dtype
+            before, dtype = program.widened.get(node.inputs[0]), program.graph.type_of(node.inputs[0]).dtype
             to = (
                 dtype_name(node.attributes["to"])
                 if "to" in node.attributes
                 else program.graph.type_of(node.outputs[0]).dtype
             )
             if to in WIDER.get(dtype, ()):
-                program.widened[node.outputs[0]] = kept or dtype
+                program.widened[node.outputs[0]] = before or dtype
         key = (node.encoded or id(node), rule, *operands, None, *results)
         if key in self._checked and not node.is_in(CASTS):
             return
@@ -81,8 +82,10 @@ class NodeChecker(Values):
             RULES[rule](self, program, node, operands, results)
         self._checked.add(key)
 
-    def _folded(self, program: Program, node: Node, operands: Sequence[int | None], results: Sequence[int]) -> bool:
-        """Whether a node is one on constants, and the result their value."""
+    def _folded(
+        self, program: CheckedProgram, node: Node, operands: Sequence[int | None], results: Sequence[int]
+    ) -> bool:
+        """Return whether a node is one on constants, and the result their value."""
         if node.is_in(SIZES) or not operands or None in operands or len(results) != 1:
             return False
         folded: np.ndarray | None
@@ -98,8 +101,8 @@ class NodeChecker(Values):
         self.constant(results[0], np.asarray(folded))
         return True
 
-    def _attributes(self, program: Program, node: Node, operands: Sequence[int | None]) -> Callable[[Any], bool]:
-        """Whether attributes of an expression are those of a node, defaults filled in."""
+    def _attributes(self, program: CheckedProgram, node: Node, operands: Sequence[int | None]) -> Callable[[Any], bool]:
+        """Return whether attributes of an expression are those of a node, defaults filled in."""
         absent = tuple(index for index, operand in enumerate(operands) if operand is None)
         schema = None
         if node.domain in ("", "ai.onnx"):
@@ -110,8 +113,8 @@ class NodeChecker(Values):
             if attribute.default_value.name
         }
 
-        def full(given: Mapping[str, Any]) -> dict[str, Any]:
-            return {name: _plain(value) for name, value in {**usual, **given}.items()}
+        def full(attributes: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: _plain(value) for name, value in {**usual, **attributes}.items()}
 
         def fits(attributes: Any) -> bool:
             if absent:
@@ -122,7 +125,9 @@ class NodeChecker(Values):
 
         return fits
 
-    def operator(self, program: Program, node: Node, operands: Sequence[int | None], results: Sequence[int]) -> None:
+    def operator(
+        self, program: CheckedProgram, node: Node, operands: Sequence[int | None], results: Sequence[int]
+    ) -> None:
         """The operator itself, on equal operands."""
         fits, present = self._attributes(program, node, operands), [number for number in operands if number is not None]
         if record_of(node).elementwise and len(results) == 1 and not draws(node):
@@ -142,11 +147,25 @@ class NodeChecker(Values):
             inner, drawn = form.operands, self.forms[form.operands[-1]] if form.operands else None
             if draws(node) and drawn is not None and (drawn.op, drawn.attributes) == ("draw", node.outputs[0]):
                 inner = inner[:-1] if self.varies[form.operands[-1]] == frozenset(self.extents) else ()
-            place = node.outputs.index([name for name in node.outputs if name][index])
-            if form.op != operator_name(node) or form.attributes[1] != place or not fits(form.attributes[0]):
+            slot = node.outputs.index([name for name in node.outputs if name][index])
+            if form.op != operator_name(node) or form.attributes[1] != slot or not fits(form.attributes[0]):
                 raise WrongLine(str(form), operator_name(node))
             if len(inner) != len(present) or not all(map(self.same, inner, present)):
                 raise WrongLine(f"{form.op} of {inner}", f"of {present}")
+
+
+Rule: TypeAlias = "Callable[[NodeChecker, CheckedProgram, Node, Any, Sequence[int]], None]"
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Add a rule to the table, under names of operators or of a family."""
+
+    def add(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return add
 
 
 def _plain(value: Any) -> Any:
@@ -156,22 +175,26 @@ def _plain(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _use(checker: NodeChecker, program: Program, node: Node) -> OperatorUse:
+def _use(checker: NodeChecker, program: CheckedProgram, node: Node) -> OperatorUse:
     types = [program.graph.types[name] for name in node.inputs if name]
     results = [program.graph.types.get(name) for name in node.outputs]
     return OperatorUse(node.op_type, node.attributes, tuple(types), tuple(results), lambda index: None,
                        opset_of(program.graph.header))  # fmt: skip
 
 
-def _sum(checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]) -> None:
+@rule("sum")
+def _sum(
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
+) -> None:
     """A sum of the operands, with signs."""
     signs = record_of(node).signs
     factors = [signs[min(index, len(signs) - 1)] for index, _ in enumerate(operands)]
     _elementwise(checker, program, node, operands, results, lambda rows: checker.added(zip(rows, factors)))
 
 
+@rule("product")
 def _product(
-    checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
 ) -> None:
     """A product of powers of the operands."""
     exponents = record_of(node).exponents
@@ -179,7 +202,7 @@ def _product(
 
 
 def _elementwise(
-    checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int],
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int],
     make: Callable[..., Terms],
 ) -> None:  # fmt: skip
     shape = tuple(np.broadcast_shapes(*(checker.shape(number) for number in operands)))
@@ -191,8 +214,9 @@ def _elementwise(
     checker.due(results[0], value, node.op_type)
 
 
+@rule("extreme")
 def _extreme(
-    checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
 ) -> None:
     """The largest or the smallest of all elements."""
     how = record_of(node).pieces or next(how for how, ops in COMBINERS.items() if how in EXTREMES and node.is_in(ops))
@@ -204,7 +228,10 @@ def _extreme(
     )
 
 
-def _where(checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]) -> None:
+@rule("Where")
+def _where(
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
+) -> None:
     """A choice by flags that are all alike."""
     flags = checker.array(operands[0])
     if flags is None or (flags.any() and not flags.all()):
@@ -215,7 +242,10 @@ def _where(checker: NodeChecker, program: Program, node: Node, operands: Sequenc
     checker.due(results[0], checker.spread(chosen, shape), "the chosen values")
 
 
-def _size(checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]) -> None:
+@rule("size")
+def _size(
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
+) -> None:
     """The shape of the operand."""
     array = measured(node, checker.shape(operands[0]))
     if array is None:
@@ -223,15 +253,19 @@ def _size(checker: NodeChecker, program: Program, node: Node, operands: Sequence
     checker.constant(results[0], array)
 
 
-def _copy(checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]) -> None:
+@rule("copy")
+def _copy(
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
+) -> None:
     """The elements of the operand, in the type of the result."""
     source, to = (program.graph.type_of(name).dtype for name in (node.inputs[0], node.outputs[0]))
     to = dtype_name(node.attributes["to"]) if "to" in node.attributes else to
     checker.cast(results[0], checker.stretches(operands[0]), source, to, program.widened.get(node.inputs[0], ""))
 
 
+@rule(RESHAPED)
 def _reshaped(
-    checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
 ) -> None:
     """The elements of the operand, in another shape; lengths are constants."""
     wanted = as_folded(
@@ -242,8 +276,9 @@ def _reshaped(
     checker.due(results[0], checker.stretches(operands[0]), "the elements of the operand")
 
 
+@rule("reduction")
 def _reduction(
-    checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
 ) -> None:
     """A sum or a mean along dimensions, also of squares."""
     shape, value = checker.shape(operands[0]), checker.stretches(operands[0])
@@ -265,8 +300,9 @@ def _reduction(
     return checker.due(results[0], value, node.op_type)
 
 
+@rule("Transpose")
 def _transpose(
-    checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
 ) -> None:
     shape = checker.shape(operands[0])
     order = node.attributes.get("perm") or tuple(reversed(range(len(shape))))
@@ -275,7 +311,10 @@ def _transpose(
     checker.due(results[0], checker.permuted(operands[0], order), "the operand's dimensions in another order")
 
 
-def _slice(checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]) -> None:
+@rule("Slice")
+def _slice(
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
+) -> None:
     """Ranges of dimensions."""
     shape = checker.shape(operands[0])
     rows: list[Any] = [checker.known(number).reshape(-1).tolist() for number in operands[1:]]
@@ -289,7 +328,10 @@ def _slice(checker: NodeChecker, program: Program, node: Node, operands: Sequenc
     checker.due(results[0], checker.taken(operands[0], selection), f"the elements {selection}")
 
 
-def _split(checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]) -> None:
+@rule("Split")
+def _split(
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
+) -> None:
     shape, start = checker.shape(operands[0]), 0
     axis = node.attributes.get("axis", 0) % len(shape)
     named = checker.array(operands[1]) if len(operands) > 1 else node.attributes.get("split")
@@ -304,8 +346,9 @@ def _split(checker: NodeChecker, program: Program, node: Node, operands: Sequenc
         start += size
 
 
+@rule("Concat")
 def _concat(
-    checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
 ) -> None:
     axis = node.attributes["axis"] % len(checker.shape(results[0]))
     form = checker.forms[results[0]]
@@ -323,8 +366,9 @@ def _concat(
     )
 
 
+@rule("Expand")
 def _expand(
-    checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
 ) -> None:
     array = checker.known(operands[1])
     shape = tuple(np.broadcast_shapes(checker.shape(operands[0]), tuple(int(size) for size in array.reshape(-1))))
@@ -333,14 +377,18 @@ def _expand(
     checker.due(results[0], checker.spread(operands[0], shape), "the operand, repeated")
 
 
-def _fill(checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]) -> None:
+@rule("ConstantOfShape")
+def _fill(
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
+) -> None:
     shape, value = checker.known(operands[0]), constant_array(node.attributes)
     value = np.zeros(1, np.float32) if value is None else value
     checker.constant(results[0], np.broadcast_to(value.reshape(()), tuple(int(size) for size in shape.reshape(-1))))
 
 
+@rule("Constant")
 def _constant(
-    checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
 ) -> None:
     array = constant_array(node.attributes)
     if array is None:
@@ -354,7 +402,7 @@ def _exponent(checker: NodeChecker, terms: Terms, length: int) -> Terms:
         raise WrongLine("no exponential", "", "exponentials")
     rows = []
     for (kind, data, _), power in terms[0][0]:
-        if kind != "at" or checker.forms[data[0]].op != "Exp":
+        if kind != "at" or checker.forms[data[0]].op != EXP:
             raise WrongLine("no exponential", "", "exponentials")
         of, at, loops = data
         value = checker.places(
@@ -366,14 +414,18 @@ def _exponent(checker: NodeChecker, terms: Terms, length: int) -> Terms:
     return checker.added(rows)
 
 
-def _exp(checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]) -> None:
+@rule("Exp")
+def _exp(
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
+) -> None:
     for length, (terms, due) in checker.aligned([checker.stretches(results[0]), checker.stretches(operands[0])]):
         if _exponent(checker, terms, length) != due:
             raise WrongLine("an exponential", "of the operand")
 
 
+@rule("Softmax", "LogSoftmax")
 def _softmax(
-    checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
 ) -> None:
     """exp(u) / sum(exp(v)), or u - log(sum(exp(v))), where u and v are the operand less the same for a whole row."""
     shape, value = checker.shape(operands[0]), checker.stretches(operands[0])
@@ -385,12 +437,14 @@ def _softmax(
     parts = [pair for factors, _ in terms for pair in factors if pair[0][0] == "inverse"]
     if len(terms) == 1 and len(parts) == 1 and parts[0][1] == 1:
         (((_, _, total), _),) = parts
-        own = _exponent(checker, one(*(pair for pair in terms[0][0] if pair not in parts), times=terms[0][1]), length)
+        exponents = _exponent(
+            checker, one(*(pair for pair in terms[0][0] if pair not in parts), times=terms[0][1]), length
+        )
     else:
         logs = [
             term
             for term in terms
-            if len(term[0]) == 1 and term[0][0][0][0] == "at" and checker.forms[term[0][0][0][1][0]].op == "Log"
+            if len(term[0]) == 1 and term[0][0][0][0] == "at" and checker.forms[term[0][0][0][1][0]].op == LOG
         ]
         logs = [term for term in logs if term[1] == -1 and term[0][0][1] == 1 and term not in value[0][1]]
         if len(logs) != 1:
@@ -399,7 +453,7 @@ def _softmax(
         ((_, total),) = checker.places(
             checker.spread(checker.forms[of].operands[0], checker.shape(of)), at, loops or ((length, 0),)
         )
-        own = tuple(term for term in terms if term not in logs)
+        exponents = tuple(term for term in terms if term not in logs)
     if (
         len(total) != 1
         or total[0][1] != 1
@@ -416,21 +470,24 @@ def _softmax(
     row = row if free else at_places(row, 0, ((length, 0), (count, 1)))
     across = [(size, 0 if dim in axes else step) for dim, (size, step) in enumerate(zip(shape, steps))]
     rows = checker.places(value, 0, (*across, *((shape[axis], steps[axis]) for axis in axes)))
-    same = checker.places(value, 0, (*zip(shape, steps), (count, 0)))
-    if len(rows) != 1 or len(same) != 1:
+    spread = checker.places(value, 0, (*zip(shape, steps), (count, 0)))
+    if len(rows) != 1 or len(spread) != 1:
         raise WrongLine("", "", "softmax of ranges")
     less, due = (
         tuple(term for term in checker.added(pair) if term[1])
         for pair in (
             [(rows[0][1], 1), (row, -1)],
-            [(same[0][1], 1), (at_places(own, 0, ((length, 1), (count, 0))), -1)],
+            [(spread[0][1], 1), (at_places(exponents, 0, ((length, 1), (count, 0))), -1)],
         )
     )
     if less != due or not all(checker._is_finite(factors) for factors, _ in less):
         raise WrongLine(str(checker.forms[results[0]]), f"{node.op_type} of the operand")
 
 
-def _gemm(checker: NodeChecker, program: Program, node: Node, operands: Sequence[int], results: Sequence[int]) -> None:
+@rule("Gemm")
+def _gemm(
+    checker: NodeChecker, program: CheckedProgram, node: Node, operands: Sequence[int], results: Sequence[int]
+) -> None:
     """A product, and the addend apart."""
     inner = {
         of
@@ -439,13 +496,13 @@ def _gemm(checker: NodeChecker, program: Program, node: Node, operands: Sequence
         if checker.forms[of].op == node.op_type
     }
     attributes = {name: value for name, value in node.attributes.items() if name != "beta"}
-    alone = Node(node.op_type, node.inputs[:2], node.outputs, attributes=attributes)
+    product = Node(node.op_type, node.inputs[:2], node.outputs, attributes=attributes)
     for number in inner:
         form = checker.forms[number]
         if (
             form.shape == checker.forms[results[0]].shape
             and form.attributes[1] == 0
-            and checker._attributes(program, alone, operands[:2])(form.attributes[0])
+            and checker._attributes(program, product, operands[:2])(form.attributes[0])
             and all(map(checker.same, form.operands, operands[:2]))
             and len(form.operands) == 2
         ):
@@ -454,12 +511,3 @@ def _gemm(checker: NodeChecker, program: Program, node: Node, operands: Sequence
             value = checker.pointwise(shape, pair, lambda rows, factors=factors: checker.added(zip(rows, factors)))
             return checker.due(results[0], value, "a product and a sum")
     raise WrongLine(str(checker.forms[results[0]]), node.op_type)
-
-
-RESHAPED = "reshape"
-RULES: dict[str, Callable[[NodeChecker, Program, Node, Any, Sequence[int]], None]] = {
-    "sum": _sum, "product": _product, "size": _size, "copy": _copy, "reduction": _reduction, RESHAPED: _reshaped,
-    "Transpose": _transpose, "Slice": _slice, "Split": _split, "Concat": _concat, "Expand": _expand,
-    "ConstantOfShape": _fill, "Constant": _constant, "Exp": _exp, "Softmax": _softmax, "LogSoftmax": _softmax,
-    "Gemm": _gemm, "extreme": _extreme, "Where": _where,
-}  # fmt: skip

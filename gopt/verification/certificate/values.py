@@ -53,7 +53,7 @@ def uniform(size: int, value: Fraction) -> Stretches:
 
 
 @dataclass
-class Program:
+class CheckedProgram:
     """A graph, the expression and the rule of each value; ``widened``: value behind a cast to a wider type -> the type
     before."""
 
@@ -77,7 +77,7 @@ def _first(start: int) -> Callable[[int, Loops, int], tuple[int, Loops]]:
     )
 
 
-class Values(Algebra):
+class ValueChecker(Algebra):
     """The values of expressions."""
 
     def __init__(self, extents: Mapping[str, int]) -> None:
@@ -247,9 +247,9 @@ class Values(Algebra):
         """The elements behind the largest or the smallest of all: terms and axes of members -> ranges."""
         result: dict[Any, set[tuple[int, int]]] = {}
         for length, terms in value:
-            places = list(leaves(terms))
+            elements = list(leaves(terms))
             single = len(terms) == 1 and terms[0][1] == 1 and len(terms[0][0]) == 1 and terms[0][0][0][0][0] == "at"
-            of, at, loops = places[0] if places else (0, 0, ())
+            of, at, loops = elements[0] if elements else (0, 0, ())
             inner = self.forms[of]
             whole = (
                 single
@@ -265,7 +265,7 @@ class Values(Algebra):
             elif whole and inner.op == "reduced" and inner.attributes[0] == form and length == prod(inner.shape or ()):
                 parts = [self.extremes(self.stretches(inner.operands[0]), form, axes | inner.attributes[1])]
             else:
-                step = loops[0][1] if len(loops) == 1 and all(len(of[2]) < 2 for of in places) else 0
+                step = loops[0][1] if len(loops) == 1 and all(len(of[2]) < 2 for of in elements) else 0
                 start = at // step if step > 0 else 0
                 body = moved(terms, _first(start)) if step > 0 else terms
                 live = axes & self.axes_of(terms)

@@ -20,7 +20,7 @@ from gopt.verification.certificate.nodes import rule_of
 from gopt.verification.proof.expressions import EXTREME_PART, FLAT, PARTED, TAKE, VIEW
 from gopt.verification.proof.prove import Prover
 from gopt.verification.proof.relation import RankRelation
-from gopt.verification.proof.sweep import Values
+from gopt.verification.proof.sweep import SweptValues, Values
 from gopt.verification.reference_graphs import combined, local_graph, subgraph, update_graph
 
 Line = dict[str, Any]
@@ -40,9 +40,15 @@ class CertificateWriter:
         """The whole file. Raises UnsupportedError for a folder without a certificate."""
         relation = self.prover.relation
         met = any(reduction.points for reduction in relation.reductions)
-        if relation.plan is not None or relation.synchronised.points or met or self.manifest.files is None:
+        if (
+            relation.plan is not None
+            or self.manifest.split
+            or relation.synchronised.points
+            or met
+            or self.manifest.files is None
+        ):
             raise UnsupportedError(
-                f"{self.home} has no certificate: servers, or statistics that ranks reduce on the way",
+                f"{self.home} has no certificate: servers, a split computation, or statistics that ranks reduce",
                 "gopt prove proves it without one",
             )
         self._source()
@@ -105,7 +111,7 @@ class CertificateWriter:
         stored = {
             name: self.prover.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in fed
         }
-        made: Values = {}
+        results: Values = {}
         for node in graph.nodes:
             if node.domain == COMM:
                 raise UnsupportedError(
@@ -116,12 +122,12 @@ class CertificateWriter:
                 number >= 0 and self._fits(graph, name, number) for name, number in zip(node.outputs, numbers) if name
             ]
             if not all(fitting):
-                values = stored | fed | made
+                values = stored | fed | results
                 numbers = reader.results(
                     node, [values[name] if name else None for name in (*node.inputs, *node.captures)]
                 )
-            made.update(zip(node.outputs, numbers))
-        return stored | made
+            results.update(zip(node.outputs, numbers))
+        return stored | results
 
     def _fits(self, graph: Graph, name: str, number: int) -> bool:
         type, shape = graph.type_of(name), self.expressions.shape(number)
@@ -129,7 +135,7 @@ class CertificateWriter:
 
     def _ranks(self) -> None:
         """The values of all ranks, and the states that micro-steps leave behind."""
-        prover, lead = self.prover, dict[str, Values]()
+        prover, lead = self.prover, dict[str, SweptValues]()
         for rank, values in zip(prover.relation.ranks, prover.ranks):
             moving = dict[str, int]()
             for (phase, times), results in zip(prover.relation.schedule.items(), values.files):
@@ -142,7 +148,7 @@ class CertificateWriter:
                 moving |= {state.input: values.step[state.input] for state in moved} if times > 1 else {}
             self.values += [{"moved": name, "number": number} for name, number in moving.items()]
 
-    def _generic(self, rank: RankRelation, graph: Graph, results: Values) -> Values:
+    def _generic(self, rank: RankRelation, graph: Graph, results: SweptValues) -> SweptValues:
         """The values of a micro-step for any values of the sums so far."""
         sums = [entry for entry in rank.sums if entry.output in graph.outputs]
         before = {entry.input: self.prover._any(entry.input, rank.rank, results[entry.output]) for entry in sums}
@@ -153,7 +159,7 @@ class CertificateWriter:
             )
         return {**results, **after}
 
-    def _section(self, head: Line, graph: Graph, values: Values, lead: Values) -> None:
+    def _section(self, head: Line, graph: Graph, values: SweptValues, lead: SweptValues) -> None:
         """The values of a graph that are not those of another one."""
         self.values.append(head)
         producers = graph.producers()

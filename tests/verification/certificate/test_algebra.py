@@ -9,7 +9,8 @@ from math import prod
 
 import pytest
 
-from gopt.verification.certificate.algebra import Algebra, Form, WrongLine, leaves, merged
+from gopt.verification.certificate.algebra import Algebra, WrongLine, leaves, merged
+from gopt.verification.certificate.algebra import ExpressionLine as Line
 
 
 def positions(at: int, loops) -> list[int]:
@@ -32,7 +33,7 @@ def test_places_of_drawn_loops_are_those_written_out(seed):
     draw = random.Random(seed)
     algebra = Algebra({})
     sizes = tuple(draw.randint(1, 4) for _ in range(draw.randint(1, 3)))
-    algebra.forms = [Form("one", (), (), ()), Form("leaf", "x", (), sizes)]
+    algebra.forms = [Line("one", (), (), ()), Line("leaf", "x", (), sizes)]
     algebra.varies, algebra.finite = [frozenset(), frozenset()], [True, True]
     value, due = algebra.stretches(1), [(1, place) for place in range(prod(sizes))]
     for _ in range(3):
@@ -56,9 +57,9 @@ def test_loops_are_merged():
     assert merged([(2, 0), (3, 1)]) == ((2, 0), (3, 1))
 
 
-def table(*forms: Form) -> Algebra:
+def table(*forms: Line) -> Algebra:
     algebra = Algebra({"shard": 2})
-    algebra.forms = [Form("one", (), (), ()), *forms]
+    algebra.forms = [Line("one", (), (), ()), *forms]
     algebra.finite = [True] * len(algebra.forms)
     algebra.varies = [frozenset({"shard"}) if form.op == "batch" else frozenset() for form in algebra.forms]
     for number, form in enumerate(algebra.forms):
@@ -68,8 +69,8 @@ def table(*forms: Form) -> Algebra:
 
 def test_sums_of_ranges_are_joined():
     algebra = table(
-        Form("state", "x", (), (20,)), Form("total", ((0, 13),), (1,), ()), Form("total", ((13, 20),), (1,), ()),
-        Form("linear", (1, 1), (2, 3), ()), Form("total", (), (1,), ()), Form("linear", (1, 2), (2, 3), ()),
+        Line("state", "x", (), (20,)), Line("total", ((0, 13),), (1,), ()), Line("total", ((13, 20),), (1,), ()),
+        Line("linear", (1, 1), (2, 3), ()), Line("total", (), (1,), ()), Line("linear", (1, 2), (2, 3), ()),
     )  # fmt: skip
     assert algebra.same(4, 5)
     assert not algebra.same(6, 5)
@@ -77,10 +78,10 @@ def test_sums_of_ranges_are_joined():
 
 def test_a_sum_over_members_leaves_common_factors_in_front():
     algebra = table(
-        Form("batch", "x", (), (4,)), Form("state", "w", (), (4,)), Form("product", (1, 1), (1, 2), (4,)),
-        Form("reduced", ("sum", frozenset({"shard"})), (3,), (4,)),
-        Form("reduced", ("sum", frozenset({"shard"})), (1,), (4,)), Form("product", (1, 1), (2, 5), (4,)),
-        Form("reduced", ("sum", frozenset({"shard"})), (2,), (4,)), Form("linear", (2,), (2,), (4,)),
+        Line("batch", "x", (), (4,)), Line("state", "w", (), (4,)), Line("product", (1, 1), (1, 2), (4,)),
+        Line("reduced", ("sum", frozenset({"shard"})), (3,), (4,)),
+        Line("reduced", ("sum", frozenset({"shard"})), (1,), (4,)), Line("product", (1, 1), (2, 5), (4,)),
+        Line("reduced", ("sum", frozenset({"shard"})), (2,), (4,)), Line("linear", (2,), (2,), (4,)),
     )  # fmt: skip
     assert algebra.same(4, 6)
     assert algebra.same(7, 8), "a value that all members have, twice"
@@ -88,13 +89,13 @@ def test_a_sum_over_members_leaves_common_factors_in_front():
 
 
 def test_what_may_be_no_number_does_not_vanish():
-    algebra = table(Form("state", "x", (), (4,)), Form("inverse", None, (1,), (4,)))
+    algebra = table(Line("state", "x", (), (4,)), Line("inverse", None, (1,), (4,)))
     (_, terms), (_, plain) = algebra.stretches(2)[0], algebra.stretches(1)[0]
     assert algebra.added([(plain, 1), (plain, -1)]) == ()
     assert algebra.added([(terms, 1), (terms, -1)]) == ((terms[0][0], Fraction(0)),)
 
 
 def test_an_element_that_is_not_there_is_wrong():
-    algebra = table(Form("state", "x", (), (4,)), Form("flat", ((2, 5),), (1,), (3,)))
+    algebra = table(Line("state", "x", (), (4,)), Line("flat", ((2, 5),), (1,), (3,)))
     with pytest.raises(WrongLine):
         algebra.stretches(2)
