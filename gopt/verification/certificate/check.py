@@ -14,7 +14,7 @@ import numpy as np
 
 from gopt.analysis.training import StateKind
 from gopt.artifact.integrity import check_files
-from gopt.artifact.manifest import LocalState, RankEntry
+from gopt.artifact.manifest import LocalAccumulator, LocalState, RankEntry
 from gopt.artifact.manifest_check import check_all_ranks, read_manifest
 from gopt.artifact.pieces import Piece, cover, put
 from gopt.collectives.node import call_signature
@@ -59,6 +59,7 @@ class FolderCheck(CallChecker):
         self.begun: list[bool] = []
         self.rest: set[int] = set()
         self.chosen: set[str] = set()
+        self.unread: set[tuple[int, str]] = set()
         self.schedule = self.manifest.schedule
         self.drawn = frozenset(axis for axis, size in self.extents.items() if size > 1)
         self.varying = self.drawn.intersection((*self.mesh.data_axes, MICRO))
@@ -398,7 +399,7 @@ class FolderCheck(CallChecker):
             self._phase([programs[entry.rank, phase] for entry in self.manifest.ranks])
             for entry in self.manifest.ranks:
                 program = programs[entry.rank, phase]
-                self._lawful("new states", self._carry, program, entry, times, current, moved, types)
+                self._carry(program, entry, times, current, moved, types)
                 for name in self.shown.keys() & program.graph.outputs.keys():
                     self._at(program, name)
                     number = program.values[name]
@@ -413,41 +414,44 @@ class FolderCheck(CallChecker):
         self, program: CheckedProgram, entry: RankEntry, times: int, current: dict[tuple[int, str], Stretches]
     ) -> None:
         """The inputs of a rank are the pieces of the manifest."""
-        graph, states = program.graph, {state.input: state for state in self.manifest.states_of(entry)}
-        sums = {accumulator.input: accumulator for accumulator in entry.accumulators}
-        parts = {part.input: part for part in entry.fed}
         starts, during = ({name: numbers[index] for name, numbers in self.states.items()} for index in (0, 1))
-        for name, type in graph.inputs.items():
+        states = {state.input: state for state in self.manifest.states_of(entry)}
+        for name, type in program.graph.inputs.items():
             self._at(program, name)
             if name not in program.values or program.rules[name] != "input":
                 raise WrongLine(f"{name}, rule {program.rules.get(name)}", "rule input")
             number, state = program.values[name], states.get(name)
             if type.static and self.forms[number].shape != type.shape:
                 raise WrongLine(f"shape {self.forms[number].shape}", f"shape {type.shape}")
-            if name in sums and (times > 1 or (entry.rank, name) not in current):
-                leaves_of = [of for _, terms in self.stretches(number) for of, _, _ in leaves(terms)]
-                if any(
-                    self.forms[of][:2] != ("sum so far", (name, entry.rank, index))
-                    for index, of in enumerate(leaves_of)
-                ):
-                    raise WrongLine(str(self.forms[number]), "any sum so far")
-            elif name in sums:
-                self.due(number, current[entry.rank, name], "the sum of the micro-steps")
-            elif state is not None and (entry.rank, name) in current:
-                self.due(number, current[entry.rank, name], "the value of the phase before")
-            elif state is not None:
-                moves = times > 1 and state.output in graph.outputs
-                source = next(of.dtype for of in self.manifest.states if of.tensor == state.pieces[0].tensor)
-                self.cast(number, self._held(state.pieces, during if moves else starts), source, type.dtype)
-            elif name in parts:
-                box = parts[name].box
-                self.due(
-                    number,
-                    self.taken(self.inputs[name], [tuple(ranges_of(ends)) for ends in box]),
-                    "a part of the batch",
-                )
-            elif self.inputs.get(name) != number:
-                raise WrongLine(f"expression {number}", f"expression {self.inputs.get(name)} of the input {name}")
+            if state is None or {(entry.rank, name)} & (current.keys() | self.unread):
+                self._lawful(name, self._input, number, name, entry, times, current)
+                continue
+            moves = times > 1 and state.output in program.graph.outputs
+            self._lawful(name, self._held_state, number, state, during if moves else starts, type.dtype)
+
+    def _held_state(self, number: int, state: LocalState, whole: Mapping[str, int], dtype: str) -> None:
+        """A state at the start of a step or of a micro-step."""
+        source = next(of.dtype for of in self.manifest.states if of.tensor == state.pieces[0].tensor)
+        self.cast(number, self._held(state.pieces, whole), source, dtype)
+
+    def _input(
+        self, number: int, name: str, entry: RankEntry, times: int, current: dict[tuple[int, str], Stretches]
+    ) -> None:
+        """A sum, a value of the phase before, a batch or a hyper-parameter."""
+        boxes = {part.input: part.box for part in entry.fed}
+        carried = {(entry.rank, name)} & (current.keys() | self.unread)
+        if any(accumulator.input == name for accumulator in entry.accumulators) and (times > 1 or not carried):
+            elements = [of for _, terms in self.stretches(number) for of, _, _ in leaves(terms)]
+            due = [("sum so far", (name, entry.rank, index)) for index, _ in enumerate(elements)]
+            if [self.forms[of][:2] for of in elements] != due:
+                raise WrongLine(str(self.forms[number]), "any sum so far")
+        elif carried:
+            self.due(number, self._carried(current, entry.rank, name), "the value of the phase before")
+        elif name in boxes:
+            selection = [tuple(ranges_of(ends)) for ends in boxes[name]]
+            self.due(number, self.taken(self.inputs[name], selection), "a part of the batch")
+        elif self.inputs.get(name) != number:
+            raise WrongLine(f"expression {number}", f"expression {self.inputs.get(name)} of the input {name}")
 
     def _carry(
         self, program: CheckedProgram, entry: RankEntry, times: int, current: dict[tuple[int, str], Stretches],
@@ -457,33 +461,54 @@ class FolderCheck(CallChecker):
         for accumulator in entry.accumulators:
             if accumulator.output in program.graph.outputs:
                 self._at(program, accumulator.output)
-                value = self.stretches(program.values[accumulator.output])
-                if times > 1:
-                    before = self.stretches(program.values[accumulator.input])
-                    value = [(length, self.over(self.added([(new, 1), (old, -1)]), self.varying & {MICRO}))
-                             for length, (new, old) in self.aligned([value, before])]  # fmt: skip
-                if any(self.begun[of] for _, terms in value for of, _, _ in leaves(terms)):
-                    raise WrongLine("what a micro-step adds depends on the sum", "a term for any sum so far")
-                current[entry.rank, accumulator.input] = value
-        starts, during = ({name: numbers[index] for name, numbers in self.states.items()} for index in (0, 1))
+                self.unread.add((entry.rank, accumulator.input))
+                self._lawful(accumulator.output, self._sum, program, entry.rank, accumulator, times, current)
         for state in self.manifest.states_of(entry):
-            if state.output not in program.graph.outputs:
-                continue
-            self._at(program, state.output)
-            number = program.values[state.output]
-            if self.begun[number]:
-                raise WrongLine("a state that depends on sums of micro-steps", "another")
-            if times > 1:
-                within = moved.pop((entry.rank, state.input), None)
-                if within is None:
-                    raise WrongLine(f"no line for {state.input} after all micro-steps", "such a line")
-                value = self._iterated(
-                    within, number, self._held(state.pieces, during), self._held(state.pieces, starts)
-                )
-                self.due(within, value, "the state after all micro-steps")
-                number = within
-            current[entry.rank, state.input] = self.stretches(number)
-            types[entry.rank, state.input] = program.graph.outputs[state.output].dtype
+            if state.output in program.graph.outputs:
+                self._at(program, state.output)
+                self.unread.add((entry.rank, state.input))
+                types[entry.rank, state.input] = program.graph.outputs[state.output].dtype
+                within = moved.pop((entry.rank, state.input), None) if times > 1 else None
+                self._lawful(state.output, self._state, program, entry.rank, state, times, within, current)
+
+    def _sum(
+        self, program: CheckedProgram, rank: int, accumulator: LocalAccumulator, times: int,
+        current: dict[tuple[int, str], Stretches],
+    ) -> None:  # fmt: skip
+        """A sum after all micro-steps of a phase."""
+        value = self.stretches(program.values[accumulator.output])
+        if times > 1:
+            before = self.stretches(program.values[accumulator.input])
+            value = [(length, self.over(self.added([(new, 1), (old, -1)]), self.varying & {MICRO}))
+                     for length, (new, old) in self.aligned([value, before])]  # fmt: skip
+        if any(self.begun[of] for _, terms in value for of, _, _ in leaves(terms)):
+            raise WrongLine("what a micro-step adds depends on the sum", "a term for any sum so far")
+        current[rank, accumulator.input] = value
+        self.unread.discard((rank, accumulator.input))
+
+    def _state(
+        self, program: CheckedProgram, rank: int, state: LocalState, times: int, within: int | None,
+        current: dict[tuple[int, str], Stretches],
+    ) -> None:  # fmt: skip
+        """A state after all micro-steps of a phase, an expression ``within`` the next phase."""
+        number = program.values[state.output]
+        if self.begun[number]:
+            raise WrongLine("a state that depends on sums of micro-steps", "another")
+        if times > 1:
+            if within is None:
+                raise WrongLine(f"no line for {state.input} after all micro-steps", "such a line")
+            starts, during = ({name: numbers[index] for name, numbers in self.states.items()} for index in (0, 1))
+            value = self._iterated(within, number, self._held(state.pieces, during), self._held(state.pieces, starts))
+            self.due(within, value, "the state after all micro-steps")
+            number = within
+        current[rank, state.input] = self.stretches(number)
+        self.unread.discard((rank, state.input))
+
+    def _carried(self, current: Mapping[tuple[int, str], Stretches], rank: int, name: str) -> Stretches:
+        """The value of a state or a sum behind the phases so far."""
+        if (rank, name) in self.unread:
+            raise WrongLine("", "", "values of phases before")
+        return current.get((rank, name), [])
 
     def _ends(self, current: Mapping[tuple[int, str], Stretches], shown: Mapping[tuple[int, str], int],
               types: Mapping[tuple[int, str], str]) -> None:  # fmt: skip
@@ -495,14 +520,13 @@ class FolderCheck(CallChecker):
             self.where = f"rank {entry.rank}"
             for accumulator in entry.accumulators:
                 self.value = accumulator.input
-                if any(terms for _, terms in current[entry.rank, accumulator.input]):
-                    raise WrongLine("a sum of micro-steps that is not empty", "zero")
+                self._lawful(accumulator.input, self._empty, current, entry.rank, accumulator.input)
             for state in self.manifest.states_of(entry):
                 self.value = state.input
                 for piece in state.pieces if not state.copy else ():
                     covered[piece.tensor].add(piece)
-                value, to = current.get((entry.rank, state.input), []), types.get((entry.rank, state.input), "")
-                self._lawful(state.input, self._end, state, value, new, to)
+                to = types.get((entry.rank, state.input), "")
+                self._lawful(state.input, self._end, entry.rank, state, current, new, to)
         for name in self.shown:
             if not any((entry.rank, name) in shown for entry in self.manifest.ranks):
                 raise WrongLine(f"no rank shows {name}", "the output")
@@ -511,8 +535,20 @@ class FolderCheck(CallChecker):
                 raise WrongLine(f"the pieces of {of.tensor} are not all of it", "all elements")
         self._starts()
 
-    def _end(self, state: LocalState, value: Stretches, new: Mapping[str, int], to: str) -> None:
+    def _empty(self, current: Mapping[tuple[int, str], Stretches], rank: int, name: str) -> None:
+        if any(terms for _, terms in self._carried(current, rank, name)):
+            raise WrongLine("a sum of micro-steps that is not empty", "zero")
+
+    def _end(
+        self,
+        rank: int,
+        state: LocalState,
+        current: Mapping[tuple[int, str], Stretches],
+        new: Mapping[str, int],
+        to: str,
+    ) -> None:
         """Raise WrongLine unless a rank's new state is pieces of the source's, alike on all ranks."""
+        value = self._carried(current, rank, state.input)
         due = self._held(state.pieces, new)
         if not state.local and any(self.axes_of(terms) for _, terms in value):
             raise WrongLine("a state that differs between ranks", "one value")
