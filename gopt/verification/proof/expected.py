@@ -12,6 +12,7 @@ from gopt.artifact.manifest import LocalState
 from gopt.artifact.pieces import Piece
 from gopt.collectives.layout import HALVES
 from gopt.ir.graph import Graph
+from gopt.operators.kinds import COPIES
 from gopt.records.boxes import ranges_of
 from gopt.runtime.inlined_functions import inlined
 from gopt.verification.lockstep import with_reduced_statistics, with_shared_means
@@ -139,6 +140,10 @@ class Specification:
             (results,) = Members(self.expressions, axes, all_coordinates).call(node, [operands])
             sweep.values.update(zip(node.outputs, results or ()))
             sweep.at += 1
+        for node in graph.nodes:
+            for name in node.outputs if not node.is_in(COPIES) else ():
+                root = self.expressions.root(sweep.values[name])
+                self.expressions.types.setdefault(root, set()).add(graph.type_of(name).dtype)
         return sweep.values
 
     def _gradients(self, local: Values) -> Values:

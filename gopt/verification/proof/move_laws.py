@@ -146,10 +146,21 @@ def split(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Seque
 
 
 def concat(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    shapes = [reader.expressions.shape(operand) for operand in operands]
-    if all(elements(size) is not None and len(size or ()) == 1 for size in shapes):
-        return reader.expressions.flat(piece for operand in operands for piece in reader.expressions.pieces(operand))
-    return None if shape is None else reader.expressions.concatenated(operands, node.attributes["axis"] % len(shape))
+    rank = len(reader.expressions.shape(operands[0]) or ())
+    sized = shape is not None or (rank == 1 and all(map(reader.expressions.elements, operands)))
+    return reader.expressions.concatenated(operands, node.attributes["axis"] % rank) if sized and rank else None
+
+
+def pad(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    """A number in front of and behind a value of one dimension."""
+    expressions, mode = reader.expressions, node.attributes.get("mode", "constant")
+    value = expressions.uniform(operands[2]) if len(operands) > 2 else 0
+    if mode not in ("constant", b"constant") or len(operands) not in (2, 3) or arrays[1] is None or value is None:
+        return None
+    if len(expressions.shape(operands[0]) or ()) != 1 or not reader.floating(node) or (arrays[1] < 0).any():
+        return None
+    front, behind = (expressions.pieces(expressions.constant(value, (int(count),))) for count in arrays[1])
+    return expressions.flat([*front, *expressions.pieces(operands[0]), *behind])
 
 
 def fill(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
@@ -161,7 +172,8 @@ def fill(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays
 
 
 def as_type(expressions: Expressions, number: int, source: str, to: str) -> int:
-    """An expression in another type: a cast to a wider type changes nothing, any other cast rounds."""
+    """An expression in another type: a cast to a wider type changes nothing, any other cast rounds, but of what an
+    operator of the source computes in the narrow type."""
     if to == source or to in EXACT.get(source, ()):
         return number
     if to == "bool" and expressions.elements(number) == 1 and (flag := expressions.any_set(number)) is not None:
@@ -176,4 +188,10 @@ def as_type(expressions: Expressions, number: int, source: str, to: str) -> int:
             return expressions.constant(simplest(rounded[0]), expressions.shape(number))
     if expressions.all[expressions.root(number)][:2] == ("round", to):
         return number
-    return applied(expressions, "round", to, [number])
+
+    def make(values: Sequence[int]) -> int:
+        if expressions.sealed and expressions.types.get(expressions.root(values[0])) == {to}:
+            return values[0]
+        return expressions.apply("round", to, values, expressions.shape(values[0]))
+
+    return expressions.elementwise(make, [number])
