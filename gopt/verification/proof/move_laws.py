@@ -47,14 +47,16 @@ def cast(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays
 
 def _rounded_sum(reader: NodeReader, node: Node, number: int, to: str) -> bool:
     """Return whether a cast rounds a rank's sum of widened halves to a half of the source."""
-    box = reader.expressions.box(number)
-    whole = reader.expressions.root(number if box is None else box[0])
-    if reader.expressions.all[whole].op == PARTED:
-        (whole,) = reader.expressions.all[whole].operands
-    if not reader.expressions.sealed or (whole, to) not in reader.table.halves:
+    expressions, box = reader.expressions, reader.expressions.box(number)
+    whole = number if box is None else box[0]
+    if expressions.all[whole].op == PARTED:
+        (total,) = expressions.all[whole].operands
+        box = expressions.box(total if box is None else expressions.take(total, box[1]))
+        whole = total if box is None else box[0]
+    if not expressions.sealed or (expressions.root(whole), to) not in reader.table.halves:
         return False
-    total = reader.producers.get(node.inputs[0])
-    if total is None or not total.is_in(SUMS) or any(reader.widened.get(name) != to for name in total.inputs):
+    adder = reader.producers.get(node.inputs[0])
+    if adder is None or not adder.is_in(SUMS) or any(reader.widened.get(name) != to for name in adder.inputs):
         return False
     reader.table.roundings[node.label] += 1
     return True
