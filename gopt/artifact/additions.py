@@ -12,7 +12,7 @@ from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.phase import Phase
 from gopt.ir.types import TensorType
-from gopt.lower.rank_graph import RankBlock, RankGraph
+from gopt.lower.rank_graph import RankBlock, RankGraph, alike
 from gopt.spmd.pass_records import rank_ranges
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.traffic import CallContent, CollectiveCall
@@ -69,11 +69,9 @@ def added(
         additions.shared_nodes(variant, on_all)
         additions.shared_constants(variant.graph, on_all)
     types = {id(variant): LocalTypes(variant) for variant, _ in classes}
-    alike: dict[int, list[RankGraph]] = {}
-    for rank in ranks:
-        alike.setdefault(rank.content, []).append(rank)
-    for rank, *rest in alike.values():
-        members = _Members((rank.rank, *(twin.rank for twin in rest)))
+    for twins in alike(ranks):
+        rank = twins[0]
+        members = _Members(tuple(twin.rank for twin in twins))
         additions.of_ranks(members, rank, types[id(program.of(rank.rank))].on(rank))
     if program.micro_steps > 1:
         additions.phases(ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -117,3 +117,11 @@ class RankGraph:
     def own(self) -> list[RankState | RankAccumulator]:
         """Everything carried from file to file by the rank alone, beside values of all ranks."""
         return [*self.states, *self.accumulators]
+
+
+def alike(ranks: Iterable[RankGraph]) -> list[list[RankGraph]]:
+    """Graphs of one content together, in the order of their lowest ranks."""
+    graphs: dict[int, list[RankGraph]] = {}
+    for rank in ranks:
+        graphs.setdefault(rank.content, []).append(rank)
+    return list(graphs.values())
