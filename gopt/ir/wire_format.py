@@ -115,18 +115,25 @@ def encoded_nodes(model: bytes) -> list[bytes]:
 def _fields(data: bytes, at: int, end: int, wanted: int) -> list[tuple[int, int]]:
     """Return where the submessages with a tag begin and end in the message between ``at`` and ``end``; nothing where
     the message has fixed numbers or tags of more than a byte."""
-    fields: list[tuple[int, int]] = []
+    return [(inner, stop) for tag, _, inner, stop in split_fields(data, at, end) if tag == wanted]
+
+
+def split_fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int, int]]:
+    """Return the fields of the message between ``at`` and ``end``: tag, begin, begin of the submessage, and end.
+
+    Nothing where the message has fixed numbers or tags of more than a byte."""
+    fields: list[tuple[int, int, int, int]] = []
     while at < end:
-        tag, size = data[at], data[at + 1]
+        begun, tag, size = at, data[at], data[at + 1]
         at += 2
         if size > 127:
             size, at = _varint(data, at - 1)
-        if tag == wanted:
-            fields.append((at, at + size))
         if tag > 127 or tag & 7 not in (_BYTES, _VARINT):
             return []
+        inner = at
         if tag & 7 == _BYTES:  # ``size`` is the value of a varint
             at += size
+        fields.append((tag, begun, inner, at))
     return fields
 
 

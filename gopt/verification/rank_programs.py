@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +89,9 @@ def read_rank(
     return RankPrograms(programs, states, record.accumulators, stored, record)
 
 
-def load_rank(folder: Path, record: RankEntry, phases: Sequence[str]) -> dict[str, Graph]:
+def load_rank(
+    folder: Path, record: RankEntry, phases: Sequence[str], read: Callable[[str], Graph] = partial(load, own=True)
+) -> dict[str, Graph]:
     """The graphs of a rank by phase; a server's is of the last phase. Raises InputError for a missing file."""
     graphs = {}
     files = record.files.items() if record.role == "server" else [(p, record.files.get(p, "")) for p in phases]
@@ -96,7 +99,7 @@ def load_rank(folder: Path, record: RankEntry, phases: Sequence[str]) -> dict[st
         path = folder / name
         if not path.is_file():
             raise InputError(f"rank {record.rank} has no file {path}", "write the folder again with gopt shard")
-        graphs[phases[-1] if record.role == "server" else phase] = load(path, own=True)
+        graphs[phases[-1] if record.role == "server" else phase] = read(str(path))
     return graphs
 
 

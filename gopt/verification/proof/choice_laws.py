@@ -27,8 +27,9 @@ ROWS = GATHERS - {"GatherND"}
 def where(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     """The rank's choices along a dimension, and zeros for the rest; or a count."""
     flag, value, otherwise = operands
-    if arrays[0] is not None and shape is not None and (arrays[0].all() or not arrays[0].any()):
-        chosen = value if arrays[0].all() else otherwise
+    decided = reader.table.single(flag) if shape is not None else None
+    if decided is not None:
+        chosen = value if decided else otherwise
         array = reader.table.array(chosen)
         if array is not None and not array.any():
             return reader.expressions.constant(0, shape)
@@ -162,7 +163,7 @@ def _written(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Ar
             return None
         flags = flag.reshape(-1)
         updates = reader.expressions.view(masked.operands[1], reader.expressions.shape(updates))
-    rows = np.full(size, -1)
+    rows = np.full(size, -2)  # no row is the one before the first
     if node.attributes.get("reduction", "none") not in ("none", "add"):
         return None
     if ((indices < 0) | (indices >= size))[flags].any() or np.unique(indices[flags]).size != flags.sum():

@@ -16,7 +16,7 @@ from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.relation import ProofRelation, SourcePart
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
 from gopt.verification.proof.samples import CounterExamples
-from gopt.verification.proof.sweep import Values
+from gopt.verification.proof.sweep import SweptValues, Values
 from gopt.verification.proof.words import Words
 
 
@@ -26,7 +26,7 @@ class RankValues:
     types of new states."""
 
     step: Values
-    files: list[Values] = field(default_factory=list)
+    files: list[SweptValues] = field(default_factory=list)
     dtypes: dict[str, str] = field(default_factory=dict)
 
 
@@ -41,6 +41,7 @@ class Comparison:
         self.expected, self.actual, self.mesh = expected, actual, relation.mesh
         self.words = Words(expressions, expected.names, constants.values)
         self.examples = CounterExamples(expressions, self.training, self.mesh, constants)
+        self.roundings = constants.roundings
         self._nodes: dict[int, dict[int, str]] = {}
         """The first value with a multiple of an expression, for ranks that were asked about."""
 
@@ -49,18 +50,23 @@ class Comparison:
         kinds = {state.tensor: state.kind.value for state in self.training.states}
         apart: dict[str, list[tuple[int, int, int]]] = {}
         covered: dict[str, set[Piece]] = {name: set() for name in kinds}
+        compared: dict[tuple[int, int, str | None], list[tuple[str, int, int]]] = {}
+        """By the record of a state, which ranks share, and the value."""
         for rank, values in zip(self.relation.ranks, self.actual):
             for state in rank.states:
                 for piece in state.pieces if not state.copy else ():
                     covered[piece.tensor].add(piece)
-                for name, actual, due in self._compared(state, values):
+                key = id(state), values.step[state.input], values.dtypes.get(state.input)
+                if key not in compared:
+                    compared[key] = list(self._compared(state, values))
+                for name, actual, due in compared[key]:
                     apart.setdefault(name, []).append((rank.rank, actual, due))
         claims = [self._claim(name, kind, apart.get(name, [])) for name, kind in kinds.items()]
         for index, claim in enumerate(claims):
             if claim.verdict is ProofVerdict.PROVEN and not self._complete(claim.name, covered[claim.name]):
                 claims[index] = replace(claim, verdict=ProofVerdict.UNPROVEN)  # a rank would have to hold it
         claims += [*self._shown(), *self._sums(), *self.relation.claims]
-        return RankProof(len(self.actual), claims, len(self.expressions.all))
+        return RankProof(len(self.actual), claims, len(self.expressions.all), dict(self.roundings))
 
     def _shown(self) -> Iterator[Claim]:
         """Losses and metrics of a step, or outputs of a forward model."""

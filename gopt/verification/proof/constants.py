@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
-from gopt.ir.types import FLOATS, TensorType
+from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import FLAT, HIGHEST, LOWEST, Expression, elements
+from gopt.verification.proof.expressions import FLAT, HIGHEST, LOWEST, TAKE, VIEW, Expression, elements
 from gopt.verification.proof.masks import Masks
 from gopt.verification.proof.selections import Selection, positions
 
@@ -41,16 +42,18 @@ class ConstantTable:
         self.origins: dict[int, tuple[Graph, Node, int]] = {}
         """Operators without laws: a node that was read so, and the index of the result."""
         self.masks = Masks(expressions, self.arrays)
-        self._stored: dict[tuple[str, int, TensorType], int] = {}
+        self.halves: dict[tuple[int, str], set[int]] = {}
+        """Results of operators of the source in half precision, with the type -> the operands."""
+        self.roundings: Counter[str] = Counter()
+        """Node -> number of rounded values of widened halves for a half of the source."""
+        self._stored: dict[tuple[str, int, TensorType], tuple[int, Tensor]] = {}
 
     def stored(self, tensor: Tensor) -> int:
-        """The expression of a stored value; a value in a file is read once."""
-        if not tensor.path:
-            return self.number(np.asarray(tensor.numpy()))
-        key = tensor.path, tensor.offset, tensor.type
+        """The expression of a stored value, which is read once."""
+        key = (tensor.path, tensor.offset, tensor.type) if tensor.path else ("", id(tensor), tensor.type)
         if key not in self._stored:
-            self._stored[key] = self.number(np.asarray(tensor.numpy()))
-        return self._stored[key]
+            self._stored[key] = self.number(np.asarray(tensor.numpy())), tensor
+        return self._stored[key][0]
 
     def number(self, array: np.ndarray) -> int:
         """The expression of a value."""
@@ -73,9 +76,16 @@ class ConstantTable:
             self.arrays[number] = array
         return number
 
+    def is_constant(self, number: int) -> bool:
+        """Return whether an expression is a stored value or a single number."""
+        constant = self.expressions.uniform(number) is not None or number in self.arrays
+        return constant or self.expressions.all[number] in self.values
+
     def array(self, number: int) -> np.ndarray | None:
         """The value of a small constant, or of a part of a constant."""
         if number not in self.arrays:
+            if self.expressions.all[number].op not in (VIEW, FLAT, TAKE):
+                return None
             root = self.expressions.root(number)
             pieces = self.expressions.pieces(number)
             selection = self.expressions.selection(root)
@@ -102,6 +112,18 @@ class ConstantTable:
         if (elements(shape) or 0) <= SMALL:
             return self.number(np.broadcast_to(value.reshape(()), shape))
         return self.expressions.leaf("filled", (value.dtype.name, value.tobytes()), shape)
+
+    def single(self, number: int) -> Any:
+        """The value of all elements of a constant; None for several, or for any other expression."""
+        op, attributes, _, _ = expression = self.expressions.all[number]
+        value = self.values.get(expression, self.array(number))
+        if op == "filled":
+            name, data = cast(tuple[str, bytes], attributes)
+            value = np.frombuffer(data, numpy_dtype(name))
+        if value is None or not value.size:
+            return None
+        flat = value.reshape(-1)
+        return flat[0] if bool((flat == flat[0]).all()) else None
 
 
 def taken(array: np.ndarray, selection: Selection) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.synchronised_values import SynchronisedValues
@@ -12,7 +12,7 @@ from gopt.artifact.manifest import LocalState
 from gopt.artifact.pieces import Piece
 from gopt.collectives.layout import HALVES
 from gopt.ir.graph import Graph
-from gopt.operators.kinds import COPIES
+from gopt.operators.kinds import CASTS
 from gopt.records.boxes import ranges_of
 from gopt.runtime.inlined_functions import inlined
 from gopt.verification.lockstep import with_reduced_statistics, with_shared_means
@@ -47,11 +47,20 @@ class Expected:
     names: dict[int, str]
     wire: Mapping[str, tuple[str, str]]
 
+    _held: dict[tuple[int, int], int] = field(default_factory=dict)
+
     def held(self, expressions: Expressions, state: LocalState, whole: Values) -> int:
-        """A rank's pieces of a state, flat; a copy has the type of the message."""
+        """A rank's pieces of a state, flat; a copy has the type of the message. Ranks share the records of states that
+        they have alike."""
+        key = id(state), id(whole)
+        if key not in self._held:
+            self._held[key] = self._pieces(expressions, state, whole)
+        return self._held[key]
+
+    def _pieces(self, expressions: Expressions, state: LocalState, whole: Values) -> int:
         sent = self.wire.keys() & {piece.tensor for piece in state.pieces} if state.copy else ()
         if sent:
-            whole = whole | {name: as_type(expressions, whole[name], *self.wire[name]) for name in sent}
+            whole = {**whole, **{name: as_type(expressions, whole[name], *self.wire[name]) for name in sent}}
         return held_pieces(expressions, state.pieces, whole)
 
 
@@ -132,7 +141,7 @@ class Specification:
     def _swept(self, graph: Graph, fed: Mapping[str, int]) -> Values:
         """The values of a part of the source; each call is over all ranks with different data."""
         stored = {name: self.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in fed}
-        sweep = RankSweep(0, graph, self.reader(graph), stored | dict(fed))
+        sweep = RankSweep(0, graph, self.reader(graph), {**stored, **fed})
         axes = tuple(self.relation.mesh.data_axes)
         all_coordinates = [dict.fromkeys(axes, 0)]
         while (node := sweep.to_call()) is not None:
@@ -141,10 +150,12 @@ class Specification:
             sweep.values.update(zip(node.outputs, results or ()))
             sweep.at += 1
         for node in graph.nodes:
-            for name in node.outputs if not node.is_in(COPIES) else ():
-                root = self.expressions.root(sweep.values[name])
-                self.expressions.types.setdefault(root, set()).add(graph.type_of(name).dtype)
-        return sweep.values
+            for name in node.outputs if not node.is_in(CASTS) else ():
+                if name and graph.type_of(name).dtype in HALVES:
+                    made = self.expressions.root(sweep.values[name]), graph.type_of(name).dtype
+                    read = {self.expressions.root(sweep.values[operand]) for operand in node.reads}
+                    self.constants.halves.setdefault(made, set()).update(read)
+        return dict(sweep.values)
 
     def _gradients(self, local: Values) -> Values:
         """Each gradient for the update: combined over all batches by the rule of the relation.

@@ -42,6 +42,8 @@ LOWEST, HIGHEST = "lowest", "highest"
 """Leaves that are below, or above, every value of their type."""
 LOOKED_UP, ADDED = "rows", "rows added"
 """Rows of a table by number; a table of zeros with rows added to it."""
+DIGITS = "digits"
+"""Whole numbers taken apart by a step, and put together with another one."""
 _FINITE = frozenset({
     "one", STATE, INITIAL, "batch", "input", "sum so far", "draw", LINEAR, PRODUCT, VIEW, FLAT, TAKE, TOTAL, REDUCED,
     LARGEST, SMALLEST, SUM, EXP, EXTREME_PART, LOOKED_UP, ADDED, "permuted", "round", "cast", "on member", "gathered",
@@ -51,6 +53,9 @@ _FINITE = frozenset({
 _FLAG = Fraction(1, 1 << 20)
 """The least coefficient of a flag in a count: a smaller one may round to zero."""
 _IDENTITY = {LARGEST: LOWEST, SMALLEST: HIGHEST}
+_SOME_ELEMENTS, _MOVED, SOME_TERMS = 1, 2, 4
+"""Traits of terms that laws of sums join: a sum over ranges of elements, a value of micro-steps, and part of a sum."""
+_TRAITS = {ITERATED: _MOVED, PARTED: SOME_TERMS}
 ONE = 0
 """The number of the constant one."""
 Coefficient: TypeAlias = int | Fraction
@@ -147,9 +152,16 @@ class Elements:
         """Whether an expression is a number wherever the leaves are: only then a difference of two is zero."""
         self.counts: set[int] = set()
         """Counts of samples or tokens that are never negative: where the sum is zero, all terms are."""
+        self._counts: list[int | None] = []
+        """The number of elements of an expression."""
+        self._ranged: list[bool] = []
+        self._direct: list[bool] = []
+        """Whether an expression is no other view, part or row of expressions."""
+        self._traits: list[int] = []
         self.padded: set[int] = set()
         """Rows and constant rows behind one another, and elementwise operators on such."""
         self._numbers: dict[Expression, int] = {}
+        self._constants: dict[tuple[Coefficient, Shape], int] = {}
         self._reduced: dict[tuple[str, frozenset[str], int], int] = {}
         self._scales: dict[int, tuple[Coefficient, int]] = {}
         self._results: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {}
@@ -168,7 +180,17 @@ class Elements:
             for operand in operands:
                 varies |= self.varies[operand]
             self.varies.append(varies)
-            self.finite.append(op in _FINITE and all(self.finite[operand] for operand in operands))
+            self.finite.append(op in _FINITE and all(map(self.finite.__getitem__, operands)))
+            count = elements(shape)
+            self._counts.append(count)
+            inner = self.all[operands[0]].op if op == VIEW else op
+            plain = number == ONE or (op == LINEAR and operands in ((), (ONE,)))
+            self._ranged.append((count != 1 or inner == FLAT) and not plain)
+            self._direct.append(op not in (VIEW, FLAT, TAKE))
+            traits = _SOME_ELEMENTS if op == TOTAL and attributes else _TRAITS.get(op, 0)
+            for operand in operands if op in (LINEAR, VIEW, TAKE, FLAT) else ():
+                traits |= self._traits[operand]
+            self._traits.append(traits)
         return number
 
     def leaf(self, kind: str, name: Hashable, shape: Shape, varies: frozenset[str] = NOWHERE) -> int:
@@ -181,7 +203,7 @@ class Elements:
         return self.all[number].shape
 
     def elements(self, number: int) -> int | None:
-        return elements(self.all[number].shape)
+        return self._counts[number]
 
     def apply(self, op: str, attributes: Hashable, operands: Sequence[int], shape: Shape) -> int:
         """An operator without laws."""
@@ -191,7 +213,10 @@ class Elements:
 
     def constant(self, value: Coefficient, shape: Shape = ()) -> int:
         """The value in every element of a shape."""
-        return self.linear({ONE: value}, shape)
+        key = value, shape
+        if key not in self._constants:
+            self._constants[key] = self.linear({ONE: value}, shape)
+        return self._constants[key]
 
     def uniform(self, number: int) -> Coefficient | None:
         """The number in every element of a constant; None for any other expression."""
@@ -214,31 +239,27 @@ class Elements:
     def linear(self, terms: Mapping[int, Coefficient], shape: Shape) -> int:
         """The sum of terms, each broadcast to ``shape``."""
         total: dict[int, Coefficient] = {}
-        partial = repeated = parted = False
+        joined = 0
         for term, factor in terms.items():
             if not factor and self.finite[term]:
                 continue
             for atom, coefficient in self.terms(term):
                 change = factor if coefficient == 1 else coefficient if factor == 1 else coefficient * factor
                 total[atom] = total[atom] + change if atom in total else change
-                op, attributes, _, _ = self.all[self.root(atom)]
-                partial |= op == TOTAL and bool(attributes)
-                repeated |= op == ITERATED
-                parted |= op == PARTED
-        if partial:
+                joined |= self._traits[atom]
+        if joined & _SOME_ELEMENTS:
             total = self._joined_totals(total)
-        if partial or parted:
+        if joined & (_SOME_ELEMENTS | SOME_TERMS):
             total = self._joined_parts(total)
-        if repeated:
+        if joined & _MOVED:
             total = self._moved_starts(total)
-        empty = [atom for atom, factor in total.items() if not factor and not self.finite[atom]]
-        if empty:
-            rest = [atom for atom, factor in total.items() if factor]
-            empty = [atom for atom in empty if not self._covered(atom, rest)]
-        nonzero = sorted((atom, factor) for atom, factor in total.items() if factor or atom in empty)
-        if len(nonzero) == 1 and nonzero[0][1] == 1 and self.shape(nonzero[0][0]) == shape:
-            return nonzero[0][0]
-        return self._number(LINEAR, tuple(factor for _, factor in nonzero), tuple(atom for atom, _ in nonzero), shape)
+        atoms = sorted(total)
+        if not all(total.values()):
+            rest = [atom for atom in atoms if total[atom]]
+            atoms = [atom for atom in atoms if total[atom] or not (self.finite[atom] or self._covered(atom, rest))]
+        if len(atoms) == 1 and total[atoms[0]] == 1 and self.shape(atoms[0]) == shape:
+            return atoms[0]
+        return self._number(LINEAR, tuple([total[atom] for atom in atoms]), tuple(atoms), shape)
 
     def _covered(self, atom: int, terms: Iterable[int]) -> bool:
         """Return whether a value is a number wherever all terms are; only boxes.py knows such values."""
@@ -313,7 +334,8 @@ class Elements:
             scale, atom = self._scale(operand)
             if not scale and (exponent < 0 or not all(self.finite[operand] for operand in operands)):
                 return self._number("times zero", tuple(exponents), tuple(operands), shape)
-            coefficient *= scale**exponent if exponent > 0 else Fraction(1) / scale**-exponent
+            if scale != 1:
+                coefficient *= scale**exponent if exponent > 0 else Fraction(1) / scale**-exponent
             for factor, power in self.factors(atom) if atom != ONE else ():
                 if exponent < 0 and not self.is_exponential(factor):
                     factor, power = self._number(INVERSE, None, (factor,), self.shape(factor)), -power
@@ -376,7 +398,7 @@ class Elements:
         if not expression.operands:
             return 0, ONE
         leading = next((factor for _, factor in self.terms(number) if factor), 0)
-        if not leading:
+        if not leading or (leading == 1 and len(expression.operands) > 1):
             return 1, number
         if len(expression.operands) == 1:
             return leading, expression.operands[0]
@@ -428,6 +450,16 @@ class Elements:
             return [(inner, *part) for inner, part in zip(expression.operands, expression.attributes)]  # type: ignore[call-overload]
         return [(root, 0, self.elements(root) or 0)]
 
+    def ranges(self, number: int) -> tuple[tuple[int, int], ...]:
+        """The ranges in a flat value; () for any other value."""
+        op, attributes, _, _ = self.all[number]
+        return cast(tuple[tuple[int, int], ...], attributes) if op == FLAT else ()
+
+    def pad(self, number: int) -> None:
+        """Note rows and constant rows behind one another."""
+        self.padded.add(number)
+        self._direct[number] = False
+
     def apart(self, number: int) -> list[Piece]:
         """The ranges in a flat value, with rows and constant rows apart."""
         result: list[Piece] = []
@@ -445,25 +477,27 @@ class Elements:
         for number, start, stop in pieces:
             if start == stop:
                 continue
-            value = self.uniform(number)
+            value = None if self._ranged[number] else self.uniform(number)
             if value is not None:
                 length = stop - start
                 if joined and self.uniform(joined[-1][0]) == value:
                     length += joined.pop()[2]
                 joined.append((self.constant(value, (length,)), 0, length))
-            elif self.all[number].op in (FLAT, VIEW):
+            elif not self._direct[number] and self.all[number].op in (FLAT, VIEW):
                 joined.extend(self.cut(number, start, stop))
             elif joined and joined[-1][0] == number and joined[-1][2] == start:
                 joined[-1] = number, joined[-1][1], stop
             else:
                 joined.append((number, start, stop))
-        length = sum(stop - start for _, start, stop in joined)
         if not joined:
             return self.linear({}, (0,))
-        if len(joined) == 1 and joined[0][1:] == (0, self.elements(joined[0][0])):
-            return self.view(joined[0][0], (length,))
-        ranges = tuple((start, stop) for _, start, stop in joined)
-        return self._number(FLAT, ranges, tuple(root for root, _, _ in joined), (length,))
+        if len(joined) == 1:
+            ((number, start, stop),) = joined
+            if start == 0 and stop == self.elements(number):
+                return self.view(number, (stop,))
+            return self._number(FLAT, ((start, stop),), (number,), (stop - start,))
+        roots, starts, stops = zip(*joined)
+        return self._number(FLAT, tuple(zip(starts, stops)), roots, (sum(stops) - sum(starts),))
 
     def cut(self, number: int, start: int, stop: int) -> list[Piece]:
         """Elements ``start`` to ``stop`` of a value, as pieces."""
@@ -492,6 +526,8 @@ class Elements:
         """The result of an elementwise operator; ``make``: applies the operator to operands that broadcast.
 
         Flat operands are combined range by range, and views of a common shape under the view."""
+        if self._aligned(operands):
+            return make(operands)
         large = [operand for operand in operands if self.ranged(operand)]
         shape = broadcast(self.shape(operand) for operand in operands)
         count = elements(shape)
@@ -507,10 +543,22 @@ class Elements:
         inner = [self.view(operand, within) if operand in large else self._narrow(operand) for operand in operands]
         return make(inner) if within == shape else self.view(self.elementwise(make, inner), shape)
 
+    def _aligned(self, operands: Iterable[int]) -> bool:
+        """Return whether all operands are scalars or of a common shape, and as they are in their expressions."""
+        common: Shape = ()
+        for operand in operands:
+            shape = self.all[operand].shape
+            if not self._direct[operand] or (shape and common and shape != common):
+                return False
+            if shape != ():
+                if not self._ranged[operand]:
+                    return False
+                common = shape
+        return True
+
     def ranged(self, number: int) -> bool:
         """Return whether a value has several elements, or is an element of a flat value."""
-        flat = self.all[self.root(number)].op == FLAT
-        return (self.elements(number) != 1 or flat) and self.uniform(number) is None
+        return self._ranged[number]
 
     def _common(self, numbers: Iterable[int], count: int) -> Shape:
         """The shape in which expressions of equal size are combined: of all roots, or flat."""

@@ -13,10 +13,11 @@ from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.manifest_check import check_all_ranks, read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.pieces import Piece
-from gopt.errors import InputError, UnsupportedError
+from gopt.errors import InputError
+from gopt.ir.alike_files import AlikeFiles
+from gopt.ir.graph import Graph
 from gopt.ir.opaque.expand import expand
 from gopt.records.boxes import box_elements
-from gopt.records.mesh import SPACE
 from gopt.runtime.inlined_functions import inlined
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
@@ -40,12 +41,6 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
     check_files(home, manifest.files)
     if manifest.parameter_server is not None:
         check_rounds(manifest.parameter_server)
-    spatial = [axis for axis in SPACE if axis in (manifest.split or ())]
-    if spatial:
-        raise UnsupportedError(
-            f"{folder} shares places of images along {', '.join(spatial)}: gopt prove has no laws of windows",
-            _NUMBERS,
-        )
     check_all_ranks(manifest, home)
     advance("reading the source")
     training, _ = source_training(home, None, manifest, mesh)
@@ -69,10 +64,11 @@ def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: P
     settings = {name: SourcePart(name) for name in training.hyper}
     whole = {name: SourcePart(name) for name in training.batch} | settings
     files: Mapping[str, str] = {}
+    alike, plain = AlikeFiles(), set[int]()
     for number, entry in enumerate(manifest.ranks, 1):
         if entry.files != files:  # trainers have one file
-            graphs, files = load_rank(folder, entry, list(manifest.schedule)), entry.files
-            written = {phase: inlined(expand(graph)) for phase, graph in graphs.items()}
+            graphs, files = load_rank(folder, entry, list(manifest.schedule), alike.load), entry.files
+            written = {phase: _opened(graph, plain) for phase, graph in graphs.items()}
         check_rank(manifest, entry, graphs, folder)
         for graph in graphs.values():
             check_versions(graph, f"a file of rank {entry.rank}", training.graph, _AGAIN)
@@ -89,6 +85,16 @@ def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: P
     stored = joined(programs, "input", [rank.values for rank in programs], training.graph.types)
     check_starts(programs, stored, folder)
     return ranks
+
+
+def _opened(graph: Graph, plain: set[int]) -> Graph:
+    """A graph without opaque operators and functions; ``plain``: the ids of lists of nodes that have none."""
+    if id(graph.nodes) in plain:
+        return graph
+    result = inlined(expand(graph))
+    if result is graph:
+        plain.add(id(graph.nodes))
+    return result
 
 
 def _check_sums(entry: RankEntry, rank: RankPrograms) -> None:

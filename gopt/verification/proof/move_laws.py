@@ -10,10 +10,10 @@ import numpy as np
 from gopt.ir.constant_folding import constant_array
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS, dtype_name, numpy_dtype
-from gopt.operators.kinds import CASTS
+from gopt.operators.kinds import CASTS, SUMS
 from gopt.verification.proof.constants import Arrays, simplest
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import Shape, applied, broadcast, elements
+from gopt.verification.proof.expressions import PARTED, Shape, applied, broadcast, elements
 from gopt.verification.proof.selections import Runs, along
 
 if TYPE_CHECKING:
@@ -39,10 +39,50 @@ def cast(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays
     if "undefined" in (source, to) and node.is_in(CASTS):
         return None
     if to in EXACT.get(source, ()):
-        reader._widened[node.outputs[0]] = reader._widened.get(node.inputs[0], source)
-    if reader._widened.get(node.inputs[0]) == to:
+        reader.widened[node.outputs[0]] = reader.widened.get(node.inputs[0], source)
+    if reader.widened.get(node.inputs[0]) == to:
+        return operands[0]
+    if _rounded_sum(reader, node, operands[0], to) or _written_out(reader, node, operands[0], to):
+        reader.table.roundings[node.label] += 1
         return operands[0]
     return as_type(reader.expressions, operands[0], source, to)
+
+
+def _rounded_sum(reader: NodeReader, node: Node, number: int, to: str) -> bool:
+    """Return whether a cast rounds a rank's sum of widened halves to a half of the source."""
+    expressions, box = reader.expressions, reader.expressions.box(number)
+    whole = number if box is None else box[0]
+    if expressions.all[whole].op == PARTED:
+        (total,) = expressions.all[whole].operands
+        box = expressions.box(total if box is None else expressions.take(total, box[1]))
+        whole = total if box is None else box[0]
+    if not expressions.sealed or (expressions.root(whole), to) not in reader.table.halves:
+        return False
+    adder = reader.producers.get(node.inputs[0])
+    return adder is not None and adder.is_in(SUMS) and all(reader.widened.get(name) == to for name in adder.inputs)
+
+
+def _written_out(reader: NodeReader, node: Node, number: int, to: str) -> bool:
+    """Return whether a cast rounds what a rank computes of the widened operands of an operator, for the operator's half
+    in the source."""
+    whole, _ = reader.expressions.box(number) or (number, ())
+    read = reader.table.halves.get((reader.expressions.root(whole), to)) if reader.expressions.sealed else None
+    names, visited = [node.inputs[0]], set[str]()
+    while names and read is not None:
+        name = names.pop()
+        made, value = reader.producers.get(name), reader.values.get(name)
+        if name in visited or (value is not None and reader.table.is_constant(value)):
+            continue
+        visited.add(name)
+        if reader.widened.get(name) == to and value is not None:
+            operand, _ = reader.expressions.box(value) or (value, ())
+            if reader.expressions.root(operand) not in read:
+                return False
+        elif made is None or made.is_in(CASTS) or made.captures:
+            return False
+        else:
+            names += made.reads
+    return read is not None
 
 
 def reshape(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
@@ -172,8 +212,7 @@ def fill(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays
 
 
 def as_type(expressions: Expressions, number: int, source: str, to: str) -> int:
-    """An expression in another type: a cast to a wider type changes nothing, any other cast rounds, but of what an
-    operator of the source computes in the narrow type."""
+    """An expression in another type: a cast to a wider type changes nothing, any other cast rounds."""
     if to == source or to in EXACT.get(source, ()):
         return number
     if to == "bool" and expressions.elements(number) == 1 and (flag := expressions.any_set(number)) is not None:
@@ -188,10 +227,4 @@ def as_type(expressions: Expressions, number: int, source: str, to: str) -> int:
             return expressions.constant(simplest(rounded[0]), expressions.shape(number))
     if expressions.all[expressions.root(number)][:2] == ("round", to):
         return number
-
-    def make(values: Sequence[int]) -> int:
-        if expressions.sealed and expressions.types.get(expressions.root(values[0])) == {to}:
-            return values[0]
-        return expressions.apply("round", to, values, expressions.shape(values[0]))
-
-    return expressions.elementwise(make, [number])
+    return applied(expressions, "round", to, [number])

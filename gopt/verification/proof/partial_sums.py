@@ -5,7 +5,7 @@ whole operands with the terms at some positions alone."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TypeAlias, cast
 
@@ -17,6 +17,7 @@ from gopt.verification.proof.expressions import (
     ONE,
     PARTED,
     PRODUCT,
+    SOME_TERMS,
     SUM,
     TAKE,
     TOTAL,
@@ -27,7 +28,17 @@ from gopt.verification.proof.expressions import (
     Shape,
     elements,
 )
-from gopt.verification.proof.selections import Runs, Selection, Sizes, length, merged, normal, replaced
+from gopt.verification.proof.selections import (
+    Runs,
+    Selection,
+    Sizes,
+    length,
+    merged,
+    normal,
+    positions,
+    replaced,
+    sizes_of,
+)
 
 Addend: TypeAlias = tuple[Coefficient, int, int, tuple[Part, ...]]
 """A coefficient, an expression, the sum in the expression, and the present terms."""
@@ -50,6 +61,51 @@ class PartialSums(Boxes):
     def __init__(self, extents: dict[str, int]) -> None:
         super().__init__(extents)
         self._sums: dict[tuple[int, tuple[int, ...], bool], tuple[int, int | None]] = {}
+        self.reaches: dict[int, Callable[[Hashable, Selection], Runs | None]] = {}
+        """Sum -> the positions of an index with a term in selected elements; None for an index without such a rule."""
+
+    def take(self, number: int, selection: Selection) -> int:
+        op, attributes, operands, _ = self.all[number]
+        if op == PARTED and operands[0] in self.reaches and operands[0] == attributes[0]:  # type: ignore[index]
+            return self._reached(operands[0], attributes[1], selection)  # type: ignore[index]
+        return super().take(number, selection)
+
+    def concatenated(self, numbers: Sequence[int], axis: int) -> int:
+        boxes = [self.box(number) for number in numbers]
+        lead = next((box for box in boxes if box is not None and box[0] in self.reaches), None)
+        if lead is None or len(numbers) < 2:
+            return super().concatenated(numbers, axis)
+        (whole, selection), sizes = lead, self._sizes(lead[0]) or ()
+        lengths = [(self._sizes(number) or ())[axis] for number in numbers]
+        front = selection[axis] or ((0, sizes[axis]),)
+        at = front[0][0] - sum(lengths[: boxes.index(lead)])
+        row = []
+        for number, count in zip(numbers, lengths):
+            chosen = replaced(selection, axis, ((at, at + count),))
+            absent = self.uniform(number) == 0 and self._unreached(whole, axis, chosen, self._sizes(number) or ())
+            row.append(super().take(whole, normal(chosen, sizes)) if absent else number)
+            at += count
+        return super().concatenated(row, axis)
+
+    def _unreached(self, whole: int, axis: int, selection: Selection, shape: Sizes) -> bool:
+        """Return whether selected elements of a sum have no term: zeros."""
+        sizes = self._sizes(whole) or ()
+        (low, high), *_ = selection[axis] or ((0, 0),)
+        inside = 0 <= low < high <= sizes[axis] and sizes_of(selection, sizes) == shape
+        return inside and self.reaches[whole]((axis, None), selection) == ()
+
+    def _reached(self, core: int, parts: Sequence[Part], selection: Selection) -> int:
+        """Selected elements of a sum with some terms: zeros without a term in the selection, whole values with all
+        terms of the selection."""
+        number = core
+        for label, size, runs in parts:
+            reaching = self.reaches[core](label, selection)
+            present = set(positions(runs))
+            if reaching is not None and present.isdisjoint(positions(reaching)):
+                return self.linear({}, sizes_of(selection, self._sizes(core) or ()))
+            if reaching is None or not present.issuperset(positions(reaching)):
+                number = self.parted(number, core, label, size, runs)
+        return super().take(number, selection)
 
     def parted_extreme(self, op: str, number: int, core: int, part: Part) -> int:
         """The extreme of some positions, for the extreme of all positions."""
@@ -95,6 +151,8 @@ class PartialSums(Boxes):
     def addends(self, number: int) -> list[Addend] | None:
         """Sums with some of the terms in an expression: coefficient, whole expression, sum, terms; None for any other
         term."""
+        if not self._traits[number] & SOME_TERMS:
+            return None
         op, attributes, operands, shape = self.all[number]
         if op == PARTED:
             core, parts = cast(tuple[int, tuple[Part, ...]], attributes)
@@ -182,24 +240,22 @@ class PartialSums(Boxes):
         after = tuple(1 if dim in axes else size for dim, size in enumerate(shape))
         if elements(after) == 1:
             return self.total(number, (1,) * len(sizes))
-        terms: dict[int, Coefficient] = {}
-        for atom, factor in self.terms(whole):
-            inner = self.shape(atom) or ()
-            front = len(shape) - len(inner)
-            inner_axes = [dim for dim in axes if dim >= front and inner[dim - front] != 1]
-            for dim in axes:
-                factor *= 1 if dim in inner_axes else length(selection[dim], shape[dim])
-            result, core = self._summed(atom, tuple(dim - front for dim in inner_axes)) if inner_axes else (atom, atom)
-            for dim in inner_axes:
-                runs = selection[dim]
-                if runs is not None and core is None:  # a sum of several sums
-                    local = tuple(1 if dim in axes else size for dim, size in enumerate(sizes))
-                    return self._number(SUM, tuple(dim - len(sizes) for dim in sorted(axes)), (number,), local)
-                if runs is not None and core is not None:
-                    result = self.parted(result, core, (dim - len(shape),), shape[dim], runs)
-            terms[result] = terms.get(result, 0) + factor
+        factor, atom = self._scale(whole)
+        inner = self.shape(atom) or ()
+        front = len(shape) - len(inner)
+        inner_axes = [dim for dim in axes if dim >= front and inner[dim - front] != 1]
+        for dim in axes:
+            factor *= 1 if dim in inner_axes else length(selection[dim], shape[dim])
+        result, core = self._summed(atom, tuple(dim - front for dim in inner_axes)) if inner_axes else (atom, atom)
+        for dim in inner_axes:
+            runs = selection[dim]
+            if runs is not None and core is None:  # a sum of several sums
+                local = tuple(1 if dim in axes else size for dim, size in enumerate(sizes))
+                return self._number(SUM, tuple(dim - len(sizes) for dim in sorted(axes)), (number,), local)
+            if runs is not None and core is not None:
+                result = self.parted(result, core, (dim - len(shape),), shape[dim], runs)
         rest = tuple(None if dim in axes else runs for dim, runs in enumerate(selection))
-        return self.take(self.linear(terms, after), rest)
+        return self.take(self.linear({result: factor}, after), rest)
 
     def _summed(self, atom: int, axes: tuple[int, ...]) -> tuple[int, int | None]:
         """The sum of a term, factors constant along the dimensions in front; and the sum alone, if a single one.

@@ -22,7 +22,7 @@ from gopt.verification.proof.relation import ProofRelation, RankRelation
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
 from gopt.verification.proof.rounds import RoundSweep, round_number
 from gopt.verification.proof.rows import RowLaws, RowReader
-from gopt.verification.proof.sweep import Sweep, UnpairedCall, Values
+from gopt.verification.proof.sweep import Sweep, SweptValues, UnpairedCall, Values
 
 
 class Prover:
@@ -107,7 +107,7 @@ class Prover:
             values[accumulator.input] = self.expressions.linear({}, accumulator.shape)
         return values
 
-    def _summed(self, rank: RankRelation, graph: Graph, results: Values) -> Values:
+    def _summed(self, rank: RankRelation, graph: Graph, results: SweptValues) -> Values:
         """The accumulators after all micro-steps from zero, by output; ``results``: of the first micro-step.
 
         Each micro-step must add a term to an accumulator, for any values of all accumulators."""
@@ -133,7 +133,7 @@ class Prover:
         return self.expressions.view(self.expressions.flat(pieces), self.expressions.shape(like))
 
     def _iterated(
-        self, rank: RankRelation, graph: Graph, results: Values, before: Values, name: str, output: str
+        self, rank: RankRelation, graph: Graph, results: SweptValues, before: Values, name: str, output: str
     ) -> int:
         """An accumulator after all micro-steps, by more than a term; unknown if several accumulators decide."""
         shape = self.expressions.shape(results[output])
@@ -151,7 +151,7 @@ class Prover:
         """A value of micro-steps beyond a sum of terms."""
         return self.expressions.leaf("a value of micro-steps", (name, rank.rank), self.expressions.shape(number))
 
-    def _behind(self, graph: Graph, results: Values, inputs: Values) -> Values | None:
+    def _behind(self, graph: Graph, results: SweptValues, inputs: Values) -> Values | None:
         """The values that depend on some inputs, for other values; None if a call depends on the inputs."""
         reader = self.reader(graph)
         changed = dict(inputs)
@@ -192,7 +192,7 @@ class Prover:
         return inputs
 
     def _carry(
-        self, rank: RankRelation, graph: Graph, values: RankValues, results: Values, times: int, expected: Expected
+        self, rank: RankRelation, graph: Graph, values: RankValues, results: SweptValues, times: int, expected: Expected
     ) -> None:
         """Store the new states, accumulators and outputs of a phase."""
         states = values.step

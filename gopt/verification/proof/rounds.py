@@ -24,7 +24,7 @@ from gopt.verification.proof.expressions import ONE, elements
 from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.rows import MERGED, NUMBERS, RowLaws
-from gopt.verification.proof.sweep import RankSweep, Sweep, UnpairedCall, Values, unsized
+from gopt.verification.proof.sweep import RankSweep, Sweep, SweptValues, UnpairedCall, Values, unsized
 
 
 def check_tables(plan: ServerPlanEntry, trainer: Mapping[str, Graph]) -> None:
@@ -86,7 +86,7 @@ class RoundSweep(Sweep):
             PULL_ROWS.name: self._pull_rows, **dict.fromkeys(_MERGES, self._aggregate),
         }  # fmt: skip
 
-    def run(self, graphs: Sequence[Graph], inputs: Sequence[Values]) -> list[Values]:
+    def run(self, graphs: Sequence[Graph], inputs: Sequence[Values]) -> list[SweptValues]:
         """The expressions of all values of all trainers and servers. Raises UnpairedCall."""
         self._pushed.clear()
         results = super().run(graphs, inputs)

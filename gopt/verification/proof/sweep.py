@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import TypeAlias
 
 from gopt.collectives.call import Type
-from gopt.collectives.node import call_signature
+from gopt.collectives.node import CallSignature, call_signature
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.node_kinds import draws, record_of
 from gopt.operators.kinds import CASTS
 from gopt.records.mesh import Mesh
 from gopt.verification.proof.calls import Members
@@ -17,6 +22,8 @@ from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import elements
 from gopt.verification.proof.operators import NodeReader
 
+RANGE = b"range of "
+"""In front of a node's bytes: the results on whole operands, of a node that ranks apply to ranges."""
 _NARROW = frozenset({"int8", "uint8", "int16", "uint16", "bool"})
 
 
@@ -38,6 +45,19 @@ def unsized(node: Node) -> UnsupportedError:
 
 Values = dict[str, int]
 """Name of a value -> the number of its expression."""
+SweptValues: TypeAlias = MutableMapping[str, int]
+"""The same on a rank, which may share most values with another."""
+
+
+class NodeOrder:
+    """The calls in a list of nodes, and the other nodes by operand: positions."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.calls = [position for position, node in enumerate(nodes) if node.domain == COMM]
+        self.readers: dict[str, list[int]] = {}
+        for position, node in enumerate(nodes):
+            for name in node.reads if node.domain != COMM else ():
+                self.readers.setdefault(name, []).append(position)
 
 
 @dataclass(slots=True)
@@ -47,18 +67,61 @@ class RankSweep:
     rank: int
     graph: Graph
     reader: NodeReader
-    values: Values
+    values: SweptValues
     at: int = 0
     memo: dict[tuple[bytes, tuple[int, ...]], list[int]] = field(default_factory=dict)
     """Shared by all ranks: a node of a file and its operands -> its results."""
+    leader: RankSweep | None = None
+    """An earlier rank with the same nodes: this rank reads only nodes with other operands."""
+    order: NodeOrder | None = None
+    changed: list[int] = field(default_factory=list)
+    """The positions of nodes with other operands than the leader's, as a heap."""
+
+    def follow(self, leader: RankSweep, order: NodeOrder) -> None:
+        """Begin with the leader's values, but for inputs."""
+        own, self.leader, self.order = self.values, leader, order
+        self.values = ChainMap({}, leader.values)
+        self.reader.follow(leader.reader)
+        self._note(own)
+
+    def _note(self, own: Mapping[str, int]) -> None:
+        """Store values, and note the readers of those that are unlike the leader's."""
+        assert self.leader is not None and self.order is not None
+        for name, number in own.items():
+            if self.leader.values[name] != number:
+                self.values[name] = number
+                for position in self.order.readers.get(name, ()):
+                    heappush(self.changed, position)
+
+    def _follow(self) -> Node | None:
+        """Read the changed nodes up to the next call, if the leader is there."""
+        assert self.leader is not None and self.order is not None
+        nodes, calls, leader = self.graph.nodes, self.order.calls, self.leader
+        index = bisect_left(calls, self.at)
+        stop = calls[index] if index < len(calls) else len(nodes)
+        if leader.at < stop:  # in another group, it waits for members
+            self.values, self.leader = dict(self.values), None
+            return self.to_call()
+        if self.at:
+            self._note({name: self.values[name] for name in nodes[self.at - 1].outputs if name})
+        done = -1
+        while self.changed and self.changed[0] < stop:
+            position = heappop(self.changed)
+            if position != done:
+                self._note(self._read(nodes[position]))
+                done = position
+        self.at = stop
+        return nodes[stop] if stop < len(nodes) else None
 
     def to_call(self) -> Node | None:
         """Read nodes up to the next call; return the call, or None at the end of the graph."""
-        nodes = self.graph.nodes
+        if self.leader is not None:
+            return self._follow()
+        nodes, values = self.graph.nodes, self.values
         while self.at < len(nodes):
             if nodes[self.at].domain == COMM:
                 return nodes[self.at]
-            self._read(nodes[self.at])
+            values.update(self._read(nodes[self.at]))
             self.at += 1
         return None
 
@@ -72,24 +135,56 @@ class RankSweep:
                 self.rank, node, f"reads {lacking}, which it does not have", "a value of its own"
             ) from None
 
-    def _read(self, node: Node) -> None:
-        values = self.values
+    def _read(self, node: Node) -> dict[str, int]:
+        """The results of a node."""
         operands = self.operands(node, node.reads)
-        key = (node.encoded, operands) if node.encoded is not None and node.op_type not in CASTS else None
-        results = self.memo.get(key) if key is not None else None
+        if node.encoded is None or node.op_type in CASTS:
+            return dict(zip(node.outputs, self._results(node)))
+        key = node.encoded, operands
+        results = self.memo.get(key)
         if results is None:
-            absent: list[int | None] = [values[name] if name else None for name in node.inputs]
-            try:
-                results = self.reader.results(node, [*absent, *(values[name] for name in node.captures)])
-                self._check_shapes(node, results)
-            except (ValueError, TypeError, IndexError) as error:
-                raise InputError(
-                    f"rank {self.rank}: {node.op_type} {node.label!r} does not fit its operands: {error}",
-                    "gopt inspect FILE --text shows the graph",
-                ) from None
-            if key is not None:
-                self.memo[key] = results
-        values.update(zip(node.outputs, results))
+            results = self.memo[key] = self._of_ranges(node, operands) or self._results(node)
+        return dict(zip(node.outputs, results))
+
+    def _of_ranges(self, node: Node, operands: Sequence[int]) -> list[int] | None:
+        """The results of an elementwise node on ranges of operands that was read for other ranges of the same.
+
+        The results are noted by operands without ranges, which are alike on all ranks."""
+        expressions = self.reader.expressions
+        ranges = next((rows for number in operands if (rows := expressions.ranges(number))), None)
+        if ranges is None or len(node.outputs) != 1 or not record_of(node).elementwise or draws(node):
+            return None
+        columns: list[Sequence[int]] = []
+        for number in operands:
+            alike = expressions.ranges(number) == ranges
+            if not alike and expressions.ranged(number):
+                return None
+            columns.append(expressions.all[number].operands if alike else [number] * len(ranges))
+        keys = [(node.encoded or b"", tuple(numbers)) for numbers in zip(*columns)]
+        counts = [max(expressions.elements(number) or 0 for number in numbers) for _, numbers in keys]
+        wholes = [self.memo.get((RANGE + encoded, numbers)) for encoded, numbers in keys]
+        if None not in wholes:
+            return [expressions.flat((whole[0], *span) for whole, span in zip(wholes, ranges) if whole)]
+        results = self._results(node)
+        if expressions.ranges(results[0]) == ranges:
+            for (encoded, numbers), whole, count in zip(keys, expressions.all[results[0]].operands, counts):
+                if expressions.elements(whole) == count:
+                    self.memo[RANGE + encoded, numbers] = [whole]
+        return results
+
+    def _results(self, node: Node) -> list[int]:
+        """The results by the laws."""
+        operands: list[int | None] = [self.values[name] if name else None for name in node.inputs]
+        self.reader.values = self.values
+        try:
+            results = self.reader.results(node, [*operands, *(self.values[name] for name in node.captures)])
+            self._check_shapes(node, results)
+        except (ValueError, TypeError, IndexError) as error:
+            raise InputError(
+                f"rank {self.rank}: {node.op_type} {node.label!r} does not fit its operands: {error}",
+                "gopt inspect FILE --text shows the graph",
+            ) from None
+        return results
 
     def _check_shapes(self, node: Node, results: Sequence[int]) -> None:
         """Raise ValueError for a result of another shape than the file or the inference of types says."""
@@ -110,43 +205,62 @@ class Sweep:
         self.first, self.sweeps = first, list[RankSweep]()
         self._places = {first + rank: mesh.coordinates(rank) for rank in range(mesh.ranks)}
         self._memo: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
+        self._groups: dict[str, dict[int, tuple[int, ...]]] = {}
+        """Axes -> the members in a rank's group, by rank."""
+        self._signatures: dict[tuple[bytes, tuple[Type, ...]], CallSignature] = {}
 
-    def run(self, graphs: Sequence[Graph], inputs: Sequence[Values]) -> list[Values]:
+    def run(self, graphs: Sequence[Graph], inputs: Sequence[Values]) -> list[SweptValues]:
         """The expressions of all values of all ranks; ``inputs``: expressions of the inputs of each rank. Raises
         UnpairedCall."""
         self.sweeps = sweeps = [
             RankSweep(rank, graph, self.reader(graph), self.start(graph, values), memo=self._memo)
             for rank, (graph, values) in enumerate(zip(graphs, inputs))
         ]
+        self._follow()
         waiting = {sweep.rank: node for sweep in sweeps if (node := sweep.to_call()) is not None}
         while waiting:
-            for members in self._ready(waiting):
+            ready = self._ready(waiting)
+            for members in ready:
                 self._call([sweeps[rank] for rank in members], [waiting.pop(rank) for rank in members])
-                for rank in members:
-                    sweeps[rank].at += 1
-                    node = sweeps[rank].to_call()
-                    if node is not None:
-                        waiting[rank] = node
+            for rank in sorted(rank for members in ready for rank in members):  # leaders are ahead
+                sweeps[rank].at += 1
+                node = sweeps[rank].to_call()
+                if node is not None:
+                    waiting[rank] = node
         return [sweep.values for sweep in sweeps]
+
+    def _follow(self) -> None:
+        """Let ranks follow the first rank with the same nodes."""
+        leaders: dict[int, tuple[RankSweep, NodeOrder]] = {}
+        for sweep in self.sweeps:
+            nodes = sweep.graph.nodes
+            if id(nodes) in leaders:
+                sweep.follow(*leaders[id(nodes)])
+            else:
+                leaders[id(nodes)] = sweep, NodeOrder(nodes)
 
     def start(self, graph: Graph, inputs: Values) -> Values:
         """The inputs and the constants of a graph."""
         stored = {
             name: self.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in inputs
         }
-        return stored | inputs
+        return {**stored, **inputs}
 
     def _members(self, node: Node, rank: int) -> tuple[int, ...]:
         group = str(node.attributes["group"])
-        return tuple(self.first + member for member in self.mesh.members(group, rank - self.first))
+        groups = self._groups.setdefault(group, {})
+        if rank not in groups:
+            members = tuple(self.first + member for member in self.mesh.members(group, rank - self.first))
+            groups.update(dict.fromkeys(members, members))
+        return groups[rank]
 
     def _ready(self, waiting: Mapping[int, Node]) -> list[tuple[int, ...]]:
         """The groups with all members in a call. Raises UnpairedCall if no group is ready."""
-        groups: dict[tuple[int, ...], int] = {}
+        groups: dict[int, tuple[tuple[int, ...], int]] = {}
         for rank, node in waiting.items():
             members = self._members(node, rank)
-            groups[members] = groups.get(members, 0) + 1
-        ready = [members for members, count in groups.items() if count == len(members)]
+            groups[id(members)] = members, groups.get(id(members), (members, 0))[1] + 1
+        ready = [members for members, count in groups.values() if count == len(members)]
         if not ready:
             rank, node = min(waiting.items())
             members = self._members(node, rank)
@@ -163,7 +277,7 @@ class Sweep:
         signatures = []
         for sweep, node in zip(members, nodes):
             try:
-                signatures.append(call_signature(node.op_type, node.attributes, self._types(sweep, node)))
+                signatures.append(self._signature(node, self._types(sweep, node)))
             except InputError as error:
                 raise UnpairedCall(sweep.rank, node, error.message, "a call that its operands allow") from None
         for sweep, node, signature in zip(members, nodes, signatures):
@@ -179,6 +293,15 @@ class Sweep:
         results = Members(self.expressions, axes, all_coordinates).call(nodes[0], operands)
         for sweep, node, numbers in zip(members, nodes, results):
             sweep.values.update(zip(node.outputs, numbers or ()))
+
+    def _signature(self, node: Node, types: Sequence[Type]) -> CallSignature:
+        """The facts of a call that all members have alike. Raises InputError."""
+        if node.encoded is None:
+            return call_signature(node.op_type, node.attributes, types)
+        key = node.encoded, tuple(types)
+        if key not in self._signatures:
+            self._signatures[key] = call_signature(node.op_type, node.attributes, types)
+        return self._signatures[key]
 
     def _types(self, sweep: RankSweep, node: Node) -> list[Type]:
         """The types of a call's operands; an open shape is taken from the expression."""

@@ -113,6 +113,19 @@ HOLES: dict[str, tuple[ModelProto, list[ModelProto], dict[str, Any]]] = {
             f"{EIGHT}, bool[1,4] m={{1,1,0,0}}, float f={{0}}"),
         {},
     ),
+    "rows written behind zeros for zeros": (
+        model("(float[4,4] x) => (float[6,4] o)", "o = Concat<axis=0>(n,x)", "float[2,4] n={0,0,0,0,0,0,0,0}"),
+        two(ONE, "y = Neg(x) n = ConstantOfShape(s) o = ScatterND(n,i,y)",
+            "int64[4,1] i={2,3,4,5}, int64[2] s={6,4}"),
+        {},
+    ),
+    "other rows written behind zeros": (
+        model("(float[4,4] x) => (float[6,4] o)", "n = ConstantOfShape(s) o = ScatterND(n,i,x)",
+              "int64[4,1] i={2,3,4,5}, int64[2] s={6,4}"),
+        two(ONE, "y = Neg(x) n = ConstantOfShape(s) o = ScatterND(n,i,y)",
+            "int64[4,1] i={2,3,4,5}, int64[2] s={6,4}"),
+        {},
+    ),
     "zeros written over rows": (
         model("(float[4,4] x) => (float[6,4] o)", "y = Slice(x,z,t) o = Concat<axis=0>(y,n)",
               "int64[1] z={0}, int64[1] t={2}, float[4,4] n={0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0}"),
