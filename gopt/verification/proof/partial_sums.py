@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from fractions import Fraction
 from typing import TypeAlias, cast
 
-from gopt.verification.proof.boxes import Boxes
+from gopt.verification.proof.boxes import Box, Boxes
 from gopt.verification.proof.expressions import (
     EXTREME_PART,
     FLAT,
@@ -71,14 +71,15 @@ class PartialSums(Boxes):
         return super().take(number, selection)
 
     def concatenated(self, numbers: Sequence[int], axis: int) -> int:
-        boxes = [self.box(number) for number in numbers]
-        lead = next((box for box in boxes if box is not None and box[0] in self.reaches), None)
-        if lead is None or len(numbers) < 2:
+        parts = [self._base(number) for number in numbers]
+        lead = next((at for at, part in enumerate(parts) if part is not None and self._sum_at(numbers[at], part)), None)
+        part = None if lead is None else parts[lead]
+        if part is None or lead is None or len(numbers) < 2:
             return super().concatenated(numbers, axis)
-        (whole, selection), sizes = lead, self._sizes(lead[0]) or ()
+        (whole, selection), sizes = part, self._sizes(part[0]) or ()
         lengths = [(self._sizes(number) or ())[axis] for number in numbers]
         front = selection[axis] or ((0, sizes[axis]),)
-        at = front[0][0] - sum(lengths[: boxes.index(lead)])
+        at = front[0][0] - sum(lengths[:lead])
         row = []
         for number, count in zip(numbers, lengths):
             chosen = replaced(selection, axis, ((at, at + count),))
@@ -86,6 +87,10 @@ class PartialSums(Boxes):
             row.append(super().take(whole, normal(chosen, sizes)) if absent else number)
             at += count
         return super().concatenated(row, axis)
+
+    def _sum_at(self, number: int, part: Box) -> bool:
+        """Return whether a part of a sum has the shape of the selection."""
+        return part[0] in self.reaches and sizes_of(part[1], self._sizes(part[0]) or ()) == self._sizes(number)
 
     def _unreached(self, whole: int, axis: int, selection: Selection, shape: Sizes) -> bool:
         """Return whether selected elements of a sum have no term: zeros."""

@@ -183,11 +183,15 @@ def results(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Seq
     if not reader.expressions.sealed or node.op_type not in SLIDING or not operands:
         return None
     read = window(reader, operands[0])
-    use = None if read is None else reader.use(node, operands, shapes)
-    if read is None or use is None or (read.whole == operands[0] and not any(map(reader.expressions.box, operands))):
+    readers = [] if read is None else reader.expressions.readers(node.op_type, read.whole)
+    expected = (frozen(node), 0), tuple(operands)
+    if any(reader.expressions.all[number][1:3] == expected for number in readers):
+        return None
+    use = reader.use(node, operands, shapes) if readers else None
+    if read is None or use is None:
         return None
     candidate: list[int] | None = None
-    for number in reader.expressions.readers(node.op_type, read.whole):
+    for number in readers:
         origin = reader.table.origins.get(number)
         if origin is None or not _alike(origin[1], node):
             continue
