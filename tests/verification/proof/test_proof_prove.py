@@ -236,6 +236,7 @@ PLANTS: dict[str, tuple[str, str, Callable[[ModelProto], None]]] = {
     "a rate differs on all ranks": ("z2", "all", _constant("Mul", 0.5)),
     "operands of a subtraction are exchanged": ("z2", "all", _exchange("Sub")),
     "the norm is of the own share": ("clip", "all", _shares),
+    "the norm of small gradients is of the own share": ("half", "all", _shares),
     "a cast more": ("z2", "all", _cast),
     "a sum over micro-steps keeps the last": ("micro", "micro", _unsummed),
     "sums are not emptied": ("micro", "update", _stale),
