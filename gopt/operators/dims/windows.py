@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
+
 from gopt.operators.dims.link import OperatorUse
 from gopt.operators.kinds import CONVOLUTIONS
 from gopt.records.placements import Ranges, Shard
@@ -167,3 +169,23 @@ def paddings(operator: OperatorUse) -> list[tuple[int, int]] | None:
     for at, axis in enumerate(axes):
         amounts[axis] = (int(pads[at]), int(pads[at + len(axes)]))
     return amounts
+
+
+def mean_counts(operator: OperatorUse) -> np.ndarray | None:
+    """Return the correction factor of a mean that counts zeros, for each place of the result; None where windows reach
+    beyond the padding the operator names."""
+    dims = range(2, operator.rank(0))
+    slides = [sliding(operator, dim) for dim in dims]
+    factors = np.ones((1, 1), np.float64)
+    for slide in slides:
+        if slide is None or slide.read(0, slide.made)[1] > slide.length + slide.behind:
+            return None
+        with np.errstate(divide="ignore"):  # a window beside the operand alone has a mean of nothing
+            factors = factors[..., None] * (slide.kernel / _counted(slide))
+    return factors
+
+
+def _counted(slide: Sliding) -> np.ndarray:
+    positions = np.arange(slide.made)[:, None] * slide.stride - slide.pad + np.arange(slide.kernel) * slide.dilation
+    counts: np.ndarray = ((positions >= 0) & (positions < slide.length)).sum(1)
+    return counts

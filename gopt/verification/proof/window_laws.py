@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from gopt.ir.graph import Node
+from gopt.ir.types import numpy_dtype
 from gopt.operators.dims.link import OperatorUse
-from gopt.operators.dims.windows import Sliding, paddings, plain_mean, slices, sliding
+from gopt.operators.dims.windows import Sliding, mean_counts, paddings, plain_mean, slices, sliding
 from gopt.operators.kinds import CONVOLUTIONS, POOLS
 from gopt.verification.proof import move_laws, place_laws
 from gopt.verification.proof.attributes import frozen
+from gopt.verification.proof.constants import Arrays, taken
 from gopt.verification.proof.expressions import CONCAT, FLAT, LOWEST, TAKE, VIEW, Shape
-from gopt.verification.proof.selections import Runs, Selection, Sizes, inside, joined, length, positions
+from gopt.verification.proof.selections import Runs, Selection, inside, joined, length, positions
 
 if TYPE_CHECKING:
     from gopt.verification.proof.operators import NodeReader
@@ -139,6 +141,48 @@ def _border(reader: NodeReader, number: int) -> str:
 # --- results on whole values ---
 
 
+def transposed(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    """Places of a transposed convolution without pads; a bias is added apart."""
+    expressions, made = reader.expressions, tuple(map(int, shape or ()))  # type: ignore[arg-type]
+    if shape is None or not reader.floating(node):
+        return None
+    if len(operands) > 2:
+        (number,) = reader.results(Node(node.op_type, node.inputs[:2], node.outputs, attributes=node.attributes),
+                                   operands[:2], [shape])  # fmt: skip
+        bias = expressions.view(operands[2], (*(expressions.shape(operands[2]) or ()), *[1] * (len(made) - 2)))
+        return expressions.elementwise(expressions.added, [number, bias])
+    pads = list(node.attributes.get("pads") or ())
+    if not any(pads) or node.attributes.get("auto_pad", "NOTSET") != "NOTSET" or "output_shape" in node.attributes:
+        return None
+    front, behind = pads[: len(pads) // 2], pads[len(pads) // 2 :]
+    sizes = (*made[:2], *(size + before + after for size, before, after in zip(made[2:], front, behind)))
+    attributes = {**node.attributes, "pads": [0] * len(pads)}
+    (number,) = reader.results(Node(node.op_type, node.inputs, node.outputs, attributes=attributes), operands, [sizes])
+    spots = [((start, start + size),) for start, size in zip(front, made[2:])]
+    return expressions.take(number, (None, None, *spots))
+
+
+def mean(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    """A mean that leaves out padding: the mean with zeros for the padding, times a constant."""
+    use, attributes = reader.use(node, operands, [shape]), {**node.attributes, "count_include_pad": 1}
+    if use is None or node.attributes.get("count_include_pad", 0):
+        return None
+    counts = mean_counts(use)
+    if counts is None or not np.isfinite(counts).all() or bool((counts == 1).all()):
+        return None
+    (number,) = reader.results(Node(node.op_type, node.inputs, node.outputs, attributes=attributes), operands, [shape])
+    selection: Selection = (None,) * len(counts.shape)
+    if (box := reader.expressions.box(number)) is not None and (origin := reader.table.origins.get(box[0])) is not None:
+        expression = reader.expressions.all[box[0]]
+        source = reader.use(origin[1], expression.operands, [expression.shape])
+        whole, chosen = None if source is None else mean_counts(source), (None, None, *box[1][2:])
+        if whole is not None and np.array_equal(taken(whole, chosen), counts):
+            counts, selection = whole, chosen
+    factor = reader.table.number(counts.astype(numpy_dtype(reader.type_of(node).dtype)))
+    pair = [number, reader.expressions.take(factor, selection)]
+    return reader.expressions.elementwise(lambda values: reader.expressions.product(values, (1, 1)), pair)
+
+
 def results(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
     """The results of an operator on a window or on parts: places of the whole results, or some of the terms."""
     if reader.expressions.sealed and node.op_type == place_laws.SCATTER and len(operands) == 3:
@@ -146,11 +190,15 @@ def results(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Seq
     if not reader.expressions.sealed or node.op_type not in SLIDING or not operands:
         return None
     read = window(reader, operands[0])
-    use = None if read is None else reader.use(node, operands, shapes)
-    if read is None or use is None or (read.whole == operands[0] and not any(map(reader.expressions.box, operands))):
+    readers = [] if read is None else reader.expressions.readers(node.op_type, read.whole)
+    expected = (frozen(node), 0), tuple(operands)
+    if any(reader.expressions.all[number][1:3] == expected for number in readers):
+        return None
+    use = reader.use(node, operands, shapes) if readers else None
+    if read is None or use is None:
         return None
     candidate: list[int] | None = None
-    for number in reader.expressions.readers(node.op_type, read.whole):
+    for number in readers:
         origin = reader.table.origins.get(number)
         if origin is None or not _alike(origin[1], node):
             continue
@@ -311,7 +359,9 @@ class _Law:
             if run is None or run[0] < 0 or run[1] > total.made or not alike:
                 return None
             slides[dim] = total
-            begin[dim] = run[0] * total.stride - total.pad + local.pad
+            begin[dim] = run[0] * total.stride
+            if total.pad or local.pad or begin[dim] + local.length > total.length:
+                return None
             if run != (0, total.made):
                 terms.append((dim, total.made, (run,)))
         sizes, result = source.made(), self.use.made()
@@ -325,27 +375,8 @@ class _Law:
                 number = expressions.parted(number, core, (dim, None), size, runs)
         except ValueError:
             return None
-        (plain,) = self.reader._plain(self.node, self.operands, self.operands, self.shapes)
-        return [self._placed(number, plain, begin, result, sizes, 2)]
-
-    def _placed(self, number: int, plain: int, begin: Sequence[int], result: Sizes, sizes: Sizes, dim: int) -> int:
-        """Places of a value from ``begin`` on; beside the value, places of ``plain``."""
-        expressions = self.reader.expressions
-        if dim == len(result):
-            return number
-        start, stop = begin[dim], begin[dim] + result[dim]
-        low, high = max(start, 0), min(stop, sizes[dim])
-        if low >= high:
-            return plain
-        bounds = [(0, low - start), (low - start, high - start), (high - start, stop - start)]
-        parts = [expressions.take(plain, _along(dim, run, len(result))) for run in bounds]
-        inner = expressions.take(number, _along(dim, (low, high), len(result)))
-        parts[1] = self._placed(inner, parts[1], begin, (*result[:dim], high - low, *result[dim + 1 :]), sizes, dim + 1)
-        return expressions.concatenated([part for part, run in zip(parts, bounds) if run[0] < run[1]], dim)
-
-
-def _along(dim: int, run: Run, rank: int) -> Selection:
-    return (*[None] * dim, (run,) if run[0] < run[1] else (), *[None] * (rank - dim - 1))
+        spots = [((start, start + count),) for start, count in zip(begin, result)]
+        return [expressions.take(number, (None, None, *spots[2:]))]
 
 
 def _slides(use: OperatorUse) -> Iterator[Sliding | None]:
