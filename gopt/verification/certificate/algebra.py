@@ -187,6 +187,14 @@ def _anchored(terms: Terms) -> tuple[int, Terms]:
     return start, moved(terms, shifted)
 
 
+def unmerged(terms: Terms) -> bool:
+    """Return whether terms have a sum of elements in several loops, whose ranges are not joined."""
+    return any(
+        (kind == "sum" and not data[0] and not _movable(inner)) or (kind != "at" and unmerged(inner))
+        for factors, _ in terms for (kind, data, inner), _ in factors
+    )  # fmt: skip
+
+
 def _movable(terms: Terms) -> bool:
     return all(loops[:1] and loops[0][0] == 0 for _, _, loops in leaves(terms))
 
@@ -276,6 +284,8 @@ class Algebra:
                 if exponent < 0 and not (atom[0] == "at" and self.forms[atom[1][0]].op == EXP):  # never zero
                     atom, power = ("inverse", (), one((atom, 1))), -power
                 total[atom] = total.get(atom, 0) + power * exponent
+        if any(not power and not self._is_finite(((atom, 1),)) for atom, power in total.items()):
+            raise WrongLine("a factor that cancels and may be no number", lemma="exponentials")
         pairs = [pair for pair in total.items() if pair[1]]
         if len(pairs) == 1 and pairs[0][0][0] == "group" and pairs[0][1] == 1:
             return self.added([(pairs[0][0][2], scale)])

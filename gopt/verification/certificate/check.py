@@ -30,6 +30,14 @@ from gopt.verification.certificate.lines import FORMAT, MICRO, decoded, encoded,
 from gopt.verification.certificate.result import CertificateCheck, CertificateFault
 from gopt.verification.certificate.values import FINITE, WIDER, CheckedProgram
 
+NARROW = frozenset({"int8", "uint8", "int16", "uint16", "bool"})
+"""Types in which a sum over members may overflow."""
+
+
+def _versions(graph: Graph) -> dict[str, int]:
+    """The versions of operators of a graph, without the collectives."""
+    return {entry.domain or "ai.onnx": entry.version for entry in graph.header.opset_import if entry.domain != COMM}
+
 
 def _common(form: ExpressionLine) -> Iterable[str]:
     """The axes along which all members have an expression in common, whatever the operands."""
@@ -249,7 +257,7 @@ class FolderCheck(CallChecker):
 
     def _source(self) -> None:
         """The source before and behind the combined gradients."""
-        graph = inlined(expand(load(self.home / self.manifest.source, own=True)))
+        self.graph = graph = inlined(expand(load(self.home / self.manifest.source, own=True)))
         starts = {name: numbers[0] for name, numbers in self.states.items()}
         during = {name: numbers[1] for name, numbers in self.states.items()}
         local = self._program({"program": "local"}, graph, during | self.inputs, None)
@@ -382,6 +390,9 @@ class FolderCheck(CallChecker):
             for phase in self.schedule:
                 name = entry.files[phase]
                 files[name] = files.get(name) or inlined(expand(load(self.home / name, own=True)))
+                source = _versions(self.graph)
+                if any(source.get(domain, version) != version for domain, version in _versions(files[name]).items()):
+                    raise WrongLine(f"{name} of another operator set", "the operator set of the source")
                 lead = programs.get((self.manifest.ranks[0].rank, phase))
                 programs[entry.rank, phase] = self._program({"rank": entry.rank, "phase": phase}, files[name], {}, lead)
             while self.number < len(self.rows) and "moved" in self.rows[self.number]:
@@ -663,6 +674,8 @@ class FolderCheck(CallChecker):
         key = (node.op_type, str(node.attributes), str(coordinates), str(operands), str(results))
         if key in self._checked:
             return
+        if any(call is not None and call.reduce in ("sum", "mean") and call.dtype in NARROW for call in signatures):
+            raise WrongLine("", "", "sums of small integers")
         rule = CALLS.get(node.op_type)
         if rule is None:
             raise WrongLine("", "", node.op_type)

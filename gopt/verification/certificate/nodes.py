@@ -70,6 +70,8 @@ class NodeChecker(ValueChecker):
             return
         for name, number in zip(filter(None, node.outputs), results):
             type, shape = program.graph.type_of(name), self.forms[number].shape
+            if not type.static and self.sized(number):
+                raise WrongLine("a value without a type", lemma="open shape")
             if program.rules[name] != rule or (type.static and shape != type.shape):
                 raise WrongLine(f"{program.rules[name]}, shape {shape}", f"{rule}, shape {type.shape}")
         if rule not in (OPERATOR, rule_of(node)):

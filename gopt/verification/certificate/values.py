@@ -16,7 +16,17 @@ from gopt.ir.graph import Graph
 from gopt.ir.types import FLOATS, numpy_dtype
 from gopt.operators.operator import Slope
 from gopt.operators.table import names, operator
-from gopt.verification.certificate.algebra import Algebra, Loops, Stretches, WrongLine, leaves, moved, one
+from gopt.verification.certificate.algebra import (
+    Algebra,
+    Loops,
+    Stretches,
+    Terms,
+    WrongLine,
+    leaves,
+    moved,
+    one,
+    unmerged,
+)
 
 EXTREMES = {"max": "largest", "any": "largest", "min": "smallest", "all": "smallest"}
 WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), "float32": ("float64",)}
@@ -154,7 +164,10 @@ class ValueChecker(Algebra):
         elif operator(op).elementwise or op in ("round", "cast"):
             due, root = tuple(np.broadcast_shapes(*(self.shape(of) for of in operands))), True
         else:
-            fits, root = not operator(op).name or len(attributes) == 2, True  # also the place of the result
+            fits, root = (
+                not operator(op).name or attributes is None or len(attributes) == 2,
+                True,
+            )  # also the place of the result
         if not fits or due != shape or not root:
             raise WrongLine(str(self.forms[number]), f"{op} in normal form, shape {due}")
 
@@ -178,6 +191,8 @@ class ValueChecker(Algebra):
     def due(self, number: int, value: Stretches, what: str) -> None:
         """Raise WrongLine unless an expression has a value."""
         if not self.alike(self.stretches(number), value):
+            if all(any(unmerged(terms) for _, terms in side) for side in (self.stretches(number), value)):
+                raise WrongLine("", "", "sum of ranges")
             raise WrongLine(str(self.forms[number]), what)
 
     def constant(self, number: int, array: np.ndarray) -> None:
@@ -204,14 +219,22 @@ class ValueChecker(Algebra):
         if kind in "iub":
             self.arrays[number] = array
 
+    def element(self, terms: Terms) -> tuple[int, int, Loops] | None:
+        """The element of an expression that terms are; None for any other sum."""
+        if len(terms) != 1 or terms[0][1] != 1 or len(terms[0][0]) != 1:
+            return None
+        (((kind, data, _), power),) = terms[0][0]
+        return data if kind == "at" and power == 1 else None
+
     def applied(self, number: int, op: str, fits: Callable[[Any], bool], rows: Sequence[Stretches]) -> None:
         """Raise WrongLine unless an expression is an elementwise operator on values."""
         for length, (terms, *operands) in self.aligned([self.stretches(number), *rows]):
-            if len(terms) != 1 or terms[0][1] != 1 or len(terms[0][0]) != 1 or terms[0][0][0][0][0] != "at":
+            element = self.element(terms)
+            if element is None:
                 raise WrongLine(str(self.forms[number]), op)
-            (((_, (of, at, loops), _), power),) = terms[0][0]
+            of, at, loops = element
             form = self.forms[of]
-            if power != 1 or form.op != op or not fits(form.attributes) or len(form.operands) != len(rows):
+            if form.op != op or not fits(form.attributes) or len(form.operands) != len(rows):
                 raise WrongLine(str(form), op)
             for operand, due in zip(form.operands, operands):
                 value = self.places(self.spread(operand, self.shape(of)), at, loops or ((length, 0),))
@@ -230,11 +253,9 @@ class ValueChecker(Algebra):
                 return self.due(
                     number, uniform(value[0][0], simplest(np.asarray(exact).astype(numpy_dtype(to))[()])), "rounded"
                 )
-        if rounds and self.forms[number].op != "round" and self.alike(self.stretches(number), value):
-            elements = [self.forms[of] for _, terms in value for of, _, _ in leaves(terms)]
-            if all((form.op, form.attributes) == ("round", to) for form in elements) and all(
-                len(terms) == len(terms[0][0]) == 1 for _, terms in value
-            ):
+        if rounds and self.alike(self.stretches(number), value):  # what is rounded stays
+            roots = [self.element(terms) for _, terms in value]
+            if all(of is not None and self.forms[of[0]][:2] == ("round", to) for of in roots):
                 return None
         op, due = ("round", to) if rounds else ("cast", (source, to))
         if to == "bool" and self.forms[number].op in ("largest", "view"):

@@ -13,6 +13,7 @@ from gopt.errors import UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.graph_index import walk
 from gopt.ir.load import load
+from gopt.ir.node_kinds import record_of
 from gopt.ir.opaque.expand import expand
 from gopt.runtime.inlined_functions import inlined
 from gopt.verification.certificate.lines import FORMAT, OPERATOR, encoded, operator_name, order_of, sealed
@@ -173,7 +174,8 @@ class CertificateWriter:
     def _rule(self, node: Node, number: int) -> str:
         """The rule of a node: the operator itself where the result is one."""
         forms = {self.expressions.all[root] for root in self._roots(number)}
-        plain = all(form.op == operator_name(node) and form.attributes is not None for form in forms)
+        direct = record_of(node).elementwise or self.expressions.all[number].op == operator_name(node)
+        plain = direct and all(form.op == operator_name(node) and form.attributes is not None for form in forms)
         return OPERATOR if plain and node.domain != COMM else rule_of(node)
 
     def _roots(self, number: int) -> Iterator[int]:

@@ -34,7 +34,6 @@ FOLDERS = {
     "adam": ("mlp_adamw", ["--mesh", "dp=2,shard=2"]),
     "half": ("mlp_adamw_bf16", ["--ranks", "2"]),
     "attention": ("gpt_adamw", ["--ranks", "2"]),
-    "statistics": ("cnn_sgd", ["--ranks", "2"]),
 }
 
 

@@ -11,7 +11,7 @@ from gopt.errors import UnsupportedError
 
 LEMMAS = {
     "Where", "ScatterND", "any flag", "counts that are not negative", "exponentials", "product with zero",
-    "weighted mean", "sum of ranges", "values of phases before", "Sqrt",
+    "weighted mean", "sum of ranges", "values of phases before", "Sqrt", "ConvTranspose",
 }  # fmt: skip
 """Laws of the prover that the checker does not have."""
 
