@@ -119,7 +119,7 @@ class ValueChecker(Algebra):
             due = tuple(np.broadcast_shapes(*shapes))
             fits, root = fits and list(operands) == sorted(set(operands)), True
             if op == "product":  # a coefficient stands in front
-                fits = fits and all(next(filter(None, self.forms[of].attributes), 1) == 1 for of in operands
+                fits = fits and all(attributes) and all(next(filter(None, self.forms[of].attributes), 1) == 1 for of in operands
                                     if self.forms[of].op == "linear")  # fmt: skip
         elif op == "view":
             fits, root = (
