@@ -119,8 +119,8 @@ class ValueChecker(Algebra):
             due = tuple(np.broadcast_shapes(*shapes))
             fits, root = fits and list(operands) == sorted(set(operands)), True
             if op == "product":  # a coefficient stands in front
-                fits = fits and all(attributes) and all(next(filter(None, self.forms[of].attributes), 1) == 1 for of in operands
-                                    if self.forms[of].op == "linear")  # fmt: skip
+                sums = [self.forms[of].attributes for of in operands if self.forms[of].op == "linear"]
+                fits = fits and all(attributes) and all(next(filter(None, row), 1) == 1 for row in sums)
         elif op == "view":
             fits, root = (
                 fits and attributes is None and prod(inner) == prod(shape or ()) and inner != shape,
