@@ -409,11 +409,28 @@ class Boxes(Elements):
                 if result is not None:
                     return result
         result = self._joined_boxes(numbers, [self.box(number) for number in numbers], axis)
+        for dim in range(len(shape)) if result is None else ():
+            result = self._joined_along(numbers, axis, shape, dim) if result is None else result
         if result is None:
             result = self._number(CONCAT, axis, tuple(numbers), shape)
             if values != {None} and prod(shape[:axis]) == 1:
                 self.pad(result)
         return result
+
+    def _joined_along(self, numbers: Sequence[int], axis: int, shape: Sizes, dim: int) -> int | None:
+        """Parts in a row along a whole dimension, of a part of a second dimension of a common whole value."""
+        bases = [self._base(number) for number in numbers]
+        whole = bases[0][0] if bases[0] is not None else 0
+        sizes, rest = self._sizes(whole) or (), prod((*shape[:dim], *shape[dim + 1 :]))
+        if dim == axis or {base and base[0] for base in bases} != {whole} or not rest or prod(sizes) % rest:
+            return None
+        after = (*shape[:dim], prod(sizes) // rest, *shape[dim + 1 :])
+        rows: list[Box | None] = []
+        for number, base in zip(numbers, bases):
+            chosen = through(sizes, base[1], after) if base is not None else None
+            fits = chosen is not None and sizes_of(chosen, after) == self._sizes(number)
+            rows.append((self.view(whole, after), chosen) if chosen is not None and fits else None)
+        return self._joined_boxes(numbers, rows, axis) if all(rows) else None
 
     def _joined_boxes(self, numbers: Sequence[int], boxes: Sequence[Box | None], axis: int) -> int | None:
         """Parts in a row: a part of the common whole value, or of the whole values in a row."""
