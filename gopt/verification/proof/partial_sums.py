@@ -172,12 +172,19 @@ class PartialSums(Boxes):
             return [(1, operands[0], core, parts)]
         rows: list[Addend] = []
         for atom, factor in self.terms(number) if op == LINEAR else [(operand, 1) for operand in operands[:1]]:
-            inner = self.addends(atom) if op in (LINEAR, VIEW, TAKE) else None
+            single = op in (LINEAR, VIEW, TAKE) or (op == FLAT and len(set(operands)) == 1)
+            inner = self.addends(atom) if single else None
             if inner is None or (op == LINEAR and self.shape(atom) != shape):
                 return None
             rows += [(factor * change, whole, core, parts) for change, whole, core, parts in inner]
         if op == VIEW:
             return [(factor, self.view(whole, shape), core, parts) for factor, whole, core, parts in rows]
+        if op == FLAT:
+            spans = cast(Runs, attributes)
+            return [
+                (factor, self.flat(piece for span in spans for piece in self.cut(whole, *span)), core, parts)
+                for factor, whole, core, parts in rows
+            ]
         if op == TAKE:
             selection = cast(Selection, attributes)
             return [(factor, self.take(whole, selection), core, parts) for factor, whole, core, parts in rows]
