@@ -19,6 +19,7 @@ from gopt.verification.proof.expressions import (
     VIEW,
     Coefficient,
     Elements,
+    Piece,
     broadcast,
     elements,
 )
@@ -322,6 +323,23 @@ class Boxes(Elements):
             values = [whole if operand == parts[0] else self._narrow(operand) for operand in operands]
             return self.view(self.take(self.elementwise(make, values), selection), shape)
         return super().elementwise(make, operands)
+
+    def _by_ranges(self, make: Callable[[Sequence[int]], int], operands: Sequence[int], length: int) -> int:
+        roots = {root for operand in operands if self.ranged(operand) for root, _, _ in self.pieces(operand)}
+        if len({self.all[root].op == TAKE for root in roots if self.uniform(root) is None}) > 1:
+            operands = [self._in_whole(operand) if self.ranged(operand) else operand for operand in operands]
+        return super()._by_ranges(make, operands, length)
+
+    def _in_whole(self, number: int) -> int:
+        """A flat value with ranges of whole values for parts of dimensions."""
+        pieces: list[Piece] = []
+        for root, start, stop in self.pieces(number):
+            op, selection, operands, _ = self.all[root]
+            sizes = self._sizes(operands[0]) if op == TAKE else None
+            runs = flattened(cast(Selection, selection), sizes) if sizes else None
+            ranges = inside(runs, ((start, stop),)) or ()
+            pieces += ((root if runs is None else operands[0], low, high) for low, high in ranges)
+        return self.flat(pieces)
 
     def _by_rows(self, make: Callable[[Sequence[int]], int], operands: Sequence[int], padded: int) -> int:
         """An elementwise operator on rows and constant rows behind one another."""
