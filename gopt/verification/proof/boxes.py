@@ -19,6 +19,7 @@ from gopt.verification.proof.expressions import (
     VIEW,
     Coefficient,
     Elements,
+    Piece,
     broadcast,
     elements,
 )
@@ -322,6 +323,32 @@ class Boxes(Elements):
             values = [whole if operand == parts[0] else self._narrow(operand) for operand in operands]
             return self.view(self.take(self.elementwise(make, values), selection), shape)
         return super().elementwise(make, operands)
+
+    def _by_ranges(self, make: Callable[[Sequence[int]], int], operands: Sequence[int], length: int) -> int:
+        rows = {operand: self.pieces(operand) for operand in operands if self.ranged(operand)}
+        if self._differ(piece for pieces in rows.values() for piece in pieces):
+            bounds = sorted({0, *(at for pieces in rows.values() for at in accumulate(b - a for _, a, b in pieces))})
+            columns = {operand: self._segments(pieces, bounds) for operand, pieces in rows.items()}
+            differ = list(map(self._differ, zip(*columns.values())))
+            flat = {operand: self.flat(part for piece, apart in zip(column, differ)
+                                       for part in (self._in_whole(piece) if apart else (piece,)))
+                    for operand, column in columns.items()}  # fmt: skip
+            operands = [flat.get(operand, operand) for operand in operands]
+        return super()._by_ranges(make, operands, length)
+
+    def _differ(self, pieces: Iterable[Piece]) -> bool:
+        """Return whether some pieces are of parts of dimensions, and some of whole values."""
+        return len({self.all[root].op == TAKE for root, _, _ in pieces if self.uniform(root) is None}) > 1
+
+    def _in_whole(self, piece: Piece) -> list[Piece]:
+        """The ranges of the whole value for a piece of a part of dimensions."""
+        root, start, stop = piece
+        op, selection, operands, _ = self.all[root]
+        sizes = self._sizes(operands[0]) if op == TAKE else None
+        runs = flattened(cast(Selection, selection), sizes) if sizes else None
+        if runs is None:
+            return [piece]
+        return [(operands[0], low, high) for low, high in inside(runs, ((start, stop),)) or ()]
 
     def _by_rows(self, make: Callable[[Sequence[int]], int], operands: Sequence[int], padded: int) -> int:
         """An elementwise operator on rows and constant rows behind one another."""
