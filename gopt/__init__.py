@@ -7,6 +7,7 @@ of ranks, or a ``Mesh``.
     shard     make every rank of a mesh
     split     share a step out between trainers and servers
     prove     prove ranks equal to their source, for all values, without running them
+    check_certificate  follow a certificate of prove line by line, without the prover
     verify    run ranks and source, and compare them
     run       train, ranks as threads of this process
     inspect   describe a step, an output folder, a checkpoint or another file
