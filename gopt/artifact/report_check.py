@@ -14,6 +14,15 @@ from gopt.documents.records import from_document
 from gopt.errors import InputError
 
 
+def stored_proof(folder: str | os.PathLike[str]) -> ProofEntry | None:
+    """The proof that a folder's report has; None without a report, or with a damaged one."""
+    try:
+        document = json.loads(Path(folder, REPORT_FILE).read_bytes()).get("proof")
+        return None if document is None else from_document(ProofEntry, document)
+    except (OSError, ValueError, AttributeError, GoptError):
+        return None
+
+
 def read_report(folder: str | os.PathLike[str], manifest: Manifest) -> Report:
     """The report beside a manifest; raises InputError for a damaged report or another mesh."""
     path = Path(folder, REPORT_FILE)

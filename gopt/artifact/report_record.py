@@ -195,6 +195,12 @@ class ProofEntry:
     reason: str
     """The text says why something is unproven; it is empty for a complete proof."""
 
+    def line(self) -> str:
+        """The proof in a line."""
+        count = self.proven + len(self.open)
+        what = f"{self.proven} of {count} new states, losses and metrics equal the source's for all values"
+        return f"proven: {what}" if not self.reason else f"unproven: {what if count else self.reason}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSize:

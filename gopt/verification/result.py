@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from gopt.artifact.report_record import ProofEntry
 from gopt.text.notebook import HtmlTable
 from gopt.text.sanitize import and_more, listed
 from gopt.verification.engine_check import EngineCheck
@@ -102,6 +103,8 @@ class Verification(HtmlTable):
     sample: GradientSample | None = None
     engines: list[EngineCheck] = field(default_factory=list)
     large_batch: LargeBatchCheck | None = None
+    proof: ProofEntry | None = None
+    """The proof of the ranks when they were written, which the digests of the files still fit."""
 
     def __repr__(self) -> str:
         words = {Outcome.EQUAL: "equal", Outcome.DIFFERENT: "NOT equal", Outcome.UNCONFIRMED: "NOT confirmed"}

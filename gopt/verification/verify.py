@@ -173,6 +173,7 @@ class Verifier:
         selected = changed(options, VerifyOptions, changes)
         steps, seed, data, hyper = selected.steps, selected.seed, selected.data, selected.settings
         result = Verification(self._tolerance(), steps, len(self.ranks))
+        result.proof = stored_proof(self.folder)
         for note in self.notes:
             result.say(note)
         if self._drawn():
