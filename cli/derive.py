@@ -145,6 +145,12 @@ SCHEDULE_OPTIONS = ("total_steps", "start_factor", "end_factor", "min_lr", "step
     metavar="FILE",
     help="Check gradients on batches of yours instead: .npz, .safetensors or module:function, as gopt run takes them.",
 )
+@click.option(
+    "--no-values",
+    is_flag=True,
+    help="Train floating inputs instead, for weights that do not fit in memory; states have no values, and no gradient "
+    "is confirmed.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing model.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def command(forward: str, output: str, force: bool, as_json: bool, **args: Any) -> None:
@@ -200,6 +206,7 @@ def options_of(args: dict[str, Any]) -> DeriveOptions:
         batchnorm=Norms(args["batchnorm"]),
         dropout=Norms(args["dropout"]),
         dims=_dims(args["dims"]),
+        values=not args["no_values"],
     )
 
 

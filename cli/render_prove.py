@@ -44,6 +44,9 @@ def render_proof(proof: RankProof, folder: str | None) -> None:
     word = {"proven": "proven", "different": "NOT equal", "unproven": "NOT proven"}[proof.verdict.value]
     count = f": {proven} of {len(proof.claims)} values are proven"
     out.print(Text.assemble((word, COLOURS[proof.verdict.value]), count))
+    if proof.roundings:
+        casts, nodes = sum(proof.roundings.values()), listed(list(proof.roundings))
+        out.print(f"where ranks add halves in float32, {casts} casts round once as the source's operator does: {nodes}")
     if folder is None:
         return
     node = next((claim.mismatch.node for claim in proof.open() if claim.mismatch and claim.mismatch.node), None)

@@ -12,7 +12,7 @@ from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.phase import Phase
 from gopt.ir.types import TensorType
-from gopt.lower.rank_graph import RankBlock, RankGraph
+from gopt.lower.rank_graph import RankBlock, RankGraph, alike
 from gopt.spmd.pass_records import rank_ranges
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.traffic import CallContent, CollectiveCall
@@ -30,12 +30,19 @@ _BETWEEN: dict[Phase | None, str] = {Phase.FORWARD: "activations", Phase.BACKWAR
 """Phase -> content of a call between its operators that is neither a parameter nor its gradient."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Members:
+    """Ranks that have an operator or a value alike."""
+
+    ranks: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class _AddedOp:
     node: Node
     purpose: tuple[str, str]
     """Role and reason."""
-    ranks: dict[int, None] = field(default_factory=dict)
+    ranks: dict[_Members, None] = field(default_factory=dict)
     phases: dict[str, None] = field(default_factory=dict)
 
 
@@ -46,7 +53,7 @@ class _AddedVar:
     pass_name: str
     purpose: tuple[str, str]
     of: str | None
-    shapes: dict[TensorType, dict[int, None]] = field(default_factory=dict)
+    shapes: dict[TensorType, dict[_Members, None]] = field(default_factory=dict)
 
 
 def added(
@@ -57,12 +64,15 @@ def added(
 ) -> tuple[list[OpFact], list[AddedVarFact]]:
     """Operators and values made by passes, with their ranks."""
     additions = _Added(program, {call.node.outputs[0]: call.carries for call in calls if call.node.outputs})
-    for variant, members in classes:
-        additions.shared_nodes(variant, members)
-        additions.shared_constants(variant.graph, members)
+    for variant, numbers in classes:
+        on_all = _Members(tuple(numbers))
+        additions.shared_nodes(variant, on_all)
+        additions.shared_constants(variant.graph, on_all)
     types = {id(variant): LocalTypes(variant) for variant, _ in classes}
-    for rank in ranks:
-        additions.of_rank(rank, types[id(program.of(rank.rank))].on(rank))
+    for twins in alike(ranks):
+        rank = twins[0]
+        members = _Members(tuple(twin.rank for twin in twins))
+        additions.of_ranks(members, rank, types[id(program.of(rank.rank))].on(rank))
     if program.micro_steps > 1:
         additions.phases(ranks)
     return list(additions.op_facts()), list(additions.var_facts())
@@ -84,10 +94,10 @@ class _Added:
         self._known: set[int] = set()
         """Nodes that all ranks have, whose values are the same on all."""
         self._renamed: dict[RankBlock, list[Node]] = {}
+        self._ranges: dict[tuple[_Members, ...], str] = {}
 
-    def shared_nodes(self, program: SpmdProgram, members: Sequence[int]) -> None:
+    def shared_nodes(self, program: SpmdProgram, members: _Members) -> None:
         """Nodes run by all ranks of a variant on equal values."""
-        on_all = dict.fromkeys(members)
         renamed = {sums.added for sums in program.accumulators} | set(program.loop_carried.values())
         for node in program.graph.nodes:
             if node.sharding.by_axis or not node.made_by or node.domain == SPMD:
@@ -97,11 +107,11 @@ class _Added:
             if program.sharded and any(name in program.sharded for name in node.outputs):
                 continue  # its type is that of a rank
             self._known.add(id(node))
-            self._op(node).ranks.update(on_all)
+            self._op(node).ranks[members] = None
             for name in self._names(node):
-                self._var(name, node).shapes.setdefault(program.graph.type_of(name), {}).update(on_all)
+                self._var(name, node).shapes.setdefault(program.graph.type_of(name), {})[members] = None
 
-    def shared_constants(self, graph: Graph, members: Sequence[int]) -> None:
+    def shared_constants(self, graph: Graph, members: _Members) -> None:
         """Initializers made by passes and common to all ranks of a variant."""
         new = [name for name in graph.initializers if self._is_new(name)]
         used = graph.used() if new else set()
@@ -109,29 +119,29 @@ class _Added:
             if name in used:
                 self._constant(name, graph.initializers[name].type, members)
 
-    def _constant(self, name: str, type: TensorType, ranks: Iterable[int]) -> None:
+    def _constant(self, name: str, type: TensorType, members: _Members) -> None:
         variable = self.variables.get(name)
         if variable is None:
             variable = self.variables[name] = _AddedVar(_pass_of(name), _CONSTANT, bucket_of([name]))
-        variable.shapes.setdefault(type, {}).update(dict.fromkeys(ranks))
+        variable.shapes.setdefault(type, {})[members] = None
 
-    def of_rank(self, rank: RankGraph, types: OnRank) -> None:
-        """A rank's own nodes, values and states."""
+    def of_ranks(self, members: _Members, rank: RankGraph, types: OnRank) -> None:
+        """Own nodes, values and states of ranks that are alike."""
         for node in self._nodes(rank):
             if node.made_by:
-                self._op(node).ranks[rank.rank] = None
+                self._op(node).ranks[members] = None
             for name, type in zip(node.outputs, types.results(node)):
                 if self._is_new(name):
-                    self._var(name, node).shapes.setdefault(type, {})[rank.rank] = None
+                    self._var(name, node).shapes.setdefault(type, {})[members] = None
         for name, array in rank.constants.items():
-            self._constant(name, TensorType(array.dtype.name, array.shape), [rank.rank])
+            self._constant(name, TensorType(array.dtype.name, array.shape), members)
         for state in rank.own:
             if state.input not in self.source:
                 summed = state.input in self.accumulators
                 what = "the rank's sum of gradients" if summed else "the rank's run of a bucket's states"
                 purpose = ("accumulator" if summed else "state", what)
                 variable = self.variables.setdefault(state.input, _AddedVar("shard", purpose, bucket_of([state.input])))
-                variable.shapes.setdefault(state.type, {})[rank.rank] = None
+                variable.shapes.setdefault(state.type, {})[members] = None
 
     def phases(self, ranks: Iterable[RankGraph]) -> None:
         """Note the phases of each operator."""
@@ -197,13 +207,20 @@ class _Added:
             name = node.inputs[0]
         return name in self._states
 
+    def _where(self, parts: Iterable[_Members]) -> str:
+        """The ranks of some members in ranges."""
+        key = tuple(parts)
+        if key not in self._ranges:
+            self._ranges[key] = rank_ranges(sorted({rank for members in key for rank in members.ranks}))
+        return self._ranges[key]
+
     def op_facts(self) -> Iterator[OpFact]:
         """Yield operators in the order of addition."""
         for (label, _), operator in self.ops.items():
             node, (role, reason) = operator.node, operator.purpose
             of = bucket_of([*node.outputs[:1], *node.inputs[:1]])
             kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-            where = rank_ranges(sorted(operator.ranks))
+            where = self._where(operator.ranks)
             yield OpFact(node.made_by, reason, where, role, of, label, kind, phases=tuple(operator.phases))
 
     def var_facts(self) -> Iterator[AddedVarFact]:
@@ -211,7 +228,7 @@ class _Added:
         for name, var in self.variables.items():
             dtype = next(iter(var.shapes)).dtype
             shapes = tuple(
-                LocalShape(rank_ranges(sorted(ranks)), type.shape, type.nbytes) for type, ranks in var.shapes.items()
+                LocalShape(self._where(ranks), type.shape, type.nbytes) for type, ranks in var.shapes.items()
             )
             role, reason = var.purpose
             yield AddedVarFact(var.pass_name, reason, role, var.of, name, dtype, shapes)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-_ROWS = 1000
+_ROWS = 64
 """Rows of a table that are written in one go."""
 _END = "\n}\n"
 """The end of a document: of its table, and of its last line."""

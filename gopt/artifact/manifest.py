@@ -18,12 +18,22 @@ from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import StateKind
 from gopt.artifact.integrity import FileEntry, sealed
-from gopt.artifact.json_writer import pretty_json
+from gopt.artifact.json_writer import json_pieces
 from gopt.artifact.pieces import Piece as Piece
 from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.documents.default_values import DefaultValue
 from gopt.documents.draws import Draw
-from gopt.documents.records import OPTIONAL, Bounds, Count, Digest, Positive, RunIdentity, one_of, to_document
+from gopt.documents.records import (
+    OPTIONAL,
+    Bounds,
+    Count,
+    Digest,
+    Positive,
+    RunIdentity,
+    document_items,
+    one_of,
+    to_document,
+)
 from gopt.ir.types import TensorType
 from gopt.records.boxes import Box, take
 from gopt.records.mesh import AxisKind, Mesh
@@ -387,5 +397,5 @@ class Manifest:
 
     def text(self) -> str:
         """The text of the file, sealed if files are listed."""
-        text = pretty_json(replace(self, files=None, seal=None).to_json())
+        text = "".join(json_pieces(document_items(replace(self, files=None, seal=None))))
         return text if self.files is None else sealed(text, self.files)

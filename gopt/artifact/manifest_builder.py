@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gopt.analysis.coupling.samples_axis import samples_axis
 from gopt.analysis.training import TrainingGraph
@@ -47,7 +47,7 @@ def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Seq
         more_losses=training.losses[1:],
         states=source_states(training),
         common=common_entry(training, common),
-        ranks=tuple(_rank_entry(program, parts) for parts in by_rank.values()),
+        ranks=tuple(_rank_entries(program, by_rank)),
     )
 
 
@@ -85,13 +85,15 @@ def phases_by_rank(ranks: Sequence[RankGraph]) -> dict[int, list[RankGraph]]:
     return by_rank
 
 
-def _rank_entry(program: SpmdProgram, parts: Sequence[RankGraph]) -> RankEntry:
-    files = {part.phase.name: rank_file(part.rank, part.phase) for part in parts}
-    rank = parts[0].rank
-    fed = tuple(FedInput(name, box) for name, box in program.fed_boxes(program.mesh.coordinates(rank)).items())
-    return RankEntry(
-        rank, "trainer", files, tuple(map(local_state, parts[0].states)), local_accumulators(parts[0]), fed
-    )
+def _rank_entries(program: SpmdProgram, by_rank: Mapping[int, Sequence[RankGraph]]) -> Iterator[RankEntry]:
+    states_of: dict[int, tuple[LocalState, ...]] = {}
+    for rank, parts in by_rank.items():
+        files = {part.phase.name: rank_file(part.rank, part.phase) for part in parts}
+        fed = tuple(FedInput(name, box) for name, box in program.fed_boxes(program.mesh.coordinates(rank)).items())
+        content = parts[0].content
+        if content not in states_of:
+            states_of[content] = tuple(map(local_state, parts[0].states))
+        yield RankEntry(rank, "trainer", files, states_of[content], local_accumulators(parts[0]), fed)
 
 
 def local_accumulators(part: RankGraph) -> tuple[LocalAccumulator, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import count
 
 import onnx
 from onnx import TensorProto, ValueInfoProto
@@ -23,7 +24,7 @@ from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import encoded_values, value_info
 from gopt.ir.wire_format import field, head
 from gopt.lower.phases import STEP, LoweredPhase
-from gopt.lower.rank_graph import RankBlock, RankGraph, RankState
+from gopt.lower.rank_graph import RankBlock, RankGraph, RankState, alike
 from gopt.spmd.program import SpmdProgram
 from gopt.system.progress import ProgressCallback, no_progress
 
@@ -44,16 +45,21 @@ def write_ranks(
         if id(rank.phase) not in writers:
             writers[id(rank.phase)] = _RankWriter(program.of(rank.rank), rank.phase, values, common, names)
     _check_bytes(ranks, writers)
-    for number, rank in enumerate(ranks, 1):
-        with files.create(names.of(rank.rank, rank.phase)) as file:
-            file.writelines(writers[id(rank.phase)].model(rank))
-        advance("writing files of ranks", number, len(ranks))
+    written = count(1)
+    for twins in alike(ranks):
+        graph = writers[id(twins[0].phase)].graph_of(twins[0])
+        for rank in twins:
+            with files.create(names.of(rank.rank, rank.phase)) as file:
+                file.writelines([*writers[id(rank.phase)].front(rank, graph), graph])
+            advance("writing files of ranks", next(written), len(ranks))
+    for name in (names.of(rank.rank, rank.phase) for rank in ranks):
+        files.files[name] = files.files.pop(name)
 
 
 def _check_bytes(ranks: Sequence[RankGraph], writers: Mapping[int, _RankWriter]) -> None:
     """Raise OptionError for too many bytes, before any is written: the files of a phase are about as large."""
     firsts = {id(rank.phase): rank for rank in reversed(ranks)}
-    sizes = {phase: sum(map(len, writers[phase].model(rank))) for phase, rank in firsts.items()}
+    sizes = {phase: len(writers[phase].graph_of(rank)) for phase, rank in firsts.items()}
     total = sum(sizes[id(rank.phase)] for rank in ranks)
     if total > limits.RANK_FILES:
         raise OptionError(
@@ -167,8 +173,8 @@ class _RankWriter:
             data = self._blocks[block] = b"".join(field(1, node_bytes) for node_bytes in encoded)
         return data
 
-    def model(self, rank: RankGraph) -> list[bytes]:
-        """The file of a rank, in pieces."""
+    def graph_of(self, rank: RankGraph) -> bytes:
+        """The graph in the file of a rank, and of all that have its content."""
         local = onnx.GraphProto()
         for state in rank.own:
             if state.input in self.graph.inputs:
@@ -184,11 +190,13 @@ class _RankWriter:
         for name in sorted(rank.types):
             if name not in rank.constants and name not in borders:
                 local.value_info.append(value_info(name, rank.types[name]))
-        graph = [*map(self._block, rank.blocks), self._body, local.SerializeToString(deterministic=True)]
+        return b"".join([*map(self._block, rank.blocks), self._body, local.SerializeToString(deterministic=True)])
+
+    def front(self, rank: RankGraph, graph: bytes) -> tuple[bytes, bytes]:
+        """The bytes before ``graph`` in the file of a rank."""
         header = deepcopy(self._header)
         for key, value in self.names.metadata(self.program, rank.rank).items():
             entry = header.metadata_props.add()
             entry.key, entry.value = key, value
         prepare(header, rank.functions)
-        front: bytes = header.SerializeToString(deterministic=True)
-        return [front, head(7, sum(map(len, graph))), *graph]
+        return header.SerializeToString(deterministic=True), head(7, len(graph))

@@ -155,9 +155,13 @@ def _usages(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[R
     usage_of: dict[int, RankUsage] = {}
     for variant, members in classes_of(program, list(by_rank)):
         reducible, sent = _reducible(variant), dict[tuple[int, int], int]()
+        alike: dict[tuple[int, ...], RankUsage] = {}
         for rank in members:
-            nbytes = _rank_bytes(variant, common, by_rank[rank], reducible)
-            usage_of[rank] = RankUsage(rank, nbytes, _calls(variant, by_rank[rank], sent))
+            content = tuple(part.content for part in by_rank[rank])
+            if content not in alike:
+                nbytes = _rank_bytes(variant, common, by_rank[rank], reducible)
+                alike[content] = RankUsage(rank, nbytes, _calls(variant, by_rank[rank], sent))
+            usage_of[rank] = replace(alike[content], rank=rank)
     if not any(
         row.nbytes.gradients for row in usage_of.values()
     ):  # no call reduces any: an update reads the rank's own

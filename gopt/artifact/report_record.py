@@ -194,6 +194,8 @@ class ProofEntry:
     """The list has the names of all other new states, losses and metrics."""
     reason: str
     """The text says why something is unproven; it is empty for a complete proof."""
+    files: Digest
+    """The digest is the SHA-256 of the names and digests of the files of ranks that were read."""
 
     def line(self) -> str:
         """The proof in a line."""

@@ -20,7 +20,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.node_kinds import record_of
 from gopt.ir.opset import opset_of
 from gopt.ir.tensor import Tensor
-from gopt.ir.types import dtype_name, numpy_dtype
+from gopt.ir.types import TensorType, dtype_name, numpy_dtype
 from gopt.operators.kinds import CASTS, LINEAR_IN_FIRST, SCALES, SIZES, SPREADS
 from gopt.operators.moves import filled
 from gopt.operators.operator import Kernel, Slope
@@ -39,15 +39,25 @@ _PLAIN = {"value_float": np.float32, "value_floats": np.float32, "value_int": np
 
 
 def fold_small(
-    nodes: Sequence[Node], initializers: Mapping[str, Tensor], inputs: Mapping[str, object]
+    nodes: Sequence[Node],
+    initializers: Mapping[str, Tensor],
+    inputs: Mapping[str, object],
+    types: Mapping[str, TensorType] = {},
 ) -> dict[str, np.ndarray]:
-    """Values of at most 64 integers, made by nodes of constants alone, by name; Constant nodes themselves left out."""
+    """Values of at most 64 integers, made by nodes of constants alone, by name, without Constant nodes themselves.
+
+    ``types``: sizes of these values are constants as well."""
     values: dict[str, np.ndarray | None] = {"": None}
     folded: dict[str, np.ndarray] = {}
     constants = {"", *(name for name, tensor in initializers.items() if name not in inputs and _may_be_shape(tensor))}
     for node in nodes:
         rule = _kernel(node)
         if rule is None and node.op_type != "Constant":
+            continue
+        sized = types.get(node.inputs[0]) if types and node.is_in(SIZES) else None
+        if sized is not None and sized.static and (size := measured(node, sized.dims)) is not None:
+            values[node.outputs[0]] = folded[node.outputs[0]] = size
+            constants.add(node.outputs[0])
             continue
         if not constants.issuperset(node.inputs) or len(node.outputs) != 1 or not node.is_a(node.op_type):
             continue

@@ -72,14 +72,17 @@ def _types_at_once(graph: Graph, file: ModelFile, constants: dict[str, TensorTyp
         return {}
     check_structure(file)
     strict = _copy(file.model, nodes, inputs, initializers, constants, {})
-    folded = fold_small(nodes, initializers, inputs)
+    types = {**inputs, **{name: tensor.type for name, tensor in initializers.items()}}
     try:
         inferred = onnx.shape_inference.infer_shapes(strict, check_type=True, strict_mode=True).graph
+        types.update(decoded((*inferred.value_info, *inferred.output), _sane))
     except MemoryError:
         raise
     except Exception:  # its exceptions have no common base
         check_legal(file)
         inferred = None
+    settled = all(kind.static for kind in types.values())
+    folded = fold_small(nodes, initializers, inputs, {} if settled else types)
     again = strict if not folded else _copy(file.model, nodes, inputs, initializers, constants, folded)
     inferred_types = decoded(_inferred(again, None if folded else inferred), _sane)
     return {name: kind for name, kind in inferred_types if known(kind.dtype)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,11 +38,13 @@ def check_ranks(
     """Raise InvariantError if a rank graph could go wrong; returns the checks. ``agreed``: number of states and
     accumulators with checked placements."""
     shared_of: dict[int, _SharedValues] = {}
-    reads = 0
+    reads_of: dict[int, int] = {}
     for rank in ranks:
         if id(rank.phase) not in shared_of:
             shared_of[id(rank.phase)] = _SharedValues.of(program, rank, common)
-        reads += _closed(program, rank, shared_of[id(rank.phase)])
+        if rank.content not in reads_of:
+            reads_of[rank.content] = _closed(program, rank, shared_of[id(rank.phase)])
+    reads = sum(reads_of[rank.content] for rank in ranks)
     firsts = list({rank.rank: rank for rank in ranks}.values())
     tiled = _tiles(program, firsts)
     return [
@@ -132,15 +134,16 @@ def _calls(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
     """Group by group and phase by phase: each member's calls, against those of the first member."""
     numbers = {rank.rank for rank in ranks}
     groups: dict[tuple[str, str, int], dict[int, list[Node]]] = {}
+    calls_of: dict[int, dict[str, list[Node]]] = {}
     count = 0
     for rank in ranks:
-        firsts: dict[str, int] = {}
-        for node in (call for call in rank.calls if call.op_type not in MESSAGES):
-            group = str(node.attributes["group"])
-            if group not in firsts:
-                firsts[group] = program.mesh.first(group, rank.rank)
-            groups.setdefault((rank.phase.name, group, firsts[group]), {}).setdefault(rank.rank, []).append(node)
-            count += 1
+        if rank.content not in calls_of:
+            by_group = calls_of[rank.content] = {}
+            for node in (call for call in rank.calls if call.op_type not in MESSAGES):
+                by_group.setdefault(str(node.attributes["group"]), []).append(node)
+        for group, nodes in calls_of[rank.content].items():
+            groups.setdefault((rank.phase.name, group, program.mesh.first(group, rank.rank)), {})[rank.rank] = nodes
+            count += len(nodes)
     for (_, group, start), calls in groups.items():
         lowest = min(calls)
         for rank_number in numbers.intersection(program.mesh.members(group, start)):
@@ -157,18 +160,18 @@ def _same_calls(group: str, mine: tuple[int, list[Node]], theirs: tuple[int, lis
             raise InvariantError(f"{ranks} differ in a call: {one!r} and {peer_call!r}")
 
 
-def _tiles(program: SpmdProgram, ranks: Iterable[RankGraph]) -> int:
+def _tiles(program: SpmdProgram, ranks: Sequence[RankGraph]) -> int:
     """Over all ranks sharing a state out; skipped when only some ranks are made."""
     types = program.training.graph.types
-    boxed: dict[tuple[str, Box | None], list[tuple[int, int]]] = {}
-    count = 0
-    for rank in ranks:
-        count += 1
+    boxed: dict[tuple[str, Box | None], Counter[tuple[int, int]]] = {}
+    alike = Counter(rank.content for rank in ranks)
+    if alike.total() != program.mesh.ranks:
+        return 0
+    for rank in {rank.content: rank for rank in ranks}.values():
         for state in rank.states:
             for piece in () if state.copy else state.pieces:
-                boxed.setdefault((piece.tensor, piece.box), []).append((piece.start, piece.stop))
-    if count != program.mesh.ranks:
-        return 0
+                parts = boxed.setdefault((piece.tensor, piece.box), Counter())
+                parts[piece.start, piece.stop] += alike[rank.content]
     _boxes(program, boxed)
     ranges = {tensor: parts for (tensor, box), parts in boxed.items() if box is None}
     for sharded in program.states:
@@ -177,16 +180,16 @@ def _tiles(program: SpmdProgram, ranks: Iterable[RankGraph]) -> int:
             if part.tensor in program.parts:
                 continue
             position = 0
-            for start, stop in sorted(set(ranges.get(part.tensor, []))):
+            for start, stop in sorted(ranges.get(part.tensor, ())):
                 if start != position:
                     raise InvariantError(f"pieces of {part.tensor!r} omit or repeat elements at {min(start, position)}")
                 position = stop
-            if position != types[part.tensor].elements or len(ranges[part.tensor]) % copies:
+            if position != types[part.tensor].elements or ranges[part.tensor].total() % copies:
                 raise InvariantError(f"pieces of {part.tensor!r} end at {position} of {types[part.tensor].elements}")
     return len({tensor for tensor, _ in boxed})
 
 
-def _boxes(program: SpmdProgram, boxed: Mapping[tuple[str, Box | None], list[tuple[int, int]]]) -> None:
+def _boxes(program: SpmdProgram, boxed: Mapping[tuple[str, Box | None], Iterable[tuple[int, int]]]) -> None:
     """Boxes are those of the sharding, and pieces tile each box; an empty box may have no piece."""
     types = program.source.graph.types
     boxes_of: defaultdict[str, set[Box | None]] = defaultdict(set)
@@ -199,7 +202,7 @@ def _boxes(program: SpmdProgram, boxed: Mapping[tuple[str, Box | None], list[tup
             raise InvariantError(f"the ranks' parts of {tensor!r} are not those of its sharding, {sharding}")
         for box in wanted:
             position = 0
-            for start, stop in sorted(set(boxed.get((tensor, box), ()))):
+            for start, stop in sorted(boxed.get((tensor, box), ())):
                 if start != position:
                     raise InvariantError(
                         f"pieces of {tensor!r} omit or repeat elements at {min(start, position)} of {box}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -109,6 +109,19 @@ class RankGraph:
         return (node for block in self.blocks for node in block.calls)
 
     @property
+    def content(self) -> int:
+        """A number common to graphs that ``specialise`` made once for several ranks."""
+        return id(self.blocks)
+
+    @property
     def own(self) -> list[RankState | RankAccumulator]:
         """Everything carried from file to file by the rank alone, beside values of all ranks."""
         return [*self.states, *self.accumulators]
+
+
+def alike(ranks: Iterable[RankGraph]) -> list[list[RankGraph]]:
+    """Graphs of one content together, in the order of their lowest ranks."""
+    graphs: dict[int, list[RankGraph]] = {}
+    for rank in ranks:
+        graphs.setdefault(rank.content, []).append(rank)
+    return list(graphs.values())

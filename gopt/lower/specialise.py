@@ -7,7 +7,7 @@ differing in constants alone share all nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onnx import FunctionProto
 
@@ -48,10 +48,21 @@ class Specialiser:
         """Nodes that a source node becomes, shared by equal ranks."""
         self._blocks: dict[tuple[int, ...], RankBlock] = {}
         self._version = opset_of(program.graph.header)
+        self._made: dict[tuple[str, ...], dict[tuple[int, ...], RankGraph]] = {}
+        """Axes whose coordinates a graph follows -> coordinates -> the graph."""
 
     def rank(self, rank: int) -> RankGraph:
-        """The graph of one rank of the mesh."""
-        at = _Rank(rank, self.program.mesh.coordinates(rank), RankGraph(rank, self.phase, [], []))
+        """The graph of one rank of the mesh; ranks that differ along other axes alone share its contents."""
+        coordinates = self.program.mesh.coordinates(rank)
+        for axes, graphs in self._made.items():
+            if (graph := graphs.get(tuple(coordinates[axis] for axis in axes))) is not None:
+                return replace(graph, rank=rank)
+        read = _ReadCoordinates(coordinates)
+        graph = self._specialised(_Rank(read, RankGraph(rank, self.phase, [], [])))
+        self._made.setdefault(tuple(read.axes), {})[tuple(read.axes.values())] = graph
+        return graph
+
+    def _specialised(self, at: _Rank) -> RankGraph:
         self._hold(at)
         nodes: list[Node] = []
         for item in self._items:
@@ -107,7 +118,7 @@ class Specialiser:
 
     def _broadcast(self, at: _Rank, node: Node) -> Sequence[Node]:
         """Only the root gives a Broadcast its inputs."""
-        member = self.program.mesh.index(str(node.attributes["group"]), at.number)
+        member = self.program.mesh.index_at(str(node.attributes["group"]), at.coordinates)
         if not node.inputs or member == node.attributes["root"]:
             return (node,)
         return self._variant((node, "no root"), lambda: [_with(node, [])])
@@ -151,12 +162,30 @@ class Specialiser:
         ]  # fmt: skip
 
 
+class _ReadCoordinates(Mapping[str, int]):
+    """The coordinates of a rank. ``axes``: what was read."""
+
+    def __init__(self, coordinates: Mapping[str, int]) -> None:
+        self._of = coordinates
+        self.axes: dict[str, int] = {}
+
+    def __getitem__(self, axis: str) -> int:
+        self.axes[axis] = self._of[axis]
+        return self._of[axis]
+
+    def __iter__(self) -> Iterator[str]:
+        self.axes.update(self._of)
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+
 @dataclass(slots=True)
 class _Rank:
     """A rank under construction: its nodes so far, and the renamed values."""
 
-    number: int
-    coordinates: dict[str, int]
+    coordinates: _ReadCoordinates
     out: RankGraph
     alias: dict[str, str] = field(default_factory=dict)
     present: set[str] = field(default_factory=set)

@@ -223,9 +223,11 @@ class Mesh:
 
     def index(self, group: str, rank: int) -> int:
         """Index of a rank inside the group."""
-        sizes = dict(self.axes)
-        coordinates = self.coordinates(rank)
-        position = 0
+        return self.index_at(group, self.coordinates(rank))
+
+    def index_at(self, group: str, coordinates: Mapping[str, int]) -> int:
+        """Index of the rank at ``coordinates`` inside the group."""
+        sizes, position = dict(self.axes), 0
         for axis in self.split(group):
             position = position * sizes[axis] + coordinates[axis]
         return position

@@ -137,7 +137,7 @@ class Sharded(HtmlTable):
                 file.writelines(source)
             advance("building the report")  # last: parts of it are found beside the rest
             note = annotations.untold(self.program) if annotate else ""
-            manifest = self.manifest()
+            manifest = replace(self.manifest(), files=dict(files.files))
             proof = self._proof(staged, manifest)
             report = self.report()
             report = replace(report, notes=(*report.notes, note)) if note else report

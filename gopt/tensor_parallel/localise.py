@@ -16,10 +16,10 @@ from gopt.ir.types import TensorType
 from gopt.operators.dims.choices import run_written
 from gopt.operators.dims.elements import axes_of
 from gopt.operators.dims.moves import run_taken
+from gopt.operators.dims.windows import paddings, pads, slices
 from gopt.operators.kinds import CONVOLUTIONS, POOLS, SIZES
 from gopt.records.placements import PARTS, Shard, Sharding
 from gopt.spmd.links import OperatorUse
-from gopt.spmd.links.windows import paddings, pads, slices
 from gopt.spmd.rules import FULL_REDUCTIONS
 from gopt.tensor_parallel.builder import PASS, ExpansionBuilder
 

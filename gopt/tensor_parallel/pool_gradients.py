@@ -14,8 +14,8 @@ from math import prod
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.operator_use import use_of
+from gopt.operators.dims.windows import slices
 from gopt.records.placements import Placement, Ranges, Shard, WindowTerms
-from gopt.spmd.links.windows import slices
 
 _MAPPINGS = frozenset({"AllGather", "AllToAll", "DimSlice", "HaloJoin"})
 """Operators that change nothing but the placement of a value."""

@@ -11,8 +11,8 @@ import numpy as np
 from gopt.ir.graph import Node
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code, numpy_dtype
+from gopt.operators.dims.windows import mean_counts, sliding
 from gopt.spmd.links import OperatorUse
-from gopt.spmd.links.windows import Sliding, sliding
 from gopt.tensor_parallel.builder import ExpansionBuilder
 
 _GLOBAL = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax"}
@@ -143,26 +143,6 @@ def mean_pool(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> Non
     attributes = {**node.attributes, "count_include_pad": 1}
     mean = build.add("AveragePool", node.inputs, f"{root}.padded", type, **attributes)
     build.add("Mul", [mean, factor], out, type)
-
-
-def mean_counts(operator: OperatorUse) -> np.ndarray | None:
-    """Return the correction factor of a mean that counts zeros, for each place of the result; None where windows reach
-    beyond the padding the operator names."""
-    dims = range(2, operator.rank(0))
-    slides = [sliding(operator, dim) for dim in dims]
-    factors = np.ones((1, 1), np.float64)
-    for slide in slides:
-        if slide is None or slide.read(0, slide.made)[1] > slide.length + slide.behind:
-            return None
-        with np.errstate(divide="ignore"):  # a window beside the operand alone has a mean of nothing
-            factors = factors[..., None] * (slide.kernel / _counted(slide))
-    return factors
-
-
-def _counted(slide: Sliding) -> np.ndarray:
-    positions = np.arange(slide.made)[:, None] * slide.stride - slide.pad + np.arange(slide.kernel) * slide.dilation
-    counts: np.ndarray = ((positions >= 0) & (positions < slide.length)).sum(1)
-    return counts
 
 
 def is_training(operator: OperatorUse) -> bool:

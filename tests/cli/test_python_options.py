@@ -35,7 +35,7 @@ RECORDS = {
 """Command -> the fewest words that it takes, its record made of them, and the record with the defaults of Python."""
 ELSEWHERE = {
     "export": {"schedules": "scheduler", "values": "no_values"},
-    "derive": {"optimizer_options": "momentum", "schedule_options": "total_steps"},
+    "derive": {"optimizer_options": "momentum", "schedule_options": "total_steps", "values": "no_values"},
     "run": {"tuning": "no_tuning", "startup": "no_startup"},
     "shard": {"passes": "options", "after_each": "print_after"},
     "split": {

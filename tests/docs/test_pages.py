@@ -10,7 +10,8 @@ import page_blocks
 import pytest
 from helpers import ROOT
 
-PATHS = [ROOT / "README.md", ROOT / "examples/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = (ROOT / "examples/README.md", ROOT / "examples/llama/README.md")
+PATHS = [ROOT / "README.md", *EXAMPLES, *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in PATHS}
 COMMAND = re.compile(r"^\s*\$? ?(gopt [a-z]|python3? |pip |pytest )", re.M)
 
@@ -27,6 +28,7 @@ NOT_RUN = {
     "docs/tests.md": 1,
     "docs/tutorial.md": 1,
     "examples/README.md": 3,
+    "examples/llama/README.md": 1,
 }
 """Blocks of each page that do not run here. A new one needs a reason on the page and a number here."""
 

@@ -113,7 +113,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each(
         "verification.proof.boxes verification.proof.partial_sums verification.proof.exponentials "
         "verification.proof.move_laws verification.proof.sum_laws "
-        "verification.proof.choice_laws "
+        "verification.proof.choice_laws verification.proof.place_laws verification.proof.attributes "
         "verification.proof.calls verification.proof.comparison verification.proof.constants "
         "verification.proof.evaluation verification.proof.expected verification.proof.folder "
         "verification.proof.operators verification.proof.relation verification.proof.relation_file "
@@ -190,7 +190,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("lower.lowered", _RECORDS, "lower/test_layout_operators.py", "lower/test_member_operators.py"),
     **_each(
         "operators.dims.choices operators.dims.elements operators.dims.link operators.dims.moves "
-        "operators.dims.normalise operators.dims.products spmd.links.windows",
+        "operators.dims.normalise operators.dims.products operators.dims.windows spmd.links.windows",
         "families of one table: every operator of it is run whole and split", "spmd/test_links.py",
     ),
     **_each("tensor_parallel.losses", "written by expansions", "tensor_parallel/test_expansions.py"),

@@ -38,6 +38,32 @@ def test_what_is_everywhere_is_made_once(mesh, stage):
         assert sum(node.domain == "gopt.comm" for node in rank.nodes) == len(list(rank.calls))
 
 
+ALIKE = {
+    "stage 2": ("mlp_adamw", "dp=3,shard=2", {"stage": 2}, 2),
+    "micro-steps": ("mlp_adamw", "dp=3,shard=2", {"stage": 3, "accumulate": 2}, 4),
+    "broadcasts": ("mlp_adamw", "dp=3,shard=2", {"partition": "whole", "passes": {"shard": {"style": "broadcast"}}}, 2),
+    "owners": ("mlp_muon", "dp=2,shard=2", {"stage": 1}, 2),
+    "columns": ("mlp_adamw", "dp=2,shard=2,tp=2", {"stage": 2}, 4),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_ranks_that_differ_along_no_axis_of_a_graph_share_what_each_has_alone(name):
+    fixture, mesh, options, contents = ALIKE[name]
+    every = gopt.shard(source(fixture), mesh, **options)
+    assert len({rank.content for rank in every.ranks}) == contents
+    usages = {usage.rank: usage for usage in every.report().ranks}
+    for number, usage in usages.items():
+        alone = gopt.shard(source(fixture), mesh, only_ranks=[number], **options)
+        assert [usage] == list(alone.report().ranks)
+        for mine, own in zip((rank for rank in every.ranks if rank.rank == number), alone.ranks, strict=True):
+            assert [node.to_bytes() for node in mine.nodes] == [node.to_bytes() for node in own.nodes]
+            assert (mine.states, mine.accumulators, mine.types) == (own.states, own.accumulators, own.types)
+            assert {name: value.tolist() for name, value in mine.constants.items()} == {
+                name: value.tolist() for name, value in own.constants.items()
+            }
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_local_lengths_add_up_to_the_bucket(accumulate):
     sharded = gopt.shard(source("mlp_adamw"), WIDE, stage=2, accumulate=accumulate)

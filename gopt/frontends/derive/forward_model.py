@@ -39,7 +39,7 @@ class ForwardModel:
     """A forward model. Every stored value is an input of ``model``, which stays small. ``stored``: constants by name.
 
     ``literals``: former Constant nodes. ``inputs``: inputs fed by a run. ``types``: types of values, as far as inferred
-    by onnx.
+    by onnx. ``values``: weights are stored values, no inputs.
     """
 
     model: ModelProto
@@ -48,9 +48,15 @@ class ForwardModel:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     types: dict[str, TensorType]
+    values: bool
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Stored values, or the inputs where weights have no values."""
+        return self.stored if self.values else {name: Tensor(self.types[name]) for name in self.inputs}
 
 
-def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> ForwardModel:
+def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int], *, values: bool = True) -> ForwardModel:
     """Read a model and set its symbolic dimensions to sizes.
 
     Raises InputError for a damaged file, OptionError for a dimension without a size or an unknown dimension,
@@ -76,7 +82,7 @@ def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> Forwa
     _without_repeated_imports(model)
     inputs = tuple(value.name for value in model.graph.input if value.name not in stored)
     outputs = tuple(value.name for value in model.graph.output)
-    forward = ForwardModel(model, stored, literals, inputs, outputs, {})
+    forward = ForwardModel(model, stored, literals, inputs, outputs, {}, values)
     mend_pools(model, lambda: with_constants(forward, ()))
     _settle_outputs(forward)
     _fold(forward)
@@ -85,10 +91,11 @@ def read_forward(path: str | os.PathLike[str], dims: Mapping[str, int]) -> Forwa
         _fold(forward)
     inferred = onnx.shape_inference.infer_shapes(with_constants(forward, ()), data_prop=True).graph
     types = {value.name: read_type(value.type) for value in (*inferred.input, *inferred.value_info, *inferred.output)}
-    check_batches_fit(types, inputs, BATCHES)
-    if model is not source:
-        values = {name: np.asarray(tensor.numpy()) for name, tensor in stored.items()}
-        check_conversion(source, model, values, {name: types[name] for name in inputs})
+    if values:
+        check_batches_fit(types, inputs, BATCHES)
+    if values and model is not source:
+        arrays = {name: np.asarray(tensor.numpy()) for name, tensor in stored.items()}
+        check_conversion(source, model, arrays, {name: types[name] for name in inputs})
     return replace(forward, types=types)
 
 

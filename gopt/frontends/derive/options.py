@@ -41,7 +41,8 @@ class DeriveOptions:
     ``loss``: a name in LOSSES, or a scalar output of the model. ``optimizer_options``, ``schedule_options``: such as
     ``{"eps": 1e-6}``; missing ones have their defaults. ``dims``: sizes of symbolic dimensions. ``trainable``,
     ``freeze``: patterns of names. ``seed``: of the batches of the check; ``data``: batches of the user instead, as
-    ``gopt run`` reads them, or ''.
+    ``gopt run`` reads them, or ''. ``values``: weights are stored values; else floating inputs, and nothing is
+    confirmed.
     """
 
     loss: str
@@ -65,6 +66,7 @@ class DeriveOptions:
     dims: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
     data: str = ""
+    values: bool = True
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -41,7 +41,8 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
     ``trainable``: only matching constants are trained. ``freeze``: matching constants are not. Raises OptionError for a
     pattern without match, and without any parameter.
     """
-    floats = [name for name, tensor in forward.stored.items() if tensor.type.dtype in FLOATS]
+    weights = forward.weights
+    floats = [name for name, tensor in weights.items() if tensor.type.dtype in FLOATS]
     statistics, excluded = running_statistics(forward), _no_weights(forward)
     patterns = _matching(floats, trainable, "--trainable", statistics)
     requested = frozenset[str]().union(*patterns)
@@ -51,16 +52,16 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
     for name in floats:
         if name in frozen or name in statistics or (requested and name not in requested):
             continue
-        tensor = forward.stored[name]
+        tensor = weights[name]
         if name not in requested and (not tensor.type.shape or not tensor.type.elements or name in excluded):
             continue
-        if name not in requested and _is_mask(tensor):
+        if name not in requested and forward.values and _is_mask(tensor):
             masks.append(name)
             continue
         trained.append(name)
     if masks:
         notes.append(f"not trained, for they look like masks: {_names(masks)} (--trainable NAME trains one)")
-    single = [name for name in trained if forward.stored[name].type.elements == 1 and name not in requested]
+    single = [name for name in trained if weights[name].type.elements == 1 and name not in requested]
     if single:
         notes.append(f"of one element, and trained: {_names(single)} (--freeze what is a constant)")
     tied = _shared(forward, trained)
@@ -70,7 +71,7 @@ def choose(forward: ForwardModel, trainable: Sequence[str], freeze: Sequence[str
         )
     notes += [
         f"{show(one)} and {show(two)} hold equal values: if they are tied, export them as one parameter"
-        for one, two in split_ties(forward, trained)
+        for one, two in split_ties(forward, trained if forward.values else ())
     ]
     inner = _in_bodies(forward)
     if inner:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -59,9 +59,10 @@ def write_step(forward: ForwardModel, options: DeriveOptions) -> Step:
     scale = _scale(model, options, free)
     whole = differentiate(model, loss, choice.trained, scale)
     notes = [*remarks, *mode.notes, *choice.notes, *_unread(choice, whole.unread)]
-    parameters = {name: forward.stored[name] for name in choice.trained if name in whole.gradients}
+    parameters = {name: forward.weights[name] for name in choice.trained if name in whole.gradients}
     if not parameters:
         raise OptionError(f"{show(loss)} depends on no parameter", "choose another --loss, or --trainable")
+    batch = [name for name in batch if name not in parameters]
     writer = StepWriter(whole.model, free)
     if options.loss_scale == DYNAMIC:
         writer.values[scale] = scalar(FIRST_SCALE)
@@ -205,7 +206,7 @@ def _of_batch(graph: Graph, batch: Sequence[str], gradients: Mapping[str, str]) 
 def _store(graph: Graph, forward: ForwardModel, writer: StepWriter) -> None:
     """Store first values of states; a stored value other than a state becomes a constant again."""
     for name, value in {**forward.stored, **writer.values}.items():
-        if name in graph.inputs:
-            graph.initializers[name] = Tensor(graph.inputs[name], value.proto, value.array, value.path, value.offset)
+        if name in graph.inputs and (forward.values or name not in writer.states):
+            graph.initializers[name] = replace(value, type=graph.inputs[name])
             if name not in writer.states:
                 del graph.inputs[name]

@@ -151,7 +151,7 @@ class DerivedUpdate:
             settings = {"weight_decay": decay, "one": 1.0}
             inputs = [narrow[self.rate], name]
             (parameter,) = writer.call(DECOUPLED_DECAY, inputs, [f"{name}.decayed"], settings, dtype)
-        zeros = Tensor(tensor.type, array=np.zeros(tensor.type.dims, numpy_dtype(dtype)))
+        zeros = Tensor(tensor.type, reader=lambda: np.zeros(tensor.type.dims, numpy_dtype(dtype)))
         states = [writer.state(f"{name}.{state}", zeros) for state in rule.states]
         scalars = [narrow[result] for result in results]
         settings = attributes({**rule.options, **self.options.optimizer_options})

@@ -141,6 +141,8 @@ class Boxes(Elements):
             return self.flat(piece for start, stop in selection[0] or () for piece in self.cut(number, start, stop))
         if op == CONCAT and (value := self._only(number, selection)) is not None:
             return self.constant(value, shape)
+        if op == CONCAT and self.sealed and number >= self.of_ranks and (one := self._inside_one(number, selection)):
+            return self.take(*one)
         if op == LINEAR:
             free = self._free(number)
             if any(runs is not None and free[dim] for dim, runs in enumerate(selection)):
@@ -168,6 +170,17 @@ class Boxes(Elements):
                 values.add(self.uniform(operand))
             at += size
         return values.pop() if len(values) == 1 else None
+
+    def _inside_one(self, number: int, selection: Selection) -> Box | None:
+        """The value of a row with all selected elements, and the selection inside the value."""
+        axis, at = cast(int, self.all[number].attributes), 0
+        runs = selection[axis]
+        for operand in self.all[number].operands if runs else ():
+            size = (self._sizes(operand) or ())[axis]
+            if all(at <= start and stop <= at + size for start, stop in runs or ()):
+                return operand, replaced(selection, axis, joined((start - at, stop - at) for start, stop in runs or ()))
+            at += size
+        return None
 
     def selection(self, number: int) -> Selection | None:
         """The taken ranges of an expression."""
@@ -331,27 +344,41 @@ class Boxes(Elements):
             boxes.append(box)
         if not chosen:
             return None
-        values = []
-        for operand, box in zip(operands, boxes):
-            whole = operand if box is None else box[0]
-            front = len(shape) - len(self.shape(whole) or ())
-            for dim, (size, runs) in chosen.items():
-                at = dim - front
-                if at < 0 or (box is not None and box[1][at] is not None) or (self.shape(whole) or ())[at] == 1:
-                    continue
-                moved = self.resized(whole, at, size, runs)
-                if moved is None:
-                    return None
-                whole = moved
-            values.append(whole)
         longer = list(shape)
         selection: list[Runs | None] = [None] * len(shape)
         for dim, (size, runs) in chosen.items():
             longer[dim], selection[dim] = size, runs
-        result = self.elementwise(make, values)
-        if self.shape(result) != tuple(longer):
+        values = self._whole_operands(operands, boxes, chosen, len(shape), spread=False)
+        result = None if values is None else self.elementwise(make, values)
+        if result is not None and self.root(result) >= self.of_ranks and any(shape[dim] == 1 for dim in chosen):
+            spread = self._whole_operands(operands, boxes, chosen, len(shape), spread=True)
+            longest = None if spread in (None, values) else self.elementwise(make, spread or ())
+            result = longest if longest is not None and self.root(longest) < self.of_ranks else result
+        if result is None or self.shape(result) != tuple(longer):
             return None
         return self.take(result, tuple(selection))
+
+    def _whole_operands(
+        self, operands: Sequence[int], boxes: Sequence[Box | None], chosen: Mapping[int, tuple[int, Runs]], rank: int,
+        *, spread: bool,
+    ) -> list[int] | None:  # fmt: skip
+        """The operands of an operator on whole values; ``spread``: an operand of length 1 may be a part of a longer
+        dimension."""
+        values = []
+        for operand, box in zip(operands, boxes):
+            whole = operand if box is None else box[0]
+            front = rank - len(self.shape(whole) or ())
+            for dim, (size, runs) in chosen.items():
+                at = dim - front
+                if at < 0 or (box is not None and box[1][at] is not None):
+                    continue
+                single = (self.shape(whole) or ())[at] == 1
+                moved = None if single and not spread else self.resized(whole, at, size, runs)
+                if moved is None and not single:
+                    return None
+                whole = whole if moved is None else moved
+            values.append(whole)
+        return values
 
     def _mixed(self, operands: Sequence[int]) -> bool:
         """Return whether flat operands have elements of different ranges."""

@@ -27,8 +27,9 @@ ROWS = GATHERS - {"GatherND"}
 def where(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     """The rank's choices along a dimension, and zeros for the rest; or a count."""
     flag, value, otherwise = operands
-    if arrays[0] is not None and shape is not None and (arrays[0].all() or not arrays[0].any()):
-        chosen = value if arrays[0].all() else otherwise
+    decided = reader.table.single(flag) if shape is not None else None
+    if decided is not None:
+        chosen = value if decided else otherwise
         array = reader.table.array(chosen)
         if array is not None and not array.any():
             return reader.expressions.constant(0, shape)

@@ -41,6 +41,7 @@ class Comparison:
         self.expected, self.actual, self.mesh = expected, actual, relation.mesh
         self.words = Words(expressions, expected.names, constants.values)
         self.examples = CounterExamples(expressions, self.training, self.mesh, constants)
+        self.roundings = constants.roundings
         self._nodes: dict[int, dict[int, str]] = {}
         """The first value with a multiple of an expression, for ranks that were asked about."""
 
@@ -65,7 +66,7 @@ class Comparison:
             if claim.verdict is ProofVerdict.PROVEN and not self._complete(claim.name, covered[claim.name]):
                 claims[index] = replace(claim, verdict=ProofVerdict.UNPROVEN)  # a rank would have to hold it
         claims += [*self._shown(), *self._sums(), *self.relation.claims]
-        return RankProof(len(self.actual), claims, len(self.expressions.all))
+        return RankProof(len(self.actual), claims, len(self.expressions.all), dict(self.roundings))
 
     def _shown(self) -> Iterator[Claim]:
         """Losses and metrics of a step, or outputs of a forward model."""

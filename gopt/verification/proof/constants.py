@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from gopt.ir.graph import Graph, Node
 from gopt.ir.tensor import Tensor
-from gopt.ir.types import FLOATS, TensorType
+from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import FLAT, HIGHEST, LOWEST, TAKE, VIEW, Expression, elements
 from gopt.verification.proof.masks import Masks
@@ -41,6 +42,10 @@ class ConstantTable:
         self.origins: dict[int, tuple[Graph, Node, int]] = {}
         """Operators without laws: a node that was read so, and the index of the result."""
         self.masks = Masks(expressions, self.arrays)
+        self.halves: set[tuple[int, str]] = set()
+        """Results of operators of the source in half precision, with the type."""
+        self.roundings: Counter[str] = Counter()
+        """Node -> number of rounded sums of widened halves for a half of the source."""
         self._stored: dict[tuple[str, int, TensorType], tuple[int, Tensor]] = {}
 
     def stored(self, tensor: Tensor) -> int:
@@ -102,6 +107,18 @@ class ConstantTable:
         if (elements(shape) or 0) <= SMALL:
             return self.number(np.broadcast_to(value.reshape(()), shape))
         return self.expressions.leaf("filled", (value.dtype.name, value.tobytes()), shape)
+
+    def single(self, number: int) -> Any:
+        """The value of all elements of a constant; None for several, or for any other expression."""
+        op, attributes, _, _ = expression = self.expressions.all[number]
+        value = self.values.get(expression, self.array(number))
+        if op == "filled":
+            name, data = cast(tuple[str, bytes], attributes)
+            value = np.frombuffer(data, numpy_dtype(name))
+        if value is None or not value.size:
+            return None
+        flat = value.reshape(-1)
+        return flat[0] if bool((flat == flat[0]).all()) else None
 
 
 def taken(array: np.ndarray, selection: Selection) -> np.ndarray:

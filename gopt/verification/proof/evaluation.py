@@ -22,6 +22,7 @@ from gopt.verification.proof.expressions import (
     ADDED,
     CONCAT,
     COUNTED,
+    DIGITS,
     EXTREME_PART,
     FLAT,
     HIGHEST,
@@ -44,6 +45,7 @@ from gopt.verification.proof.expressions import (
     elements,
 )
 from gopt.verification.proof.selections import Runs, positions
+from gopt.verification.proof.window_laws import WINDOWED
 
 Member = Mapping[str, int]
 Leaf = Callable[[Expression, Member], np.ndarray | None]
@@ -146,7 +148,7 @@ class ExpressionValues:
             pairs = list(zip(values, label))  # type: ignore[call-overload]
             if any(dim is not None and array.shape[dim] != size for array, dim in pairs):
                 raise Unevaluable(op)
-            zeros = op.startswith("Gather")
+            zeros = op.startswith("Gather") or (op in WINDOWED and None in label)  # type: ignore[operator]
             values = [array if dim is None else _kept(array, dim, runs, zeros=zeros) for array, dim in pairs]
         rule = _KERNELS.get(op)
         record = operator(op)
@@ -282,6 +284,11 @@ def _added(shape: Any, values: Sequence[np.ndarray]) -> np.ndarray:
     return total
 
 
+def _digits(attributes: Any, values: Sequence[np.ndarray]) -> np.ndarray:
+    outer, rest = np.divmod(values[0], attributes[0])
+    return np.asarray(outer * attributes[1] + rest * attributes[2] + attributes[3])
+
+
 _KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
     LINEAR: _linear,
     PRODUCT: _product,
@@ -307,4 +314,5 @@ _KERNELS: Mapping[str, Callable[[Any, list[np.ndarray]], Any]] = {
     TAKE: lambda selection, values: taken(values[0], selection),
     LOOKED_UP: _looked_up,
     ADDED: _added,
+    DIGITS: _digits,
 }

@@ -12,6 +12,7 @@ from gopt.artifact.manifest import LocalState
 from gopt.artifact.pieces import Piece
 from gopt.collectives.layout import HALVES
 from gopt.ir.graph import Graph
+from gopt.operators.kinds import CASTS
 from gopt.records.boxes import ranges_of
 from gopt.runtime.inlined_functions import inlined
 from gopt.verification.lockstep import with_reduced_statistics, with_shared_means
@@ -148,6 +149,11 @@ class Specification:
             (results,) = Members(self.expressions, axes, all_coordinates).call(node, [operands])
             sweep.values.update(zip(node.outputs, results or ()))
             sweep.at += 1
+        for node in graph.nodes:
+            for name in node.outputs if not node.is_in(CASTS) else ():
+                if name and graph.type_of(name).dtype in HALVES:
+                    made = self.expressions.root(sweep.values[name]), graph.type_of(name).dtype
+                    self.constants.halves.add(made)
         return dict(sweep.values)
 
     def _gradients(self, local: Values) -> Values:

@@ -42,6 +42,8 @@ LOWEST, HIGHEST = "lowest", "highest"
 """Leaves that are below, or above, every value of their type."""
 LOOKED_UP, ADDED = "rows", "rows added"
 """Rows of a table by number; a table of zeros with rows added to it."""
+DIGITS = "digits"
+"""Whole numbers taken apart by a step, and put together with another one."""
 _FINITE = frozenset({
     "one", STATE, INITIAL, "batch", "input", "sum so far", "draw", LINEAR, PRODUCT, VIEW, FLAT, TAKE, TOTAL, REDUCED,
     LARGEST, SMALLEST, SUM, EXP, EXTREME_PART, LOOKED_UP, ADDED, "permuted", "round", "cast", "on member", "gathered",

@@ -13,12 +13,12 @@ from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.manifest_check import check_all_ranks, read_manifest
 from gopt.artifact.path_diagnostics import check_folder
 from gopt.artifact.pieces import Piece
-from gopt.errors import InputError, UnsupportedError
+from gopt.errors import InputError
 from gopt.ir.alike_files import AlikeFiles
 from gopt.ir.graph import Graph
 from gopt.ir.opaque.expand import expand
 from gopt.records.boxes import box_elements
-from gopt.records.mesh import SPACE, Mesh
+from gopt.records.mesh import Mesh
 from gopt.runtime.inlined_functions import inlined
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
@@ -42,22 +42,11 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
     check_files(home, manifest.files)
     if manifest.parameter_server is not None:
         check_rounds(manifest.parameter_server)
-    check_windows(manifest)
     check_all_ranks(manifest, home)
     advance("reading the source")
     training, _ = source_training(home, None, manifest, mesh)
     check_roles(manifest, training, home)
     return ranks_relation(home, manifest, training, mesh, advance)
-
-
-def check_windows(manifest: Manifest) -> None:
-    """Raise UnsupportedError for places of images on several ranks."""
-    spatial = [axis for axis in SPACE if axis in (manifest.split or ())]
-    if spatial:
-        raise UnsupportedError(
-            f"ranks share places of images along {', '.join(spatial)}: gopt prove has no laws of windows",
-            _NUMBERS,
-        )
 
 
 def ranks_relation(

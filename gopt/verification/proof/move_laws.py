@@ -10,10 +10,10 @@ import numpy as np
 from gopt.ir.constant_folding import constant_array
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS, dtype_name, numpy_dtype
-from gopt.operators.kinds import CASTS
+from gopt.operators.kinds import CASTS, SUMS
 from gopt.verification.proof.constants import Arrays, simplest
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import Shape, applied, broadcast, elements
+from gopt.verification.proof.expressions import PARTED, Shape, applied, broadcast, elements
 from gopt.verification.proof.selections import Runs, along
 
 if TYPE_CHECKING:
@@ -40,9 +40,26 @@ def cast(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays
         return None
     if to in EXACT.get(source, ()):
         reader.widened[node.outputs[0]] = reader.widened.get(node.inputs[0], source)
-    if reader.widened.get(node.inputs[0]) == to:
+    if reader.widened.get(node.inputs[0]) == to or _rounded_sum(reader, node, operands[0], to):
         return operands[0]
     return as_type(reader.expressions, operands[0], source, to)
+
+
+def _rounded_sum(reader: NodeReader, node: Node, number: int, to: str) -> bool:
+    """Return whether a cast rounds a rank's sum of widened halves to a half of the source."""
+    expressions, box = reader.expressions, reader.expressions.box(number)
+    whole = number if box is None else box[0]
+    if expressions.all[whole].op == PARTED:
+        (total,) = expressions.all[whole].operands
+        box = expressions.box(total if box is None else expressions.take(total, box[1]))
+        whole = total if box is None else box[0]
+    if not expressions.sealed or (expressions.root(whole), to) not in reader.table.halves:
+        return False
+    adder = reader.producers.get(node.inputs[0])
+    if adder is None or not adder.is_in(SUMS) or any(reader.widened.get(name) != to for name in adder.inputs):
+        return False
+    reader.table.roundings[node.label] += 1
+    return True
 
 
 def reshape(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:

@@ -6,11 +6,9 @@ from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache
-from typing import Any
+from functools import cached_property
 
 import numpy as np
-import onnx
 
 from gopt.ir.constant_folding import as_folded, measured
 from gopt.ir.graph import Graph, Node
@@ -19,7 +17,8 @@ from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.operators.dims.link import DimFactor, DimFactors, OperatorUse
 from gopt.operators.kinds import CASTS, COPIES, PARTS, RESHAPES, RESIZES, SIZES
 from gopt.operators.operator import Operator, Slope
-from gopt.verification.proof import choice_laws, move_laws, sum_laws
+from gopt.verification.proof import choice_laws, move_laws, place_laws, sum_laws, window_laws
+from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.boxes import Box
 from gopt.verification.proof.constants import SMALL, Arrays, ConstantTable
 from gopt.verification.proof.exponentials import Expressions
@@ -46,6 +45,11 @@ class NodeReader:
         self.widened: MutableMapping[str, str] = {}
         """Value behind a cast to a wider type -> the type before: the cast back rounds nothing."""
 
+    @cached_property
+    def producers(self) -> Mapping[str, Node]:
+        """Value -> the node that makes it."""
+        return self.graph.producers()
+
     def follow(self, leader: NodeReader) -> None:
         """Know the casts that a reader of the same nodes has read."""
         self.widened = ChainMap({}, leader.widened)
@@ -62,6 +66,8 @@ class NodeReader:
         front = len(present) == len(operands) or None not in operands[: len(present)]
         if front and node.domain in ("", "ai.onnx") and not node.captures:
             results = self._by_law(node, present, shapes)
+            if results is None:
+                results = window_laws.results(self, node, present, shapes)
             if results is None:
                 results = self._of_parts(node, present, shapes)
             if results is not None:
@@ -316,7 +322,14 @@ _RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Arrays, Shape], 
     **dict.fromkeys(COPIES, move_laws.cast),
     **dict.fromkeys(RESHAPES, move_laws.reshape),
     **dict.fromkeys(sum_laws.JOINED, sum_laws.extreme),
+    "Add": place_laws.added,
+    "Sub": place_laws.subtracted,
+    "Mul": place_laws.multiplied,
+    "Div": place_laws.divided,
+    "Less": place_laws.below,
     "Gemm": sum_laws.gemm,
+    window_laws.SPREADING: window_laws.transposed,
+    window_laws.MEAN: window_laws.mean,
     "Softmax": sum_laws.softmax,
     "LogSoftmax": sum_laws.log_softmax,
     "Gather": choice_laws.gather,
@@ -332,31 +345,3 @@ _RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Arrays, Shape], 
     "Where": choice_laws.where,
     "ConstantOfShape": move_laws.fill,
 }
-
-
-def frozen(node: Node) -> Hashable:
-    """The attributes of a node, for comparing: without defaults."""
-    defaults = _defaults(node.op_type) if node.domain in ("", "ai.onnx") else {}
-    pairs = ((name, _frozen(value)) for name, value in node.attributes.items())
-    return tuple(sorted(pair for pair in pairs if defaults.get(pair[0]) != pair))
-
-
-@cache
-def _defaults(op_type: str) -> dict[str, tuple[str, Hashable]]:
-    """The common defaults of attributes of all versions of an operator."""
-    schemas = [schema for schema in onnx.defs.get_all_schemas_with_history() if schema.name == op_type]
-    result: dict[str, tuple[str, Hashable]] = {}
-    for schema in schemas:
-        for name, attribute in schema.attributes.items():
-            value = onnx.helper.get_attribute_value(attribute.default_value) if attribute.default_value.name else None
-            pair = name, _frozen(value.decode() if isinstance(value, bytes) else value)
-            if result.setdefault(name, pair) != pair:
-                result[name] = name, object()
-    return {name: pair for name, pair in result.items() if pair[1] is not None}
-
-
-def _frozen(value: Any) -> Hashable:
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_frozen, value))
-    hashable: Hashable = value.SerializeToString(deterministic=True) if hasattr(value, "SerializeToString") else value
-    return hashable

@@ -5,11 +5,11 @@ whole operands with the terms at some positions alone."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TypeAlias, cast
 
-from gopt.verification.proof.boxes import Boxes
+from gopt.verification.proof.boxes import Box, Boxes
 from gopt.verification.proof.expressions import (
     EXTREME_PART,
     FLAT,
@@ -28,7 +28,17 @@ from gopt.verification.proof.expressions import (
     Shape,
     elements,
 )
-from gopt.verification.proof.selections import Runs, Selection, Sizes, length, merged, normal, replaced
+from gopt.verification.proof.selections import (
+    Runs,
+    Selection,
+    Sizes,
+    length,
+    merged,
+    normal,
+    positions,
+    replaced,
+    sizes_of,
+)
 
 Addend: TypeAlias = tuple[Coefficient, int, int, tuple[Part, ...]]
 """A coefficient, an expression, the sum in the expression, and the present terms."""
@@ -51,6 +61,56 @@ class PartialSums(Boxes):
     def __init__(self, extents: dict[str, int]) -> None:
         super().__init__(extents)
         self._sums: dict[tuple[int, tuple[int, ...], bool], tuple[int, int | None]] = {}
+        self.reaches: dict[int, Callable[[Hashable, Selection], Runs | None]] = {}
+        """Sum -> the positions of an index with a term in selected elements; None for an index without such a rule."""
+
+    def take(self, number: int, selection: Selection) -> int:
+        op, attributes, operands, _ = self.all[number]
+        if op == PARTED and operands[0] in self.reaches and operands[0] == attributes[0]:  # type: ignore[index]
+            return self._reached(operands[0], attributes[1], selection)  # type: ignore[index]
+        return super().take(number, selection)
+
+    def concatenated(self, numbers: Sequence[int], axis: int) -> int:
+        parts = [self._base(number) for number in numbers]
+        lead = next((at for at, part in enumerate(parts) if part is not None and self._sum_at(numbers[at], part)), None)
+        part = None if lead is None else parts[lead]
+        if part is None or lead is None or len(numbers) < 2:
+            return super().concatenated(numbers, axis)
+        (whole, selection), sizes = part, self._sizes(part[0]) or ()
+        lengths = [(self._sizes(number) or ())[axis] for number in numbers]
+        front = selection[axis] or ((0, sizes[axis]),)
+        at = front[0][0] - sum(lengths[:lead])
+        row = []
+        for number, count in zip(numbers, lengths):
+            chosen = replaced(selection, axis, ((at, at + count),))
+            absent = self.uniform(number) == 0 and self._unreached(whole, axis, chosen, self._sizes(number) or ())
+            row.append(super().take(whole, normal(chosen, sizes)) if absent else number)
+            at += count
+        return super().concatenated(row, axis)
+
+    def _sum_at(self, number: int, part: Box) -> bool:
+        """Return whether a part of a sum has the shape of the selection."""
+        return part[0] in self.reaches and sizes_of(part[1], self._sizes(part[0]) or ()) == self._sizes(number)
+
+    def _unreached(self, whole: int, axis: int, selection: Selection, shape: Sizes) -> bool:
+        """Return whether selected elements of a sum have no term: zeros."""
+        sizes = self._sizes(whole) or ()
+        (low, high), *_ = selection[axis] or ((0, 0),)
+        inside = 0 <= low < high <= sizes[axis] and sizes_of(selection, sizes) == shape
+        return inside and self.reaches[whole]((axis, None), selection) == ()
+
+    def _reached(self, core: int, parts: Sequence[Part], selection: Selection) -> int:
+        """Selected elements of a sum with some terms: zeros without a term in the selection, whole values with all
+        terms of the selection."""
+        number = core
+        for label, size, runs in parts:
+            reaching = self.reaches[core](label, selection)
+            present = set(positions(runs))
+            if reaching is not None and present.isdisjoint(positions(reaching)):
+                return self.linear({}, sizes_of(selection, self._sizes(core) or ()))
+            if reaching is None or not present.issuperset(positions(reaching)):
+                number = self.parted(number, core, label, size, runs)
+        return super().take(number, selection)
 
     def parted_extreme(self, op: str, number: int, core: int, part: Part) -> int:
         """The extreme of some positions, for the extreme of all positions."""

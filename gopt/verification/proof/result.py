@@ -57,11 +57,15 @@ class Claim:
 
 @dataclass(slots=True)
 class RankProof(HtmlTable):
-    """Result of a proof: ``claims``, states first. ``expressions``: the number of different expressions."""
+    """Result of a proof: ``claims``, states first. ``expressions``: the number of different expressions.
+
+    ``roundings``: node -> number of rounded sums of widened halves for a half of the source; ranks with the same
+    operands count once."""
 
     ranks: int
     claims: list[Claim] = field(default_factory=list)
     expressions: int = 0
+    roundings: dict[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         counts = Counter(claim.verdict.value for claim in self.claims)
@@ -97,5 +101,5 @@ class RankProof(HtmlTable):
         claims = [asdict(claim) | {"verdict": claim.verdict.value} for claim in self.claims]
         return {
             "format": "gopt-proof/1", "proven": self.proven, "verdict": self.verdict.value, "ranks": self.ranks,
-            "expressions": self.expressions, "claims": claims,
+            "expressions": self.expressions, "roundings": self.roundings, "claims": claims,
         }  # fmt: skip

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
+import gopt
 from gopt.errors import OptionError
 from gopt.frontends.derive.derive import Derived, derive
 from gopt.frontends.derive.options import DeriveOptions
@@ -113,3 +114,19 @@ def test_another_output_may_have_any_size(tmp_path: Path):
     feeds = {"x": x, "target": x, "lr": np.zeros((), np.float32)}
     y, k = onnxruntime.InferenceSession(made.model).run(["y", "k"], feeds)
     np.testing.assert_array_equal(k, np.nonzero(y))
+
+
+def test_without_values_inputs_are_trained(tmp_path: Path) -> None:
+    """The states are fed; what is frozen is an input of the batch."""
+    head = '<ir_version: 10, opset_import: ["" : 23]>'
+    inputs, text = "float[4,3] x, float[3,3] w, float[3] scale", "h = MatMul(x, w) s = Tanh(h) y = Mul(s, scale)"
+    onnx.save(onnx.parser.parse_model(f"{head}\ng ({inputs}) => (float[4,3] y) {{ {text} }}"), tmp_path / "fed.onnx")
+    options = DeriveOptions(loss="mse", optimizer="momentum", values=False, freeze=("x",))
+    made = derive(tmp_path / "fed.onnx", tmp_path / "step.onnx", options)
+    assert made.confirmed == 0 and any("no gradient is confirmed" in note for note in made.notes)
+    assert set(roles(made)["batch"]) == {"x", "target"}
+    assert set(roles(made)["states"]) == {"w", "scale", "w.momentum_buffer", "scale.momentum_buffer"}
+    graph = onnx.load(made.model).graph
+    assert not {tensor.name for tensor in graph.initializer} & {value.name for value in graph.input}
+    gopt.shard(made.model, 2).write(tmp_path / "ranks")
+    assert gopt.verify(tmp_path / "ranks").equal

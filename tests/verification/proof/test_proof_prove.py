@@ -52,9 +52,18 @@ SPLIT_SETS: dict[str, list[str]] = {
     "three axes": ["--mesh", "dp=2,shard=2,tp=2", "--stage", "3"],
     "buckets of parts": ["--mesh", "shard=2,tp=2"],
     "micro-steps of parts": ["--mesh", "dp=2,tp=2", "--accumulate", "2"],
+    "rows": ["--mesh", "h=2"],
+    "columns": ["--mesh", "w=2"],
+    "uneven rows": ["--mesh", "h=3"],
+    "rows and columns": ["--mesh", "h=2,w=2"],
+    "data and rows": ["--mesh", "dp=2,h=2"],
+    "rows and channels": ["--mesh", "h=2,tp=2"],
 }
-OPEN = {("families/vit_mom", kind) for kind in ("sequence", "tokens", "heads")}
-"""Folders that the laws do not decide: windows of patches."""
+OPEN = {
+    *(("families/vit_mom", kind) for kind in ("sequence", "tokens", "heads")),
+    ("cnn_sgd", "rows and channels"), ("cnn_mom_fp16", "rows and channels"),
+}  # fmt: skip
+"""Folders that the laws do not decide: patches along tokens, gathered columns of a part."""
 NAMES = sorted(
     str(path.relative_to(FIXTURES))[:-5] for path in FIXTURES.rglob("*.onnx") if "ort" not in path.parent.name
 )
