@@ -87,8 +87,8 @@ class _LoadedFile:
         """The values that the first nodes make, and other values that they read."""
         if count not in self._names:
             front = self.graph.nodes[:count]
-            made = {name for node in front for name in node.outputs if name}
-            self._names[count] = made, {name for node in front for name in node.reads if name} - made
+            produced = {name for node in front for name in node.outputs if name}
+            self._names[count] = produced, {name for node in front for name in node.reads if name} - produced
         return self._names[count]
 
 
@@ -135,15 +135,15 @@ class AlikeFiles:
 def _alike(path: str, parts: _Bytes, like: _LoadedFile, count: int) -> Graph | None:
     """The graph of a file with the first ``count`` nodes of a loaded one; None where their types might differ."""
     graph = like.graph
-    same = parts.rest == like.parts.rest
+    equal = parts.rest == like.parts.rest
     with naming(path), gc_paused():
         model = ModelProto.FromString(parts.header)
         if _without_metadata(model) != _without_metadata(graph.header):
             return None
-        rest = GraphProto.FromString(b"" if same else parts.rest)
+        rest = GraphProto.FromString(b"" if equal else parts.rest)
         values = GraphProto.FromString(parts.values)
         symbols = SymbolTable(None)
-        inputs = dict(graph.inputs) if same else read_inputs(rest, symbols)
+        inputs = dict(graph.inputs) if equal else read_inputs(rest, symbols)
         stored = read_initializers(values, inputs, symbols, DataFolder(path))
         types = dict(decoded(rest.value_info, lambda info: declared(info, f"value {info.name!r}")))
     before = {name: tensor.type for name, tensor in stored.items()} | inputs
@@ -151,16 +151,16 @@ def _alike(path: str, parts: _Bytes, like: _LoadedFile, count: int) -> Graph | N
         return None
     result = replace(graph, inputs=inputs, initializers=stored, header=header_of(model),
                      metadata={entry.key: entry.value for entry in model.metadata_props})  # fmt: skip
-    if same and count == len(graph.nodes) == len(parts.ends):
+    if equal and count == len(graph.nodes) == len(parts.ends):
         return result if inputs == graph.inputs and stored.keys() == graph.initializers.keys() else None
     rest.MergeFrom(GraphProto.FromString(parts.nodes[like.parts.ends[count - 1] :]))
-    rest.MergeFrom(values if not same else GraphProto.FromString(parts.rest + parts.values))
-    made, _ = like.names(count)
-    tail = _tail(path, model, rest, made, {**graph.types, **before})
+    rest.MergeFrom(values if not equal else GraphProto.FromString(parts.rest + parts.values))
+    produced, _ = like.names(count)
+    tail = _tail(path, model, rest, produced, {**graph.types, **before})
     if tail is None:
         return None
     result.nodes, result.outputs = [*graph.nodes[:count], *tail.nodes], tail.outputs
-    result.types = {name: type for name, type in graph.types.items() if name in made} | tail.types
+    result.types = {name: type for name, type in graph.types.items() if name in produced} | tail.types
     return result
 
 
@@ -170,10 +170,10 @@ def _same_front(
 ) -> bool:  # fmt: skip
     """Return whether the types of a file's front nodes are those of a loaded file; equal stored values are shared."""
     graph = like.graph
-    made, read = like.names(count)
+    produced, read = like.names(count)
     if any(name not in before or graph.types.get(name) != before[name] for name in read):
         return False
-    if any(name in made and graph.types.get(name) != type for name, type in declared_types.items()):
+    if any(name in produced and graph.types.get(name) != type for name, type in declared_types.items()):
         return False
     front = set(map(id, graph.nodes[:count]))
     for name, tensor in stored.items():
@@ -190,14 +190,14 @@ def _same_front(
 
 
 def _tail(
-    path: str, model: ModelProto, rest: GraphProto, made: Collection[str], types: Mapping[str, TensorType]
+    path: str, model: ModelProto, rest: GraphProto, produced: Collection[str], types: Mapping[str, TensorType]
 ) -> Graph | None:
     """The graph of the nodes behind the front, with values of the front as inputs; None where a shape may follow from a
     number in the front. ``rest``: the file without the front."""
     readers: dict[str, list[NodeProto]] = {}
     for node in rest.node:
         for name in node.input:
-            if name in made:
+            if name in produced:
                 readers.setdefault(name, []).append(node)
         if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
             return None  # a body may read any value
@@ -212,8 +212,8 @@ def _tail(
         if type.dtype not in FLOATS and not all(node.op_type in CASTS for node in nodes):
             return None
         file.graph.input.append(value_info(name, type))
-    refill(file.graph.value_info, [info for info in rest.value_info if info.name not in made])
-    refill(file.graph.output, [info for info in rest.output if info.name not in made])
+    refill(file.graph.value_info, [info for info in rest.value_info if info.name not in produced])
+    refill(file.graph.output, [info for info in rest.output if info.name not in produced])
     with naming(path), gc_paused():
         tail = checked_graph(ModelFile(file.SerializeToString(deterministic=True)), path, own=True)
     border = dict(decoded(rest.output, lambda info: declared(info, f"output {info.name!r}")))
