@@ -37,7 +37,8 @@ SPLIT = (
     Recipe("families/t5_adamw", "sp=2"), Recipe("real/mlp_adafactor", "tp=2"),
     Recipe("mlp_adamw_fp16_scaler", "shard=2,tp=2"), Recipe("optim/clip_global", "tp=2"),
     Recipe("real/bert_tiny", "tp=2"), Recipe("cases/losses/c18_aux", "ep=2"), Recipe("cases/losses/gan_out_d", "tp=3"),
-    Recipe("cases/roles/centre_loss", "tp=3"),
+    Recipe("cases/roles/centre_loss", "tp=3"), Recipe("gpt_adamw", "tp=2,cp=2"),
+    Recipe("families/t5_adamw", "tp=2,sp=2"), Recipe("families/moe_adamw", "ep=2,cp=2"),
 )  # fmt: skip
 OTHER_REDUCTION = {b"mean": b"sum", b"sum": b"mean", b"max": b"min"}
 

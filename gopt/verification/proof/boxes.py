@@ -14,6 +14,7 @@ from gopt.verification.proof.expressions import (
     CONCAT,
     FLAT,
     LINEAR,
+    PARTED,
     TAKE,
     VIEW,
     Coefficient,
@@ -26,6 +27,7 @@ from gopt.verification.proof.selections import (
     Selection,
     Sizes,
     along,
+    flattened,
     inside,
     joined,
     length,
@@ -111,6 +113,23 @@ class Boxes(Elements):
             return operands[0], rows
         whole, selection = self._base(operands[0]) or (0, ())
         return whole, tuple(map(inside, selection, rows))
+
+    def alike(self, number: int, second: int) -> bool:
+        """Return whether two expressions are the same elements of a value, in one shape."""
+        if number == second or self.shape(number) != self.shape(second):
+            return number == second
+        ranges = self._ranges(number)
+        return ranges is not None and ranges == self._ranges(second)
+
+    def _ranges(self, number: int) -> tuple[int, Runs] | None:
+        """A value and the ranges of the elements in a part, in row-major order; None for many, or for no part."""
+        root = self.root(number)
+        op, spans, operands, _ = self.all[root]
+        if op == FLAT and len(set(operands)) == 1 and self.all[operands[0]].op != TAKE:
+            return operands[0], joined(cast(Runs, spans))
+        whole, selection = self._base(root) or (root, ())
+        runs = flattened(selection, self._sizes(whole) or ()) if selection else None
+        return None if runs is None else (self.root(whole), runs)
 
     # --- boxes ---
 
@@ -215,22 +234,28 @@ class Boxes(Elements):
         return next(iter(self._in_shape(whole, selection, number).items()), None)
 
     def _shapes_of(self, number: int) -> Iterable[Sizes]:
-        """The shapes of a value in the source."""
-        return self._shapes.get(self.root(number), ())
+        """The shapes of a value in the source, also of some terms of a sum there."""
+        root = self.root(number)
+        if self.all[root].op == PARTED:
+            return self._shapes_of(self.all[root].operands[0])
+        return self._shapes.get(root, ())
 
     def boxes(self, number: int) -> Iterator[Box]:
-        """The box of a part; of a part with dimensions of length 1 also of the whole value in other shapes of the
-        source."""
+        """The box of a part; of a part with dimensions of length 1 also of the whole value in other shapes, those of
+        the source in front."""
         box = self.box(number)
         if box is None:
             return
         yield box
         whole, selection = box
         shape, part = self._sizes(whole) or (), self._sizes(number) or ()
-        for sizes in self._shapes_of(whole) if 1 in part else ():
+        if 1 not in part:
+            return
+        for sizes in self._shapes_of(whole):
             chosen = through(shape, selection, sizes) if sizes != shape and len(sizes) == len(part) else None
             if chosen is not None and sizes_of(chosen, sizes) == part:
                 yield self.view(whole, sizes), chosen
+        yield from ((self.view(whole, sizes), chosen) for sizes, chosen in wholes(shape, selection, part))
 
     def _smallest(self, whole: int, selection: Selection, shape: Sizes) -> Box | None:
         """The smallest part taken by the source of a value that contains a selection."""
@@ -381,11 +406,12 @@ class Boxes(Elements):
         return values
 
     def _mixed(self, operands: Sequence[int]) -> bool:
-        """Return whether flat operands have elements of different ranges."""
+        """Return whether flat operands have elements of different ranges, or of values of different sizes."""
         roots = [self.root(operand) for operand in operands]
         if any(self.all[root].op == TAKE for root in roots):
             return True
-        return len({self.all[root].attributes for root in roots if self.all[root].op == FLAT}) > 1
+        flat = [self.all[root] for root in roots if self.all[root].op == FLAT]
+        return len({(row.attributes, *map(self.elements, row.operands)) for row in flat}) > 1
 
     def concatenated(self, numbers: Sequence[int], axis: int) -> int:
         """Values in a row along an axis."""
@@ -400,6 +426,9 @@ class Boxes(Elements):
             return numbers[0]
         values = {self.uniform(number) for number in numbers}
         shape = (*(rest_shape or ())[:axis], sum(filter(None, before)), *(rest_shape or ())[axis:])
+        mixed = any(len({root for root, _, _ in self.pieces(number)}) > 1 for number in numbers)
+        if len(shape) == 1 or (mixed and prod(shape[:axis]) == 1):
+            return self.view(self.flat(piece for number in numbers for piece in self.pieces(number)), shape)
         if len(values) == 1 and None not in values:
             return self.constant(values.pop() or 0, shape)
         choices = [self._raw(number) for number in numbers]
@@ -409,6 +438,10 @@ class Boxes(Elements):
                 if result is not None:
                     return result
         result = self._joined_boxes(numbers, [self.box(number) for number in numbers], axis)
+        rows = [dict(self.boxes(number)) for number in numbers] if result is None else []
+        for whole in rows[0] if rows else ():
+            if result is None and all(whole in row for row in rows):
+                result = self._joined_boxes(numbers, [(whole, row[whole]) for row in rows], axis)
         if result is None:
             result = self._number(CONCAT, axis, tuple(numbers), shape)
             if values != {None} and prod(shape[:axis]) == 1:

@@ -187,4 +187,8 @@ def _flags_rows(reader: NodeReader, node: Node, flag: int, updates: int, positio
     if "Elements" in node.op_type:
         return flags == masked and elements(flags) == elements(indices)
     after = expressions.shape(updates) or ()
+    if indices[-1:] == (1,) and elements(after) == elements(indices):  # rows of a single element
+        return elements(flags) == elements(masked) == elements(after)
+    if elements(indices) == 1 == elements(flags):  # a single row
+        return elements(masked) == elements(after)
     return indices[-1:] == (1,) and masked == after and flags == (*indices[:-1], *[1] * (len(after) - len(indices) + 1))

@@ -42,10 +42,10 @@ class ConstantTable:
         self.origins: dict[int, tuple[Graph, Node, int]] = {}
         """Operators without laws: a node that was read so, and the index of the result."""
         self.masks = Masks(expressions, self.arrays)
-        self.halves: set[tuple[int, str]] = set()
-        """Results of operators of the source in half precision, with the type."""
+        self.halves: dict[tuple[int, str], set[int]] = {}
+        """Results of operators of the source in half precision, with the type -> the operands."""
         self.roundings: Counter[str] = Counter()
-        """Node -> number of rounded sums of widened halves for a half of the source."""
+        """Node -> number of rounded values of widened halves for a half of the source."""
         self._stored: dict[tuple[str, int, TensorType], tuple[int, Tensor]] = {}
 
     def stored(self, tensor: Tensor) -> int:
@@ -75,6 +75,11 @@ class ConstantTable:
         if array.size <= SMALL and array.dtype.kind in "iub":
             self.arrays[number] = array
         return number
+
+    def is_constant(self, number: int) -> bool:
+        """Return whether an expression is a stored value or a single number."""
+        constant = self.expressions.uniform(number) is not None or number in self.arrays
+        return constant or self.expressions.all[number] in self.values
 
     def array(self, number: int) -> np.ndarray | None:
         """The value of a small constant, or of a part of a constant."""

@@ -153,7 +153,8 @@ class Specification:
             for name in node.outputs if not node.is_in(CASTS) else ():
                 if name and graph.type_of(name).dtype in HALVES:
                     made = self.expressions.root(sweep.values[name]), graph.type_of(name).dtype
-                    self.constants.halves.add(made)
+                    read = {self.expressions.root(sweep.values[operand]) for operand in node.reads}
+                    self.constants.halves.setdefault(made, set()).update(read)
         return dict(sweep.values)
 
     def _gradients(self, local: Values) -> Values:

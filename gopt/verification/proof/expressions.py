@@ -188,7 +188,7 @@ class Elements:
             self._ranged.append((count != 1 or inner == FLAT) and not plain)
             self._direct.append(op not in (VIEW, FLAT, TAKE))
             traits = _SOME_ELEMENTS if op == TOTAL and attributes else _TRAITS.get(op, 0)
-            for operand in operands if op in (LINEAR, VIEW, TAKE) else ():
+            for operand in operands if op in (LINEAR, VIEW, TAKE, FLAT) else ():
                 traits |= self._traits[operand]
             self._traits.append(traits)
         return number

@@ -12,9 +12,10 @@ from gopt.errors import GoptError
 from gopt.ir.types import numpy_dtype
 from gopt.operators.table import operator
 from gopt.verification.proof.boxes import Box, Boxes
-from gopt.verification.proof.expressions import VIEW
+from gopt.verification.proof.expressions import LARGEST, SMALLEST, VIEW
 from gopt.verification.proof.selections import Runs, flattened, joined
 
+_JOINED: Mapping[str, np.ufunc] = {LARGEST: np.maximum, SMALLEST: np.minimum}
 LARGEST_DIMENSION = 1 << 22
 """Positions of a dimension up to which a mask is evaluated."""
 
@@ -84,10 +85,12 @@ class Masks:
 
     def _function(self, number: int) -> Callable[[list[np.ndarray]], np.ndarray] | None:
         """An elementwise operator on whole numbers and flags."""
-        op, attributes, _, _ = self.expressions.all[number]
+        op, attributes, operands, _ = self.expressions.all[number]
         record = operator(op)
         if op == VIEW:
             return lambda values: values[0]
+        if op in _JOINED and not any(attributes) and all(self.expressions.elements(row) == 1 for row in operands):  # type: ignore[arg-type]
+            return lambda values: np.asarray(_JOINED[op].reduce(values))
         if op == "cast":
             return lambda values: values[0].astype(numpy_dtype(attributes[1]))  # type: ignore[index]
         if not record.elementwise or record.kernel is None or attributes:

@@ -40,7 +40,10 @@ def cast(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays
         return None
     if to in EXACT.get(source, ()):
         reader.widened[node.outputs[0]] = reader.widened.get(node.inputs[0], source)
-    if reader.widened.get(node.inputs[0]) == to or _rounded_sum(reader, node, operands[0], to):
+    if reader.widened.get(node.inputs[0]) == to:
+        return operands[0]
+    if _rounded_sum(reader, node, operands[0], to) or _written_out(reader, node, operands[0], to):
+        reader.table.roundings[node.label] += 1
         return operands[0]
     return as_type(reader.expressions, operands[0], source, to)
 
@@ -56,10 +59,30 @@ def _rounded_sum(reader: NodeReader, node: Node, number: int, to: str) -> bool:
     if not expressions.sealed or (expressions.root(whole), to) not in reader.table.halves:
         return False
     adder = reader.producers.get(node.inputs[0])
-    if adder is None or not adder.is_in(SUMS) or any(reader.widened.get(name) != to for name in adder.inputs):
-        return False
-    reader.table.roundings[node.label] += 1
-    return True
+    return adder is not None and adder.is_in(SUMS) and all(reader.widened.get(name) == to for name in adder.inputs)
+
+
+def _written_out(reader: NodeReader, node: Node, number: int, to: str) -> bool:
+    """Return whether a cast rounds what a rank computes of the widened operands of an operator, for the operator's half
+    in the source."""
+    whole, _ = reader.expressions.box(number) or (number, ())
+    read = reader.table.halves.get((reader.expressions.root(whole), to)) if reader.expressions.sealed else None
+    names, visited = [node.inputs[0]], set[str]()
+    while names and read is not None:
+        name = names.pop()
+        made, value = reader.producers.get(name), reader.values.get(name)
+        if name in visited or (value is not None and reader.table.is_constant(value)):
+            continue
+        visited.add(name)
+        if reader.widened.get(name) == to and value is not None:
+            operand, _ = reader.expressions.box(value) or (value, ())
+            if reader.expressions.root(operand) not in read:
+                return False
+        elif made is None or made.is_in(CASTS) or made.captures:
+            return False
+        else:
+            names += made.reads
+    return read is not None
 
 
 def reshape(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
@@ -163,10 +186,21 @@ def split(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Seque
 
 
 def concat(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    shapes = [reader.expressions.shape(operand) for operand in operands]
-    if all(elements(size) is not None and len(size or ()) == 1 for size in shapes):
-        return reader.expressions.flat(piece for operand in operands for piece in reader.expressions.pieces(operand))
-    return None if shape is None else reader.expressions.concatenated(operands, node.attributes["axis"] % len(shape))
+    rank = len(reader.expressions.shape(operands[0]) or ())
+    sized = shape is not None or (rank == 1 and all(map(reader.expressions.elements, operands)))
+    return reader.expressions.concatenated(operands, node.attributes["axis"] % rank) if sized and rank else None
+
+
+def pad(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
+    """A number in front of and behind a value of one dimension."""
+    expressions, mode = reader.expressions, node.attributes.get("mode", "constant")
+    value = expressions.uniform(operands[2]) if len(operands) > 2 else 0
+    if mode not in ("constant", b"constant") or len(operands) not in (2, 3) or arrays[1] is None or value is None:
+        return None
+    if len(expressions.shape(operands[0]) or ()) != 1 or not reader.floating(node) or (arrays[1] < 0).any():
+        return None
+    front, behind = (expressions.pieces(expressions.constant(value, (int(count),))) for count in arrays[1])
+    return expressions.flat([*front, *expressions.pieces(operands[0]), *behind])
 
 
 def fill(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:

@@ -44,6 +44,8 @@ class NodeReader:
         self.expressions, self.graph, self.drawn, self.table = expressions, graph, drawn, table
         self.widened: MutableMapping[str, str] = {}
         """Value behind a cast to a wider type -> the type before: the cast back rounds nothing."""
+        self.values: Mapping[str, int] = {}
+        """The values of the graph so far."""
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:
@@ -126,7 +128,7 @@ class NodeReader:
                 results = self._of_factors(node, operands, chosen, wholes, record.dims, factors, shapes)
                 if results is not None and all(self.core(number) < self.expressions.of_ranks for number in results):
                     return results
-                fallback = fallback or results
+                fallback = fallback or (results if chosen is boxes else None)
         return fallback
 
     def _choices(self, operands: Sequence[int], boxes: Sequence[Box | None]) -> Iterator[Sequence[Box | None]]:
@@ -193,7 +195,11 @@ class NodeReader:
             if factor.reduce:
                 partial.append((factor.reduce, (factor.operands, size, runs), factor.results))
         cut_again = [expressions.take(whole, tuple(selection)) for whole, selection in zip(wholes, cut)]
-        if selected or cut_again != list(operands) or (len(partial) > 1 and {row[0] for row in partial} != {"sum"}):
+        if (
+            selected
+            or not all(map(expressions.alike, cut_again, operands))
+            or (len(partial) > 1 and {row[0] for row in partial} != {"sum"})
+        ):
             return None
         if spread:  # a part of length 1 beside a dimension of length 1: an index of the part alone, if of its whole
             use = self.use(node, wholes, [tuple(shape) for shape in sizes])
@@ -280,7 +286,12 @@ class NodeReader:
                 self.table.origins.setdefault(number, (self.graph, node, 0))
                 return number
 
-            return [expressions.elementwise(make, present)]
+            number = expressions.elementwise(make, present)
+            numbers = [value for operand in present if (value := expressions.uniform(operand)) is not None]
+            if len(numbers) == len(present) > 0 and self.floating(node) and elements(expressions.shape(number)):
+                single = make([expressions.constant(value) for value in numbers])
+                number = expressions.linear({single: 1}, expressions.shape(number))
+            return [number]
         results = []
         for index, shape in enumerate(shapes):
             results.append(expressions.apply(op, (key, index), present, shape))
@@ -342,6 +353,7 @@ _RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Arrays, Shape], 
     "Transpose": move_laws.transpose,
     "Slice": move_laws.taken,
     "Concat": move_laws.concat,
+    "Pad": move_laws.pad,
     "Where": choice_laws.where,
     "ConstantOfShape": move_laws.fill,
 }

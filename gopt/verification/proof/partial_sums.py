@@ -83,21 +83,29 @@ class PartialSums(Boxes):
         row = []
         for number, count in zip(numbers, lengths):
             chosen = replaced(selection, axis, ((at, at + count),))
-            absent = self.uniform(number) == 0 and self._unreached(whole, axis, chosen, self._sizes(number) or ())
+            inside = self.uniform(number) == 0 and 0 <= at < at + count <= sizes[axis]
+            absent = inside and self._unreached(whole, axis, selection, chosen, self._sizes(number) or ())
             row.append(super().take(whole, normal(chosen, sizes)) if absent else number)
             at += count
         return super().concatenated(row, axis)
 
+    def _core(self, number: int) -> int:
+        """A sum, for some of the terms of the sum."""
+        op, attributes, operands, _ = self.all[number]
+        return operands[0] if op == PARTED and operands[0] == attributes[0] else number  # type: ignore[index]
+
     def _sum_at(self, number: int, part: Box) -> bool:
         """Return whether a part of a sum has the shape of the selection."""
-        return part[0] in self.reaches and sizes_of(part[1], self._sizes(part[0]) or ()) == self._sizes(number)
+        fits = sizes_of(part[1], self._sizes(part[0]) or ()) == self._sizes(number)
+        return fits and self._core(part[0]) in self.reaches
 
-    def _unreached(self, whole: int, axis: int, selection: Selection, shape: Sizes) -> bool:
-        """Return whether selected elements of a sum have no term: zeros."""
-        sizes = self._sizes(whole) or ()
-        (low, high), *_ = selection[axis] or ((0, 0),)
-        inside = 0 <= low < high <= sizes[axis] and sizes_of(selection, sizes) == shape
-        return inside and self.reaches[whole]((axis, None), selection) == ()
+    def _unreached(self, whole: int, axis: int, beside: Selection, selection: Selection, shape: Sizes) -> bool:
+        """Return whether selected elements of a sum have no term, and are in the source's part with those beside."""
+        core, sizes = self._core(whole), self._sizes(whole) or ()
+        near, far = (self._smallest(core, normal(chosen, sizes), sizes) for chosen in (beside, selection))
+        if sizes_of(selection, sizes) != shape or (near and near[0]) != (far and far[0]):
+            return False
+        return self.reaches[core]((axis, None), selection) == ()
 
     def _reached(self, core: int, parts: Sequence[Part], selection: Selection) -> int:
         """Selected elements of a sum with some terms: zeros without a term in the selection, whole values with all
@@ -164,12 +172,19 @@ class PartialSums(Boxes):
             return [(1, operands[0], core, parts)]
         rows: list[Addend] = []
         for atom, factor in self.terms(number) if op == LINEAR else [(operand, 1) for operand in operands[:1]]:
-            inner = self.addends(atom) if op in (LINEAR, VIEW, TAKE) else None
+            single = op in (LINEAR, VIEW, TAKE) or (op == FLAT and len(set(operands)) == 1)
+            inner = self.addends(atom) if single else None
             if inner is None or (op == LINEAR and self.shape(atom) != shape):
                 return None
             rows += [(factor * change, whole, core, parts) for change, whole, core, parts in inner]
         if op == VIEW:
             return [(factor, self.view(whole, shape), core, parts) for factor, whole, core, parts in rows]
+        if op == FLAT:
+            spans = cast(Runs, attributes)
+            return [
+                (factor, self.flat(piece for span in spans for piece in self.cut(whole, *span)), core, parts)
+                for factor, whole, core, parts in rows
+            ]
         if op == TAKE:
             selection = cast(Selection, attributes)
             return [(factor, self.take(whole, selection), core, parts) for factor, whole, core, parts in rows]

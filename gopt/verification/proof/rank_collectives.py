@@ -16,6 +16,8 @@ import onnx
 from onnx import ModelProto, helper
 
 from gopt.collectives import schemas
+from gopt.collectives.layout import format_shape
+from gopt.collectives.table import BROADCAST
 from gopt.errors import InputError, UnsupportedError
 from gopt.importers.collectives import DECLARED, MICROSOFT, TORCH, WORLD, declare, made, parse_groups, recognised
 from gopt.ir.external_data import naming
@@ -164,7 +166,11 @@ def _of_tensorrt(graph: Graph, node: Node, mesh: Mesh, rank: int) -> Node:
             f"{PLUGIN} {node.label!r} needs the shape of {node.inputs[0]!r}, which is unknown",
             "fix the shapes of the model's inputs",
         )
-    return made(node, maker[0], group=group, **maker[1](node, attributes, type, members))
+    operator, rule = maker
+    given = rule(node, attributes, type, members)
+    if operator == BROADCAST.name and mesh.index(group, rank) != given["root"]:
+        node = Node(node.op_type, [], node.outputs, domain=node.domain, name=node.name)  # the root alone has an input
+    return made(node, operator, group=group, **given)
 
 
 def _group(node: Node, ranks: tuple[int, ...], mesh: Mesh, rank: int) -> str:
@@ -202,6 +208,13 @@ def _rooted(node: Node, attributes: _Attributes, type: TensorType, members: int)
     return {"reduce": _how(node, attributes), "root": int(attributes.get("root", -1))}
 
 
+def _sent(node: Node, attributes: _Attributes, type: TensorType, members: int) -> dict[str, Any]:
+    root = int(attributes.get("root", -1))
+    if not 0 <= root < members:
+        raise InputError(f"{PLUGIN} {node.label!r} is from rank {root} of {members}", "give the index in the group")
+    return {"root": root, "dtype": type.dtype, "shapes": [format_shape(type.dims)]}
+
+
 def _gathered(node: Node, attributes: _Attributes, type: TensorType, members: int) -> dict[str, Any]:
     return {"axis": 0, "sizes": [type.dims[0]] * members}
 
@@ -218,6 +231,7 @@ def _scattered(node: Node, attributes: _Attributes, type: TensorType, members: i
 _KINDS: Mapping[str, tuple[str, Callable[[Node, _Attributes, TensorType, int], dict[str, Any]]]] = {
     "all_reduce": ("AllReduce", _reduced),
     "reduce": ("Reduce", _rooted),
+    "broadcast": (BROADCAST.name, _sent),
     "all_gather": ("AllGather", _gathered),
     "reduce_scatter": ("ReduceScatter", _scattered),
 }

@@ -10,17 +10,18 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from gopt.ir.graph import Graph, Node
-from gopt.operators.kinds import GATHERS, RESHAPES, SCATTERS, SPREADS
+from gopt.operators.kinds import GATHERS, MATRIX_PRODUCTS, RESHAPES, SCATTERS, SPREADS
 from gopt.operators.table import operator
 from gopt.verification.proof.constants import SMALL, ConstantTable
 from gopt.verification.proof.evaluation import computed
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import ADDED, LINEAR, LOOKED_UP, ONE, PRODUCT, Shape, elements
+from gopt.verification.proof.expressions import ADDED, CONCAT, LINEAR, LOOKED_UP, ONE, PRODUCT, Shape, elements
 from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
 
 NUMBERS, MERGED = "row numbers", "merged rows"
 """The numbers and the rows of the merged gradient of a part of a table."""
+ONE_HOT = "OneHot"
 Sizes = tuple[int, ...]
 
 
@@ -57,6 +58,9 @@ class RowLaws:
         expressions, width, sizes = self.expressions, elements(shape[1:]) or 0, self._sizes(numbers)
         if sizes is None or expressions.elements(rows) != (elements(sizes) or 0) * width:
             return None
+        joined = expressions.all[expressions.root(rows)]
+        if joined.op == CONCAT and joined.attributes == 0:
+            rows = expressions.flat(piece for part in joined.operands for piece in expressions.pieces(part))
         flat = shape[0], width
         total, position = [expressions.constant(0, flat)], 0
         for part, start, stop in self._numbers(numbers, shape[0]):
@@ -67,6 +71,10 @@ class RowLaws:
             total += self._terms(flat, chosen, expressions.flat(expressions.cut(rows, position, end)))
             position = end
         return expressions.view(expressions.elementwise(expressions.added, total), shape)
+
+    def in_lookups(self, numbers: int, rows: int) -> bool:
+        """Return whether numbers stand in lookups in a table of so many rows: any other number fails there."""
+        return all((self._plain(root), rows) in self._known for root, _, _ in self.expressions.pieces(numbers))
 
     def _sizes(self, number: int) -> Sizes | None:
         shape = self.expressions.shape(number)
@@ -142,6 +150,8 @@ class RowReader(NodeReader):
         rule = None
         if not node.attributes.get("axis", 0) and not node.attributes.get("batch_dims", 0):
             rule = self._looked_up if node.is_in(GATHERS) else self._scattered if node.is_in(SCATTERS) else None
+        if node.is_in(MATRIX_PRODUCTS) and not node.attributes and len(numbers) == 2:
+            rule = self._chosen
         number = None if rule is None else rule(node, numbers)
         return super().results(node, operands, shapes) if number is None else [number]
 
@@ -175,6 +185,21 @@ class RowReader(NodeReader):
             return None
         total = self.laws.added(shape, indices, rows)  # type: ignore[arg-type]
         return total and expressions.elementwise(expressions.added, [table, total])
+
+    def _chosen(self, node: Node, operands: Sequence[int]) -> int | None:
+        """Rows added by a product with the transposed one-hot matrix of numbers in lookups."""
+        expressions, (matrix, rows) = self.expressions, operands
+        moved, size = expressions.all[expressions.root(matrix)], expressions.shape(rows) or ()
+        if moved.op != "permuted" or len(size) != 2 or len(expressions.shape(matrix) or ()) != 2:
+            return None
+        chosen = expressions.all[expressions.root(moved.operands[0])]
+        if chosen.op != ONE_HOT or chosen.attributes != ((), 0):
+            return None
+        numbers, count, values = chosen.operands
+        ends, depth = self.table.values.get(expressions.all[values]), self.table.array(count)
+        if ends is None or ends.tolist() != [0, 1] or depth is None or not self.laws.in_lookups(numbers, int(depth)):
+            return None
+        return self.laws.added((int(depth), int(size[1] or 0)), numbers, rows)
 
     def _merged(self, table: int, indices: int, rows: int) -> int | None:
         """The merged gradient of a part of a table: zero but for the merged rows."""

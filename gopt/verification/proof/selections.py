@@ -5,6 +5,7 @@ Sizes are known, and positions are counted in row-major order."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
@@ -190,6 +191,10 @@ def wholes(before: Sequence[int], selection: Selection, part: Sequence[int]) -> 
     yield from _wholes(before, selection, part, behind)
     if front != behind:
         yield from _wholes(before, selection, part, front)
+    for at, ((old, new), (old_behind, new_behind)) in enumerate(pairwise(behind)):
+        if prod(local[old]) == 1 and any(runs is not None for runs in selection[old]):
+            both = slice(old.start, old_behind.stop), slice(new.start, new_behind.stop)
+            yield from _wholes(before, selection, part, [*behind[:at], both, *behind[at + 2 :]])
 
 
 def _wholes(

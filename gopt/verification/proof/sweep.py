@@ -175,6 +175,7 @@ class RankSweep:
     def _results(self, node: Node) -> list[int]:
         """The results by the laws."""
         operands: list[int | None] = [self.values[name] if name else None for name in node.inputs]
+        self.reader.values = self.values
         try:
             results = self.reader.results(node, [*operands, *(self.values[name] for name in node.captures)])
             self._check_shapes(node, results)

@@ -19,7 +19,7 @@ from gopt.operators.dims.windows import Sliding, mean_counts, paddings, plain_me
 from gopt.operators.kinds import CONVOLUTIONS, POOLS
 from gopt.verification.proof import move_laws, place_laws
 from gopt.verification.proof.attributes import frozen
-from gopt.verification.proof.constants import Arrays
+from gopt.verification.proof.constants import Arrays, taken
 from gopt.verification.proof.expressions import CONCAT, FLAT, LOWEST, TAKE, VIEW, Shape
 from gopt.verification.proof.selections import Runs, Selection, inside, joined, length, positions
 
@@ -171,8 +171,15 @@ def mean(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays
     if counts is None or not np.isfinite(counts).all() or bool((counts == 1).all()):
         return None
     (number,) = reader.results(Node(node.op_type, node.inputs, node.outputs, attributes=attributes), operands, [shape])
+    selection: Selection = (None,) * len(counts.shape)
+    if (box := reader.expressions.box(number)) is not None and (origin := reader.table.origins.get(box[0])) is not None:
+        expression = reader.expressions.all[box[0]]
+        source = reader.use(origin[1], expression.operands, [expression.shape])
+        whole, chosen = None if source is None else mean_counts(source), (None, None, *box[1][2:])
+        if whole is not None and np.array_equal(taken(whole, chosen), counts):
+            counts, selection = whole, chosen
     factor = reader.table.number(counts.astype(numpy_dtype(reader.type_of(node).dtype)))
-    pair = [number, factor]
+    pair = [number, reader.expressions.take(factor, selection)]
     return reader.expressions.elementwise(lambda values: reader.expressions.product(values, (1, 1)), pair)
 
 

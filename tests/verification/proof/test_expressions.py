@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -235,6 +235,13 @@ class Drawn:
         self.add(self.expressions.on_member(number, {axis: index}), result)
 
 
+def parted(expressions: Expressions, whole: int, core: int, parts: tuple[tuple[object, int, object], ...]) -> int:
+    """Some of the terms of a sum."""
+    for part in parts:
+        whole = expressions.parted(whole, core, *part)
+    return whole
+
+
 STEPS = [
     "sum", "sum", "product", "product", "scale", "bend", "view", "cut", "join", "again", "total", "extreme",
     "over_members", "over_members", "of_member", "take", "take", "shares", "concatenate", "sum_along", "exponential",
@@ -248,6 +255,15 @@ def test_laws_hold_by_numbers_on_every_member(seed):
     for _ in range(60):
         drawn.step()
     expressions = drawn.expressions
+    same = []
+    for number, values in drawn.pool[:]:
+        for whole, selection in expressions.boxes(number):
+            same.append((whole, selection, values))
+        if addends := expressions.addends(number):
+            parts = [expressions.scaled(parted(expressions, *row), factor) for factor, *row in addends]
+            drawn.add(expressions.elementwise(expressions.added, parts), values)
+    for (one, values), (second, others) in combinations(drawn.pool, 2):
+        assert not expressions.alike(one, second) or all(map(np.allclose, values, others))
     for which, place in enumerate(PLACES):
 
         def leaf(expression, at, which=which):
@@ -258,6 +274,9 @@ def test_laws_hold_by_numbers_on_every_member(seed):
             due = values[which]
             near = 1e-9 * max(1, np.abs(due).max(initial=0))
             np.testing.assert_allclose(value, due, rtol=1e-9, atol=near, err_msg=str(expressions.all[number]))
+        evaluated = ExpressionValues(expressions, leaf, {}).values([whole for whole, _, _ in same], place)
+        for (_, selection, values), value in zip(same, evaluated):
+            np.testing.assert_allclose(taken(value, selection), values[which], rtol=1e-9, atol=1e-9)
 
 
 def test_equal_values_have_one_number():

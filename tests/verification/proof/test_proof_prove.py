@@ -52,6 +52,9 @@ SPLIT_SETS: dict[str, list[str]] = {
     "three axes": ["--mesh", "dp=2,shard=2,tp=2", "--stage", "3"],
     "buckets of parts": ["--mesh", "shard=2,tp=2"],
     "micro-steps of parts": ["--mesh", "dp=2,tp=2", "--accumulate", "2"],
+    "tokens of parts": ["--mesh", "tp=2,cp=2"],
+    "heads of parts": ["--mesh", "tp=2,sp=2"],
+    "tokens of experts": ["--mesh", "ep=2,cp=2"],
     "rows": ["--mesh", "h=2"],
     "columns": ["--mesh", "w=2"],
     "uneven rows": ["--mesh", "h=3"],
@@ -60,7 +63,7 @@ SPLIT_SETS: dict[str, list[str]] = {
     "rows and channels": ["--mesh", "h=2,tp=2"],
 }
 OPEN = {
-    *(("families/vit_mom", kind) for kind in ("sequence", "tokens", "heads")),
+    *(("families/vit_mom", kind) for kind in ("sequence", "tokens", "heads", "tokens of parts", "heads of parts")),
     ("cnn_sgd", "rows and channels"), ("cnn_mom_fp16", "rows and channels"),
 }  # fmt: skip
 """Folders that the laws do not decide: patches along tokens, gathered columns of a part."""
@@ -233,6 +236,7 @@ PLANTS: dict[str, tuple[str, str, Callable[[ModelProto], None]]] = {
     "a rate differs on all ranks": ("z2", "all", _constant("Mul", 0.5)),
     "operands of a subtraction are exchanged": ("z2", "all", _exchange("Sub")),
     "the norm is of the own share": ("clip", "all", _shares),
+    "the norm of small gradients is of the own share": ("half", "all", _shares),
     "a cast more": ("z2", "all", _cast),
     "a sum over micro-steps keeps the last": ("micro", "micro", _unsummed),
     "sums are not emptied": ("micro", "update", _stale),
@@ -295,6 +299,47 @@ def test_a_planted_error_in_a_part_of_a_single_position_is_a_difference(plant, t
     assert sharded(name, SPLIT_SETS[kind], tmp_path / "out")
     assert gopt.prove(tmp_path / "out").proven
     edit_rank(tmp_path / "out", 1, edit)
+    assert gopt.prove(tmp_path / "out").verdict is ProofVerdict.DIFFERENT
+
+
+HALF = """<ir_version: 8, opset_import: ["" : 18]>
+step (float16[4,6] x, int64[4] y, float16 lr, float16[6,8] w) => (float loss, float16[6,8] w_out)
+<int64[1] classes={8}, int64[2] axes={0,1}> {
+    z = MatMul(x, w)
+    p = LogSoftmax<axis=1>(z)
+    o = OneHot<axis=-1>(y, classes, ends)
+    chosen = Mul(p, o)
+    total = ReduceSum<keepdims=0>(chosen, axes)
+    lost = Neg(total)
+    mean = Mul(lost, quarter)
+    loss = Cast<to=1>(mean)
+    e = Exp(p)
+    d = Sub(e, o)
+    dz = Mul(d, quarter)
+    t = Transpose<perm=[1,0]>(x)
+    dw = MatMul(t, dz)
+    moved = Mul(dw, lr)
+    w_out = Sub(w, moved)
+}"""
+
+
+def test_an_operator_in_half_precision_that_ranks_write_out_in_single_is_proven(tmp_path):
+    """The rank's cast of the result rounds where the source's operator does; a cast inside of it is one more."""
+    model = onnx.parser.parse_model(HALF)
+    for name, value in {"quarter": 0.25, "ends": [0, 1]}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(value, np.float16), name))
+    onnx.save(model, tmp_path / "step.onnx")
+    gopt.shard(tmp_path / "step.onnx", mesh="tp=2").write(tmp_path / "out")
+    assert gopt.prove(tmp_path / "out").proven
+
+    def rounded(model: ModelProto) -> None:
+        node = next(each for each in model.graph.node if each.op_type == "Log")
+        name = node.input[0]
+        node.input[0] = f"{name}.wide"
+        narrow = helper.make_node("Cast", [name], [f"{name}.narrow"], to=onnx.TensorProto.FLOAT16)
+        replace(model, node, [narrow, helper.make_node("Cast", [f"{name}.narrow"], [f"{name}.wide"], to=1), node])
+
+    edit_ranks(tmp_path / "out", rounded)
     assert gopt.prove(tmp_path / "out").verdict is ProofVerdict.DIFFERENT
 
 

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import NodeProto, TensorProto, helper
 
+import gopt
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.graph import COMM, Graph
@@ -75,13 +76,34 @@ def test_a_group_is_listed_by_its_ranks(rank, groups, group, tmp_path):
         (plugin("all_reduce", groups=[0, 3]), UnsupportedError, "no axes of the mesh dp=2,tp=2 have just these"),
         (plugin("all_reduce", nb_rank=2), InputError, "is for 2 ranks, its group in the mesh dp=2,tp=2 has 4"),
         (plugin("all_reduce", "prod"), UnsupportedError, "reduces by 'prod'"),
-        (plugin("all_to_all"), UnsupportedError, "is of kind 'all_to_all'"),
+        *((plugin(kind), UnsupportedError, f"is of kind '{kind}'") for kind in ("all_to_all", "gather", "scatter")),
     ],
 )
 def test_what_has_no_counterpart_is_refused(node, error, message, tmp_path):
     with pytest.raises(error, match=message) as caught:
         loaded(tmp_path, [node])
     assert caught.value.hints
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_a_broadcast_gives_the_value_of_its_root(root, tmp_path):
+    source = tmp_path / "source.onnx"
+    text = '<ir_version: 9, opset_import: ["" : 17]> g (float[4,3] x) => (float[4,3] y) { y = Relu(x) }'
+    onnx.save(onnx.parser.parse_model(text), source)
+    ranks = []
+    for rank, op_type in enumerate(["Neg", "Identity"]):
+        nodes = [
+            helper.make_node(op_type, ["x"], ["a"]), plugin("broadcast", "none", "a", "b", root=root),
+            helper.make_node("Relu", ["b"], ["y"]),
+        ]  # fmt: skip
+        ranks.append(file(tmp_path / f"rank{rank}.onnx", nodes))
+    keys = {"format": "gopt-relation/1", "forward": True, "mesh": {"tp": 2}}
+    assert gopt.prove(source, ranks=ranks, relation=keys).proven == (root == 1)
+
+
+def test_a_broadcast_from_nowhere_is_refused(tmp_path):
+    with pytest.raises(InputError, match="from rank -1 of 4"):
+        loaded(tmp_path, [plugin("broadcast")])
 
 
 def test_rows_that_cannot_be_shared_out_evenly_are_refused(tmp_path):
