@@ -24,6 +24,8 @@ def test_a_rank_that_turns_keys_by_other_angles_is_different(tmp_path: Path) -> 
         loss="cross-entropy", class_axis=-1, optimizer="adamw", clip_norm=1.0, trainable=("*.weight",), values=False
     )
     assert gopt.derive(forward, step, options).parameters == 21
+    gopt.shard(step, "shard=3,tp=2", bucket_mb=0).write(tmp_path / "thirds")
+    assert gopt.prove(tmp_path / "thirds").proven, "thirds of columns end inside of rows"
     gopt.shard(step, "dp=2,shard=2,tp=2").write(folder)
     assert gopt.prove(folder).proven
     path = folder / "rank_0001.onnx"

@@ -19,6 +19,7 @@ from gopt.verification.proof.expressions import (
     VIEW,
     Coefficient,
     Elements,
+    Piece,
     broadcast,
     elements,
 )
@@ -323,6 +324,32 @@ class Boxes(Elements):
             return self.view(self.take(self.elementwise(make, values), selection), shape)
         return super().elementwise(make, operands)
 
+    def _by_ranges(self, make: Callable[[Sequence[int]], int], operands: Sequence[int], length: int) -> int:
+        rows = {operand: self.pieces(operand) for operand in operands if self.ranged(operand)}
+        if self._differ(piece for pieces in rows.values() for piece in pieces):
+            bounds = sorted({0, *(at for pieces in rows.values() for at in accumulate(b - a for _, a, b in pieces))})
+            columns = {operand: self._segments(pieces, bounds) for operand, pieces in rows.items()}
+            differ = list(map(self._differ, zip(*columns.values())))
+            flat = {operand: self.flat(part for piece, apart in zip(column, differ)
+                                       for part in (self._in_whole(piece) if apart else (piece,)))
+                    for operand, column in columns.items()}  # fmt: skip
+            operands = [flat.get(operand, operand) for operand in operands]
+        return super()._by_ranges(make, operands, length)
+
+    def _differ(self, pieces: Iterable[Piece]) -> bool:
+        """Return whether some pieces are of parts of dimensions, and some of whole values."""
+        return len({self.all[root].op == TAKE for root, _, _ in pieces if self.uniform(root) is None}) > 1
+
+    def _in_whole(self, piece: Piece) -> list[Piece]:
+        """The ranges of the whole value for a piece of a part of dimensions."""
+        root, start, stop = piece
+        op, selection, operands, _ = self.all[root]
+        sizes = self._sizes(operands[0]) if op == TAKE else None
+        runs = flattened(cast(Selection, selection), sizes) if sizes else None
+        if runs is None:
+            return [piece]
+        return [(operands[0], low, high) for low, high in inside(runs, ((start, stop),)) or ()]
+
     def _by_rows(self, make: Callable[[Sequence[int]], int], operands: Sequence[int], padded: int) -> int:
         """An elementwise operator on rows and constant rows behind one another."""
         _, axis, rows, _ = self.all[padded]
@@ -442,11 +469,28 @@ class Boxes(Elements):
         for whole in rows[0] if rows else ():
             if result is None and all(whole in row for row in rows):
                 result = self._joined_boxes(numbers, [(whole, row[whole]) for row in rows], axis)
+        for dim in range(len(shape)) if result is None else ():
+            result = self._joined_along(numbers, axis, shape, dim) if result is None else result
         if result is None:
             result = self._number(CONCAT, axis, tuple(numbers), shape)
             if values != {None} and prod(shape[:axis]) == 1:
                 self.pad(result)
         return result
+
+    def _joined_along(self, numbers: Sequence[int], axis: int, shape: Sizes, dim: int) -> int | None:
+        """Parts in a row along a whole dimension, of a part of a second dimension of a common whole value."""
+        bases = [self._base(number) for number in numbers]
+        whole = bases[0][0] if bases[0] is not None else 0
+        sizes, rest = self._sizes(whole) or (), prod((*shape[:dim], *shape[dim + 1 :]))
+        if dim == axis or {base and base[0] for base in bases} != {whole} or not rest or prod(sizes) % rest:
+            return None
+        after = (*shape[:dim], prod(sizes) // rest, *shape[dim + 1 :])
+        rows: list[Box | None] = []
+        for number, base in zip(numbers, bases):
+            chosen = through(sizes, base[1], after) if base is not None else None
+            fits = chosen is not None and sizes_of(chosen, after) == self._sizes(number)
+            rows.append((self.view(whole, after), chosen) if chosen is not None and fits else None)
+        return self._joined_boxes(numbers, rows, axis) if all(rows) else None
 
     def _joined_boxes(self, numbers: Sequence[int], boxes: Sequence[Box | None], axis: int) -> int | None:
         """Parts in a row: a part of the common whole value, or of the whole values in a row."""

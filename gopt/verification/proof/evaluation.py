@@ -180,15 +180,19 @@ class ExpressionValues:
     def _iterated(self, number: int, coordinates: Member, value: np.ndarray) -> np.ndarray:
         """A value after all micro-steps."""
         _, axis, (after, start, _), _ = self.expressions.all[number]
-        begun = self.expressions.all[start]
+        begun, moving = self.expressions.all[start], {start}
+        for at, expression in enumerate(self.expressions.all):
+            if not moving.isdisjoint(expression.operands):
+                moving.add(at)
         for index in range(self.expressions.extents[str(axis)]):
 
             def leaf(expression: Expression, at: Member, value: np.ndarray = value) -> np.ndarray | None:
                 return value if expression == begun else self.leaf(expression, at)
 
-            (value,) = ExpressionValues(self.expressions, leaf, self.origins).values(
-                [after], {**coordinates, str(axis): index}
-            )
+            fixed = {key: array for key, array in self.arrays.items() if key[0] not in moving}
+            inner = ExpressionValues(self.expressions, leaf, self.origins, fixed, self._cores)
+            (value,) = inner.values([after], {**coordinates, str(axis): index})
+            self.arrays.update((key, array) for key, array in inner.arrays.items() if key[0] not in moving)
         return value
 
 

@@ -248,7 +248,20 @@ class PartialSums(Boxes):
         sizes = self._sizes(number)
         if sizes is None:
             raise ValueError("a sum of unknown size")
-        whole, selection = self.box(number) or (number, (None,) * len(sizes))
+        boxes = [self.box(number) or (number, (None,) * len(sizes)), *self._raw(number).items()]
+        results = (self._sum_of_part(number, *box, axes, sizes) for box in dict.fromkeys(boxes))
+        nearest = next(results)
+        decided = not self.sealed or self._in_source(nearest)
+        return nearest if decided else next(filter(self._in_source, results), nearest)
+
+    def _in_source(self, number: int) -> bool:
+        """Return whether a value is a part, or some of the terms, of a value of the source."""
+        base = self._base(number)
+        root = self.root(number if base is None else base[0])
+        return (self.all[root].operands[0] if self.all[root].op == PARTED else root) < self.of_ranks
+
+    def _sum_of_part(self, number: int, whole: int, selection: Selection, axes: Collection[int], sizes: Sizes) -> int:
+        """The sum of a part of a whole value."""
         shape = self._sizes(whole) or ()
         after = tuple(1 if dim in axes else size for dim, size in enumerate(shape))
         if elements(after) == 1:

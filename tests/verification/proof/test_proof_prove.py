@@ -62,11 +62,6 @@ SPLIT_SETS: dict[str, list[str]] = {
     "data and rows": ["--mesh", "dp=2,h=2"],
     "rows and channels": ["--mesh", "h=2,tp=2"],
 }
-OPEN = {
-    *(("families/vit_mom", kind) for kind in ("sequence", "tokens", "heads", "tokens of parts", "heads of parts")),
-    ("cnn_sgd", "rows and channels"), ("cnn_mom_fp16", "rows and channels"),
-}  # fmt: skip
-"""Folders that the laws do not decide: patches along tokens, gathered columns of a part."""
 NAMES = sorted(
     str(path.relative_to(FIXTURES))[:-5] for path in FIXTURES.rglob("*.onnx") if "ort" not in path.parent.name
 )
@@ -100,7 +95,7 @@ def test_every_fixture_is_proven_under_every_option(name, kind, tmp_path, capsys
 
 @pytest.mark.parametrize(("name", "kind"), part([(n, k) for n in NAMES for k in SPLIT_SETS], 60))
 def test_every_fixture_is_proven_where_the_computation_is_split(name, kind, tmp_path, capsys):
-    check_proven(name, SPLIT_SETS[kind], tmp_path / "out", undecided=(name, kind) in OPEN)
+    check_proven(name, SPLIT_SETS[kind], tmp_path / "out", undecided=False)
 
 
 # --- planted errors ---------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from plants import attribute, replace
 from products import part
 from verification.proof import image_steps
+from verification.proof.window_draws import Windows
 
 import gopt
 from gopt.verification.proof.result import ProofVerdict
@@ -255,3 +256,17 @@ def test_a_cast_elsewhere_is_different(planted: str, clean: Callable[[str, str],
     folder = shutil.copytree(clean("cnn_mom_fp16", "h=2"), tmp_path / "out")
     edit_ranks(folder, CASTS[planted])
     assert gopt.prove(folder).verdict is ProofVerdict.DIFFERENT
+
+
+# --- the laws by numbers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(150), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(150, 3000))]
+)
+def test_a_drawn_window_has_the_values_of_its_expression(seed: int, tmp_path: Path) -> None:
+    try:
+        _, value, expected = Windows(seed).values(tmp_path)
+    except (gopt.GoptError, onnx.shape_inference.InferenceError):
+        pytest.skip("no such operator")
+    np.testing.assert_allclose(value, expected, 1e-9, 1e-9)
