@@ -129,6 +129,8 @@ def render_report(report: Report, output: Path | None) -> None:
     out.print(f"operators: {gone} of the source removed, {new} added; gopt explain DIR NAME shows one of them")
     if verbosity() is Verbosity.VERBOSE:
         out.print(f"all {sum(check.count for check in report.checks)} checks of the sharding passed: {kinds}")
+    if report.proof is not None:
+        out.print(report.proof.line())
     print_notes(out, report.notes, report.couplings)
     whole = len(report.ranks) == report.mesh.ranks
     done = f"written to {output}" + (f"; gopt verify {output} compares it with its source" if whole else "")

@@ -45,6 +45,8 @@ def render_verification(result: Verification, roles: Sequence[str] = ()) -> None
     who = "trainers and servers" if roles else "ranks"
     over = f"{len(roles) or result.ranks} {who} and {steps} step{'s' * (steps != 1)}"
     title = f"Worst relative error over {over} (tolerance {result.tolerance:g})"
+    if result.proof is not None:
+        out.print(f"{result.proof.line()} (gopt prove, when the ranks were written)")
     out.print(table(title, ("variant", "value", "kind", "role" if roles else "rank", "step", "error"), rows, (3, 4, 5)))
     _failing(result, out, roles)
     _gradients(result, out)

@@ -58,11 +58,13 @@ class ShardRequest:
             advance=advance,
         )  # fmt: skip
 
-    def make(self, source: Source, advance: ProgressCallback, auto: Auto | None = None) -> Sharded:
+    def make(
+        self, source: Source, advance: ProgressCallback, auto: Auto | None = None, *, prove: bool = False
+    ) -> Sharded:
         """The sharded step, checked; nothing is written."""
         from gopt.verbs.shard import shard
 
-        return shard(source, self.mesh, self.options, auto=auto, advance=advance)
+        return shard(source, self.mesh, self.options, auto=auto, prove=prove, advance=advance)
 
 
 def shard_options(args: dict[str, Any], config: GoptConfig, link: str | None) -> ShardOptions:

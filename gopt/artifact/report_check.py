@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +10,24 @@ from pathlib import Path
 from gopt import documents, limits
 from gopt.artifact.manifest import Manifest
 from gopt.artifact.report_groups import Group
-from gopt.artifact.report_record import REPORT_FILE, Report
+from gopt.artifact.report_record import REPORT_FILE, ProofEntry, Report
 from gopt.documents.records import from_document
 from gopt.errors import InputError
+
+
+def digest_of_ranks(manifest: Manifest) -> str:
+    """The SHA-256 of the names and digests of the source's and all ranks' files."""
+    names = {"source.onnx", *(name for rank in manifest.ranks for name in rank.files.values())}
+    rows = [f"{name} {entry.sha256}\n" for name, entry in sorted((manifest.files or {}).items()) if name in names]
+    return hashlib.sha256("".join(rows).encode()).hexdigest()
+
+
+def stored_proof(folder: str | os.PathLike[str], manifest: Manifest) -> ProofEntry | None:
+    """The proof in a folder's report; None without one, and for files of ranks other than the proof read."""
+    if not manifest.files or not Path(folder, REPORT_FILE).is_file():
+        return None
+    proof = from_document(Report, documents.read_json(Path(folder, REPORT_FILE), documents.REPORT)).proof
+    return proof if proof is not None and proof.files == digest_of_ranks(manifest) else None
 
 
 def read_report(folder: str | os.PathLike[str], manifest: Manifest) -> Report:

@@ -181,6 +181,29 @@ class ChoiceEntry:
     """The sentence says why the choice is the first."""
 
 
+@dataclass(frozen=True, slots=True)
+class ProofEntry:
+    """The proof of the ranks, as ``gopt prove`` gives it: equal to the source's step for all values."""
+
+    verdict: str
+    """The word is proven, or unproven where the laws do not decide some value; ranks with a different value are not
+    written."""
+    proven: Count
+    """This many new states, losses and metrics are proven."""
+    open: tuple[str, ...]
+    """The list has the names of all other new states, losses and metrics."""
+    reason: str
+    """The text says why something is unproven; it is empty for a complete proof."""
+    files: Digest
+    """The digest is the SHA-256 of the names and digests of the files of ranks that were read."""
+
+    def line(self) -> str:
+        """The proof in a line."""
+        count = self.proven + len(self.open)
+        what = f"{self.proven} of {count} new states, losses and metrics equal the source's for all values"
+        return f"proven: {what}" if not self.reason else f"unproven: {what if count else self.reason}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSize:
     """Size of one step, in bytes except ``nodes`` and ``calls``. Traffic and calls are those of one update."""
@@ -261,6 +284,8 @@ class Report:
     """The record holds the step against bounds."""
     checks: tuple[Check, ...]
     """The list has the invariants that held of the result before it was written."""
+    proof: ProofEntry | None = field(default=None, metadata=OPTIONAL)
+    """The record says what gopt proved of the ranks before it wrote them; the key is absent with --no-prove."""
     choice: ChoiceEntry | None = field(default=None, metadata=OPTIONAL)
     """The record says what --auto chose, and why; the key is absent without --auto."""
 

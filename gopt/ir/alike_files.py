@@ -1,118 +1,224 @@
-"""Loads files that are alike but for stored values and metadata, as rank files are: nodes and types are read once."""
+"""Loads files that begin alike, as rank files do: the nodes and types that they have in common are read once.
+
+A rank's file has the nodes of all ranks in front, and behind them nodes on parts that only this rank has."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from onnx import GraphProto, ModelProto
+from onnx import GraphProto, ModelProto, NodeProto
 
 from gopt.ir.external_data import DataFolder, naming
 from gopt.ir.graph import Graph, Node
-from gopt.ir.graph_io import read_initializers
-from gopt.ir.load import header_of, load
+from gopt.ir.graph_io import declared, decoded, read_initializers, read_inputs
+from gopt.ir.load import checked_graph, header_of, load
+from gopt.ir.model_file import ModelFile, refill
 from gopt.ir.symbol_table import SymbolTable
 from gopt.ir.tensor import Tensor
-from gopt.ir.types import FLOATS
+from gopt.ir.type_proto import value_info
+from gopt.ir.types import FLOATS, TensorType
 from gopt.ir.wire_format import split_fields
+from gopt.operators.kinds import CASTS
 from gopt.system.garbage import gc_paused
 
 _GRAPH, _NODE, _INITIALIZER = 0x3A, 0x0A, 0x2A
 """Tags of the graph in a model, and of nodes and stored values in a graph."""
-_MOST = 64
-"""Graphs that a file is compared with."""
+_MOST = 16
+"""Files that a file is compared with."""
 
 
 @dataclass(slots=True)
-class _ModelParts:
-    """The bytes of a file: the model without the graph, and the graph's nodes, stored values, and other fields."""
+class _Bytes:
+    """The bytes of a file by part: the model without the graph, the graph's nodes with the end of each, stored values,
+    and other fields of the graph."""
 
     header: bytes
     nodes: bytes
+    ends: list[int]
     values: bytes
     rest: bytes
 
+    @classmethod
+    def of(cls, data: bytes) -> _Bytes | None:
+        """None for a file without nodes in front of the graph."""
+        fields = split_fields(data, 0, len(data))
+        bodies = [(at, end) for tag, _, at, end in fields if tag == _GRAPH]
+        inner = split_fields(data, *bodies[0]) if len(bodies) == 1 else []
+        count = sum(field[0] == _NODE for field in inner)
+        if not count or any(field[0] != _NODE for field in inner[:count]):
+            return None
+        begun = bodies[0][0]
+        header = b"".join([data[start:stop] for tag, start, _, stop in fields if tag != _GRAPH])
+        values = b"".join([data[start:stop] for tag, start, _, stop in inner[count:] if tag == _INITIALIZER])
+        rest = b"".join([data[start:stop] for tag, start, _, stop in inner[count:] if tag != _INITIALIZER])
+        ends = [stop - begun for _, _, _, stop in inner[:count]]
+        return cls(header, data[begun : begun + ends[-1]], ends, values, rest)
 
-@dataclass(slots=True)
+    def common(self, other: _Bytes) -> int:
+        """The number of nodes in front that another file has too."""
+        low, high = 0, min(len(self.nodes), len(other.nodes))
+        if self.nodes[:high] == other.nodes[:high]:
+            low = high
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.nodes[low:middle] == other.nodes[low:middle]:
+                low = middle
+            else:
+                high = middle - 1
+        return bisect_right(self.ends, low)
+
+
 class _LoadedFile:
-    parts: _ModelParts
-    graph: Graph
-    users: dict[str, list[Node]]
+    """A loaded file."""
+
+    def __init__(self, parts: _Bytes, graph: Graph) -> None:
+        self.parts, self.graph = parts, graph
+        self._names: dict[int, tuple[set[str], set[str]]] = {}
+
+    @cached_property
+    def readers(self) -> dict[str, list[Node]]:
+        """The readers of each value."""
+        return self.graph.users()
+
+    def names(self, count: int) -> tuple[set[str], set[str]]:
+        """The values that the first nodes make, and other values that they read."""
+        if count not in self._names:
+            front = self.graph.nodes[:count]
+            produced = {name for node in front for name in node.outputs if name}
+            self._names[count] = produced, {name for node in front for name in node.reads if name} - produced
+        return self._names[count]
 
 
 class AlikeFiles:
     """A loader of gopt's own files. Graphs of files that are alike share nodes and types: neither may be edited."""
 
     def __init__(self) -> None:
-        self._loaded: list[_LoadedFile] = []
+        self._loaded: dict[tuple[bytes, bytes], list[_LoadedFile]] = {}
+        """By nodes and fields of the graph, for several stored values."""
+        self._leaders: list[_LoadedFile] = []
+        """Files that began unlike all before, the last one first."""
 
     def load(self, path: str) -> Graph:
         """The graph in a file. Raises the errors of ``gopt.ir.load.load``."""
         try:
             with open(path, "rb") as stream:
-                data = stream.read()
+                parts = _Bytes.of(stream.read())
         except OSError:
-            return load(path, own=True)  # says what is wrong
-        for number, like in enumerate(self._loaded):
-            parts = _parts(data, like.parts.nodes)
-            graph = None if parts is None else _alike(path, parts, like)
+            parts = None
+        if parts is None:
+            return load(path, own=True)
+        equal = self._loaded.setdefault((parts.nodes, parts.rest), [])
+        for like in equal:
+            graph = _alike(path, parts, like, len(parts.ends))
             if graph is not None:
-                self._loaded.insert(0, self._loaded.pop(number))
                 return graph
-        graph = load(path, own=True)
-        parts = _parts(data)
-        if parts is not None:
-            self._loaded = [_LoadedFile(parts, graph, graph.users()), *self._loaded[: _MOST - 1]]
+        graph = None
+        for number, like in enumerate(self._leaders):
+            count = like.parts.common(parts)
+            graph = _alike(path, parts, like, count) if 2 * count >= len(parts.ends) else None
+            if graph is not None:
+                self._leaders.insert(0, self._leaders.pop(number))
+                break
+        if graph is None:
+            graph = load(path, own=True)
+            if len(parts.ends) == len(graph.nodes):
+                self._leaders = [_LoadedFile(parts, graph), *self._leaders[: _MOST - 1]]
+        if len(parts.ends) == len(graph.nodes):
+            equal.insert(0, _LoadedFile(parts, graph))
+            del equal[_MOST:]
         return graph
 
 
-def _parts(data: bytes, nodes: bytes | None = None) -> _ModelParts | None:
-    """The parts of a file; None for a file in another order of fields, and for other nodes than ``nodes``, if given."""
-    fields = split_fields(data, 0, len(data))
-    graphs = [(at, end) for tag, _, at, end in fields if tag == _GRAPH]
-    if len(graphs) != 1:
-        return None
-    ((at, end),) = graphs
-    begun = at
-    if nodes is not None:
-        if not data.startswith(nodes, at) or data[at + len(nodes) : at + len(nodes) + 1] == bytes((_NODE,)):
-            return None
-        at += len(nodes)
-    within = split_fields(data, at, end)
-    while nodes is None and within and within[0][0] == _NODE:
-        at = within.pop(0)[3]
-    if any(tag == _NODE for tag, _, _, _ in within):
-        return None
-    header = b"".join([data[start:stop] for tag, start, _, stop in fields if tag != _GRAPH])
-    values = b"".join([data[start:stop] for tag, start, _, stop in within if tag == _INITIALIZER])
-    rest = b"".join([data[start:stop] for tag, start, _, stop in within if tag != _INITIALIZER])
-    return _ModelParts(header, data[begun:at] if nodes is None else nodes, values, rest)
-
-
-def _alike(path: str, parts: _ModelParts, like: _LoadedFile) -> Graph | None:
-    """The graph of a file like a loaded one; None where types might differ."""
+def _alike(path: str, parts: _Bytes, like: _LoadedFile, count: int) -> Graph | None:
+    """The graph of a file with the first ``count`` nodes of a loaded one; None where their types might differ."""
     graph = like.graph
-    if parts.rest != like.parts.rest:
-        return None
+    equal = parts.rest == like.parts.rest
     with naming(path), gc_paused():
         model = ModelProto.FromString(parts.header)
-        metadata = {entry.key: entry.value for entry in model.metadata_props}
-        header = header_of(model)
-        if _without_metadata(header) != _without_metadata(graph.header):
+        if _without_metadata(model) != _without_metadata(graph.header):
             return None
-        inputs = dict(graph.inputs)
-        body = GraphProto.FromString(parts.values)
-        initializers = read_initializers(body, inputs, SymbolTable(None), DataFolder(path))
-    if inputs != graph.inputs or list(initializers) != list(graph.initializers):
+        rest = GraphProto.FromString(b"" if equal else parts.rest)
+        values = GraphProto.FromString(parts.values)
+        symbols = SymbolTable(None)
+        inputs = dict(graph.inputs) if equal else read_inputs(rest, symbols)
+        stored = read_initializers(values, inputs, symbols, DataFolder(path))
+        types = dict(decoded(rest.value_info, lambda info: declared(info, f"value {info.name!r}")))
+    before = {name: tensor.type for name, tensor in stored.items()} | inputs
+    if not _same_front(like, count, before, types, stored):
         return None
-    for name, tensor in initializers.items():
-        before = graph.initializers[name]
-        if tensor.type != before.type:
+    result = replace(graph, inputs=inputs, initializers=stored, header=header_of(model),
+                     metadata={entry.key: entry.value for entry in model.metadata_props})  # fmt: skip
+    if equal and count == len(graph.nodes) == len(parts.ends):
+        return result if inputs == graph.inputs and stored.keys() == graph.initializers.keys() else None
+    rest.MergeFrom(GraphProto.FromString(parts.nodes[like.parts.ends[count - 1] :]))
+    rest.MergeFrom(values if not equal else GraphProto.FromString(parts.rest + parts.values))
+    produced, _ = like.names(count)
+    tail = _tail(path, model, rest, produced, {**graph.types, **before})
+    if tail is None:
+        return None
+    result.nodes, result.outputs = [*graph.nodes[:count], *tail.nodes], tail.outputs
+    result.types = {name: type for name, type in graph.types.items() if name in produced} | tail.types
+    return result
+
+
+def _same_front(
+    like: _LoadedFile, count: int, before: Mapping[str, TensorType], declared_types: Mapping[str, TensorType],
+    stored: dict[str, Tensor],
+) -> bool:  # fmt: skip
+    """Return whether the types of a file's front nodes are those of a loaded file; equal stored values are shared."""
+    graph = like.graph
+    produced, read = like.names(count)
+    if any(name not in before or graph.types.get(name) != before[name] for name in read):
+        return False
+    if any(name in produced and graph.types.get(name) != type for name, type in declared_types.items()):
+        return False
+    front = set(map(id, graph.nodes[:count]))
+    for name, tensor in stored.items():
+        other = graph.initializers.get(name)
+        if other is None:
+            continue
+        if other.type == tensor.type and _equal(tensor, other):
+            stored[name] = other
+        elif name in read and name not in graph.inputs:
+            readers = [node for node in like.readers.get(name, ()) if id(node) in front]
+            if not all(_keeps_type(graph, node, stored) for node in readers):
+                return False
+    return True
+
+
+def _tail(
+    path: str, model: ModelProto, rest: GraphProto, produced: Collection[str], types: Mapping[str, TensorType]
+) -> Graph | None:
+    """The graph of the nodes behind the front, with values of the front as inputs; None where a shape may follow from a
+    number in the front. ``rest``: the file without the front."""
+    readers: dict[str, list[NodeProto]] = {}
+    for node in rest.node:
+        for name in node.input:
+            if name in produced:
+                readers.setdefault(name, []).append(node)
+        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+            return None  # a body may read any value
+    file = ModelProto()
+    file.CopyFrom(model)
+    file.graph.CopyFrom(rest)
+    file.graph.name = rest.name or "graph"
+    for name, nodes in readers.items():
+        type = types.get(name)
+        if type is None or not type.static:
             return None
-        if _equal(tensor, before):
-            initializers[name] = before
-        elif name not in inputs and not all(_keeps_type(like, node, initializers) for node in like.users.get(name, ())):
+        if type.dtype not in FLOATS and not all(node.op_type in CASTS for node in nodes):
             return None
-    return replace(graph, inputs=inputs, initializers=initializers, header=header, metadata=metadata)
+        file.graph.input.append(value_info(name, type))
+    refill(file.graph.value_info, [info for info in rest.value_info if info.name not in produced])
+    refill(file.graph.output, [info for info in rest.output if info.name not in produced])
+    with naming(path), gc_paused():
+        tail = checked_graph(ModelFile(file.SerializeToString(deterministic=True)), path, own=True)
+    border = dict(decoded(rest.output, lambda info: declared(info, f"output {info.name!r}")))
+    tail.outputs = {name: tail.outputs.get(name, type) for name, type in border.items()}
+    return tail
 
 
 def _without_metadata(header: ModelProto) -> bytes:
@@ -129,16 +235,13 @@ def _equal(tensor: Tensor, other: Tensor) -> bool:
     return bool(tensor.proto == other.proto)
 
 
-def _keeps_type(like: _LoadedFile, node: Node, new: dict[str, Tensor]) -> bool:
+def _keeps_type(graph: Graph, node: Node, new: Mapping[str, Tensor]) -> bool:
     """Return whether a node's result keeps the type for new stored values: a Slice of as many elements of float values,
     which no shape follows from."""
-    types = like.graph.types
-    source, result = types.get(node.inputs[0]), types.get(node.outputs[0])
+    source, result = graph.types.get(node.inputs[0]), graph.types.get(node.outputs[0])
     if not node.is_a("Slice") or source is None or result is None or not (source.static and result.static):
         return False
-    if result.dtype not in FLOATS:
-        return False
-    if not all(name in new for name in node.inputs[1:]):
+    if result.dtype not in FLOATS or not all(name in new for name in node.inputs[1:]):
         return False
     starts, stops, *rest = [new[name].numpy().reshape(-1) for name in node.inputs[1:]]
     axes = rest[0] if rest else range(len(starts))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from gopt.analysis.coupling import refuse_unlike
+from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest
-from gopt.artifact.report_record import ChoiceEntry, Report
+from gopt.artifact.report_record import ChoiceEntry, ProofEntry, Report
 from gopt.errors import OptionError
 from gopt.ir.graph import Graph
 from gopt.lower.invariants import Check
@@ -49,6 +50,8 @@ class Sharded(HtmlTable):
     checks: list[Check]
     removed: Task[RemovedItems] = field(repr=False)
     """The removed operators and variables, as the report lists them."""
+    prover: Callable[[Path, Manifest, TrainingGraph], ProofEntry] | None = field(default=None, repr=False)
+    """Proves the files of ranks, which must not be wrong, before the folder is there; None without a proof."""
     choice: ChoiceEntry | None = None
     """The choice of ``--auto`` and its reason; None without it."""
 
@@ -134,11 +137,23 @@ class Sharded(HtmlTable):
                 file.writelines(source)
             advance("building the report")  # last: parts of it are found beside the rest
             note = annotations.untold(self.program) if annotate else ""
-            manifest, report = self.manifest(), self.report()
+            manifest = replace(self.manifest(), files=dict(files.files))
+            proof = self._proof(staged, manifest)
+            report = self.report()
             report = replace(report, notes=(*report.notes, note)) if note else report
+            if proof is not None:
+                advance("proving the ranks")
+                report = replace(report, proof=proof.result())
             report.write(files)
             write_new(staged / MANIFEST_FILE, replace(manifest, files=files.files).text().encode())
         return report
+
+    def _proof(self, folder: Path, manifest: Manifest) -> Task[ProofEntry] | None:
+        """The proof of the ranks' files in a folder, beside other work."""
+        prover, training = self.prover, self.program.source
+        if prover is None:
+            return None
+        return background.begin(lambda: prover(folder, manifest, training), len(training.graph.nodes))
 
 
 @gc_paused()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Unpack
 
 from gopt.analysis.region_mappings import find_region_mappings, without_dual
-from gopt.artifact.report_record import ChoiceEntry
+from gopt.analysis.training import TrainingGraph
+from gopt.artifact.manifest import Manifest
+from gopt.artifact.report_record import ChoiceEntry, ProofEntry
 from gopt.errors import OptionError
 from gopt.options.records import changed, check_types
 from gopt.options.types import checked
@@ -44,6 +47,7 @@ def shard(
     options: ShardOptions | None = None,
     *,
     auto: Auto | None = None,
+    prove: bool = True,
     advance: ProgressCallback = no_progress,
     **changes: Unpack[ShardKeywords],
 ) -> Sharded:
@@ -51,7 +55,8 @@ def shard(
 
     ``source`` may be a file. ``mesh``: a Mesh, its text (``dp=2,shard=4``), or a number of ranks along ``shard``.
     Options are fields of ``ShardOptions``: as keywords (``stage=3``), as one record, or as a record with changes.
-    ``auto`` chooses stage, partition and bucket size, and the report says why. ``advance`` is called with each phase.
+    ``auto`` chooses stage, partition and bucket size, and the report says why. ``prove``: the ranks are proven equal to
+    the source before they are written, beside other work. ``advance`` is called with each phase.
     Raises InputError, OptionError and UnsupportedError.
 
     >>> gopt.shard("fixtures/mlp_adamw.onnx", "dp=2,shard=2", stage=1)
@@ -65,7 +70,17 @@ def shard(
     sharded = shard_step(source, mesh, settings, advance=advance)
     sharded.program.warnings += unsure
     sharded.choice = choice
+    if prove:
+        sharded.prover = prove_files
     return sharded
+
+
+def prove_files(folder: Path, manifest: Manifest, training: TrainingGraph) -> ProofEntry:
+    """The proof of written ranks, for the report. Raises InvariantError for a value unlike the source's."""
+    from gopt.verification.proof.written_ranks import proof_entry
+
+    with gc_paused():
+        return proof_entry(folder, manifest, training)
 
 
 def confirm_duals(source: Source, mesh: Mesh) -> list[str]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from gopt.artifact.report_record import ProofEntry
+from gopt.documents.records import to_document
 from gopt.text.notebook import HtmlTable
 from gopt.text.sanitize import and_more, listed
 from gopt.verification.engine_check import EngineCheck
@@ -102,6 +104,8 @@ class Verification(HtmlTable):
     sample: GradientSample | None = None
     engines: list[EngineCheck] = field(default_factory=list)
     large_batch: LargeBatchCheck | None = None
+    proof: ProofEntry | None = None
+    """The proof of the ranks when they were written, which the digests of the files still fit."""
 
     def __repr__(self) -> str:
         words = {Outcome.EQUAL: "equal", Outcome.DIFFERENT: "NOT equal", Outcome.UNCONFIRMED: "NOT confirmed"}
@@ -228,6 +232,7 @@ class Verification(HtmlTable):
             "engines": [engine.to_json() for engine in self.engines],
             "large_batch": None if self.large_batch is None else self.large_batch.to_json(),
             "unconfirmed": [doubt.to_json() for doubt in self.open()], "noise": self.noise, "notes": self.notes,
+            "proof": None if self.proof is None else to_document(self.proof),
         }  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from gopt.artifact.integrity import check_files
 from gopt.artifact.manifest import Manifest, RankEntry
 from gopt.artifact.manifest_check import check_all_ranks, read_manifest
 from gopt.artifact.path_diagnostics import check_folder
+from gopt.artifact.report_check import stored_proof
 from gopt.errors import RunError
 from gopt.importers.collectives import DECLARED, parse_groups, recognise
 from gopt.importers.load import load_file
@@ -173,6 +174,7 @@ class Verifier:
         selected = changed(options, VerifyOptions, changes)
         steps, seed, data, hyper = selected.steps, selected.seed, selected.data, selected.settings
         result = Verification(self._tolerance(), steps, len(self.ranks))
+        result.proof = stored_proof(self.folder, self.manifest)
         for note in self.notes:
             result.say(note)
         if self._drawn():

@@ -49,15 +49,15 @@ class Expected:
     wire: Mapping[str, tuple[str, str]]
     programs: tuple[Values, Values]
 
-    _held: dict[tuple[int, int], int] = field(default_factory=dict)
+    _cached: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def held(self, expressions: Expressions, state: LocalState, whole: Values) -> int:
         """A rank's pieces of a state, flat; a copy has the type of the message. Ranks share the records of states that
         they have alike."""
         key = id(state), id(whole)
-        if key not in self._held:
-            self._held[key] = self._pieces(expressions, state, whole)
-        return self._held[key]
+        if key not in self._cached:
+            self._cached[key] = self._pieces(expressions, state, whole)
+        return self._cached[key]
 
     def _pieces(self, expressions: Expressions, state: LocalState, whole: Values) -> int:
         sent = self.wire.keys() & {piece.tensor for piece in state.pieces} if state.copy else ()

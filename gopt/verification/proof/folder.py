@@ -18,6 +18,7 @@ from gopt.ir.alike_files import AlikeFiles
 from gopt.ir.graph import Graph
 from gopt.ir.opaque.expand import expand
 from gopt.records.boxes import box_elements
+from gopt.records.mesh import Mesh
 from gopt.runtime.inlined_functions import inlined
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
@@ -45,8 +46,15 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
     advance("reading the source")
     training, _ = source_training(home, None, manifest, mesh)
     check_roles(manifest, training, home)
+    return ranks_relation(home, manifest, training, mesh, advance)
+
+
+def ranks_relation(
+    folder: Path, manifest: Manifest, training: TrainingGraph, mesh: Mesh, advance: ProgressCallback = no_progress
+) -> ProofRelation:
+    """The relation of the files of ranks in a folder to the source by a manifest. Raises InputError."""
     with gc_paused():
-        ranks = tuple(_ranks(home, manifest, training, advance))
+        ranks = tuple(_ranks(folder, manifest, training, advance))
     if manifest.parameter_server is not None:
         check_tables(manifest.parameter_server, ranks[0].graphs)
     return ProofRelation(
@@ -57,12 +65,24 @@ def folder_relation(folder: str | os.PathLike[str], advance: ProgressCallback = 
     )  # fmt: skip
 
 
+def _rank_relation(
+    manifest: Manifest, training: TrainingGraph, entry: RankEntry, graphs: Mapping[str, Graph]
+) -> RankRelation:
+    """The graphs of a rank by phase, and parts of the source's values by the manifest's entry."""
+    settings = {name: SourcePart(name) for name in training.hyper}
+    if entry.role == "server":  # it sees no batch
+        return RankRelation(entry.rank, graphs, manifest.states_of(entry), settings, {}, entry.accumulators)
+    fed = {part.input: Piece(part.input, 0, box_elements(part.box), part.box) for part in entry.fed}
+    inputs = {name: SourcePart(name) for name in training.batch} | settings
+    inputs |= {name: SourcePart(name, (piece,)) for name, piece in fed.items()}
+    outputs = {name: SourcePart(name) for name in training.shown}
+    return RankRelation(entry.rank, graphs, manifest.states_of(entry), inputs, outputs, entry.accumulators)
+
+
 def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: ProgressCallback) -> list[RankRelation]:
     """The graphs of all ranks, and parts of the source's values."""
     ranks, programs = [], []
     arrays: Held = {}
-    settings = {name: SourcePart(name) for name in training.hyper}
-    whole = {name: SourcePart(name) for name in training.batch} | settings
     files: Mapping[str, str] = {}
     alike, plain = AlikeFiles(), set[int]()
     for number, entry in enumerate(manifest.ranks, 1):
@@ -72,15 +92,9 @@ def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: P
         check_rank(manifest, entry, graphs, folder)
         for graph in graphs.values():
             check_versions(graph, f"a file of rank {entry.rank}", training.graph, _AGAIN)
-        states = manifest.states_of(entry)
-        programs.append(RankPrograms({}, states, (), start_values(graphs, arrays), entry))
+        ranks.append(_rank_relation(manifest, training, entry, written))
+        programs.append(RankPrograms({}, ranks[-1].states, (), start_values(graphs, arrays), entry))
         _check_sums(entry, programs[-1])
-        fed = {part.input: Piece(part.input, 0, box_elements(part.box), part.box) for part in entry.fed}
-        inputs = whole | {name: SourcePart(name, (piece,)) for name, piece in fed.items()}
-        outputs = {name: SourcePart(name) for name in training.shown}
-        if entry.role == "server":  # it sees no batch
-            inputs, outputs = settings, {}
-        ranks.append(RankRelation(entry.rank, written, states, inputs, outputs, entry.accumulators))
         advance("reading ranks", number, len(manifest.ranks))
     stored = joined(programs, "input", [rank.values for rank in programs], training.graph.types)
     check_starts(programs, stored, folder)

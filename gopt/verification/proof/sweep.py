@@ -79,15 +79,15 @@ class RankSweep:
 
     def follow(self, leader: RankSweep, order: NodeOrder) -> None:
         """Begin with the leader's values, but for inputs."""
-        own, self.leader, self.order = self.values, leader, order
+        inputs, self.leader, self.order = self.values, leader, order
         self.values = ChainMap({}, leader.values)
         self.reader.follow(leader.reader)
-        self._note(own)
+        self._note(inputs)
 
-    def _note(self, own: Mapping[str, int]) -> None:
+    def _note(self, values: Mapping[str, int]) -> None:
         """Store values, and note the readers of those that are unlike the leader's."""
         assert self.leader is not None and self.order is not None
-        for name, number in own.items():
+        for name, number in values.items():
             if self.leader.values[name] != number:
                 self.values[name] = number
                 for position in self.order.readers.get(name, ()):
