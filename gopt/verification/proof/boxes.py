@@ -337,14 +337,17 @@ class Boxes(Elements):
         return super()._by_ranges(make, operands, length)
 
     def _differ(self, pieces: Iterable[Piece]) -> bool:
-        """Return whether some pieces are of parts of dimensions, and some of whole values."""
-        return len({self.all[root].op == TAKE for root, _, _ in pieces if self.uniform(root) is None}) > 1
+        """Return whether some pieces are of parts of dimensions, and some of whole values, as parts in the source are."""
+        return len({self._of_dims(root) for root, _, _ in pieces if self.uniform(root) is None}) > 1
+
+    def _of_dims(self, root: int) -> bool:
+        return root >= self.of_ranks and self.all[root].op == TAKE
 
     def _in_whole(self, piece: Piece) -> list[Piece]:
         """The ranges of the whole value for a piece of a part of dimensions."""
         root, start, stop = piece
-        op, selection, operands, _ = self.all[root]
-        sizes = self._sizes(operands[0]) if op == TAKE else None
+        _, selection, operands, _ = self.all[root]
+        sizes = self._sizes(operands[0]) if self._of_dims(root) else None
         runs = flattened(cast(Selection, selection), sizes) if sizes else None
         if runs is None:
             return [piece]
