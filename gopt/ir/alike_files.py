@@ -4,6 +4,7 @@ A rank's file has the nodes of all ranks in front, and behind them nodes on part
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -42,20 +43,16 @@ class _Bytes:
     rest: bytes
 
     @classmethod
-    def of(cls, data: bytes) -> _Bytes | None:
-        """None for a file without nodes in front of the graph."""
-        fields = split_fields(data, 0, len(data))
-        bodies = [(at, end) for tag, _, at, end in fields if tag == _GRAPH]
-        inner = split_fields(data, *bodies[0]) if len(bodies) == 1 else []
+    def of(cls, header: bytes, data: bytes) -> _Bytes | None:
+        """The parts of a graph; None for nodes behind other fields."""
+        inner = split_fields(data, 0, len(data))
         count = sum(field[0] == _NODE for field in inner)
         if not count or any(field[0] != _NODE for field in inner[:count]):
             return None
-        begun = bodies[0][0]
-        header = b"".join([data[start:stop] for tag, start, _, stop in fields if tag != _GRAPH])
         values = b"".join([data[start:stop] for tag, start, _, stop in inner[count:] if tag == _INITIALIZER])
         rest = b"".join([data[start:stop] for tag, start, _, stop in inner[count:] if tag != _INITIALIZER])
-        ends = [stop - begun for _, _, _, stop in inner[:count]]
-        return cls(header, data[begun : begun + ends[-1]], ends, values, rest)
+        ends = [stop for _, _, _, stop in inner[:count]]
+        return cls(header, data[: ends[-1]], ends, values, rest)
 
     def common(self, other: _Bytes) -> int:
         """The number of nodes in front that another file has too."""
@@ -98,6 +95,8 @@ class AlikeFiles:
     def __init__(self) -> None:
         self._loaded: dict[tuple[bytes, bytes], list[_LoadedFile]] = {}
         """By nodes and fields of the graph, for several stored values."""
+        self._bodies: dict[bytes, _Twin] = {}
+        """By the bytes of the graph: replicas differ in the metadata alone."""
         self._leaders: list[_LoadedFile] = []
         """Files that began unlike all before, the last one first."""
 
@@ -105,20 +104,30 @@ class AlikeFiles:
         """The graph in a file. Raises the errors of ``gopt.ir.load.load``."""
         try:
             with open(path, "rb") as stream:
-                parts = _Bytes.of(stream.read())
+                data = stream.read()
         except OSError:
-            parts = None
+            return load(path, own=True)  # says what is wrong
+        header, body = _split(data)
+        twin = self._bodies.get(body)
+        if twin is not None and os.path.dirname(path) == twin.folder:
+            return _with_header(path, header, twin.graph)
+        graph = self._load(path, _Bytes.of(header, body))
+        if body:
+            self._bodies[body] = _Twin(os.path.dirname(path), graph)
+        return graph
+
+    def _load(self, path: str, parts: _Bytes | None) -> Graph:
         if parts is None:
             return load(path, own=True)
-        equal = self._loaded.setdefault((parts.nodes, parts.rest), [])
+        file, equal = _RankFile(path, parts), self._loaded.setdefault((parts.nodes, parts.rest), [])
         for like in equal:
-            graph = _alike(path, parts, like, len(parts.ends))
+            graph = _alike(file, like, len(parts.ends))
             if graph is not None:
                 return graph
         graph = None
         for number, like in enumerate(self._leaders):
             count = like.parts.common(parts)
-            graph = _alike(path, parts, like, count) if 2 * count >= len(parts.ends) else None
+            graph = _alike(file, like, count) if 2 * count >= len(parts.ends) else None
             if graph is not None:
                 self._leaders.insert(0, self._leaders.pop(number))
                 break
@@ -132,20 +141,68 @@ class AlikeFiles:
         return graph
 
 
-def _alike(path: str, parts: _Bytes, like: _LoadedFile, count: int) -> Graph | None:
+@dataclass(frozen=True, slots=True)
+class _Twin:
+    """A graph, and the folder of its file, beside which values lie."""
+
+    folder: str
+    graph: Graph
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    """A file without the graph, and the graph; no graph unless it is a single field."""
+    fields = split_fields(data, 0, len(data))
+    bodies = [data[at:end] for tag, _, at, end in fields if tag == _GRAPH]
+    header = b"".join([data[start:stop] for tag, start, _, stop in fields if tag != _GRAPH])
+    return header, bodies[0] if len(bodies) == 1 else b""
+
+
+def _with_header(path: str, header: bytes, graph: Graph) -> Graph:
+    """A graph in a file with another header."""
+    with naming(path):
+        model = ModelProto.FromString(header)
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        return replace(graph, header=header_of(model), metadata=metadata)
+
+
+class _RankFile:
+    """A file to be read beside others: parts are read once."""
+
+    def __init__(self, path: str, parts: _Bytes) -> None:
+        self.path, self.parts = path, parts
+        self.model = ModelProto.FromString(parts.header)
+        self._border: tuple[dict[str, TensorType], dict[str, Tensor]] | None = None
+
+    @cached_property
+    def rest(self) -> GraphProto:
+        """The fields of the graph beside nodes and stored values."""
+        fields: GraphProto = GraphProto.FromString(self.parts.rest)
+        return fields
+
+    @cached_property
+    def types(self) -> dict[str, TensorType]:
+        """The declared types of values inside."""
+        return dict(decoded(self.rest.value_info, lambda info: declared(info, f"value {info.name!r}")))
+
+    def border(self, like: _LoadedFile) -> tuple[dict[str, TensorType], dict[str, Tensor]]:
+        """Inputs and stored values; inputs of a file with equal fields are not read again."""
+        if self._border is None:
+            symbols, equal = SymbolTable(None), self.parts.rest == like.parts.rest
+            inputs = dict(like.graph.inputs) if equal else read_inputs(self.rest, symbols)
+            values = GraphProto.FromString(self.parts.values)
+            self._border = inputs, read_initializers(values, inputs, symbols, DataFolder(self.path))
+        return self._border
+
+
+def _alike(file: _RankFile, like: _LoadedFile, count: int) -> Graph | None:
     """The graph of a file with the first ``count`` nodes of a loaded one; None where their types might differ."""
-    graph = like.graph
+    graph, parts, model = like.graph, file.parts, file.model
     equal = parts.rest == like.parts.rest
-    with naming(path), gc_paused():
-        model = ModelProto.FromString(parts.header)
+    with naming(file.path), gc_paused():
         if _without_metadata(model) != _without_metadata(graph.header):
             return None
-        rest = GraphProto.FromString(b"" if equal else parts.rest)
-        values = GraphProto.FromString(parts.values)
-        symbols = SymbolTable(None)
-        inputs = dict(graph.inputs) if equal else read_inputs(rest, symbols)
-        stored = read_initializers(values, inputs, symbols, DataFolder(path))
-        types = dict(decoded(rest.value_info, lambda info: declared(info, f"value {info.name!r}")))
+        inputs, stored = file.border(like)
+        types = {} if equal else file.types
     before = {name: tensor.type for name, tensor in stored.items()} | inputs
     if not _same_front(like, count, before, types, stored):
         return None
@@ -153,10 +210,9 @@ def _alike(path: str, parts: _Bytes, like: _LoadedFile, count: int) -> Graph | N
                      metadata={entry.key: entry.value for entry in model.metadata_props})  # fmt: skip
     if equal and count == len(graph.nodes) == len(parts.ends):
         return result if inputs == graph.inputs and stored.keys() == graph.initializers.keys() else None
-    rest.MergeFrom(GraphProto.FromString(parts.nodes[like.parts.ends[count - 1] :]))
-    rest.MergeFrom(values if not equal else GraphProto.FromString(parts.rest + parts.values))
+    rest = GraphProto.FromString(parts.nodes[like.parts.ends[count - 1] :] + parts.rest + parts.values)
     produced, _ = like.names(count)
-    tail = _tail(path, model, rest, produced, {**graph.types, **before})
+    tail = _tail(file.path, model, rest, produced, {**graph.types, **before})
     if tail is None:
         return None
     result.nodes, result.outputs = [*graph.nodes[:count], *tail.nodes], tail.outputs

@@ -337,7 +337,7 @@ class Boxes(Elements):
         return super()._by_ranges(make, operands, length)
 
     def _differ(self, pieces: Iterable[Piece]) -> bool:
-        """Return whether some pieces are of parts of dimensions, and some of whole values, as parts in the source are."""
+        """Return whether some pieces are of parts of dimensions, and some of whole values or of parts in the source."""
         return len({self._of_dims(root) for root, _, _ in pieces if self.uniform(root) is None}) > 1
 
     def _of_dims(self, root: int) -> bool:

@@ -561,8 +561,11 @@ class Elements:
         return self._ranged[number]
 
     def _common(self, numbers: Iterable[int], count: int) -> Shape:
-        """The shape in which expressions of equal size are combined: of all roots, or flat."""
+        """The shape in which expressions of equal size are combined: of all roots, without dimensions of length 1 where
+        only these differ, or flat."""
         shapes = {self.shape(self.root(number)) for number in numbers}
+        if len(shapes) > 1:
+            shapes = {tuple(size for size in shape or () if size != 1) for shape in shapes}
         return shapes.pop() if len(shapes) == 1 else (count,)
 
     def _narrow(self, number: int) -> int:
