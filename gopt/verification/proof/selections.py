@@ -5,6 +5,7 @@ Sizes are known, and positions are counted in row-major order."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from math import prod
 from typing import TypeAlias
@@ -181,9 +182,14 @@ def through(before: Sequence[int], selection: Selection, after: Sequence[int]) -
     return tuple(result)
 
 
-def wholes(before: Sequence[int], selection: Selection, part: Sequence[int]) -> Iterator[tuple[Sizes, Selection]]:
+@lru_cache(256)
+def wholes(before: Sizes, selection: Selection, part: Sizes) -> tuple[tuple[Sizes, Selection], ...]:
     """The shapes of a tensor in which selected elements have the shape ``part``, each with the selection, the fewest
-    ranges first."""
+    ranges first. Ranks ask the same again and again."""
+    return tuple(_wholes_of(before, selection, part))
+
+
+def _wholes_of(before: Sizes, selection: Selection, part: Sizes) -> Iterator[tuple[Sizes, Selection]]:
     local = sizes_of(selection, before)
     if 0 in local or 0 in before or prod(local) != prod(part):
         return
