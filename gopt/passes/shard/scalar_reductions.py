@@ -109,9 +109,11 @@ class ScalarReductions:
             rewriter.add("Sqrt", [value], {f"{value}.sqrt": types[value]})
             value = f"{value}.sqrt"
         join = {"sum": "Add", "max": "Max", "min": "Min", "any": "Or", "all": "And"}  # norms are never joined
+        total = value
         for position, operand in enumerate(reduction.epilogue):
-            rewriter.add(join[reduction.kind], [value, operand], {f"{value}.with{position}": types[value]})
-            value = f"{value}.with{position}"
+            joined = f"{total}.with{position}"
+            rewriter.add(join[reduction.kind], [value, operand], {joined: types[value]})
+            value = joined
         shape = types[reduction.root].dims
         if shape:
             target = self.constant("shape" + "_".join(map(str, shape)), list(shape))
