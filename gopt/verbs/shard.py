@@ -47,7 +47,7 @@ def shard(
     options: ShardOptions | None = None,
     *,
     auto: Auto | None = None,
-    prove: bool = True,
+    prove: bool = False,
     advance: ProgressCallback = no_progress,
     **changes: Unpack[ShardKeywords],
 ) -> Sharded:

@@ -16,7 +16,7 @@ from gopt.verification.proof.result import ProofVerdict, RankProof
 UNPROVEN = ProofVerdict.UNPROVEN.value
 _HINTS = (
     "this is a defect of gopt: please report it, with the model",
-    "gopt shard --no-prove writes the ranks without a proof; gopt verify compares them by numbers",
+    "without --prove the ranks are written; gopt verify compares them by numbers",
 )
 
 

@@ -32,11 +32,10 @@ def sharded(seed: int, folder: Path, mesh: str = "") -> bool:
     step.write_bytes(make(draw(seed)).model.SerializeToString())
     try:
         if mesh:
-            ranks = gopt.shard(gopt.load(step), Mesh.parse(mesh), prove=False)
+            ranks = gopt.shard(gopt.load(step), Mesh.parse(mesh))
         else:
             ranks = gopt.shard(
                 gopt.load(step), Mesh.parse(how.mesh), stage=how.stage, partition=how.partition, accumulate=how.micro,
-                prove=False,
             )  # fmt: skip
     except gopt.GoptError:
         return False
