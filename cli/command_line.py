@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 INPUTS = {"model", "path", "paths", "folder", "a", "b", "eval"}
 """Arguments that name a model or a folder."""
 CONFIGURATIONS = {"config", "relation", "server_map"}
-OUTPUTS = {"output", "print_dir", "checkpoint", "log", "trace", "state_dict", "record", "tensorboard"}
-LEFT_OUT = {"state", "data", "replay", "eval_data"}
+OUTPUTS = {"output", "certificate", "print_dir", "checkpoint", "log", "trace", "state_dict", "record", "tensorboard"}
+LEFT_OUT = {"check", "state", "data", "replay", "eval_data"}
 """Options whose files are values or code of the user: they are in no reproducer."""
 COMMANDS = ("shard", "split", "prove", "verify", "run", "plan", "inspect", "explain", "diff", "merge", "reshard")
 """Commands that a reproducer may hold: they read models and folders, and run no code of the user."""

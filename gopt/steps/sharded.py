@@ -153,8 +153,8 @@ class Sharded(HtmlTable):
         prover, training = self.prover, self.program.source
         if prover is None:
             return None
-        asked = [run.record.options.get("reduce_dtype") for run in self.ran]
-        wire = next((str(dtype) for dtype in asked if dtype), "")
+        types = [run.record.options.get("reduce_dtype") for run in self.ran]
+        wire = next((str(dtype) for dtype in types if dtype), "")
         return background.begin(lambda: prover(folder, manifest, training, wire), len(training.graph.nodes))
 
 

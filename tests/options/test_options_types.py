@@ -36,7 +36,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "golden_check": {"folder": "no"}, "golden_update": {"folder": "no"},
     "import_step": {"source": "no", "output": "no"}, "inspect": {"what": "no"}, "load": {"path": "no"},
     "merge": {"what": "no", "model": "no"}, "plan": {"source": "no", "mesh": 2}, "prove": {"folder": "no"},
-    "provenance": {"what": "no"},
+    "provenance": {"what": "no"}, "check_certificate": {"certificate": "no", "folder": "no"},
     "report": {"folder": "no"},
     "reshard": {"what": "no", "mesh": 2}, "run": {"folder": "no", "data": "no", "steps": 1}, "seal": {"folder": "no"},
     "save_state_dict": {"what": "no", "output": "no.safetensors"},
