@@ -212,7 +212,7 @@ def _alike(file: _RankFile, like: _LoadedFile, count: int) -> Graph | None:
         return result if inputs == graph.inputs and stored.keys() == graph.initializers.keys() else None
     rest = GraphProto.FromString(parts.nodes[like.parts.ends[count - 1] :] + parts.rest + parts.values)
     produced, _ = like.names(count)
-    tail = _tail(file.path, model, rest, produced, {**graph.types, **before})
+    tail = _tail(file.path, model, rest, produced, {**graph.types, **before}) if rest.node else None
     if tail is None:
         return None
     result.nodes, result.outputs = [*graph.nodes[:count], *tail.nodes], tail.outputs
