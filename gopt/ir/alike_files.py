@@ -10,23 +10,24 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import GraphProto, ModelProto, NodeProto
 
 from gopt.ir.external_data import DataFolder, naming
 from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_io import declared, decoded, read_initializers, read_inputs
-from gopt.ir.load import checked_graph, header_of, load
+from gopt.ir.load import checked_graph, header_of, load, read_bytes
 from gopt.ir.model_file import ModelFile, refill
 from gopt.ir.symbol_table import SymbolTable
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import value_info
 from gopt.ir.types import FLOATS, TensorType
-from gopt.ir.wire_format import split_fields
+from gopt.ir.wire_format import GRAPH, NODE, split_fields
 from gopt.operators.kinds import CASTS
 from gopt.system.garbage import gc_paused
 
-_GRAPH, _NODE, _INITIALIZER = 0x3A, 0x0A, 0x2A
-"""Tags of the graph in a model, and of nodes and stored values in a graph."""
+_INITIALIZER = 0x2A
+"""Tag of a stored value in a graph."""
 _MOST = 16
 """Files that a file is compared with."""
 
@@ -46,8 +47,8 @@ class _Bytes:
     def of(cls, header: bytes, data: bytes) -> _Bytes | None:
         """The parts of a graph; None for nodes behind other fields."""
         inner = split_fields(data, 0, len(data))
-        count = sum(field[0] == _NODE for field in inner)
-        if not count or any(field[0] != _NODE for field in inner[:count]):
+        count = sum(field[0] == NODE for field in inner)
+        if not count or any(field[0] != NODE for field in inner[:count]):
             return None
         values = b"".join([data[start:stop] for tag, start, _, stop in inner[count:] if tag == _INITIALIZER])
         rest = b"".join([data[start:stop] for tag, start, _, stop in inner[count:] if tag != _INITIALIZER])
@@ -102,15 +103,19 @@ class AlikeFiles:
 
     def load(self, path: str) -> Graph:
         """The graph in a file. Raises the errors of ``gopt.ir.load.load``."""
+        with naming(path):
+            data = read_bytes(path)
         try:
-            with open(path, "rb") as stream:
-                data = stream.read()
-        except OSError:
+            return self._beside(path, *_split(data))
+        except DecodeError:
             return load(path, own=True)  # says what is wrong
-        header, body = _split(data)
+
+    def _beside(self, path: str, header: bytes, body: bytes) -> Graph:
+        """The graph in a file, beside earlier files. Raises DecodeError for damaged bytes."""
         twin = self._bodies.get(body)
         if twin is not None and os.path.dirname(path) == twin.folder:
-            return _with_header(path, header, twin.graph)
+            with naming(path):
+                return _with_header(ModelProto.FromString(header), twin.graph)
         graph = self._load(path, _Bytes.of(header, body))
         if body:
             self._bodies[body] = _Twin(os.path.dirname(path), graph)
@@ -152,17 +157,15 @@ class _Twin:
 def _split(data: bytes) -> tuple[bytes, bytes]:
     """A file without the graph, and the graph; no graph unless it is a single field."""
     fields = split_fields(data, 0, len(data))
-    bodies = [data[at:end] for tag, _, at, end in fields if tag == _GRAPH]
-    header = b"".join([data[start:stop] for tag, start, _, stop in fields if tag != _GRAPH])
+    bodies = [data[at:end] for tag, _, at, end in fields if tag == GRAPH]
+    header = b"".join([data[start:stop] for tag, start, _, stop in fields if tag != GRAPH])
     return header, bodies[0] if len(bodies) == 1 else b""
 
 
-def _with_header(path: str, header: bytes, graph: Graph) -> Graph:
-    """A graph in a file with another header."""
-    with naming(path):
-        model = ModelProto.FromString(header)
-        metadata = {entry.key: entry.value for entry in model.metadata_props}
-        return replace(graph, header=header_of(model), metadata=metadata)
+def _with_header(model: ModelProto, graph: Graph) -> Graph:
+    """A graph under the header of another file."""
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    return replace(graph, header=header_of(model), metadata=metadata)
 
 
 class _RankFile:
@@ -206,8 +209,7 @@ def _alike(file: _RankFile, like: _LoadedFile, count: int) -> Graph | None:
     before = {name: tensor.type for name, tensor in stored.items()} | inputs
     if not _same_front(like, count, before, types, stored):
         return None
-    result = replace(graph, inputs=inputs, initializers=stored, header=header_of(model),
-                     metadata={entry.key: entry.value for entry in model.metadata_props})  # fmt: skip
+    result = replace(_with_header(model, graph), inputs=inputs, initializers=stored)
     if equal and count == len(graph.nodes) == len(parts.ends):
         return result if inputs == graph.inputs and stored.keys() == graph.initializers.keys() else None
     rest = GraphProto.FromString(parts.nodes[like.parts.ends[count - 1] :] + parts.rest + parts.values)

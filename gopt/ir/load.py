@@ -102,8 +102,8 @@ def graph_of(model: ModelProto, path: str | os.PathLike[str] = "the model") -> G
         return checked_graph(ModelFile(model.SerializeToString(deterministic=True)), name)
 
 
-def read_file(path: str) -> ModelFile:
-    """Return the file as a model with at least a version, an operator set and a graph."""
+def read_bytes(path: str) -> bytes:
+    """Return the bytes of a file that may be a model: neither too long nor of too many parts."""
     check_model_size(regular_size(path))
     try:
         with open(path, "rb") as stream:
@@ -113,6 +113,12 @@ def read_file(path: str) -> ModelFile:
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}") from error
     check_parts(data)
+    return data
+
+
+def read_file(path: str) -> ModelFile:
+    """Return the file as a model with at least a version, an operator set and a graph."""
+    data = read_bytes(path)
     file = ModelFile(data)
     try:
         model = file.model

@@ -32,7 +32,7 @@ _NESTED = {
 _LISTS = {("attribute", 7): 4, ("attribute", 8): 0, ("tensor", 1): 0}
 """Packed lists that become Python's: the bytes of an element, or 0 where it ends with a byte below 128."""
 _CONTINUED = bytes(range(128, 256))
-_GRAPH, _NODE = 0x3A, 0x0A
+GRAPH, NODE = 0x3A, 0x0A
 """Tags of the graph in a model, and of a node in a graph."""
 _INPUT, _OUTPUT, _NAME = 0x0A, 0x12, 0x1A
 """Tags of the first fields of a node."""
@@ -108,8 +108,8 @@ def _check_list(data: bytes, at: int, end: int, step: int) -> None:
 def encoded_nodes(model: bytes) -> list[bytes]:
     """Return the serialized nodes of a model parseable by protobuf, in order; none if the graph is not a single field
     of the file."""
-    graphs = _fields(model, 0, len(model), _GRAPH)
-    return [model[at:end] for at, end in _fields(model, *graphs[0], _NODE)] if len(graphs) == 1 else []
+    graphs = _fields(model, 0, len(model), GRAPH)
+    return [model[at:end] for at, end in _fields(model, *graphs[0], NODE)] if len(graphs) == 1 else []
 
 
 def _fields(data: bytes, at: int, end: int, wanted: int) -> list[tuple[int, int]]:
@@ -121,20 +121,23 @@ def _fields(data: bytes, at: int, end: int, wanted: int) -> list[tuple[int, int]
 def split_fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int, int]]:
     """Return the fields of the message between ``at`` and ``end``: tag, begin, begin of the submessage, and end.
 
-    Nothing where the message has fixed numbers or tags of more than a byte."""
+    Nothing where the message has fixed numbers or tags of more than a byte, or is cut short."""
     fields: list[tuple[int, int, int, int]] = []
-    while at < end:
-        begun, tag, size = at, data[at], data[at + 1]
-        at += 2
-        if size > 127:
-            size, at = _varint(data, at - 1)
-        if tag > 127 or tag & 7 not in (_BYTES, _VARINT):
-            return []
-        inner = at
-        if tag & 7 == _BYTES:  # ``size`` is the value of a varint
-            at += size
-        fields.append((tag, begun, inner, at))
-    return fields
+    try:
+        while at < end:
+            begun, tag, size = at, data[at], data[at + 1]
+            at += 2
+            if size > 127:
+                size, at = _varint(data, at - 1)
+            if tag > 127 or tag & 7 not in (_BYTES, _VARINT):
+                return []
+            inner = at
+            if tag & 7 == _BYTES:  # ``size`` is the value of a varint
+                at += size
+            fields.append((tag, begun, inner, at))
+    except IndexError:
+        return []
+    return fields if at == end else []
 
 
 def split_node(node: bytes, texts: dict[bytes, str]) -> tuple[list[str], list[str], str, bytes]:

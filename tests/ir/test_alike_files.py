@@ -9,6 +9,7 @@ import pytest
 from helpers import FIXTURES
 
 import gopt
+from gopt.errors import InputError
 from gopt.ir.alike_files import AlikeFiles
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
@@ -60,3 +61,21 @@ def test_types_that_follow_from_other_stored_values_are_read_again(
     first, second = (files.load(str(tmp_path / name)) for name in ("first.onnx", "second.onnx"))
     assert (first.nodes is second.nodes) == shared
     assert contents(second) == contents(load(tmp_path / "second.onnx", own=True))
+
+
+@pytest.mark.parametrize("cut", [1, 40, 900])
+@pytest.mark.parametrize("front", [False, True])
+def test_a_damaged_file_beside_others_is_refused(front: bool, cut: int, tmp_path: Path) -> None:
+    gopt.shard(FIXTURES / "mlp_adamw.onnx", mesh="dp=3").write(tmp_path / "ranks")
+    files = AlikeFiles()
+    paths = sorted((tmp_path / "ranks").glob("rank_*.onnx"))
+    files.load(str(paths[0]))
+    data = paths[1].read_bytes()
+    paths[1].write_bytes(data[cut:] if front else data[:-cut])
+    with pytest.raises(InputError, match=paths[1].name):
+        files.load(str(paths[1]))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        AlikeFiles().load(str(tmp_path / "none.onnx"))
