@@ -68,9 +68,9 @@ def _text(case: GoldenCase) -> str:
         request = ShardRequest.of(model, args)
         sharded = request.make(request.load(no_progress), no_progress, prove=True)
         with TemporaryDirectory() as home:  # ranks that differ from the source are no golden
-            sharded.write(Path(home, "ranks"))
+            report = sharded.write(Path(home, "ranks"))
         graphs = {"all ranks": sharded.program.graph}
-        return golden_text(case.asked, sharded.source.training, sharded.manifest(), sharded.report(), graphs, case.keep)
+        return golden_text(case.asked, sharded.source.training, sharded.manifest(), report, graphs, case.keep)
     if args["mode"] == "allreduce":
         raise OptionError("goldens of gopt split need servers", 'use command = "shard" with --mesh dp=T --stage 0')
     parted = SplitRequest.of(model, args)

@@ -395,6 +395,12 @@ class Manifest:
         """The document as written."""
         return to_document(self)
 
+    @property
+    def graph_digests(self) -> dict[str, str]:
+        """The SHA-256 of the files of the source and of all ranks, as listed, by name."""
+        names = {self.source, *(name for rank in self.ranks for name in rank.files.values())}
+        return {name: entry.sha256 for name, entry in sorted((self.files or {}).items()) if name in names}
+
     def text(self) -> str:
         """The text of the file, sealed if files are listed."""
         text = "".join(json_pieces(document_items(replace(self, files=None, seal=None))))

@@ -17,8 +17,7 @@ from gopt.errors import InputError
 
 def digest_of_ranks(manifest: Manifest) -> str:
     """The SHA-256 of the names and digests of the source's and all ranks' files."""
-    names = {"source.onnx", *(name for rank in manifest.ranks for name in rank.files.values())}
-    rows = [f"{name} {entry.sha256}\n" for name, entry in sorted((manifest.files or {}).items()) if name in names]
+    rows = [f"{name} {digest}\n" for name, digest in manifest.graph_digests.items()]
     return hashlib.sha256("".join(rows).encode()).hexdigest()
 
 

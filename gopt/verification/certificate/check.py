@@ -113,10 +113,8 @@ class FolderCheck(CallChecker):
             or json.loads(sealed([head, *rows[1:]]).split("\n")[0])["digest"] != digest
         ):
             raise WrongLine(f"digest {digest}", "the SHA-256 of all lines")
-        names = {name for entry in self.manifest.ranks for name in entry.files.values()} | {self.manifest.source}
-        files = self.manifest.files or {}
         due = {"format": FORMAT, "mesh": encoded(self.manifest.mesh.axes), "accumulate": self.manifest.accumulate,
-               "files": {name: files[name].sha256 for name in sorted(names)}, "lines": len(rows) - 1}  # fmt: skip
+               "files": self.manifest.graph_digests, "lines": len(rows) - 1}  # fmt: skip
         if head != due:
             key = next(key for key in {**due, **head} if head.get(key) != due.get(key))
             raise WrongLine(f"{key} {head.get(key)}", f"{due.get(key)}, as the folder has")

@@ -248,10 +248,13 @@ class Boxes(Elements):
         if box is None:
             return
         yield box
-        whole, selection = box
-        shape, part = self._sizes(whole) or (), self._sizes(number) or ()
-        if 1 not in part:
-            return
+        part = self._sizes(number) or ()
+        if 1 in part:
+            yield from self._reshaped(*box, part)
+
+    def _reshaped(self, whole: int, selection: Selection, part: Sizes) -> Iterator[Box]:
+        """A whole value in the shapes where a selection has the shape ``part``, those of the source in front."""
+        shape = self._sizes(whole) or ()
         for sizes in self._shapes_of(whole):
             chosen = through(shape, selection, sizes) if sizes != shape and len(sizes) == len(part) else None
             if chosen is not None and sizes_of(chosen, sizes) == part:
@@ -570,10 +573,6 @@ class Boxes(Elements):
         if sizes_of(selection, shape) == part:
             return {whole: selection}
         result: dict[int, Selection] = {}
-        for sizes in self._shapes_of(whole):
-            chosen = through(shape, selection, sizes) if len(sizes) == len(part) else None
-            if chosen is not None and sizes_of(chosen, sizes) == part:
-                result[self.view(whole, sizes)] = chosen
-        for sizes, chosen in wholes(shape, selection, part):
-            result.setdefault(self.view(whole, sizes), chosen)
+        for reshaped, chosen in self._reshaped(whole, selection, part):
+            result.setdefault(reshaped, chosen)
         return result

@@ -56,10 +56,9 @@ class CertificateWriter:
         self._ranks()
         expressions = self._expressions()
         lines = [*expressions, *self.claims, *self.values]
-        files = {name for entry in self.manifest.ranks for name in entry.files.values()} | {self.manifest.source}
         head = {
             "format": FORMAT, "mesh": self.manifest.mesh.axes, "accumulate": self.manifest.accumulate,
-            "files": {name: self.manifest.files[name].sha256 for name in sorted(files)}, "lines": len(lines),
+            "files": self.manifest.graph_digests, "lines": len(lines),
         }  # fmt: skip
         return sealed([head, *lines])
 

@@ -230,14 +230,14 @@ class Sweep:
         return [sweep.values for sweep in sweeps]
 
     def _follow(self) -> None:
-        """Let ranks follow the first rank with the same nodes."""
-        leaders: dict[int, tuple[RankSweep, NodeOrder]] = {}
+        """Let ranks follow the first rank with the same nodes, and with values for the same inputs."""
+        leaders: dict[tuple[int, frozenset[str]], tuple[RankSweep, NodeOrder]] = {}
         for sweep in self.sweeps:
-            nodes = sweep.graph.nodes
-            if id(nodes) in leaders:
-                sweep.follow(*leaders[id(nodes)])
+            key = id(sweep.graph.nodes), frozenset(sweep.values)
+            if key in leaders:
+                sweep.follow(*leaders[key])
             else:
-                leaders[id(nodes)] = sweep, NodeOrder(nodes)
+                leaders[key] = sweep, NodeOrder(sweep.graph.nodes)
 
     def start(self, graph: Graph, inputs: Values) -> Values:
         """The inputs and the constants of a graph."""
