@@ -114,8 +114,10 @@ class AlikeFiles:
         """The graph in a file, beside earlier files. Raises DecodeError for damaged bytes."""
         twin = self._bodies.get(body)
         if twin is not None and os.path.dirname(path) == twin.folder:
-            with naming(path):
-                return _with_header(ModelProto.FromString(header), twin.graph)
+            model = ModelProto.FromString(header)
+            if _without_metadata(model) == _without_metadata(twin.graph.header):
+                with naming(path):
+                    return _with_header(model, twin.graph)
         graph = self._load(path, _Bytes.of(header, body))
         if body:
             self._bodies[body] = _Twin(os.path.dirname(path), graph)
