@@ -82,7 +82,7 @@ from .terminal import print_json, print_text
     is_flag=True,
     help="Write the placement of each value into source.onnx, as sharding specs of ONNX IR 11.",
 )
-@click.option("--prove", is_flag=True, help="Write ranks only if no value differs from the source's: see gopt prove.")
+@click.option("--no-prove", is_flag=True, help="Write ranks without a proof that they equal the source: see gopt prove.")
 @click.option("--dry-run", is_flag=True, help="Do all the work, show the report, and write nothing.")
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -119,7 +119,7 @@ def command(model: str, **args: Any) -> None:
         if written:
             ranks = request.options.only_ranks
             check_disk_space(source.training, request.mesh.ranks if ranks is None else len(ranks), whole)
-        proven = args["prove"] and args["explain"] is None
+        proven = written and not args["no_prove"]
         sharded = request.make(source, advance, auto_of(args), prove=proven)
         if args["explain"] is not None:
             print_text("\n".join(sharded.explain(args["explain"])))

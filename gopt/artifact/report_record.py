@@ -285,7 +285,7 @@ class Report:
     checks: tuple[Check, ...]
     """The list has the invariants that held of the result before it was written."""
     proof: ProofEntry | None = field(default=None, metadata=OPTIONAL)
-    """The record says what gopt proved of the ranks before it wrote them; the key is absent without --prove."""
+    """The record says what gopt proved of the ranks before it wrote them; the key is absent with --no-prove."""
     choice: ChoiceEntry | None = field(default=None, metadata=OPTIONAL)
     """The record says what --auto chose, and why; the key is absent without --auto."""
 

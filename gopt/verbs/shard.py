@@ -47,7 +47,7 @@ def shard(
     options: ShardOptions | None = None,
     *,
     auto: Auto | None = None,
-    prove: bool = False,
+    prove: bool = True,
     advance: ProgressCallback = no_progress,
     **changes: Unpack[ShardKeywords],
 ) -> Sharded:

@@ -16,7 +16,7 @@ from gopt.verification.proof.result import ProofVerdict, RankProof
 UNPROVEN = ProofVerdict.UNPROVEN.value
 _HINTS = (
     "this is a defect of gopt: please report it, with the model",
-    "without --prove the ranks are written; gopt verify compares them by numbers",
+    "with --no-prove the ranks are written; gopt verify compares them by numbers",
 )
 
 

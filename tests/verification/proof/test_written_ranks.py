@@ -1,4 +1,4 @@
-"""``gopt shard --prove`` writes no ranks that differ from the source, and its report says what is proven."""
+"""``gopt shard`` writes no ranks that differ from the source, and its report says what is proven."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_that_differ_are_not_written(planted, tmp_path, capsys):
-    assert main(["shard", MODEL, "--prove", "--ranks", "2", "-o", str(tmp_path / "out")]) == 70
+    assert main(["shard", MODEL, "--ranks", "2", "-o", str(tmp_path / "out")]) == 70
     assert "differs from the source" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InvariantError, match="differs from the source"):
-        gopt.shard(MODEL, 2, prove=True).write(tmp_path / "out")
+        gopt.shard(MODEL, 2).write(tmp_path / "out")
 
 
 def test_without_a_proof_they_are_and_the_report_claims_nothing(planted, tmp_path):
-    assert main(["shard", MODEL, "--ranks", "2", "-o", str(tmp_path / "out"), "-q"]) == 0
+    assert main(["shard", MODEL, "--no-prove", "--ranks", "2", "-o", str(tmp_path / "out"), "-q"]) == 0
     assert "proof" not in json.loads((tmp_path / "out" / "report.json").read_text())
     assert main(["prove", str(tmp_path / "out"), "-q"]) == 1
 
 
 def test_the_report_and_verify_say_what_is_proven(tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["shard", MODEL, "--prove", "--ranks", "2", "-o", str(out)]) == 0
+    assert main(["shard", MODEL, "--ranks", "2", "-o", str(out)]) == 0
     states = len(gopt.load(MODEL).training.states)
     line = f"proven: {states + 1} of {states + 1} new states, losses and metrics equal the source's for all values"
     assert line in capsys.readouterr().out
@@ -68,7 +68,7 @@ def test_the_report_and_verify_say_what_is_proven(tmp_path, capsys):
 def test_a_proof_is_of_the_files_that_were_read(tmp_path, capsys):
     """The files are edited and sealed: the report's proof is of others."""
     out = tmp_path / "out"
-    assert main(["shard", MODEL, "--prove", "--ranks", "2", "-o", str(out), "-q"]) == 0
+    assert main(["shard", MODEL, "--ranks", "2", "-o", str(out), "-q"]) == 0
     edit_rank(out, 1, wrong)
     assert main(["seal", str(out)]) == 0
     capsys.readouterr()
@@ -78,7 +78,7 @@ def test_a_proof_is_of_the_files_that_were_read(tmp_path, capsys):
 
 def test_some_ranks_alone_are_not_proven(tmp_path):
     assert (
-        main(["shard", MODEL, "--prove", "--ranks", "4", "--only-ranks", "0-1", "-o", str(tmp_path / "out"), "-q"]) == 0
+        main(["shard", MODEL, "--ranks", "4", "--only-ranks", "0-1", "-o", str(tmp_path / "out"), "-q"]) == 0
     )
     proof = json.loads((tmp_path / "out" / "report.json").read_text())["proof"]
     assert (proof["verdict"], proof["reason"]) == ("unproven", "2 of 4 ranks were written")
