@@ -24,6 +24,8 @@ from gopt.verification.proof.operators import NodeReader
 
 RANGE = b"range of "
 """In front of a node's bytes: the results on whole operands, of a node that ranks apply to ranges."""
+UNDEFINED = "undefined"
+"""Leaves for results of calls that a rank has no value of."""
 _NARROW = frozenset({"int8", "uint8", "int16", "uint16", "bool"})
 
 
@@ -76,6 +78,8 @@ class RankSweep:
     order: NodeOrder | None = None
     changed: list[int] = field(default_factory=list)
     """The positions of nodes with other operands than the leader's, as a heap."""
+    undefined: set[int] = field(default_factory=set)
+    """The results of calls that this rank has no value of."""
 
     def follow(self, leader: RankSweep, order: NodeOrder) -> None:
         """Begin with the leader's values, but for inputs."""
@@ -126,14 +130,18 @@ class RankSweep:
         return None
 
     def operands(self, node: Node, names: Iterable[str]) -> tuple[int, ...]:
-        """The expressions of values that a node reads. Raises UnpairedCall for a value that nothing makes."""
-        values = self.values
-        try:
-            return tuple([values[name] for name in names])
-        except KeyError as lacking:
-            raise UnpairedCall(
-                self.rank, node, f"reads {lacking}, which it does not have", "a value of its own"
-            ) from None
+        """The expressions of values that a node reads. Raises UnpairedCall for an undefined value."""
+        numbers = tuple([self.values[name] for name in names])
+        if not self.undefined.isdisjoint(numbers):
+            lacking = next(name for name, number in zip(names, numbers) if number in self.undefined)
+            raise UnpairedCall(self.rank, node, f"reads {lacking!r}, which it does not have", "a value of its own")
+        return numbers
+
+    def without(self, node: Node) -> list[int]:
+        """The results of a call that are undefined on this rank."""
+        results = [self.reader.expressions.leaf(UNDEFINED, (self.rank, name), None) for name in node.outputs]
+        self.undefined.update(results)
+        return results
 
     def _read(self, node: Node) -> dict[str, int]:
         """The results of a node."""
@@ -274,6 +282,7 @@ class Sweep:
     def _call(self, members: Sequence[RankSweep], nodes: Sequence[Node]) -> None:
         group = str(nodes[0].attributes["group"])
         axes = self.mesh.split(group)
+        operands = [sweep.operands(node, node.inputs) for sweep, node in zip(members, nodes)]
         signatures = []
         for sweep, node in zip(members, nodes):
             try:
@@ -289,10 +298,9 @@ class Sweep:
                 "cast the operand to int32 before the call",
             )
         all_coordinates = [{axis: self._places[sweep.rank][axis] for axis in axes} for sweep in members]
-        operands = [sweep.operands(node, node.inputs) for sweep, node in zip(members, nodes)]
         results = Members(self.expressions, axes, all_coordinates).call(nodes[0], operands)
         for sweep, node, numbers in zip(members, nodes, results):
-            sweep.values.update(zip(node.outputs, numbers or ()))
+            sweep.values.update(zip(node.outputs, sweep.without(node) if numbers is None else numbers))
 
     def _signature(self, node: Node, types: Sequence[Type]) -> CallSignature:
         """The facts of a call that all members have alike. Raises InputError."""
