@@ -82,7 +82,9 @@ from .terminal import print_json, print_text
     is_flag=True,
     help="Write the placement of each value into source.onnx, as sharding specs of ONNX IR 11.",
 )
-@click.option("--no-prove", is_flag=True, help="Write ranks without a proof that they equal the source: see gopt prove.")
+@click.option(
+    "--no-prove", is_flag=True, help="Write ranks without a proof that they equal the source: see gopt prove."
+)
 @click.option("--dry-run", is_flag=True, help="Do all the work, show the report, and write nothing.")
 @click.option("--force", is_flag=True, help="Replace an existing output folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")

@@ -405,4 +405,5 @@ def test_it_is_an_error(case, tmp_path, monkeypatch):
     monkeypatch.setattr("gopt.lower.lowering.check_carried_values", lambda program: None)
     monkeypatch.setattr("gopt.lower.lowering.check_kept_nodes", lambda program: None)
     case.shard().write(tmp_path / "out")
+    assert not gopt.prove(tmp_path / "out").proven
     assert not Verifier(tmp_path / "out").run(steps=2, confirm=False).equal

@@ -77,8 +77,6 @@ def test_a_proof_is_of_the_files_that_were_read(tmp_path, capsys):
 
 
 def test_some_ranks_alone_are_not_proven(tmp_path):
-    assert (
-        main(["shard", MODEL, "--ranks", "4", "--only-ranks", "0-1", "-o", str(tmp_path / "out"), "-q"]) == 0
-    )
+    assert main(["shard", MODEL, "--ranks", "4", "--only-ranks", "0-1", "-o", str(tmp_path / "out"), "-q"]) == 0
     proof = json.loads((tmp_path / "out" / "report.json").read_text())["proof"]
     assert (proof["verdict"], proof["reason"]) == ("unproven", "2 of 4 ranks were written")
