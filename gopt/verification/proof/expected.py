@@ -24,12 +24,11 @@ from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import INITIAL, NOWHERE, STATE
 from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
-from gopt.verification.proof.relation import ProofRelation, SourcePart
+from gopt.verification.proof.relation import BY_NUMBERS, ProofRelation, SourcePart
 from gopt.verification.proof.selections import joined
 from gopt.verification.proof.sweep import RankSweep, Sweep, UnpairedCall, Values
 from gopt.verification.reference_graphs import local_graph, update_graph
 
-_BY_NUMBERS = "gopt verify compares the ranks by numbers"
 RUNS = 1 << 12
 """Elements of a tensor, and ranges of elements, up to which a part of dimensions is read as ranges."""
 MICRO = "micro-steps"
@@ -148,11 +147,11 @@ class Specification:
         try:
             members = sweep.run([graph] * sweep.mesh.ranks, [dict(fed) for _ in range(sweep.mesh.ranks)])
         except UnpairedCall as wrong:
-            raise UnsupportedError(f"the source's own call {wrong.node!r} is {wrong.actual}", _BY_NUMBERS) from None
+            raise UnsupportedError(f"the source's own call {wrong.node!r} is {wrong.actual}", BY_NUMBERS) from None
         values, *rest = members
         apart = next((name for name in graph.outputs if any(row[name] != values[name] for row in rest)), None)
         if apart is not None:
-            raise UnsupportedError(f"{apart!r} may differ among members of the source that start equal", _BY_NUMBERS)
+            raise UnsupportedError(f"{apart!r} may differ among members of the source that start equal", BY_NUMBERS)
         for node in graph.nodes:
             for name in node.outputs if not node.is_in(CASTS) else ():
                 if name and graph.type_of(name).dtype in HALVES:
@@ -222,7 +221,7 @@ class SourceSweep(Sweep):
         calls = (node for node in graph.nodes if node.domain == COMM and node.made_by != VERIFIER_CALL)
         live = {axis for node in calls for axis in mesh.live(str(node.attributes["group"]))}
         if not live.isdisjoint(self.data):
-            raise UnsupportedError("the source has calls of its own among ranks with different data", _BY_NUMBERS)
+            raise UnsupportedError("the source has calls of its own among ranks with different data", BY_NUMBERS)
         axes = tuple((axis, size if axis in live else 1) for axis, size in mesh.axes)
         super().__init__(expressions, constants, Mesh(axes, mesh.kinds), reader)
 
