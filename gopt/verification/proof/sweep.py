@@ -71,8 +71,6 @@ class RankSweep:
     reader: NodeReader
     values: SweptValues
     at: int = 0
-    memo: dict[tuple[bytes, tuple[int, ...]], list[int]] = field(default_factory=dict)
-    """Shared by all ranks: a node of a file and its operands -> its results."""
     leader: RankSweep | None = None
     """An earlier rank with the same nodes: this rank reads only nodes with other operands."""
     order: NodeOrder | None = None
@@ -149,9 +147,10 @@ class RankSweep:
         if node.encoded is None or node.op_type in CASTS:
             return dict(zip(node.outputs, self._results(node)))
         key = node.encoded, operands
-        results = self.memo.get(key)
+        memo = self.reader.expressions.read
+        results = memo.get(key)
         if results is None:
-            results = self.memo[key] = self._of_ranges(node, operands) or self._results(node)
+            results = memo[key] = self._of_ranges(node, operands) or self._results(node)
         return dict(zip(node.outputs, results))
 
     def _of_ranges(self, node: Node, operands: Sequence[int]) -> list[int] | None:
@@ -170,14 +169,14 @@ class RankSweep:
             columns.append(expressions.all[number].operands if alike else [number] * len(ranges))
         keys = [(node.encoded or b"", tuple(numbers)) for numbers in zip(*columns)]
         counts = [max(expressions.elements(number) or 0 for number in numbers) for _, numbers in keys]
-        wholes = [self.memo.get((RANGE + encoded, numbers)) for encoded, numbers in keys]
+        wholes = [expressions.read.get((RANGE + encoded, numbers)) for encoded, numbers in keys]
         if None not in wholes:
             return [expressions.flat((whole[0], *span) for whole, span in zip(wholes, ranges) if whole)]
         results = self._results(node)
         if expressions.ranges(results[0]) == ranges:
             for (encoded, numbers), whole, count in zip(keys, expressions.all[results[0]].operands, counts):
                 if expressions.elements(whole) == count:
-                    self.memo[RANGE + encoded, numbers] = [whole]
+                    expressions.read[RANGE + encoded, numbers] = [whole]
         return results
 
     def _results(self, node: Node) -> list[int]:
@@ -212,7 +211,6 @@ class Sweep:
         self.expressions, self.constants, self.mesh, self.reader = expressions, constants, mesh, reader
         self.first, self.sweeps = first, list[RankSweep]()
         self._places = {first + rank: mesh.coordinates(rank) for rank in range(mesh.ranks)}
-        self._memo: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
         self._groups: dict[str, dict[int, tuple[int, ...]]] = {}
         """Axes -> the members in a rank's group, by rank."""
         self._signatures: dict[tuple[bytes, tuple[Type, ...]], CallSignature] = {}
@@ -221,7 +219,7 @@ class Sweep:
         """The expressions of all values of all ranks; ``inputs``: expressions of the inputs of each rank. Raises
         UnpairedCall."""
         self.sweeps = sweeps = [
-            RankSweep(rank, graph, self.reader(graph), self.start(graph, values), memo=self._memo)
+            RankSweep(rank, graph, self.reader(graph), self.start(graph, values))
             for rank, (graph, values) in enumerate(zip(graphs, inputs))
         ]
         self._follow()
