@@ -24,6 +24,8 @@ from gopt.verification.proof.operators import NodeReader
 
 RANGE = b"range of "
 """In front of a node's bytes: the results on whole operands, of a node that ranks apply to ranges."""
+UNDEFINED = "undefined"
+"""Leaves for results of calls that a rank has no value of."""
 _NARROW = frozenset({"int8", "uint8", "int16", "uint16", "bool"})
 
 
@@ -69,13 +71,13 @@ class RankSweep:
     reader: NodeReader
     values: SweptValues
     at: int = 0
-    memo: dict[tuple[bytes, tuple[int, ...]], list[int]] = field(default_factory=dict)
-    """Shared by all ranks: a node of a file and its operands -> its results."""
     leader: RankSweep | None = None
     """An earlier rank with the same nodes: this rank reads only nodes with other operands."""
     order: NodeOrder | None = None
     changed: list[int] = field(default_factory=list)
     """The positions of nodes with other operands than the leader's, as a heap."""
+    undefined: set[int] = field(default_factory=set)
+    """The results of calls that this rank has no value of."""
 
     def follow(self, leader: RankSweep, order: NodeOrder) -> None:
         """Begin with the leader's values, but for inputs."""
@@ -126,14 +128,18 @@ class RankSweep:
         return None
 
     def operands(self, node: Node, names: Iterable[str]) -> tuple[int, ...]:
-        """The expressions of values that a node reads. Raises UnpairedCall for a value that nothing makes."""
-        values = self.values
-        try:
-            return tuple([values[name] for name in names])
-        except KeyError as lacking:
-            raise UnpairedCall(
-                self.rank, node, f"reads {lacking}, which it does not have", "a value of its own"
-            ) from None
+        """The expressions of values that a node reads. Raises UnpairedCall for an undefined value."""
+        numbers = tuple([self.values[name] for name in names])
+        if not self.undefined.isdisjoint(numbers):
+            lacking = next(name for name, number in zip(names, numbers) if number in self.undefined)
+            raise UnpairedCall(self.rank, node, f"reads {lacking!r}, which it does not have", "a value of its own")
+        return numbers
+
+    def without(self, node: Node) -> list[int]:
+        """The results of a call that are undefined on this rank."""
+        results = [self.reader.expressions.leaf(UNDEFINED, (self.rank, name), None) for name in node.outputs]
+        self.undefined.update(results)
+        return results
 
     def _read(self, node: Node) -> dict[str, int]:
         """The results of a node."""
@@ -141,9 +147,10 @@ class RankSweep:
         if node.encoded is None or node.op_type in CASTS:
             return dict(zip(node.outputs, self._results(node)))
         key = node.encoded, operands
-        results = self.memo.get(key)
+        memo = self.reader.expressions.read
+        results = memo.get(key)
         if results is None:
-            results = self.memo[key] = self._of_ranges(node, operands) or self._results(node)
+            results = memo[key] = self._of_ranges(node, operands) or self._results(node)
         return dict(zip(node.outputs, results))
 
     def _of_ranges(self, node: Node, operands: Sequence[int]) -> list[int] | None:
@@ -162,14 +169,14 @@ class RankSweep:
             columns.append(expressions.all[number].operands if alike else [number] * len(ranges))
         keys = [(node.encoded or b"", tuple(numbers)) for numbers in zip(*columns)]
         counts = [max(expressions.elements(number) or 0 for number in numbers) for _, numbers in keys]
-        wholes = [self.memo.get((RANGE + encoded, numbers)) for encoded, numbers in keys]
+        wholes = [expressions.read.get((RANGE + encoded, numbers)) for encoded, numbers in keys]
         if None not in wholes:
             return [expressions.flat((whole[0], *span) for whole, span in zip(wholes, ranges) if whole)]
         results = self._results(node)
         if expressions.ranges(results[0]) == ranges:
             for (encoded, numbers), whole, count in zip(keys, expressions.all[results[0]].operands, counts):
                 if expressions.elements(whole) == count:
-                    self.memo[RANGE + encoded, numbers] = [whole]
+                    expressions.read[RANGE + encoded, numbers] = [whole]
         return results
 
     def _results(self, node: Node) -> list[int]:
@@ -204,7 +211,6 @@ class Sweep:
         self.expressions, self.constants, self.mesh, self.reader = expressions, constants, mesh, reader
         self.first, self.sweeps = first, list[RankSweep]()
         self._places = {first + rank: mesh.coordinates(rank) for rank in range(mesh.ranks)}
-        self._memo: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
         self._groups: dict[str, dict[int, tuple[int, ...]]] = {}
         """Axes -> the members in a rank's group, by rank."""
         self._signatures: dict[tuple[bytes, tuple[Type, ...]], CallSignature] = {}
@@ -213,7 +219,7 @@ class Sweep:
         """The expressions of all values of all ranks; ``inputs``: expressions of the inputs of each rank. Raises
         UnpairedCall."""
         self.sweeps = sweeps = [
-            RankSweep(rank, graph, self.reader(graph), self.start(graph, values), memo=self._memo)
+            RankSweep(rank, graph, self.reader(graph), self.start(graph, values))
             for rank, (graph, values) in enumerate(zip(graphs, inputs))
         ]
         self._follow()
@@ -274,6 +280,7 @@ class Sweep:
     def _call(self, members: Sequence[RankSweep], nodes: Sequence[Node]) -> None:
         group = str(nodes[0].attributes["group"])
         axes = self.mesh.split(group)
+        operands = [sweep.operands(node, node.inputs) for sweep, node in zip(members, nodes)]
         signatures = []
         for sweep, node in zip(members, nodes):
             try:
@@ -289,10 +296,9 @@ class Sweep:
                 "cast the operand to int32 before the call",
             )
         all_coordinates = [{axis: self._places[sweep.rank][axis] for axis in axes} for sweep in members]
-        operands = [sweep.operands(node, node.inputs) for sweep, node in zip(members, nodes)]
         results = Members(self.expressions, axes, all_coordinates).call(nodes[0], operands)
         for sweep, node, numbers in zip(members, nodes, results):
-            sweep.values.update(zip(node.outputs, numbers or ()))
+            sweep.values.update(zip(node.outputs, sweep.without(node) if numbers is None else numbers))
 
     def _signature(self, node: Node, types: Sequence[Type]) -> CallSignature:
         """The facts of a call that all members have alike. Raises InputError."""

@@ -61,6 +61,7 @@ SPLIT_SETS: dict[str, list[str]] = {
     "rows and columns": ["--mesh", "h=2,w=2"],
     "data and rows": ["--mesh", "dp=2,h=2"],
     "rows and channels": ["--mesh", "h=2,tp=2"],
+    "broadcast parts": ["--mesh", "dp=2,shard=2,tp=2", "--partition", "whole", "-O", "shard.style=broadcast"],
 }
 NAMES = sorted(
     str(path.relative_to(FIXTURES))[:-5] for path in FIXTURES.rglob("*.onnx") if "ort" not in path.parent.name
