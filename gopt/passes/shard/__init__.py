@@ -54,12 +54,12 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
     layout = layout_of(program, options)
     rewriter = GraphRewriter(program.graph, "shard")
     scalars = ScalarReductions(rewriter, training.graph, updates, axis)
-    wire = options.reduce_dtype.value if options.reduce_dtype is not None else ""
+    program.reduce_dtype = options.reduce_dtype.value if options.reduce_dtype is not None else ""
     groups = Groups(
         axis, program.mesh.replica_group, data if data is not None and program.mesh.size(data) > 1 else None
     )
     weights = LossWeights(program, rewriter, groups.data)
-    reduction = GradientReduction(program, rewriter, groups, wire, options.stage >= Stage.GRADIENTS, weights)
+    reduction = GradientReduction(program, rewriter, groups, options.stage >= Stage.GRADIENTS, weights)
     before_use = options.stage is Stage.PARAMETERS
     gather = ParameterGather(program, rewriter, axis, before_use, options.reshard_after_forward, options.persist)
     plan = make_plan(training, updates, layout, gather.copies, program.weighed)

@@ -46,10 +46,12 @@ class CertificateWriter:
             or self.manifest.split
             or relation.synchronised.points
             or met
+            or self.prover.constants.roundings
             or self.manifest.files is None
         ):
             raise UnsupportedError(
-                f"{self.home} has no certificate: servers, a split computation, or statistics that ranks reduce",
+                f"{self.home} has no certificate: servers, a split computation, statistics that ranks reduce, or casts "
+                "that the source lacks",
                 "gopt prove proves it without one",
             )
         self._source()

@@ -44,8 +44,12 @@ class ConstantTable:
         self.masks = Masks(expressions, self.arrays)
         self.halves: dict[tuple[int, str], set[int]] = {}
         """Results of operators of the source in half precision, with the type -> the operands."""
+        self.rounded: dict[str, set[int]] = {}
+        """Type -> gradients of all batches, and weights of batches, that ranks round to the type."""
+        self.sent: dict[str, set[int]] = {}
+        """Type -> gradients of a batch, and of some batches, that ranks round to the type in front of calls."""
         self.roundings: Counter[str] = Counter()
-        """Node -> number of rounded values of widened halves for a half of the source."""
+        """Node -> number of rounded values: of widened halves for a half of the source, and of gradients."""
         self._stored: dict[tuple[str, int, TensorType], tuple[int, Tensor]] = {}
 
     def stored(self, tensor: Tensor) -> int:

@@ -168,13 +168,13 @@ class Specification:
         expressions, rule = self.expressions, self.reduction.rule
         summed = self.reduction.summed_gradients(self.training)
         result: Values = {}
+        weight_of_batch = self._weight(local) if rule is LossRule.WEIGHTED else None
         for parameter, name in self.training.gradients.items():
             how = "sum" if rule is LossRule.SUM or name in summed else "mean"
-            number, axes, weight, dtype = local[name], self.varying, None, self.training.graph.types[name].dtype
-            if rule is LossRule.WEIGHTED:
-                type = self.training.graph.type_of(self.reduction.value)
-                weight = as_type(expressions, local[self.reduction.value], type.dtype, "float32")
-                expressions.note_count(weight, axes)
+            number, axes, weight = local[name], self.varying, weight_of_batch
+            dtype = self.training.graph.types[name].dtype
+            if self.relation.plan is None and (dtype in HALVES or self.relation.reduce_dtype):
+                self._note_roundings(number, weight, dtype)
             if self.relation.plan is not None and MICRO in axes:
                 number = self._combined(number, weight, {MICRO}, how)
                 number = as_type(expressions, number, "float32", dtype) if dtype in HALVES else number
@@ -182,6 +182,25 @@ class Specification:
             number = as_type(expressions, number, dtype, self.relation.pushed.get(parameter, dtype))
             result[name] = self._combined(number, weight, axes, how)
         return result
+
+    def _weight(self, local: Values) -> int:
+        """The weight of a batch."""
+        type = self.training.graph.type_of(self.reduction.value)
+        weight = as_type(self.expressions, local[self.reduction.value], type.dtype, "float32")
+        self.expressions.note_count(weight, self.varying)
+        return weight
+
+    def _note_roundings(self, number: int, weight: int | None, dtype: str) -> None:
+        """Note the types to which ranks round a gradient of ``dtype`` of some batches and of all, and the weight."""
+        expressions, rounded = self.expressions, self.constants.rounded.setdefault(dtype, set())
+        sent = self.constants.sent.setdefault(self.relation.reduce_dtype, set())
+        if weight is not None:
+            share = weighted_mean(expressions, weight, expressions.reduced(weight, self.data, "sum"))
+            rounded.add(expressions.bare(share))
+            number = weighed(expressions, number, weight)
+        for within, total in expressions.sums(number, self.varying).items():
+            roots = {expressions.undivided(root) for root, _, _ in expressions.apart(total)}
+            (rounded if within == self.varying else sent).update(roots)
 
     def _combined(self, number: int, weight: int | None, axes: Collection[str], how: str) -> int:
         """A value combined over the batches along axes; ``weight``: of each batch."""

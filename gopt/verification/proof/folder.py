@@ -58,7 +58,8 @@ def ranks_relation(
         check_tables(manifest.parameter_server, ranks[0].graphs)
     return ProofRelation(
         training=training, mesh=mesh, ranks=ranks, schedule=manifest.schedule, accumulate=manifest.accumulate,
-        loss_reduction=manifest.loss_reduction, statistics=manifest.statistics, reductions=manifest.reductions,
+        loss_reduction=manifest.loss_reduction, reduce_dtype=manifest.reduce_dtype, statistics=manifest.statistics,
+        reductions=manifest.reductions,
         synchronised=manifest.synchronised, plan=manifest.parameter_server,
         remedy=_AGAIN, instead=BY_NUMBERS,
     )  # fmt: skip

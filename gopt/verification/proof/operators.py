@@ -52,6 +52,11 @@ class NodeReader:
         """Value -> the node that makes it."""
         return self.graph.producers()
 
+    @cached_property
+    def users(self) -> Mapping[str, Sequence[Node]]:
+        """Value -> the nodes that read it."""
+        return self.graph.users()
+
     def follow(self, leader: NodeReader) -> None:
         """Know the casts that a reader of the same nodes has read."""
         self.widened = ChainMap({}, leader.widened)

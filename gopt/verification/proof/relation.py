@@ -66,6 +66,8 @@ class ProofRelation:
     schedule: Mapping[str, int] = field(default_factory=lambda: {"step": 1})
     accumulate: int = 1
     loss_reduction: str = "mean"
+    reduce_dtype: str = ""
+    """The type in which gradients travel between ranks; '' for their own."""
     statistics: str = "mean"
     reductions: tuple[StatisticReduction, ...] = ()
     alike: frozenset[str] = frozenset()
