@@ -11,10 +11,10 @@ import onnx
 
 from gopt import limits
 from gopt.operators.dims import choices, elements, moves, normalise
-from gopt.operators.operator import Array, Attributes, Operator, Slope, of_operands
+from gopt.operators.operator import Array, Attributes, Indices, Operator, Slope, of_operands
 
 NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
-_FIRST = (LINEAR, NONE)
+_FIRST, _WRITTEN = (LINEAR, NONE), (BENT, NONE, CURVED)
 
 
 def axes_of(attributes: Attributes, operands: Sequence[Any]) -> tuple[int, ...] | None:
@@ -125,12 +125,12 @@ OPERATORS = (
     Operator("CenterCropPad", _FIRST, lengths=(1,), zero=True),
     Operator("Resize", _FIRST, shape=3, aside=(1, 2), zero=True, dims=normalise.resize),
     Operator("Upsample", _FIRST, aside=(1,), zero=True),
-    Operator("Gather", _FIRST, choosers=(1,), zero=True, kernel=_gathered, dims=choices.gather),
-    Operator("GatherElements", _FIRST, choosers=(1,), zero=True, dims=choices.gather_elements),
-    Operator("GatherND", _FIRST, choosers=(1,), zero=True, dims=choices.gather_nd),
+    Operator("Gather", _FIRST, choosers=(1,), indices=Indices.SLICE, zero=True, kernel=_gathered, dims=choices.gather),
+    Operator("GatherElements", _FIRST, choosers=(1,), indices=Indices.ELEMENT, zero=True, dims=choices.gather_elements),
+    Operator("GatherND", _FIRST, choosers=(1,), indices=Indices.TUPLE, zero=True, dims=choices.gather_nd),
     Operator("Compress", _FIRST, choosers=(1,), zero=True),
-    Operator("ScatterElements", (BENT, NONE, CURVED), choosers=(1,), dims=choices.scatter_elements),
-    Operator("ScatterND", (BENT, NONE, CURVED), choosers=(1,), dims=choices.scatter_nd),
+    Operator("ScatterElements", _WRITTEN, choosers=(1,), indices=Indices.ELEMENT, dims=choices.scatter_elements),
+    Operator("ScatterND", _WRITTEN, choosers=(1,), indices=Indices.TUPLE, dims=choices.scatter_nd),
     Operator("OneHot", (NONE, NONE, LINEAR), lengths=(1,), choosers=(0,), aside=(2,), dims=elements.one_hot),
     Operator("CumSum", _FIRST, zero=True, dims=elements.running),
     Operator("Constant", total=True),

@@ -15,6 +15,7 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.operator_use import use_of
 from gopt.operators.dims.windows import slices
+from gopt.operators.kinds import VIEWS
 from gopt.records.placements import Placement, Ranges, Shard, WindowTerms
 
 _MAPPINGS = frozenset({"AllGather", "AllToAll", "DimSlice", "HaloJoin"})
@@ -87,7 +88,7 @@ def in_plane(name: str, graph: Graph, constants: Constants, maker: Maker) -> Poo
     """Return whether a value is a pool's indices, counted through each plane from 0, in any shape of as many
     elements."""
     node = _maker(name, maker)
-    while node is not None and node.is_a("Reshape", "Identity"):
+    while node is not None and node.is_in(VIEWS):
         node = _maker(node.inputs[0], maker)
     if node is None or not node.is_a("Sub"):
         return None

@@ -14,7 +14,7 @@ from gopt.analysis.coupling.sample_counts import OPEN, Multiplied
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import made_of
 from gopt.ir.node_kinds import record_of, scale
-from gopt.operators.kinds import AVERAGES, PRODUCTS, RELAYS, SCALES, SUMS
+from gopt.operators.kinds import AVERAGES, PRODUCTS, QUOTIENTS, RELAYS, SCALES, SUMS
 
 TIMES = (1, 2, 3)
 """Batches that are tried."""
@@ -112,11 +112,11 @@ class UniformFactors:
             return sized
         if node.is_in(_COPIES):
             return self.of(node.inputs[0], depth + 1)
-        if node.is_a("Reciprocal"):
-            return UniformFactor().times(self.of(node.inputs[0], depth + 1), -1)
-        if node.is_in(SCALES):
-            left, right = (self.of(operand, depth + 1) for operand in node.inputs)
-            return left.times(right, record_of(node).exponent(1))
+        if node.is_in(SCALES | QUOTIENTS):
+            factor = UniformFactor()
+            for slot, operand in enumerate(node.inputs):
+                factor = factor.times(self.of(operand, depth + 1), record_of(node).exponent(slot))
+            return factor
         if node.is_in(SUMS):
             terms = [self.of(name, depth + 1) for name in node.inputs]
             alike = len({(term.number, term.batches) for term in terms}) == 1

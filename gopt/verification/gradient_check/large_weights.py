@@ -98,7 +98,7 @@ def _is_product(gradient: str, makers: Mapping[str, Node], readers: Mapping[str,
     if maker.is_a("Transpose") and list(maker.attributes.get("perm", [1, 0])) == [1, 0]:
         product = makers.get(maker.inputs[0])
         return product is not None and product.is_a("MatMul") and len(readers[maker.inputs[0]]) == 1
-    return maker.is_a("MatMul") or (maker.is_a("Gemm") and len(maker.inputs) == 2)
+    return maker.is_in(MATRIX_PRODUCTS) and len(maker.inputs) == 2
 
 
 def _moved(graph: Graph, node: Node, name: str) -> list[Node]:
