@@ -13,7 +13,7 @@ from gopt.analysis.row_reads import keeps_rows, repeated_ids
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import Phase
 from gopt.ir.graph import Node
-from gopt.ir.node_kinds import chosen_by, in_proportion, record_of
+from gopt.ir.node_kinds import chosen_by, in_proportion, order_of, record_of
 from gopt.operators.kinds import CASTS, COPIES, MATRIX_PRODUCTS, RESHAPES, SCALES, SCATTERS
 from gopt.operators.operator import Indices
 
@@ -170,7 +170,7 @@ class RowSums:
             if node is None:
                 return ""
             shape = self.values.shape(node.outputs[0])
-            if node.is_a("Transpose") and shape and len(shape) == 2 and node.attributes.get("perm", [1, 0]) == [1, 0]:
+            if shape and len(shape) == 2 and order_of(node, 2) == (1, 0):
                 ids_last = not ids_last
             elif node.is_in(RESHAPES):
                 before = self.values.shape(node.inputs[0])

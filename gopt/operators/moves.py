@@ -111,7 +111,7 @@ OPERATORS = (
     Operator("Flatten", _FIRST, total=True, zero=True, kernel=_flattened),
     Operator("Squeeze", _FIRST, total=True, zero=True, kernel=_squeezed),
     Operator("Unsqueeze", _FIRST, total=True, zero=True, kernel=_unsqueezed),
-    Operator("Transpose", _FIRST, total=True, zero=True, kernel=_transposed, dims=moves.transpose),
+    Operator("Transpose", _FIRST, total=True, order="perm", zero=True, kernel=_transposed, dims=moves.transpose),
     Operator("Expand", _FIRST, total=True, shape=1, zero=True, kernel=_expanded, dims=moves.expand),
     Operator("Tile", _FIRST, zero=True, kernel=_tiled, dims=moves.tile),
     Operator("Slice", _FIRST, total=True, lengths=(1, 2), zero=True, kernel=_sliced, dims=moves.sliced),

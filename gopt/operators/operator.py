@@ -59,18 +59,19 @@ class Operator:
     depends on the operands' elements at its place alone, after broadcasting. ``zero``: the result is zero where the
     first operand is; for a bound or an exponent, with those that steps have (bounds around zero, exponents above it).
     ``total``: there is a result for every value of operands whose types and shapes fit (of whole numbers, Div has
-    none). ``shape``: the operand that is the shape of the result; ``lengths``: those that hold other lengths or places
-    of dimensions. ``by_type``: operands of which a type or a shape is read, and no element. ``choosers``: operands read
-    as indices or conditions alone; ``indices``: what an index in operand 1 names. ``aside``: floating operands that are
-    no weights, such as the state in which a recurrent layer begins, masks, tables of angles. ``pieces``: how the
-    results of a full reduction of pieces make the result of the whole ('l2': the root of the sum of squares; '': they
-    do not). ``power``: beside the slopes, the power of c that multiplies the result where a positive c multiplies all
-    floating operands. ``signs``: the result is the sum of the operands with these signs, the last for all operands
-    behind. ``exponents``: the result is the product of the operands with these exponents; ``factors``: a sum of such
-    products, and of operands that have a 0; ``scale``: an attribute that multiplies those products; ``raised_to``: the
-    exponent of the first operand. ``running``: operands that are running statistics. ``switch``: the operand to switch
-    draws on. ``dims``: along which dimensions it is split; None: members compute it whole. ``kernel``: computes it.
-    ``work``: counts multiplications of a product.
+    none). ``order``: the attribute that says from where each dimension of the result comes. ``shape``: the operand that
+    is the shape of the result; ``lengths``: those that hold other lengths or places of dimensions. ``by_type``:
+    operands of which a type or a shape is read, and no element. ``choosers``: operands read as indices or conditions
+    alone; ``indices``: what an index in operand 1 names. ``aside``: floating operands that are no weights, such as the
+    state in which a recurrent layer begins, masks, tables of angles. ``pieces``: how the results of a full reduction of
+    pieces make the result of the whole ('l2': the root of the sum of squares; '': they do not). ``power``: beside the
+    slopes, the power of c that multiplies the result where a positive c multiplies all floating operands. ``signs``:
+    the result is the sum of the operands with these signs, the last for all operands behind. ``exponents``: the result
+    is the product of the operands with these exponents; ``factors``: a sum of such products, and of operands that have
+    a 0; ``scale``: an attribute that multiplies those products; ``raised_to``: the exponent of the first operand.
+    ``running``: operands that are running statistics. ``switch``: the operand to switch draws on. ``dims``: along which
+    dimensions it is split; None: members compute it whole. ``kernel``: computes it. ``work``: counts multiplications of
+    a product.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Operator:
     elementwise: bool = False
     zero: bool = False
     total: bool = False
+    order: str = ""
     shape: int | None = None
     lengths: tuple[int, ...] = ()
     by_type: tuple[int, ...] = ()

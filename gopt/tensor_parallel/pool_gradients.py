@@ -13,9 +13,11 @@ from math import prod
 
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.ir.node_kinds import record_of
 from gopt.ir.operator_use import use_of
 from gopt.operators.dims.windows import slices
 from gopt.operators.kinds import VIEWS
+from gopt.operators.operator import Indices
 from gopt.records.placements import Placement, Ranges, Shard, WindowTerms
 
 _MAPPINGS = frozenset({"AllGather", "AllToAll", "DimSlice", "HaloJoin"})
@@ -59,7 +61,7 @@ def scattered(
     ``maker``: returns the node making a value; ``pools``: indices that the members of a split pool made -> that pool;
     ``placements``: the known ones. Whether the data are zeros is not checked here.
     """
-    if not node.is_a("ScatterElements") or node.attributes.get("reduction", "none") != "add":
+    if record_of(node).indices is not Indices.ELEMENT or node.attributes.get("reduction", "none") != "add":
         return None
     planes = in_plane(node.inputs[1], graph, constants, maker)
     pool = pools.get(planes.made) if planes is not None else None

@@ -93,11 +93,6 @@ def integer_ranges(training: TrainingGraph) -> dict[str, Range]:
     return {name: _range(index, name) for name in training.batch if types[name].dtype in INTEGERS}
 
 
-def index_bounds(training: TrainingGraph) -> dict[str, int]:
-    """For each integer batch input the bound of valid indices."""
-    return {name: interval.bound for name, interval in integer_ranges(training).items()}
-
-
 def _range(index: GraphIndex, start: str) -> Range:
     bounds: list[tuple[int, int]] = []
     special: set[int] = set()
@@ -188,13 +183,6 @@ def draw_inputs(
         else draw(types[name], generator, ranges.get(name))
         for name in names
     }
-
-
-def draw_batch(
-    training: TrainingGraph, generator: np.random.Generator, bounds: Mapping[str, int]
-) -> dict[str, np.ndarray]:
-    """One rank's batch; ``bounds``: see ``index_bounds``."""
-    return draw_inputs(training, training.batch, generator, {name: Range(bound) for name, bound in bounds.items()})
 
 
 def initial_state(training: TrainingGraph, state: State, generator: np.random.Generator) -> np.ndarray:

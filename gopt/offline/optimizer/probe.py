@@ -15,7 +15,7 @@ from gopt import limits
 from gopt.analysis.ownership import Ownership
 from gopt.analysis.training import Phase, State, TrainingGraph
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import GraphIndex, walk
+from gopt.ir.graph_index import GraphIndex, copy_chain, walk
 from gopt.ir.node_kinds import chosen_by, control_flow, draws, record_of
 from gopt.ir.types import FLOATS, TensorType
 from gopt.operators.kinds import CASTS, MOVES, RESHAPES, SPREADS, TYPED
@@ -216,15 +216,12 @@ class Probe:
         """A state's new value before the conditions that let the state keep its old value, and these conditions, each
         with the value that selects the new value."""
         name, conditions = state.updated, list[tuple[str, bool]]()
-        while (node := self.producers.get(name)) is not None:
-            if state.tensor in chosen_by(node) and self.single(node.inputs[0]):
-                advances = node.inputs[2] == state.tensor
-                conditions.append((node.inputs[0], advances))
-                name = node.inputs[1 if advances else 2]
-            elif node.is_a("Identity"):
-                name = node.inputs[0]
-            else:
+        while (node := self.producers.get(name := copy_chain(self.producers, name)[-1])) is not None:
+            if state.tensor not in chosen_by(node) or not self.single(node.inputs[0]):
                 break
+            advances = node.inputs[2] == state.tensor
+            conditions.append((node.inputs[0], advances))
+            name = node.inputs[1 if advances else 2]
         return name, conditions
 
 
