@@ -11,7 +11,8 @@ import onnx
 
 from gopt import limits
 from gopt.operators.dims import choices, elements, moves, normalise
-from gopt.operators.operator import Array, Attributes, Indices, Operator, Slope, of_operands
+from gopt.operators.dims.link import DimFactors
+from gopt.operators.operator import Array, Attributes, Indices, Kernel, Operator, Slope, of_operands
 
 NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
 _FIRST, _WRITTEN = (LINEAR, NONE), (BENT, NONE, CURVED)
@@ -66,6 +67,10 @@ def _gathered(attributes: Attributes, operands: Sequence[Any]) -> Array:
     return np.asarray(np.take(operands[0], operands[1], int(attributes.get("axis", 0))))
 
 
+def _picked(attributes: Attributes, operands: Sequence[Any]) -> Array:
+    return np.take_along_axis(operands[0], operands[1], int(attributes.get("axis", 0)))
+
+
 def _sliced(attributes: Attributes, operands: Sequence[Any]) -> Array:
     if "starts" in attributes:
         named = [np.asarray(attributes[name]) for name in ("starts", "ends", "axes") if name in attributes]
@@ -106,6 +111,10 @@ def _tiled(attributes: Attributes, operands: Sequence[Any]) -> Array:
     return np.asarray(np.tile(operands[0], repeats))
 
 
+def _chosen(name: str, indices: Indices, dims: DimFactors, kernel: Kernel | None = None) -> Operator:
+    return Operator(name, _FIRST, choosers=(1,), indices=indices, zero=True, kernel=kernel, dims=dims)
+
+
 OPERATORS = (
     Operator("Reshape", _FIRST, total=True, shape=1, zero=True, kernel=_reshaped),
     Operator("Flatten", _FIRST, total=True, zero=True, kernel=_flattened),
@@ -125,9 +134,9 @@ OPERATORS = (
     Operator("CenterCropPad", _FIRST, lengths=(1,), zero=True),
     Operator("Resize", _FIRST, shape=3, aside=(1, 2), zero=True, dims=normalise.resize),
     Operator("Upsample", _FIRST, aside=(1,), zero=True),
-    Operator("Gather", _FIRST, choosers=(1,), indices=Indices.SLICE, zero=True, kernel=_gathered, dims=choices.gather),
-    Operator("GatherElements", _FIRST, choosers=(1,), indices=Indices.ELEMENT, zero=True, dims=choices.gather_elements),
-    Operator("GatherND", _FIRST, choosers=(1,), indices=Indices.TUPLE, zero=True, dims=choices.gather_nd),
+    _chosen("Gather", Indices.SLICE, choices.gather, _gathered),
+    _chosen("GatherElements", Indices.ELEMENT, choices.gather_elements, _picked),
+    _chosen("GatherND", Indices.TUPLE, choices.gather_nd),
     Operator("Compress", _FIRST, choosers=(1,), zero=True),
     Operator("ScatterElements", _WRITTEN, choosers=(1,), indices=Indices.ELEMENT, dims=choices.scatter_elements),
     Operator("ScatterND", _WRITTEN, choosers=(1,), indices=Indices.TUPLE, dims=choices.scatter_nd),

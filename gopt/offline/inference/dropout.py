@@ -23,7 +23,7 @@ def as_identities(subgraph: ForwardSubgraph, draws: Iterable[str]) -> Iterator[N
     """Nodes that make, under the old names, dropout's values in evaluation. ``draws``: values that may be uniform
     random numbers, of inputs or of nodes; a draw with another use as well gives nothing."""
     for node in subgraph.graph.nodes:
-        if id(node) in subgraph.nodes and node.is_a("Dropout"):
+        if id(node) in subgraph.nodes and record_of(node).switch is not None:
             yield _identity(node.inputs[0], node.outputs[0])
     for draw in draws:
         masks = _masks(subgraph, draw)
