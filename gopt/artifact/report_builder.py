@@ -59,7 +59,7 @@ def find_removed(program: SpmdProgram, ranks: Sequence[int]) -> RemovedItems:
             ops.add(fact[:4], fact.of, fact.name, fact.op_type, fact.replaced_by)
         for value in removed_optimizer_values(variant, on):
             variables.add(value[:4], value.of, value.name, value, value.replaced_by)
-    find_removals(program, program.passes, classes, ops, variables)
+    find_removals(program, classes, ops, variables)
     return RemovedItems(ops.groups(), variables.groups())
 
 
