@@ -67,7 +67,6 @@ RULES: dict[str, TransferFunction] = {
     "Concat": shapes.concat,
     "Split": shapes.split,
     "Slice": shapes.slices,
-    "Pad": shapes.pad,
     "Gather": lookups.gather,
     "GatherElements": lookups.gather_elements,
     "ScatterElements": lookups.gather_elements,
