@@ -143,7 +143,8 @@ class CertificateWriter:
                 graph = rank.graphs[phase]
                 if times > 1 and rank.sums:
                     results = self._generic(rank, graph, results)
-                self._section({"rank": rank.rank, "phase": phase}, graph, results, lead.setdefault(phase, results))
+                self._section({"rank": rank.rank, "phase": phase}, graph, results, lead.get(phase, {}))
+                lead.setdefault(phase, results)
                 moved = [state for state in rank.states if state.output in graph.outputs]
                 moving |= {state.input: values.step[state.input] for state in moved} if times > 1 else {}
             self.values += [{"moved": name, "number": number} for name, number in moving.items()]
@@ -164,7 +165,7 @@ class CertificateWriter:
         self.values.append(head)
         producers = graph.producers()
         for name in order_of(graph):
-            if name not in values or (values is not lead and lead.get(name) == values[name]):
+            if name not in values or lead.get(name) == values[name]:
                 continue
             rule = "input" if name in graph.inputs else "constant" if name not in producers else ""
             rule = rule or self._rule(producers[name], values[name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gopt.analysis.statistic_points import StatisticReduction
@@ -43,6 +43,13 @@ class RankRelation:
     inputs: Mapping[str, SourcePart]
     outputs: Mapping[str, SourcePart]
     sums: tuple[LocalAccumulator, ...] = ()
+
+    @property
+    def likeness(self) -> Hashable:
+        """What ranks have alike that compute the same expressions; parts of graphs and records of states are shared."""
+        graphs = [(phase, id(g.nodes), id(g.types), id(g.initializers)) for phase, g in self.graphs.items()]
+        parts = [frozenset(of.items()) for of in (self.inputs, self.outputs)]
+        return tuple(graphs), *parts, tuple(map(id, self.states)), self.sums
 
     @property
     def next_inputs(self) -> dict[str, str]:

@@ -27,11 +27,12 @@ def test_a_follower_has_the_values_it_has_alone(
 
     def both(sweep: Sweep, graphs, inputs):  # type: ignore[no-untyped-def]
         with monkeypatch.context() as patch:
-            patch.setattr(Sweep, "_follow", lambda self: None)
-            alone = [dict(values) for values in run(sweep, graphs, inputs)]
+            patch.setattr(Sweep, "_follow", lambda self, sweeps: None)
+            alone = [dict(values) for values in run(sweep, graphs, [dict(values) for values in inputs])]
         sweep._memo.clear()
+        sweep._calls.clear()
         results = run(sweep, graphs, inputs)
-        followers.extend(rank for rank in sweep.sweeps if rank.leader is not None)
+        followers.extend(rank for rank in sweep.sweeps if rank.leader is not None or len(rank.ranks) > 1)
         assert [dict(values) for values in results] == alone
         return results
 
