@@ -38,6 +38,11 @@ def in_proportion(node: Node, name: str) -> bool:
     return node.is_in(SCALES) and record_of(node).slope(node.inputs.index(name)) is Slope.LINEAR
 
 
+def scale(node: Node) -> float:
+    """The number in an attribute by which a node multiplies a product; 1 for other nodes."""
+    return float(node.attributes.get(record_of(node).scale, 1.0))
+
+
 def elementwise(node: Node) -> bool:
     return node.is_in(ELEMENTWISE)
 

@@ -55,9 +55,10 @@ class Operator:
     result of the whole ('l2': the root of the sum of squares; '': they do not). ``power``: beside the slopes, the
     power of c that multiplies the result where a positive c multiplies all floating operands. ``signs``: the result is
     the sum of the operands with these signs, the last for all operands behind. ``exponents``: the result is the product
-    of the operands with these exponents. ``running``: operands that are running statistics. ``switch``: the operand to
-    switch draws on. ``dims``: along which dimensions it is split; None: members compute it whole. ``kernel``: computes
-    it. ``work``: counts multiplications of a product.
+    of the operands with these exponents; ``factors``: a sum of such products, and of operands that have a 0; ``scale``:
+    an attribute that multiplies those products. ``running``: operands that are running statistics. ``switch``: the
+    operand to switch draws on. ``dims``: along which dimensions it is split; None: members compute it whole.
+    ``kernel``: computes it. ``work``: counts multiplications of a product.
     """
 
     name: str
@@ -74,6 +75,8 @@ class Operator:
     power: float | None = None
     signs: tuple[int, ...] = ()
     exponents: tuple[int, ...] = ()
+    factors: tuple[int, ...] = ()
+    scale: str = ""
     running: tuple[int, ...] = ()
     switch: int | None = None
     dims: DimFactors | None = None
@@ -83,6 +86,15 @@ class Operator:
     def slope(self, operand: int) -> Slope:
         """How the result follows an operand, by the number."""
         return self.slopes[min(operand, len(self.slopes) - 1)] if self.slopes else Slope.NONE
+
+    def exponent(self, operand: int) -> int:
+        """The power of an operand in the products that the result is, or sums up; 0 if it is no factor."""
+        exponents = self.exponents or self.factors
+        return exponents[min(operand, len(exponents) - 1)] if exponents else 0
+
+    def sign(self, operand: int) -> int:
+        """The sign of an operand in a sum; 1 of others."""
+        return self.signs[min(operand, len(self.signs) - 1)] if self.signs else 1
 
     @property
     def linear_in_first(self) -> bool:

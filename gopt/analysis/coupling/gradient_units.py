@@ -22,6 +22,7 @@ from gopt.analysis.coupling.uniform_factors import UniformFactors
 from gopt.analysis.coupling.units import MIXED, Unit, UnitConstants
 from gopt.ir.graph import COMM, Node
 from gopt.ir.graph_index import ancestors, descendants, walk
+from gopt.ir.node_kinds import record_of, scale
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import (
     CASTS,
@@ -378,9 +379,10 @@ class GradientUnits:
         reduced = mark.kind is not Relation.SAMPLES
         samples = [name for name in moving if context.marks[name].kind is Relation.SAMPLES]
         found = Unit(degree=0 if samples else 1, start=True, model=bool(samples))
-        factors = node.inputs if node.is_a("Einsum") else node.inputs[:2]
-        ordered = sorted(enumerate(factors), key=lambda each: each[1] not in moving)
-        signs = [-1 if (node.is_a("Div") and place) or node.is_a("Reciprocal") else 1 for place, _ in ordered]
+        record = record_of(node)
+        factors = [(place, name) for place, name in enumerate(node.inputs) if record.exponent(place)]
+        ordered = sorted(factors, key=lambda each: each[1] not in moving)
+        signs = [record.exponent(place) for place, _ in ordered]
         counts = [self._is_count(name, sign) for (_, name), sign in zip(ordered, signs) if name in moving]
         single = not samples and counts.count(False) == 1
         for (_, name), sign in zip(ordered, signs):
@@ -393,10 +395,10 @@ class GradientUnits:
                 found = multiplied
             elif name not in context.marks:
                 found = self.constants.multiplied(found, node, name, sign, next(iter(samples), ""), reduced=reduced)
-        added = node.inputs[2] if node.is_a("Gemm") and len(node.inputs) > 2 else ""
-        if added and (added in moving or not context.index.constants.zero(added)):
+        added = [name for place, name in enumerate(node.inputs) if name and not record.exponent(place)]
+        if any(name in moving or not context.index.constants.zero(name) for name in added):
             return None if found.degree else replace(found, start=False)
-        alpha = float(node.attributes.get("alpha", 1.0)) if node.is_a("Gemm") else 1.0
+        alpha = scale(node)
         if reduced and samples:
             made = self._over_samples(node, found, samples)
             return made if alpha == 1 else replace(made, over=self.constants.over(made, alpha, made.sizes))

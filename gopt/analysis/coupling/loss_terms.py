@@ -9,6 +9,7 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, division
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import in_proportion, record_of
 from gopt.operators.kinds import CLASS_LOSSES, MEANS, SCALES, SUMS, UNMOVED
 
 MOST = 64
@@ -142,13 +143,13 @@ def _following(
     if node.is_in(SUMS) and mark.kind is not Relation.SAMPLES:
         return [(name, UniformFactor()) for name in marked]
     if node.is_in(SCALES) and len(marked) == 1 and node.inputs.count(marked[0]) == 1:
-        if node.is_a("Div") and node.inputs[0] != marked[0]:
+        if not in_proportion(node, marked[0]):
             return []
         other = next(name for name in node.inputs if name != marked[0])
         factor = factors.written(other)
         if not factor.uniform:
             return []
-        return [(marked[0], UniformFactor().times(factor, -1 if node.is_a("Div") else 1))]
+        return [(marked[0], UniformFactor().times(factor, record_of(node).exponent(1)))]
     if node.is_a("Mul") and mark.kind is Relation.SAMPLES and len({*marked}) == 2:
         weighed = [name for name in marked if name in trained]
         maker = context.index.producers.get(weighed[0]) if len(weighed) == 1 else None

@@ -13,7 +13,8 @@ from gopt.analysis.coupling.marks import Relation
 from gopt.analysis.coupling.sample_counts import OPEN, Multiplied
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import made_of
-from gopt.operators.kinds import AVERAGES, RELAYS, SCALES, SUMS
+from gopt.ir.node_kinds import record_of, scale
+from gopt.operators.kinds import AVERAGES, PRODUCTS, RELAYS, SCALES, SUMS
 
 TIMES = (1, 2, 3)
 """Batches that are tried."""
@@ -115,16 +116,16 @@ class UniformFactors:
             return UniformFactor().times(self.of(node.inputs[0], depth + 1), -1)
         if node.is_in(SCALES):
             left, right = (self.of(operand, depth + 1) for operand in node.inputs)
-            return left.times(right, -1 if node.is_a("Div") else 1)
+            return left.times(right, record_of(node).exponent(1))
         if node.is_in(SUMS):
             terms = [self.of(name, depth + 1) for name in node.inputs]
             alike = len({(term.number, term.batches) for term in terms}) == 1
             return replace(terms[0], uniform=False, literal=False) if alike else UNEQUAL
         if node.is_in(AVERAGES):
             return replace(self.of(node.inputs[0], depth + 1), uniform=False, literal=False)
-        if node.is_a("MatMul", "Gemm", "Einsum") and len(node.inputs) == 2:
+        if node.is_in(PRODUCTS) and len(node.inputs) == 2:
             left, right = (self.of(operand, depth + 1) for operand in node.inputs)
-            number = left.number * abs(float(node.attributes.get("alpha", 1.0))) if left.literal else 1.0
+            number = left.number * abs(scale(node)) if left.literal else 1.0
             return UniformFactor(number, left.batches, False, left.literal).times(right.weights())
         one = context.index.graph.type_of(name).elements == 1
         return UNKNOWN_FACTOR if one else UNEQUAL

@@ -9,6 +9,7 @@ from gopt.analysis.coupling.loss_terms import LossTerms
 from gopt.analysis.coupling.marks import division
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import in_proportion, record_of
 from gopt.operators.kinds import SCALES, SUMS
 
 MIXED = "?"
@@ -202,8 +203,8 @@ class UnitConstants:
         """The constant factor by which a node multiplies ``name``; None for any other node."""
         if node.is_a("Identity", "Cast", "Reshape"):
             return UniformFactor()
-        if not node.is_in(SCALES) or node.inputs.count(name) != 1 or (node.is_a("Div") and node.inputs[0] != name):
+        if not node.is_in(SCALES) or node.inputs.count(name) != 1 or not in_proportion(node, name):
             return None
         other = next(each for each in node.inputs if each != name)
         factor = self.factors.of(other)
-        return UniformFactor().times(factor, -1 if node.is_a("Div") else 1) if factor.uniform else None
+        return UniformFactor().times(factor, record_of(node).exponent(1)) if factor.uniform else None

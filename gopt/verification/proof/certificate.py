@@ -21,7 +21,7 @@ from gopt.verification.certificate.nodes import rule_of
 from gopt.verification.proof.expressions import EXTREME_PART, FLAT, PARTED, TAKE, VIEW
 from gopt.verification.proof.prove import Prover
 from gopt.verification.proof.relation import RankRelation
-from gopt.verification.proof.sweep import SweptValues, Values
+from gopt.verification.proof.sweep import UNDEFINED, SweptValues, Values
 from gopt.verification.reference_graphs import combined, local_graph, subgraph, update_graph
 
 Line = dict[str, Any]
@@ -165,11 +165,14 @@ class CertificateWriter:
         self.values.append(head)
         producers = graph.producers()
         for name in order_of(graph):
-            if name not in values or lead.get(name) == values[name]:
+            number = values.get(name)
+            if number is None or self.expressions.all[number].op == UNDEFINED:
+                continue
+            if lead.get(name) == number:
                 continue
             rule = "input" if name in graph.inputs else "constant" if name not in producers else ""
-            rule = rule or self._rule(producers[name], values[name])
-            self.values.append({"value": name, "number": values[name], "rule": rule})
+            rule = rule or self._rule(producers[name], number)
+            self.values.append({"value": name, "number": number, "rule": rule})
 
     def _rule(self, node: Node, number: int) -> str:
         """The rule of a node: the operator itself where the result is one."""

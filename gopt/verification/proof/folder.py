@@ -24,12 +24,11 @@ from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.folder_check import check_roles, check_starts
 from gopt.verification.message_rounds import check_rounds
-from gopt.verification.proof.relation import ProofRelation, RankRelation, SourcePart, check_versions
+from gopt.verification.proof.relation import BY_NUMBERS, ProofRelation, RankRelation, SourcePart, check_versions
 from gopt.verification.proof.rounds import check_tables
 from gopt.verification.rank_programs import Held, RankPrograms, joined, load_rank, start_values
 from gopt.verification.verify import source_training
 
-_NUMBERS = "gopt verify compares the ranks by numbers"
 _AGAIN = "a file of the folder was edited: write the folder again"
 
 
@@ -61,7 +60,7 @@ def ranks_relation(
         training=training, mesh=mesh, ranks=ranks, schedule=manifest.schedule, accumulate=manifest.accumulate,
         loss_reduction=manifest.loss_reduction, statistics=manifest.statistics, reductions=manifest.reductions,
         synchronised=manifest.synchronised, plan=manifest.parameter_server,
-        remedy=_AGAIN, instead=_NUMBERS,
+        remedy=_AGAIN, instead=BY_NUMBERS,
     )  # fmt: skip
 
 

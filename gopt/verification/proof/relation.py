@@ -18,6 +18,8 @@ from gopt.ir.graph import Graph, Node
 from gopt.records.mesh import Mesh
 from gopt.verification.proof.result import Claim
 
+BY_NUMBERS = "gopt verify compares the ranks by numbers"
+
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:

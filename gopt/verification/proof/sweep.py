@@ -25,6 +25,8 @@ from gopt.verification.proof.operators import NodeReader
 
 RANGE = b"range of "
 """In front of a node's bytes: the results on whole operands, of a node that ranks apply to ranges."""
+UNDEFINED = "undefined"
+"""Leaves for results of calls that a rank has no value of."""
 _NARROW = frozenset({"int8", "uint8", "int16", "uint16", "bool"})
 
 
@@ -84,8 +86,6 @@ class RankSweep:
     reader: NodeReader
     values: SweptValues
     at: int = 0
-    memo: dict[tuple[bytes, tuple[int, ...]], list[int]] = field(default_factory=dict)
-    """Shared by all ranks: a node of a file and its operands -> its results."""
     ranks: list[int] = field(default_factory=list)
     leader: RankSweep | None = None
     """Earlier ranks with the same nodes in front: of these, this sweep reads only nodes with other operands."""
@@ -96,6 +96,8 @@ class RankSweep:
     """Number of nodes -> what they made, and the casts that they are, for those that follow no further."""
     changed: list[int] = field(default_factory=list)
     """The positions of nodes with other operands than the leader's, as a heap."""
+    undefined: set[int] = field(default_factory=set)
+    """The results of calls that this rank has no value of."""
 
     def follow(self, leader: RankSweep, order: NodeOrder) -> bool:
         """Begin with the leader's values, but for inputs, if at least half of the nodes have the same inputs and types;
@@ -177,14 +179,18 @@ class RankSweep:
         return None
 
     def operands(self, node: Node, names: Iterable[str]) -> tuple[int, ...]:
-        """The expressions of values that a node reads. Raises UnpairedCall for a value that nothing makes."""
-        values = self.values
-        try:
-            return tuple([values[name] for name in names])
-        except KeyError as lacking:
-            raise UnpairedCall(
-                self.rank, node, f"reads {lacking}, which it does not have", "a value of its own"
-            ) from None
+        """The expressions of values that a node reads. Raises UnpairedCall for an undefined value."""
+        numbers = tuple([self.values[name] for name in names])
+        if not self.undefined.isdisjoint(numbers):
+            lacking = next(name for name, number in zip(names, numbers) if number in self.undefined)
+            raise UnpairedCall(self.rank, node, f"reads {lacking!r}, which it does not have", "a value of its own")
+        return numbers
+
+    def without(self, node: Node) -> list[int]:
+        """The results of a call that are undefined on this rank."""
+        results = [self.reader.expressions.leaf(UNDEFINED, (self.rank, name), None) for name in node.outputs]
+        self.undefined.update(results)
+        return results
 
     def _read(self, node: Node) -> dict[str, int]:
         """The results of a node."""
@@ -192,9 +198,10 @@ class RankSweep:
         if node.encoded is None or node.op_type in CASTS:
             return dict(zip(node.outputs, self._results(node)))
         key = node.encoded, operands
-        results = self.memo.get(key)
+        memo = self.reader.expressions.read
+        results = memo.get(key)
         if results is None:
-            results = self.memo[key] = self._of_ranges(node, operands) or self._results(node)
+            results = memo[key] = self._of_ranges(node, operands) or self._results(node)
         return dict(zip(node.outputs, results))
 
     def _of_ranges(self, node: Node, operands: Sequence[int]) -> list[int] | None:
@@ -213,14 +220,14 @@ class RankSweep:
             columns.append(expressions.all[number].operands if alike else [number] * len(ranges))
         keys = [(node.encoded or b"", tuple(numbers)) for numbers in zip(*columns)]
         counts = [max(expressions.elements(number) or 0 for number in numbers) for _, numbers in keys]
-        wholes = [self.memo.get((RANGE + encoded, numbers)) for encoded, numbers in keys]
+        wholes = [expressions.read.get((RANGE + encoded, numbers)) for encoded, numbers in keys]
         if None not in wholes:
             return [expressions.flat((whole[0], *span) for whole, span in zip(wholes, ranges) if whole)]
         results = self._results(node)
         if expressions.ranges(results[0]) == ranges:
             for (encoded, numbers), whole, count in zip(keys, expressions.all[results[0]].operands, counts):
                 if expressions.elements(whole) == count:
-                    self.memo[RANGE + encoded, numbers] = [whole]
+                    expressions.read[RANGE + encoded, numbers] = [whole]
         return results
 
     def _results(self, node: Node) -> list[int]:
@@ -255,7 +262,6 @@ class Sweep:
         self.expressions, self.constants, self.mesh, self.reader = expressions, constants, mesh, reader
         self.first, self.sweeps = first, list[RankSweep]()
         self._places = {first + rank: mesh.coordinates(rank) for rank in range(mesh.ranks)}
-        self._memo: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
         self._calls: dict[tuple[bytes | int, tuple[tuple[int, ...], ...]], Results] = {}
         """A call and the operands of each member -> the results of each: other groups make the call again."""
         self._groups: dict[str, dict[int, tuple[int, ...]]] = {}
@@ -270,7 +276,7 @@ class Sweep:
         for rank, (graph, values) in enumerate(zip(graphs, inputs)):
             key = id(graph.nodes), id(graph.types), id(graph.initializers), id(values)
             if key not in alike:
-                alike[key] = RankSweep(rank, graph, self.reader(graph), self.start(graph, values), memo=self._memo)
+                alike[key] = RankSweep(rank, graph, self.reader(graph), self.start(graph, values))
             alike[key].ranks.append(rank)
             self.sweeps.append(alike[key])
         self._follow(list(alike.values()))
@@ -287,10 +293,8 @@ class Sweep:
                 results.update(zip(members, calls[group]))
             for sweep in dict.fromkeys(self.sweeps[rank] for rank in sorted(results)):  # leaders are ahead
                 for part in self._parted(sweep, results):
-                    numbers = results[part.rank]
-                    if numbers is None:
-                        part.alone()
-                    part.values.update(zip(part.graph.nodes[part.at].outputs, numbers or ()))
+                    node, numbers = part.graph.nodes[part.at], results[part.rank]
+                    part.values.update(zip(node.outputs, part.without(node) if numbers is None else numbers))
                     part.at += 1
                     self._go_on(part, waiting)
         return [sweep.values for sweep in self.sweeps]
@@ -317,8 +321,9 @@ class Sweep:
         (_, sweep.ranks), *others = parts.items()
         for _, ranks in others:
             part = RankSweep(
-                ranks[0], sweep.graph, self.reader(sweep.graph), dict(sweep.values), sweep.at, self._memo, ranks
-            )
+                ranks[0], sweep.graph, self.reader(sweep.graph), dict(sweep.values), sweep.at, ranks,
+                undefined=set(sweep.undefined),
+            )  # fmt: skip
             part.reader.widened = dict(sweep.reader.widened)
             for rank in ranks:
                 self.sweeps[rank] = part
@@ -367,6 +372,7 @@ class Sweep:
     def _call(self, ranks: Sequence[int], nodes: Sequence[Node]) -> Results:
         """The results of a call, of each member."""
         axes, members = self.mesh.split(str(nodes[0].attributes["group"])), [self.sweeps[rank] for rank in ranks]
+        operands = tuple([sweep.operands(node, node.inputs) for sweep, node in zip(members, nodes)])
         signatures = []
         for rank, sweep, node in zip(ranks, members, nodes):
             try:
@@ -381,7 +387,6 @@ class Sweep:
                 f"{nodes[0].op_type} {nodes[0].label!r} sums {signatures[0].dtype}, which may overflow",
                 "cast the operand to int32 before the call",
             )
-        operands = tuple([sweep.operands(node, node.inputs) for sweep, node in zip(members, nodes)])
         key = nodes[0].encoded or id(nodes[0]), operands
         if key not in self._calls:
             all_coordinates = [{axis: self._places[rank][axis] for axis in axes} for rank in ranks]

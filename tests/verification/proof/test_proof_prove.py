@@ -61,6 +61,7 @@ SPLIT_SETS: dict[str, list[str]] = {
     "rows and columns": ["--mesh", "h=2,w=2"],
     "data and rows": ["--mesh", "dp=2,h=2"],
     "rows and channels": ["--mesh", "h=2,tp=2"],
+    "broadcast parts": ["--mesh", "dp=2,shard=2,tp=2", "--partition", "whole", "-O", "shard.style=broadcast"],
 }
 NAMES = sorted(
     str(path.relative_to(FIXTURES))[:-5] for path in FIXTURES.rglob("*.onnx") if "ort" not in path.parent.name
@@ -96,6 +97,11 @@ def test_every_fixture_is_proven_under_every_option(name, kind, tmp_path, capsys
 @pytest.mark.parametrize(("name", "kind"), part([(n, k) for n in NAMES for k in SPLIT_SETS], 60))
 def test_every_fixture_is_proven_where_the_computation_is_split(name, kind, tmp_path, capsys):
     check_proven(name, SPLIT_SETS[kind], tmp_path / "out", undecided=False)
+
+
+@pytest.mark.parametrize("name", ["real/bert_tiny", "cases/losses/a2_sum_statistic"])
+def test_weights_pass_through_rows_and_through_sums_of_some_members(name, tmp_path):
+    check_proven(name, SETS["weighted"], tmp_path / "out", undecided=False)
 
 
 # --- planted errors ---------------------------------------------------------------------------------------------------
