@@ -82,7 +82,7 @@ def check_rank(
 
 
 def _parts(graphs: Mapping[str, Graph]) -> Iterator[tuple[str, int, int, int, int]]:
-    """What files share that differ in no value's name or type."""
+    """The parts of files, by identity: shared by files of the same nodes, types and values."""
     for phase, graph in graphs.items():
         yield phase, id(graph.nodes), id(graph.types), id(graph.outputs), id(graph.initializers)
 
