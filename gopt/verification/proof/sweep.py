@@ -123,7 +123,7 @@ class RankSweep:
         )
 
     def alone(self) -> None:
-        """Follow no more: the values so far are those of inputs and of nodes that were read."""
+        """Follow no more: the values so far are those of inputs and of earlier nodes."""
         if self.leader is not None and self.order is not None and isinstance(self.values, ChainMap):
             leader, self.leader = self.leader, None
             if self.at not in leader.fronts:
