@@ -174,7 +174,7 @@ class Specification:
             if rule is LossRule.WEIGHTED:
                 type = self.training.graph.type_of(self.reduction.value)
                 weight = as_type(expressions, local[self.reduction.value], type.dtype, "float32")
-                expressions.counts.add(expressions.bare(weight))
+                expressions.note_count(weight, axes)
             if self.relation.plan is not None and MICRO in axes:
                 number = self._combined(number, weight, {MICRO}, how)
                 number = as_type(expressions, number, "float32", dtype) if dtype in HALVES else number
