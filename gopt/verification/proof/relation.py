@@ -48,7 +48,7 @@ class RankRelation:
 
     @property
     def likeness(self) -> Hashable:
-        """A key of ranks with the same expressions: with the same parts of graphs and records of states, by identity."""
+        """A key of ranks with the same expressions: the same parts of graphs and records of states, by identity."""
         graphs = [(phase, id(g.nodes), id(g.types), id(g.initializers)) for phase, g in self.graphs.items()]
         parts = [frozenset(of.items()) for of in (self.inputs, self.outputs)]
         return tuple(graphs), *parts, tuple(map(id, self.states)), self.sums
