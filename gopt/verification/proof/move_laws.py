@@ -94,6 +94,8 @@ def reshape(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arr
 
 def expand(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     number = operands[0]
+    if arrays[1] is not None:
+        shape = broadcast((tuple(arrays[1].tolist()), reader.expressions.shape(number)))
     fits = shape is not None and broadcast((shape, reader.expressions.shape(number))) == shape
     if shape is None or not fits:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gopt.analysis.statistic_points import StatisticReduction
@@ -17,6 +17,8 @@ from gopt.errors import InputError
 from gopt.ir.graph import Graph, Node
 from gopt.records.mesh import Mesh
 from gopt.verification.proof.result import Claim
+
+BY_NUMBERS = "gopt verify compares the ranks by numbers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,13 @@ class RankRelation:
     inputs: Mapping[str, SourcePart]
     outputs: Mapping[str, SourcePart]
     sums: tuple[LocalAccumulator, ...] = ()
+
+    @property
+    def likeness(self) -> Hashable:
+        """A key of ranks with the same expressions: the same parts of graphs and records of states, by identity."""
+        graphs = [(phase, id(g.nodes), id(g.types), id(g.initializers)) for phase, g in self.graphs.items()]
+        parts = [frozenset(of.items()) for of in (self.inputs, self.outputs)]
+        return tuple(graphs), *parts, tuple(map(id, self.states)), self.sums
 
     @property
     def next_inputs(self) -> dict[str, str]:

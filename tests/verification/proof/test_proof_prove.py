@@ -99,6 +99,11 @@ def test_every_fixture_is_proven_where_the_computation_is_split(name, kind, tmp_
     check_proven(name, SPLIT_SETS[kind], tmp_path / "out", undecided=False)
 
 
+@pytest.mark.parametrize("name", ["real/bert_tiny", "cases/losses/a2_sum_statistic"])
+def test_weights_pass_through_rows_and_through_sums_of_some_members(name, tmp_path):
+    check_proven(name, SETS["weighted"], tmp_path / "out", undecided=False)
+
+
 # --- planted errors ---------------------------------------------------------------------------------------------------
 
 RECIPES = {
