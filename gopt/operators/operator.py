@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ Kernel = Callable[[Attributes, Sequence[Any]], Any]
 """Attributes and operands (absent ones behind the last are left out) -> the first result, by NumPy.
 
 An integer stays an integer; the caller casts where a result has another type than NumPy gives it.
+"""
+TorchCall = str | Callable[..., Any]
+"""PyTorch's function of the operands by its name in ``torch``; or PyTorch, attributes and operands -> the first result.
 """
 Shape = tuple[int, ...]
 Work = Callable[[Attributes, Sequence[Shape], Shape], int]
@@ -70,8 +74,8 @@ class Operator:
     is the product of the operands with these exponents; ``factors``: a sum of such products, and of operands that have
     a 0; ``scale``: an attribute that multiplies those products; ``raised_to``: the exponent of the first operand.
     ``running``: operands that are running statistics. ``switch``: the operand to switch draws on. ``dims``: along which
-    dimensions it is split; None: members compute it whole. ``kernel``: computes it. ``work``: counts multiplications of
-    a product.
+    dimensions it is split; None: members compute it whole. ``kernel``: computes it; ``torch``: computes it by PyTorch.
+    ``work``: counts multiplications of a product.
     """
 
     name: str
@@ -97,6 +101,7 @@ class Operator:
     switch: int | None = None
     dims: DimFactors | None = None
     kernel: Kernel | None = None
+    torch: TorchCall | None = None
     work: Work | None = None
 
     def slope(self, operand: int) -> Slope:
@@ -134,6 +139,16 @@ class Operator:
         return self.slope(0) is Slope.LINEAR and not any(
             self.slope(behind) for behind in range(1, len(self.slopes) + 1)
         )
+
+
+def called(record: Operator, torch: Any, attributes: Attributes, operands: Sequence[Any]) -> Any:
+    """The first result by PyTorch, as an argument: no import of PyTorch here."""
+    call = record.torch
+    if isinstance(call, str):
+        return attrgetter(call)(torch)(*operands)
+    if call is None:
+        raise KeyError(record.name)
+    return call(torch, attributes, *operands)
 
 
 def of_operands(function: Callable[..., Any]) -> Kernel:
