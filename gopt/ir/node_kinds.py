@@ -28,6 +28,12 @@ def never_draws(op_type: str, operands: Sequence[str]) -> bool:
     return switch is not None and not any(operands[switch : switch + 1])
 
 
+def order_of(node: Node, rank: int) -> tuple[int, ...] | None:
+    """The dimensions of an operand of ``rank``, as a node orders them in its result; None for other nodes."""
+    order = record_of(node).order
+    return tuple(node.attributes.get(order) or range(rank)[::-1]) if order else None
+
+
 def divisor_of(node: Node) -> str:
     """The divisor of a quotient; '' for other nodes."""
     return node.inputs[-1] if node.is_in(QUOTIENTS) else ""

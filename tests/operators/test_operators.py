@@ -12,7 +12,8 @@ from onnx import helper
 from operator_forms import Array, Case, case, forms, ints, signed, x
 from operator_probes import Probe, probes
 
-from gopt.operators.operator import Operator, Slope
+from gopt.operators import kinds
+from gopt.operators.operator import Indices, Operator, Slope
 from gopt.operators.table import OPERATORS, names
 
 CURVES = (Slope.STEP, Slope.BENT, Slope.CURVED)
@@ -98,6 +99,20 @@ def test_factors_and_the_scale_multiply_what_a_contraction_sums_up(name):
             case = replace(probe.case, attributes={**probe.case.attributes, record.scale: 1.0})
             np.testing.assert_allclose(Probe(name, case).result(terms) * number, scaled, rtol=1e-5, atol=1e-6)
     assert {*names(lambda each: each.factors)} == {*names(lambda each: each.work)}
+
+
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.indices)))
+def test_indices_name_slices_elements_or_tuples(name):
+    kind, data = OPERATORS[name].indices, np.arange(12.0, dtype=np.float32).reshape(3, 4)
+    index = {
+        Indices.SLICE: np.array([2]), Indices.ELEMENT: np.array([[2, 2, 2, 2]]), Indices.TUPLE: np.array([[2]])
+    }[kind]  # fmt: skip
+    if len(onnx.defs.get_schema(name).inputs) == 2:
+        np.testing.assert_array_equal(Probe(name, case(data, index)).result(), data[2:])
+    else:
+        written = Probe(name, case(data, index, -np.ones((1, 4), np.float32))).result()
+        np.testing.assert_array_equal(written, np.where(np.arange(3)[:, None] == 2, -1, data))
+    assert kinds.GATHERS | kinds.SCATTERS - {"Scatter"} == names(lambda each: each.indices)
 
 
 BOUNDS = {"Clip": [case(x(7, 13), -x(), x()), case(x(7, 13), opset=10, min=-0.3)]}

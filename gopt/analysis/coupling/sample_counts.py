@@ -236,7 +236,7 @@ class SampleCounts:
 
     def written_out(self, node: Node, name: str) -> bool:
         """Return whether an operand is a constant that may be a function of the number of samples."""
-        exponent = node.is_a("Pow") and name != node.inputs[0]
+        exponent = record_of(node).raised_to is not None and name != node.inputs[0]
         if exponent or chooses(node, name) or name in self.context.marks or self._count(name) is not False:
             return False
         needed = ancestors(self.context.index, [name])[1]
