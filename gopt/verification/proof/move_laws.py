@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gopt.ir.constant_folding import constant_array
+from gopt.ir.constant_folding import as_folded, constant_array
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS, dtype_name, numpy_dtype
 from gopt.operators.kinds import CASTS, SUMS
 from gopt.verification.proof.constants import Arrays, simplest
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import PARTED, Shape, applied, broadcast, elements
+from gopt.verification.proof.expressions import PARTED, Shape, applied, elements
 from gopt.verification.proof.selections import Runs, along
 
 if TYPE_CHECKING:
@@ -86,16 +86,21 @@ def _written_out(reader: NodeReader, node: Node, number: int, to: str) -> bool:
 
 
 def reshape(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    decided = all(array is not None for array in arrays[1:])
-    if shape is None or not decided or elements(shape) != reader.expressions.elements(operands[0]):
-        return None
-    return reader.expressions.view(operands[0], shape)
+    return reader.expressions.view(operands[0], shape) if _made(reader, node, operands[0], arrays, shape) else None
+
+
+def _made(reader: NodeReader, node: Node, number: int, arrays: Arrays, shape: Shape) -> bool:
+    """Return whether the result has the shape that the file says, by the numbers of the other operands."""
+    before = reader.expressions.shape(number)
+    if elements(shape) is None or elements(before) is None or any(array is None for array in arrays[1:]):
+        return False
+    result = as_folded(node, [np.broadcast_to(np.False_, before), *arrays[1:]])  # type: ignore[arg-type]
+    return result is not None and result.shape == shape
 
 
 def expand(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     number = operands[0]
-    fits = shape is not None and broadcast((shape, reader.expressions.shape(number))) == shape
-    if shape is None or not fits:
+    if shape is None or not _made(reader, node, number, arrays, shape):
         return None
 
     def spread(value: int, sizes: tuple[int | str | None, ...]) -> int:
