@@ -12,15 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
-from gopt.ir.node_kinds import in_proportion
+from gopt.ir.node_kinds import in_proportion, record_of
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import (
     ARG_EXTREMES,
     ATTENTION,
     CASTS,
-    CONTRACTIONS,
+    CLASS_LOSSES,
     EXTREMES,
-    GATHERS,
     MOVES,
     POOLS,
     PRODUCTS,
@@ -34,7 +33,6 @@ from gopt.operators.kinds import (
 from gopt.operators.operator import Slope
 from gopt.operators.table import names
 
-_PRODUCTS = CONTRACTIONS | {"Mul"}
 _CURVED = names(lambda record: record.slope(0) is Slope.CURVED) - POOLS - RECURRENT - ATTENTION - {"BatchNormalization"}
 """Functions whose derivative follows their first operand smoothly, in every form."""
 _BENT = names(lambda record: record.slope(0) is Slope.BENT) - EXTREMES - SCATTERS - {"Clip"}
@@ -176,26 +174,22 @@ def _derivatives(sweep: _Dependence, node: Node) -> Iterator[tuple[str, int]]:
     backward."""
     shown = all(map(sweep.index.one_element, filter(None, node.outputs)))
     masks = [sweep.of.get(name, 0) for name in node.inputs]
-    standard = node.domain in ("", "ai.onnx")
+    record = record_of(node)
+    exponents = [record.exponent(slot) for slot in range(len(masks))]
     for slot, name in enumerate(node.inputs):
         if not name:
             continue
         more = 0
-        if not standard or (shown and sweep.index.one_element(name)):
+        if shown and sweep.index.one_element(name):
             pass
-        elif node.op_type in _PRODUCTS:
-            if not (node.op_type == "Gemm" and slot == 2):
-                for operand, mask in enumerate(masks[: 2 if node.op_type != "Einsum" else None]):
-                    more |= mask if operand != slot else 0
-        elif node.op_type == "Div":
-            more = masks[1] | (masks[0] if slot else 0)
-        elif node.op_type in GATHERS and slot == 0:
-            more = masks[1]
-        elif node.op_type == "Where" and slot:
-            more = masks[0]
-        elif node.op_type in _CURVED and slot == 0:
-            more = masks[0] | (masks[1] if node.op_type == "SoftmaxCrossEntropyLoss" else 0)
-        elif node.op_type in _BENT and slot == 0:
+        elif exponents[slot]:
+            for operand, (mask, exponent) in enumerate(zip(masks, exponents)):
+                more |= mask if exponent and (operand, exponent) != (slot, 1) else 0
+        elif record.choosers and record.slope(slot) and not node.is_in(SCATTERS):
+            more = masks[record.choosers[0]]
+        elif node.is_in(_CURVED) and slot == 0:
+            more = masks[0] | (masks[1] if node.is_in(CLASS_LOSSES) else 0)
+        elif node.is_in(_BENT) and slot == 0:
             more = masks[0] & sweep.loose
         yield name, more
     for name in node.captures:

@@ -12,7 +12,8 @@ from gopt.analysis.layout_aliases import keeps_order
 from gopt.analysis.row_values import RowValues
 from gopt.ir.constant_folding import as_folded
 from gopt.ir.graph import Node
-from gopt.operators.kinds import COMPARISONS, LOGIC, MASKS, UNMOVED, VIEWS
+from gopt.ir.node_kinds import chosen_by
+from gopt.operators.kinds import CASTS, COMPARISONS, LOGIC, MASKS, UNMOVED, VIEWS
 
 
 def masked_ids(values: RowValues, ids: str, rows: str, count: int, numbers: frozenset[int]) -> tuple[int, ...]:
@@ -54,14 +55,14 @@ class _Mask:
 
 
 def _mask(values: RowValues, node: Node) -> _Mask | None:
-    if node.is_a("Where"):
+    if chosen_by(node):
         flag, chosen, second = node.inputs
         if values.zero(chosen):
             return _Mask(flag, second, True)
         return _Mask(flag, chosen, False) if values.zero(second) else None
     for factor, value in (node.inputs, node.inputs[::-1]):
         cast = values.producer(factor)
-        if cast is not None and cast.is_a("Cast") and values.graph.type_of(cast.inputs[0]).dtype == "bool":
+        if cast is not None and cast.is_in(CASTS) and values.graph.type_of(cast.inputs[0]).dtype == "bool":
             return _Mask(cast.inputs[0], value, False)
     return None
 

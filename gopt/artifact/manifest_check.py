@@ -7,10 +7,12 @@ mesh, file names have no path, types are known, pieces are ranges of their tenso
 
 from __future__ import annotations
 
+import marshal
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gopt import documents
 from gopt.artifact.integrity import check_files, check_seal
@@ -23,6 +25,7 @@ from gopt.artifact.manifest import (
     Manifest,
     OutputEntry,
     Piece,
+    RankEntry,
     Shape,
 )
 from gopt.artifact.server_entries import Mode
@@ -61,8 +64,19 @@ def check_all_ranks(manifest: Manifest, folder: Path) -> None:
 
 def parse_manifest(data: bytes, name: str) -> tuple[Manifest, Mesh]:
     """The manifest in the bytes of a file, and the mesh; ``name`` is the file in messages. Raises InputError."""
-    manifest = from_document(Manifest, documents.parse_json(data, documents.MANIFEST, name))
+    document = documents.parse_json(data, documents.MANIFEST, name)
+    ranks = tuple(_rank_entries(document.pop("ranks")))
+    manifest = replace(from_document(Manifest, document | {"ranks": []}), ranks=ranks)
     return manifest, _Checker(name, manifest).check()
+
+
+def _rank_entries(documents: Iterable[dict[str, Any]]) -> Iterator[RankEntry]:
+    """The entries of ranks; those that hold the same share the records of states."""
+    states: dict[bytes, tuple[LocalState, ...]] = {}
+    for document in documents:
+        key = marshal.dumps(document["state"], 2)
+        entry = from_document(RankEntry, document if key not in states else document | {"state": []})
+        yield replace(entry, state=states.setdefault(key, entry.state))
 
 
 def _refuse(name: str, key: str, what: str) -> NoReturn:
@@ -150,7 +164,7 @@ class _Checker:
 
     def _ranks(self, mesh: Mesh) -> None:
         common = self._once("common.state", [state.input for state in self.manifest.common.state])
-        phases, last = list(self.manifest.schedule), -1
+        phases, last, seen = list(self.manifest.schedule), -1, set[int]()
         servers = self.manifest.parameter_server.servers if self.manifest.parameter_server is not None else 0
         for index, rank in enumerate(self.manifest.ranks):
             where = f"ranks[{index}]"
@@ -170,7 +184,9 @@ class _Checker:
                 self._plain(f"{where}.startup", rank.startup)
                 if self.manifest.startup is None:
                     _refuse(self.name, f"{where}.startup", "the source has no start-up graph")
-            self._pieces(f"{where}.state", rank.state)
+            if id(rank.state) not in seen:
+                self._pieces(f"{where}.state", rank.state)
+                seen.add(id(rank.state))
             for number, accumulator in enumerate(rank.accumulators):
                 self._typed(f"{where}.accumulators[{number}]", accumulator.dtype, accumulator.shape)
             self._fed(f"{where}.fed", rank.fed)

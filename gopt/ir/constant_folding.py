@@ -168,6 +168,11 @@ class Constants:
             name = node.inputs[0]
         return self.uniform(name) == 0
 
+    def power(self, node: Node) -> float | None:
+        """The power of a positive factor of the first operand that multiplies the result; None for an unknown one."""
+        record = record_of(node)
+        return record.power if record.raised_to is None else self.number(node.inputs[record.raised_to])
+
     def multiple(self, node: Node) -> tuple[str, float] | None:
         """The operand of a node with a known multiple of the operand for a result, and the multiple; or None."""
         record = record_of(node)

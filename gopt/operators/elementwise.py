@@ -130,7 +130,7 @@ OPERATORS = (
     binary("Mean", (AFFINE,), lambda *xs: reduce(np.add, xs) / len(xs)),
     binary("Mul", (LINEAR,), np.multiply, zero=True, exponents=(1, 1)),
     binary("Div", (LINEAR, CURVED), _divided, zero=True, power=0, exponents=(1, -1)),
-    binary("Pow", (CURVED,), lambda x, y: np.power(x, y).astype(x.dtype), zero=True),
+    binary("Pow", (CURVED,), lambda x, y: np.power(x, y).astype(x.dtype), zero=True, raised_to=1),
     binary("Max", (BENT,), _joined(np.maximum), power=1),
     binary("Min", (BENT,), _joined(np.minimum), power=1),
     binary("PRelu", (BENT, AFFINE), zero=True),

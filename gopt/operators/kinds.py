@@ -21,6 +21,8 @@ PARTS = frozenset({"Slice", "Split"})
 """Some of the elements."""
 CASTS = frozenset({"Cast", "CastLike"})
 """The elements in another type."""
+TYPED = names(lambda record: record.elementwise and record.by_type)
+"""In the type of another operand."""
 COPIES = CASTS | {"Identity"}
 """The elements in place, at most in another type."""
 UNMOVED = VIEWS | CASTS

@@ -11,10 +11,11 @@ import onnx
 
 from gopt import limits
 from gopt.operators.dims import choices, elements, moves, normalise
-from gopt.operators.operator import Array, Attributes, Operator, Slope, of_operands
+from gopt.operators.dims.link import DimFactors
+from gopt.operators.operator import Array, Attributes, Indices, Kernel, Operator, Slope, of_operands
 
 NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
-_FIRST = (LINEAR, NONE)
+_FIRST, _WRITTEN = (LINEAR, NONE), (BENT, NONE, CURVED)
 
 
 def axes_of(attributes: Attributes, operands: Sequence[Any]) -> tuple[int, ...] | None:
@@ -66,6 +67,10 @@ def _gathered(attributes: Attributes, operands: Sequence[Any]) -> Array:
     return np.asarray(np.take(operands[0], operands[1], int(attributes.get("axis", 0))))
 
 
+def _picked(attributes: Attributes, operands: Sequence[Any]) -> Array:
+    return np.take_along_axis(operands[0], operands[1], int(attributes.get("axis", 0)))
+
+
 def _sliced(attributes: Attributes, operands: Sequence[Any]) -> Array:
     if "starts" in attributes:
         named = [np.asarray(attributes[name]) for name in ("starts", "ends", "axes") if name in attributes]
@@ -106,12 +111,16 @@ def _tiled(attributes: Attributes, operands: Sequence[Any]) -> Array:
     return np.asarray(np.tile(operands[0], repeats))
 
 
+def _chosen(name: str, indices: Indices, dims: DimFactors, kernel: Kernel | None = None) -> Operator:
+    return Operator(name, _FIRST, choosers=(1,), indices=indices, zero=True, kernel=kernel, dims=dims)
+
+
 OPERATORS = (
     Operator("Reshape", _FIRST, total=True, shape=1, zero=True, kernel=_reshaped),
     Operator("Flatten", _FIRST, total=True, zero=True, kernel=_flattened),
     Operator("Squeeze", _FIRST, total=True, zero=True, kernel=_squeezed),
     Operator("Unsqueeze", _FIRST, total=True, zero=True, kernel=_unsqueezed),
-    Operator("Transpose", _FIRST, total=True, zero=True, kernel=_transposed, dims=moves.transpose),
+    Operator("Transpose", _FIRST, total=True, order="perm", zero=True, kernel=_transposed, dims=moves.transpose),
     Operator("Expand", _FIRST, total=True, shape=1, zero=True, kernel=_expanded, dims=moves.expand),
     Operator("Tile", _FIRST, zero=True, kernel=_tiled, dims=moves.tile),
     Operator("Slice", _FIRST, total=True, lengths=(1, 2), zero=True, kernel=_sliced, dims=moves.sliced),
@@ -125,12 +134,12 @@ OPERATORS = (
     Operator("CenterCropPad", _FIRST, lengths=(1,), zero=True),
     Operator("Resize", _FIRST, shape=3, aside=(1, 2), zero=True, dims=normalise.resize),
     Operator("Upsample", _FIRST, aside=(1,), zero=True),
-    Operator("Gather", _FIRST, choosers=(1,), zero=True, kernel=_gathered, dims=choices.gather),
-    Operator("GatherElements", _FIRST, choosers=(1,), zero=True, dims=choices.gather_elements),
-    Operator("GatherND", _FIRST, choosers=(1,), zero=True, dims=choices.gather_nd),
+    _chosen("Gather", Indices.SLICE, choices.gather, _gathered),
+    _chosen("GatherElements", Indices.ELEMENT, choices.gather_elements, _picked),
+    _chosen("GatherND", Indices.TUPLE, choices.gather_nd),
     Operator("Compress", _FIRST, choosers=(1,), zero=True),
-    Operator("ScatterElements", (BENT, NONE, CURVED), choosers=(1,), dims=choices.scatter_elements),
-    Operator("ScatterND", (BENT, NONE, CURVED), choosers=(1,), dims=choices.scatter_nd),
+    Operator("ScatterElements", _WRITTEN, choosers=(1,), indices=Indices.ELEMENT, dims=choices.scatter_elements),
+    Operator("ScatterND", _WRITTEN, choosers=(1,), indices=Indices.TUPLE, dims=choices.scatter_nd),
     Operator("OneHot", (NONE, NONE, LINEAR), lengths=(1,), choosers=(0,), aside=(2,), dims=elements.one_hot),
     Operator("CumSum", _FIRST, zero=True, dims=elements.running),
     Operator("Constant", total=True),

@@ -33,12 +33,13 @@ def _of_equation(attributes: Attributes, operands: Sequence[Shape], out: Shape) 
     return prod(dict(zip("".join(terms), (*operands[0], *operands[1]))).values())
 
 
+_BIASED = (1, 1, 0)
 OPERATORS = (
-    Operator("MatMul", (LINEAR,), zero=True, total=True, work=_of_matrices, dims=dims.matmul),
-    Operator("Gemm", (AFFINE,), total=True, work=_of_matrices, dims=dims.gemm),
-    Operator("Einsum", (LINEAR,), zero=True, total=True, work=_of_equation, dims=dims.einsum),
-    Operator("Conv", (AFFINE,), total=True, work=_of_windows, dims=dims.convolution),
-    Operator("ConvTranspose", (AFFINE,), total=True, work=_of_spread_windows, dims=dims.convolution),
+    Operator("MatMul", (LINEAR,), factors=(1,), zero=True, total=True, work=_of_matrices, dims=dims.matmul),
+    Operator("Gemm", (AFFINE,), factors=_BIASED, scale="alpha", total=True, work=_of_matrices, dims=dims.gemm),
+    Operator("Einsum", (LINEAR,), factors=(1,), zero=True, total=True, work=_of_equation, dims=dims.einsum),
+    Operator("Conv", (AFFINE,), factors=_BIASED, total=True, work=_of_windows, dims=dims.convolution),
+    Operator("ConvTranspose", (AFFINE,), factors=_BIASED, total=True, work=_of_spread_windows, dims=dims.convolution),
     Operator("Attention", (CURVED, CURVED, AFFINE, CURVED, CURVED, AFFINE), aside=(3, 4, 5), dims=dims.attention),
     Operator("RotaryEmbedding", (LINEAR, AFFINE, AFFINE), zero=True, aside=(1, 2), dims=dims.rotary),
     Operator("RNN", (CURVED,), aside=(5,)),

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import COMBINERS, ELEMENTWISE, QUOTIENTS, SPREADS
+from gopt.operators.kinds import COMBINERS, COMPARISONS, ELEMENTWISE, QUOTIENTS, SPREADS
 from gopt.operators.operator import Slope
 from gopt.operators.table import OPERATORS, operator
 from gopt.records.placements import (
@@ -199,14 +201,21 @@ def flag_count(use: Use) -> Placement:
     """The number of members that set a flag: comparing the number with zero gives the flag again; it may be moved."""
     count, *operands = sorted(use.operands, key=lambda operand: not isinstance(operand.placement, FlagCount))
     leads = use.operands[0] is count
-    if use.standard and len(operands) == 1 and operands[0].zero:
-        if use.op_type == "Equal" or use.op_type == ("Greater" if leads else "Less"):
+    if use.standard and len(operands) == 1 and operands[0].zero and use.op_type in COMPARISONS:
+        none, *some = (_compared(use.op_type, (number, 0) if leads else (0, number)) for number in (0, 1, 2))
+        if none not in some:
             return REPLICATED
     elif use.standard and use.op_type == "Cast" and use.dtype == "bool":
         return REPLICATED
     elif use.standard and use.op_type in SPREADS and leads:
         return FLAG_COUNT
     raise Mismatch(count, "the flag itself, which is whether the number is greater than zero")
+
+
+def _compared(kind: str, numbers: tuple[int, int]) -> bool:
+    kernel = operator(kind).kernel
+    assert kernel is not None
+    return bool(kernel({}, [np.array(number) for number in numbers]))
 
 
 def on_member(use: Use, member: int) -> Placement:

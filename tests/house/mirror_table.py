@@ -121,7 +121,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "verification.proof.sum_laws "
         "verification.proof.choice_laws verification.proof.place_laws verification.proof.attributes "
         "verification.proof.calls verification.proof.comparison verification.proof.constants "
-        "verification.proof.evaluation verification.proof.expected verification.proof.folder "
+        "verification.proof.evaluation verification.proof.folder "
         "verification.proof.operators verification.proof.relation verification.proof.relation_file "
         "verification.proof.result verification.proof.samples "
         "verbs.prove cli.prove cli.render_prove",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -10,7 +12,8 @@ from onnx import helper
 from operator_forms import Array, Case, case, forms, ints, signed, x
 from operator_probes import Probe, probes
 
-from gopt.operators.operator import Operator, Slope
+from gopt.operators import kinds
+from gopt.operators.operator import Indices, Operator, Slope
 from gopt.operators.table import OPERATORS, names
 
 CURVES = (Slope.STEP, Slope.BENT, Slope.CURVED)
@@ -81,6 +84,35 @@ def test_sums_and_products_are_of_the_operands_with_the_signs_and_exponents_that
         np.testing.assert_allclose(probe.result(), due, rtol=1e-6)
     exact = [each for each in OPERATORS if each in ("Add", "Sub", "Sum", "Neg", "Mul", "Div", "Reciprocal")]
     assert sorted(names(lambda each: each.signs or each.exponents)) == sorted(exact)
+
+
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.factors or each.scale)))
+def test_factors_and_the_scale_multiply_what_a_contraction_sums_up(name):
+    record = OPERATORS[name]
+    for probe in (each for each in probes(name) if len(each.floats) == len(each.inputs)):
+        terms = {place: value * 0 for place, value in enumerate(probe.inputs) if not record.exponent(place)}
+        scaled, number = probe.result(terms), float(probe.case.attributes.get(record.scale, 1.0))
+        for place in {*range(len(probe.inputs))} - {*terms}:
+            twice = probe.result({**terms, place: probe.inputs[place] * 2})
+            np.testing.assert_allclose(twice, scaled * 2.0 ** record.exponent(place), rtol=1e-5)
+        if number != 1.0:
+            case = replace(probe.case, attributes={**probe.case.attributes, record.scale: 1.0})
+            np.testing.assert_allclose(Probe(name, case).result(terms) * number, scaled, rtol=1e-5, atol=1e-6)
+    assert {*names(lambda each: each.factors)} == {*names(lambda each: each.work)}
+
+
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.indices)))
+def test_indices_name_slices_elements_or_tuples(name):
+    kind, data = OPERATORS[name].indices, np.arange(12.0, dtype=np.float32).reshape(3, 4)
+    index = {
+        Indices.SLICE: np.array([2]), Indices.ELEMENT: np.array([[2, 2, 2, 2]]), Indices.TUPLE: np.array([[2]])
+    }[kind]  # fmt: skip
+    if len(onnx.defs.get_schema(name).inputs) == 2:
+        np.testing.assert_array_equal(Probe(name, case(data, index)).result(), data[2:])
+    else:
+        written = Probe(name, case(data, index, -np.ones((1, 4), np.float32))).result()
+        np.testing.assert_array_equal(written, np.where(np.arange(3)[:, None] == 2, -1, data))
+    assert kinds.GATHERS | kinds.SCATTERS - {"Scatter"} == names(lambda each: each.indices)
 
 
 BOUNDS = {"Clip": [case(x(7, 13), -x(), x()), case(x(7, 13), opset=10, min=-0.3)]}

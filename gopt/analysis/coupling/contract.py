@@ -9,8 +9,8 @@ from gopt.analysis.coupling.context import CouplingContext, axis_of
 from gopt.analysis.coupling.marks import CouplingKind, Mark, Marks, Relation, Untraceable, changed, division
 from gopt.analysis.coupling.pointwise import aligned, by_place, in_batch
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import record_of, scale
 from gopt.operators.kinds import ARG_EXTREMES, MEANS, SOFTMAXES
-from gopt.operators.table import operator
 
 Letters = Sequence[Hashable]
 
@@ -99,7 +99,7 @@ def gemm(context: CouplingContext, node: Node) -> Marks:
     if mark.kind is not Relation.SAMPLES:
         if rest and float(node.attributes.get("beta", 1.0)):
             raise Untraceable("something is added to a sum over samples")
-        return [changed(mark, factor=mark.factor * float(node.attributes.get("alpha", 1.0)))]
+        return [changed(mark, factor=mark.factor * scale(node))]
     for name in rest:
         own = context.samples(name)
         if own is not None and own.axis + 2 - context.rank(name) != mark.axis:
@@ -148,12 +148,12 @@ def reduction(context: CouplingContext, node: Node) -> Marks:
     shape = context.shape(name)
     sizes = [size for axis, size in enumerate(shape) if axis in axes and axis != mark.axis and isinstance(size, int)]
     context.origins[out] = node
-    pieces = operator(node.op_type).pieces
+    pieces = record_of(node).pieces
     if pieces == "sum":
         return [summed(context, node, mark if linear else changed(mark, factor=1.0), (*sizes, mark.outer, mark.inner))]
     if pieces in ("max", "min"):
         return [Mark(Relation(pieces), origin=out, mixed=mark.mixed, even=False)]
-    average = node.is_a("ReduceMean") and mark.divided == 0
+    average = pieces == "mean" and mark.divided == 0
     count = context.batch * prod(sizes) * mark.outer * mark.inner
     return [Mark(Relation.MEAN if average else Relation.JOINT, origin=out, mixed=mark.mixed, count=count, even=average)]
 

@@ -11,6 +11,7 @@ from gopt.analysis.coupling.open_statistics import Unclear
 from gopt.analysis.coupling.sample_counts import SampleCounts, few_elements, may_count
 from gopt.analysis.training import Phase
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import record_of, scale
 from gopt.operators.kinds import PRODUCTS, SCALES
 
 _FAR = 128
@@ -91,7 +92,7 @@ class DividedSums:
             node, kind = producers.get(value), marks[value].kind
             if node is None or (kind is Relation.SAMPLES and node.phase is Phase.FORWARD):
                 continue
-            alpha = float(node.attributes.get("alpha", 1.0)) if node.is_a("Gemm") else 1.0
+            alpha = scale(node)
             if alpha != 1.0 and may_count(alpha, self.context.batch, mark.sizes):
                 raise Unclear(f"{value!r} is multiplied by {alpha:.6g}, which may divide by the number of samples")
             for each in node.reads:
@@ -126,8 +127,9 @@ class DividedSums:
             return
         for value, constant in (node.inputs, node.inputs[::-1]):
             mark, by = self.context.marks.get(value), self.context.scalar(constant)
-            by = 1 / by if by and node.is_a("Div") else by
-            tenth = node.is_a("Mul") and abs(by) < 1 and _is_power(abs(by))
+            divides = record_of(node).exponent(1) < 0
+            by = 1 / by if by and divides else by
+            tenth = not divides and abs(by) < 1 and _is_power(abs(by))
             if mark is not None and mark.kind is Relation.SUM and by and (tenth or _is_rate(abs(by), old)):
                 raise Unclear(f"{name!r} is a sum over samples times {by:.6g}: a rate, or one over their number")
 

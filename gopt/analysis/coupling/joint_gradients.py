@@ -21,6 +21,7 @@ from gopt.analysis.linearity import CONSTANT, Linearity, level
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph import COMM, Node
 from gopt.ir.graph_index import descendants
+from gopt.ir.node_kinds import record_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def _count(context: CouplingContext, node: Node, known: AbstractSet[str], counts
     marks = [context.marks.get(name) for name in node.inputs]
     if any(mark is not None and mark.kind not in REDUCED for mark in (*marks, context.marks.get(node.outputs[0]))):
         return ""
-    if node.is_a("Div") and None not in marks and node.inputs[1] not in known:
+    if len(marks) == 2 and None not in marks and record_of(node).exponent(1) < 0 and node.inputs[1] not in known:
         return node.inputs[1]
     return next((counts[name] for name in node.inputs if name in counts), "")
 

@@ -6,9 +6,10 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, CouplingKind, Mark, Marks, Relation, Untraceable, changed
 from gopt.analysis.coupling.uniform_factors import UniformFactors
 from gopt.ir.graph import Node
-from gopt.ir.node_kinds import value_reads
+from gopt.ir.node_kinds import in_proportion, record_of, value_reads
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import CASTS, LINEAR_IN_FIRST, SCALES, TERMS
+from gopt.operators.operator import Slope
 
 
 def pointwise(context: CouplingContext, node: Node) -> Marks:
@@ -78,7 +79,7 @@ def in_batch(context: CouplingContext, node: Node) -> None:
 
 def _factor(context: CouplingContext, node: Node, mark: Mark) -> float:
     """The constant factor that a value was last multiplied by."""
-    if mark.kind is not Relation.SAMPLES or not node.is_a("Mul", "Div", "Neg", "Cast", "Identity"):
+    if mark.kind is not Relation.SAMPLES or record_of(node).slope(0) is not Slope.LINEAR:
         return 1.0
     return times(context, node, next((name for name in node.inputs if context.samples(name)), ""))
 
@@ -90,9 +91,9 @@ def _divided(context: CouplingContext, node: Node) -> int | None:
     if not any(power != 0 for power in powers):
         return 0
     if node.is_in(SCALES) and len(powers) == 2 and powers[0] is not None and powers[1] is not None:
-        return powers[0] + powers[1] * (-1 if node.is_a("Div") else 1)
+        return powers[0] + powers[1] * record_of(node).exponent(1)
     added = {power for name, power in zip(names, powers) if not context.index.constants.zero(name)}
-    linear = node.is_in(TERMS | LINEAR_IN_FIRST | CASTS) or node.is_a("Where")
+    linear = node.is_in(TERMS | LINEAR_IN_FIRST | CASTS)
     return added.pop() if linear and len(added) == 1 else None
 
 
@@ -109,12 +110,12 @@ def _power(context: CouplingContext, name: str) -> int | None:
 def times(context: CouplingContext, node: Node, name: str) -> float:
     """The factor of ``name``, one of the operands, after a product, quotient, sign or cast; 0 for an unknown one."""
     before = context.marks[name].factor
-    if node.is_a("Neg", "Cast", "Identity"):
+    if record_of(node).linear_in_first:
         return before
     others = [each for each in node.inputs if each != name]
     if len(others) != 1 or context.index.graph.type_of(others[0]).elements != 1:
         return 1.0  # a weight, or a square: no constant
     constant = context.scalar(others[0])
-    if node.is_a("Mul"):
+    if record_of(node).exponent(1) > 0:
         return before * constant
-    return before / constant if constant and node.inputs[0] == name else 0.0
+    return before / constant if constant and in_proportion(node, name) else 0.0

@@ -8,7 +8,7 @@ from gopt.analysis.coupling.marks import EXTREMES, REDUCED, Mark, Relation, chan
 from gopt.analysis.linearity import CONSTANT, level
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
-from gopt.ir.node_kinds import value_reads
+from gopt.ir.node_kinds import chosen_by, record_of, value_reads
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import (
     CASTS,
@@ -23,8 +23,8 @@ from gopt.operators.kinds import (
     PARTS,
     RELAYS,
     SCALES,
+    SUMS,
 )
-from gopt.operators.table import operator
 
 COMPARE = COMPARISONS | FLOAT_TESTS | LOGIC
 SAME = LINEAR_IN_FIRST | CASTS | {"Pad"}
@@ -50,9 +50,9 @@ def reduced(context: CouplingContext, node: Node) -> Mark:
     if node.is_in(SAME) and names[0] in context.marks and len(marks) == 1:
         if first.kind is Relation.SUM and level(context.index, node, [0, *[CONSTANT] * (len(names) - 1)]):
             return joint  # what is filled in is no sum
-        return changed(first, factor=-first.factor) if node.is_a("Neg") else first
+        return changed(first, factor=first.factor * record_of(node).sign(0))
     found: Mark | None = None
-    if node.is_a("Add", "Sub", "Sum", "Concat"):
+    if node.is_in(SUMS | {"Concat"}):
         found = _added(context, node, names)
     elif node.is_in(SCALES):
         found = _scaled(context, node, names)
@@ -62,8 +62,8 @@ def reduced(context: CouplingContext, node: Node) -> Mark:
         found = None  # an upper bound on a sum gives no sum
     elif node.is_a("Max", "Clip") and first.kind is Relation.SUM and len(marks) == 1:
         found = changed(first, even=False)  # a count that is kept from being zero
-    elif node.is_a("Where") and context.marks.get(names[0], joint).kind is Relation.GATE:
-        inside = [context.marks[name] for name in names[1:] if name in context.marks]
+    elif (branches := chosen_by(node)) and context.marks.get(names[0], joint).kind is Relation.GATE:
+        inside = [context.marks[name] for name in branches if name in context.marks]
         found = changed(inside[0], even=False) if len(inside) == 1 else None  # a count of zero gives a constant
     return joint if found is None or found.kind in (Relation.JOINT, Relation.GATE) else changed(found, mixed=mixed)
 
@@ -74,7 +74,7 @@ def _exact(context: CouplingContext, node: Node) -> bool:
     kept = types[node.outputs[0]].dtype in FLOATS
     if node.is_in(CASTS):
         return kept or types[node.inputs[0]].dtype not in (*FLOATS, "bool")
-    return kept or not node.is_a("Div")
+    return kept or record_of(node).exponent(1) >= 0
 
 
 def _extreme(node: Node, marks: list[Mark]) -> Mark | None:
@@ -83,7 +83,7 @@ def _extreme(node: Node, marks: list[Mark]) -> Mark | None:
     if any(mark.kind is not first.kind for mark in marks):
         return None
     how = first.kind.value
-    joins = node.is_in(COMBINERS[how]) or operator(node.op_type).pieces == how
+    joins = node.is_in(COMBINERS[how]) or record_of(node).pieces == how
     return first if joins or (node.is_in(_MOVES) and len(marks) == 1) else None
 
 
@@ -95,9 +95,10 @@ def _added(context: CouplingContext, node: Node, names: list[str]) -> Mark | Non
     if any((mark.kind, mark.by) != (first.kind, first.by) for mark in known):
         return None
     free = [name for name, mark in zip(names, marks) if mark is None]
-    if node.is_a("Concat") and first.kind is Relation.SUM and not all(map(context.index.constants.zero, free)):
-        return None  # rows that no sample enters are no sums
-    if free and first.kind is Relation.SUM and not node.is_a("Concat"):
+    if free and first.kind is Relation.SUM and node.is_a("Concat"):
+        if not all(map(context.index.constants.zero, free)):
+            return None  # rows that no sample enters are no sums
+    elif free and first.kind is Relation.SUM:
         if not all(context.scalar(name) and abs(context.scalar(name)) < 1e-3 for name in free):
             return None  # more than an epsilon
         first = changed(first, even=False)
@@ -110,22 +111,23 @@ def _added(context: CouplingContext, node: Node, names: list[str]) -> Mark | Non
 def _scaled(context: CouplingContext, node: Node, names: list[str]) -> Mark | None:
     """Products with values that do not depend on the batch; a quotient of two sums is a mean weighted by the second."""
     left, right = (context.marks.get(name) for name in names)
+    divides = record_of(node).exponent(1) < 0
     if left is not None and right is not None:
         alike = left.kind is right.kind and left.kind in (Relation.SUM, Relation.MEAN)
         one = context.index.graph.type_of(names[1]).elements == 1
-        if node.is_a("Div") and alike and one and not left.doubt and not right.doubt:
+        if divides and alike and one and not left.doubt and not right.doubt:
             return Mark(
                 Relation.WEIGHTED, origin=left.origin, by=unguarded(context, names[1]), even=left.even and right.even
             )  # fmt: skip
         return None
-    if left is None and node.is_a("Div"):
+    if left is None and divides:
         return None
     mark, other = (left, names[1]) if left is not None else (right, names[0])
     assert mark is not None
     if mark.kind is not Relation.SUM:
         return mark
     constant = context.scalar(other)
-    if node.is_a("Div"):
+    if divides:
         constant = 1 / constant if constant else 0.0
     factor = mark.factor * constant
     return settled(context, changed(mark, factor=factor), constant)

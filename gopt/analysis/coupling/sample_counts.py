@@ -20,11 +20,10 @@ from gopt.analysis.training import State
 from gopt.ir.constant_folding import Constants, constant_array
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors, copied_from
-from gopt.ir.node_kinds import control_flow, elementwise, value_reads
+from gopt.ir.node_kinds import control_flow, elementwise, record_of, value_reads
 from gopt.ir.nodes import nested
 from gopt.ir.scopes import bodies
 from gopt.operators.kinds import LAYOUT, SCALES, VIEWS
-from gopt.operators.table import operator
 
 _MOST = 64
 """Elements of a constant that are looked at."""
@@ -170,7 +169,7 @@ class SampleCounts:
             if follows and self._multiplies_mean(node, each):
                 found = found.joined(SizesBehind(term=each))
             if not follows and not flags and self.written_out(node, each):
-                scales = node.is_a("Mul") or (node.is_a("Div") and each == node.inputs[1])
+                scales = node.is_in(SCALES) and (record_of(node).exponent(1) > 0 or each == node.inputs[1])
                 found = found.joined(SizesBehind(factor=each) if scales else SizesBehind(term=each))
         if found.counts and not follows and not (elementwise(node) or node.is_in(LAYOUT)):
             return SizesBehind(lost=name)  # it may be a size of something else
@@ -182,7 +181,7 @@ class SampleCounts:
         if not by or name in marks or not node.is_in(SCALES) or self.context.batch < 2:
             return False
         means = any(each in marks and marks[each].kind is Relation.MEAN for each in node.inputs)
-        by = 1 / by if node.is_a("Div") else by
+        by = 1 / by if record_of(node).exponent(1) < 0 else by
         return means and self._count(name) is False and isclose(abs(by), self.context.batch, rel_tol=_TOLERANCE)
 
     def _count(self, name: str) -> bool | None:
@@ -237,9 +236,8 @@ class SampleCounts:
 
     def written_out(self, node: Node, name: str) -> bool:
         """Return whether an operand is a constant that may be a function of the number of samples."""
-        exponent = node.is_a("Pow") and name != node.inputs[0]
-        condition = node.is_a("Where") and name == node.inputs[0]
-        if exponent or condition or name in self.context.marks or self._count(name) is not False:
+        exponent = record_of(node).raised_to is not None and name != node.inputs[0]
+        if exponent or chooses(node, name) or name in self.context.marks or self._count(name) is not False:
             return False
         needed = ancestors(self.context.index, [name])[1]
         value = self.context.constant(name)
@@ -256,7 +254,7 @@ class SampleCounts:
 
 def chooses(node: Node, name: str) -> bool:
     """Return whether a node reads an operand as a condition or as places alone."""
-    choosers = operator(node.op_type).choosers if node.domain in ("", "ai.onnx") else ()
+    choosers = record_of(node).choosers
     return bool(choosers) and {at for at, each in enumerate(node.inputs) if each == name} <= {*choosers}
 
 

@@ -9,7 +9,8 @@ from gopt.analysis.coupling.loss_terms import LossTerms
 from gopt.analysis.coupling.marks import division
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
 from gopt.ir.graph import Node
-from gopt.operators.kinds import SCALES, SUMS
+from gopt.ir.node_kinds import in_proportion, record_of
+from gopt.operators.kinds import SCALES, SUMS, UNMOVED
 
 MIXED = "?"
 """Of ``Unit.mixed``, where terms are not all means."""
@@ -200,10 +201,10 @@ class UnitConstants:
 
     def _only_factor(self, node: Node, name: str) -> UniformFactor | None:
         """The constant factor by which a node multiplies ``name``; None for any other node."""
-        if node.is_a("Identity", "Cast", "Reshape"):
+        if node.is_in(UNMOVED):
             return UniformFactor()
-        if not node.is_in(SCALES) or node.inputs.count(name) != 1 or (node.is_a("Div") and node.inputs[0] != name):
+        if not node.is_in(SCALES) or node.inputs.count(name) != 1 or not in_proportion(node, name):
             return None
         other = next(each for each in node.inputs if each != name)
         factor = self.factors.of(other)
-        return UniformFactor().times(factor, -1 if node.is_a("Div") else 1) if factor.uniform else None
+        return UniformFactor().times(factor, record_of(node).exponent(1)) if factor.uniform else None

@@ -21,7 +21,7 @@ from gopt.verification.certificate.nodes import rule_of
 from gopt.verification.proof.expressions import EXTREME_PART, FLAT, PARTED, TAKE, VIEW
 from gopt.verification.proof.prove import Prover
 from gopt.verification.proof.relation import RankRelation
-from gopt.verification.proof.sweep import SweptValues, Values
+from gopt.verification.proof.sweep import UNDEFINED, SweptValues, Values
 from gopt.verification.reference_graphs import combined, local_graph, subgraph, update_graph
 
 Line = dict[str, Any]
@@ -143,7 +143,8 @@ class CertificateWriter:
                 graph = rank.graphs[phase]
                 if times > 1 and rank.sums:
                     results = self._generic(rank, graph, results)
-                self._section({"rank": rank.rank, "phase": phase}, graph, results, lead.setdefault(phase, results))
+                self._section({"rank": rank.rank, "phase": phase}, graph, results, lead.get(phase, {}))
+                lead.setdefault(phase, results)
                 moved = [state for state in rank.states if state.output in graph.outputs]
                 moving |= {state.input: values.step[state.input] for state in moved} if times > 1 else {}
             self.values += [{"moved": name, "number": number} for name, number in moving.items()]
@@ -164,11 +165,14 @@ class CertificateWriter:
         self.values.append(head)
         producers = graph.producers()
         for name in order_of(graph):
-            if name not in values or (values is not lead and lead.get(name) == values[name]):
+            number = values.get(name)
+            if number is None or self.expressions.all[number].op == UNDEFINED:
+                continue
+            if lead.get(name) == number:
                 continue
             rule = "input" if name in graph.inputs else "constant" if name not in producers else ""
-            rule = rule or self._rule(producers[name], values[name])
-            self.values.append({"value": name, "number": values[name], "rule": rule})
+            rule = rule or self._rule(producers[name], number)
+            self.values.append({"value": name, "number": number, "rule": rule})
 
     def _rule(self, node: Node, number: int) -> str:
         """The rule of a node: the operator itself where the result is one."""

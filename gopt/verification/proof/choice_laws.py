@@ -88,7 +88,7 @@ def _counted(reader: NodeReader, operands: Sequence[int], shape: Shape) -> int |
     counts = [operand for operand in compared if expressions.uniform(operand) != 0]
     if len(counts) != 1 or expressions.elements(counts[0]) != 1 or expressions.shape(otherwise) != shape:
         return None
-    if not expressions.is_count(counts[0]):
+    if expressions.bare(counts[0]) not in expressions.counts:
         return None
     if value == 1:
         return expressions.counted(otherwise) if expressions.root(otherwise) == expressions.root(counts[0]) else None

@@ -84,7 +84,8 @@ class ConstantTable:
     def array(self, number: int) -> np.ndarray | None:
         """The value of a small constant, or of a part of a constant."""
         if number not in self.arrays:
-            if self.expressions.all[number].op not in (VIEW, FLAT, TAKE):
+            few = (self.expressions.elements(number) or 0) <= SMALL
+            if not few or self.expressions.all[number].op not in (VIEW, FLAT, TAKE):
                 return None
             root = self.expressions.root(number)
             pieces = self.expressions.pieces(number)

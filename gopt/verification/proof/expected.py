@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gopt.analysis.loss_reduction import LossReduction, LossRule
@@ -11,20 +11,22 @@ from gopt.analysis.training import State, StateKind
 from gopt.artifact.manifest import LocalState
 from gopt.artifact.pieces import Piece
 from gopt.collectives.layout import HALVES
-from gopt.ir.graph import Graph
+from gopt.errors import UnsupportedError
+from gopt.ir.graph import COMM, Graph, Node
 from gopt.operators.kinds import CASTS
 from gopt.records.boxes import ranges_of
+from gopt.records.mesh import Mesh
 from gopt.runtime.inlined_functions import inlined
-from gopt.verification.lockstep import with_reduced_statistics, with_shared_means
-from gopt.verification.proof.calls import Members
+from gopt.verification.lockstep import VERIFIER_CALL, with_reduced_statistics, with_shared_means
+from gopt.verification.proof.calls import Members, Results
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import INITIAL, NOWHERE, STATE
 from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
-from gopt.verification.proof.relation import ProofRelation, SourcePart
+from gopt.verification.proof.relation import BY_NUMBERS, ProofRelation, SourcePart
 from gopt.verification.proof.selections import joined
-from gopt.verification.proof.sweep import RankSweep, Values
+from gopt.verification.proof.sweep import Sweep, UnpairedCall, Values
 from gopt.verification.reference_graphs import local_graph, update_graph
 
 RUNS = 1 << 12
@@ -103,9 +105,8 @@ class Specification:
         }
         new = self._statistics(local, start, during)
         chosen = {output: new[tensor] for tensor, output in training.chosen.items()}
-        update = self._swept(
-            inlined(update_graph(training, training.shown)), start | inputs | gradients | means | chosen
-        )
+        behind = inlined(update_graph(training, [name for name in training.shown if name not in local]))
+        update = self._swept(behind, start | inputs | gradients | means | chosen)
         states = {
             state.tensor: new[state.tensor] if state.tensor in new and state.tensor not in training.chosen
             else update[state.updated] for state in training.states
@@ -140,24 +141,25 @@ class Specification:
             local = with_reduced_statistics(local, met, produced, relation.mesh.data_ranks)
         return local
 
-    def _swept(self, graph: Graph, fed: Mapping[str, int]) -> Values:
-        """The values of a part of the source; each call is over all ranks with different data."""
-        stored = {name: self.constants.stored(tensor) for name, tensor in graph.initializers.items() if name not in fed}
-        sweep = RankSweep(0, graph, self.reader(graph), {**stored, **fed})
-        axes = tuple(self.relation.mesh.data_axes)
-        all_coordinates = [dict.fromkeys(axes, 0)]
-        while (node := sweep.to_call()) is not None:
-            operands = [sweep.values[name] for name in node.inputs]
-            (results,) = Members(self.expressions, axes, all_coordinates).call(node, [operands])
-            sweep.values.update(zip(node.outputs, results or ()))
-            sweep.at += 1
+    def _swept(self, graph: Graph, fed: Values) -> Values:
+        """The values of a part of the source. Raises UnsupportedError for results that members have apart."""
+        sweep = SourceSweep(self.expressions, self.constants, self.relation.mesh, self.reader, graph)
+        try:
+            members = sweep.run([graph] * sweep.mesh.ranks, [fed] * sweep.mesh.ranks)
+        except UnpairedCall as wrong:
+            raise UnsupportedError(f"the source's own call {wrong.node!r} is {wrong.actual}", BY_NUMBERS) from None
+        values, *rest = members
+        apart = next((name for name in graph.outputs if any(row[name] != values[name] for row in rest)), None)
+        if apart is not None:
+            raise UnsupportedError(f"{apart!r} may differ among members of the source that start equal", BY_NUMBERS)
         for node in graph.nodes:
             for name in node.outputs if not node.is_in(CASTS) else ():
                 if name and graph.type_of(name).dtype in HALVES:
-                    made = self.expressions.root(sweep.values[name]), graph.type_of(name).dtype
-                    read = {self.expressions.root(sweep.values[operand]) for operand in node.reads}
-                    self.constants.halves.setdefault(made, set()).update(read)
-        return dict(sweep.values)
+                    for row in members:
+                        half = self.expressions.root(row[name]), graph.type_of(name).dtype
+                        read = {self.expressions.root(row[operand]) for operand in node.reads}
+                        self.constants.halves.setdefault(half, set()).update(read)
+        return dict(values)
 
     def _gradients(self, local: Values) -> Values:
         """Each gradient for the update: combined over all batches by the rule of the relation.
@@ -172,7 +174,7 @@ class Specification:
             if rule is LossRule.WEIGHTED:
                 type = self.training.graph.type_of(self.reduction.value)
                 weight = as_type(expressions, local[self.reduction.value], type.dtype, "float32")
-                expressions.counts.add(expressions.bare(weight))
+                expressions.note_count(weight, axes)
             if self.relation.plan is not None and MICRO in axes:
                 number = self._combined(number, weight, {MICRO}, how)
                 number = as_type(expressions, number, "float32", dtype) if dtype in HALVES else number
@@ -205,6 +207,33 @@ class Specification:
                 new = self.expressions.on_member(new, dict.fromkeys(self.data, 0))
             result[state.tensor] = new
         return result
+
+
+class SourceSweep(Sweep):
+    """A part of the source on all members of the source's calls; the verifier's calls are over all ranks with different
+    data."""
+
+    def __init__(
+        self, expressions: Expressions, constants: ConstantTable, mesh: Mesh, reader: Callable[[Graph], NodeReader],
+        graph: Graph,
+    ) -> None:  # fmt: skip
+        self.data = mesh.data_axes
+        calls = (node for node in graph.nodes if node.domain == COMM and node.made_by != VERIFIER_CALL)
+        live = {axis for node in calls for axis in mesh.live(str(node.attributes["group"]))}
+        if not live.isdisjoint(self.data):
+            raise UnsupportedError("the source has calls of its own among ranks with different data", BY_NUMBERS)
+        axes = tuple((axis, size if axis in live else 1) for axis, size in mesh.axes)
+        super().__init__(expressions, constants, Mesh(axes, mesh.kinds), reader)
+
+    def _members(self, node: Node, rank: int) -> tuple[int, ...]:
+        return (rank,) if node.made_by == VERIFIER_CALL else super()._members(node, rank)
+
+    def _call(self, ranks: Sequence[int], nodes: Sequence[Node]) -> Results:
+        (node, *_) = nodes
+        if node.made_by != VERIFIER_CALL:
+            return super()._call(ranks, nodes)
+        operands = [self.sweeps[ranks[0]].operands(node, node.inputs)]
+        return Members(self.expressions, self.data, [dict.fromkeys(self.data, 0)]).call(node, operands)
 
 
 def weighed(expressions: Expressions, number: int, weight: int) -> int:

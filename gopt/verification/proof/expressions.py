@@ -14,6 +14,7 @@ from math import prod
 from typing import NamedTuple, TypeAlias, cast
 
 from gopt.ir.graph_index import walk
+from gopt.ir.types import FLOATS
 from gopt.operators.operator import Slope
 from gopt.operators.table import names
 from gopt.verification.proof.selections import Runs, merged
@@ -47,9 +48,10 @@ DIGITS = "digits"
 _FINITE = frozenset({
     "one", STATE, INITIAL, "batch", "input", "sum so far", "draw", LINEAR, PRODUCT, VIEW, FLAT, TAKE, TOTAL, REDUCED,
     LARGEST, SMALLEST, SUM, EXP, EXTREME_PART, LOOKED_UP, ADDED, "permuted", "round", "cast", "on member", "gathered",
-    CONCAT,
+    CONCAT, COUNTED,
 }) | names(lambda record: record.slopes and max(record.slopes) < Slope.CURVED)  # fmt: skip
-"""Forms and operators whose results are numbers where the operands are: no quotient, root or logarithm."""
+"""Forms and operators whose results are numbers where the operands are: no quotient, root or logarithm. A quotient by a
+count that is kept from zero is one, and so is any whole number."""
 _FLAG = Fraction(1, 1 << 20)
 """The least coefficient of a flag in a count: a smaller one may round to zero."""
 _IDENTITY = {LARGEST: LOWEST, SMALLEST: HIGHEST}
@@ -150,8 +152,9 @@ class Elements:
         self.varies: list[frozenset[str]] = []
         self.finite: list[bool] = []
         """Whether an expression is a number wherever the leaves are: only then a difference of two is zero."""
-        self.counts: set[int] = set()
-        """Counts of samples or tokens that are never negative: where the sum is zero, all terms are."""
+        self.counts: dict[int, frozenset[str]] = {}
+        """Sums of a count that is never negative, as of samples or tokens -> the axes of the members in the sum: where
+        the sum is zero, all terms are."""
         self._counts: list[int | None] = []
         """The number of elements of an expression."""
         self._ranged: list[bool] = []
@@ -166,6 +169,8 @@ class Elements:
         self._scales: dict[int, tuple[Coefficient, int]] = {}
         self._results: dict[tuple[str, tuple[int, ...], tuple[int, ...]], int] = {}
         """Sums and products so far: ranks make them again and again."""
+        self.read: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
+        """A node of any file, and its operands -> its results."""
         self.leaf("one", (), ())
 
     # --- numbering ---
@@ -180,7 +185,9 @@ class Elements:
             for operand in operands:
                 varies |= self.varies[operand]
             self.varies.append(varies)
-            self.finite.append(op in _FINITE and all(map(self.finite.__getitem__, operands)))
+            number_of = op in _FINITE or (op == INVERSE and self._never_zero(operands[0]))
+            whole = op == "cast" and attributes[0] not in FLOATS  # type: ignore[index]
+            self.finite.append(whole or (number_of and all(map(self.finite.__getitem__, operands))))
             count = elements(shape)
             self._counts.append(count)
             inner = self.all[operands[0]].op if op == VIEW else op
@@ -330,9 +337,11 @@ class Elements:
         factors: dict[int, int] = {}
         coefficient: Coefficient = 1
         shape = broadcast(self.shape(operand) for operand in operands)
+        numbers = all(self.finite[operand] and (power > 0 or self._never_zero(operand))
+                      for operand, power in zip(operands, exponents))  # fmt: skip
         for operand, exponent in zip(operands, exponents):
             scale, atom = self._scale(operand)
-            if not scale and (exponent < 0 or not all(self.finite[operand] for operand in operands)):
+            if not scale and (exponent < 0 or not numbers):
                 return self._number("times zero", tuple(exponents), tuple(operands), shape)
             if scale != 1:
                 coefficient *= scale**exponent if exponent > 0 else Fraction(1) / scale**-exponent
@@ -360,6 +369,10 @@ class Elements:
         """Return whether an expression is an exponential, which is never zero."""
         return self.all[self.root(number)].op == EXP
 
+    def _never_zero(self, number: int) -> bool:
+        """Return whether an expression is a number, or a multiple of a count that is kept from zero."""
+        return self.all[self.bare(number)].op in ("one", COUNTED)
+
     def _cancel_counts(self, factors: dict[int, int]) -> None:
         """Cancel a count with the count to divide by, beside a weighted sum: the sum is zero where the count is."""
         for divisor in [factor for factor in factors if self.all[factor].op == INVERSE]:
@@ -367,23 +380,25 @@ class Elements:
             if self.all[counted].op != COUNTED:
                 continue
             count = self.all[counted].operands[0]
-            if count in factors and any(self._weighted(factor) for factor in factors if factor != count):
+            axes = self.counts.get(self.bare(count), NOWHERE)
+            if count in factors and any(self._weighted(factor, axes) for factor in factors if factor != count):
                 common = min(factors[divisor], factors[count])
                 factors[divisor], factors[count] = factors[divisor] - common, factors[count] - common
 
-    def _weighted(self, number: int) -> bool:
-        """Return whether an expression is a sum of multiples of a count."""
-        expression = self.all[self.root(number)]
-        if expression.op == REDUCED:
-            return self._weighted(expression.operands[0])
-        return expression.op == PRODUCT and any(self.is_count(factor) for factor in expression.operands)
+    def _weighted(self, number: int, axes: frozenset[str]) -> bool:
+        """Return whether an expression is a sum of multiples of a count, of members along ``axes`` alone."""
+        op, attributes, operands, _ = self.all[self.root(number)]
+        if op == REDUCED:
+            return attributes[1] <= axes and self._weighted(operands[0], axes)  # type: ignore[index]
+        summed = [self.counts.get(self.bare(factor)) for factor in operands if op == PRODUCT]
+        return any(within is not None and within <= axes for within in summed)
 
-    def is_count(self, number: int) -> bool:
-        """Return whether an expression is a multiple of a count, or of a sum of counts."""
-        bare = self.bare(number)
-        while self.all[bare].op == REDUCED:
-            bare = self.bare(self.all[bare].operands[0])
-        return bare in self.counts
+    def note_count(self, number: int, axes: Iterable[str]) -> None:
+        """Note the sums of a count along any of some axes."""
+        sums = [(number, NOWHERE)]
+        for axis in axes:
+            sums += [(self.reduced(total, [axis], "sum"), within | {axis}) for total, within in sums]
+        self.counts |= {self.bare(total): within for total, within in sums}
 
     def _scale(self, number: int) -> tuple[Coefficient, int]:
         """An expression as a coefficient times an expression; the first coefficient of the latter is 1."""
@@ -412,11 +427,9 @@ class Elements:
         return self.scaled(self._number(COUNTED, None, (self.root(atom),), self.shape(number)), scale)
 
     def has_factor(self, number: int, factor: int) -> bool:
-        """Return whether an expression is a multiple of another."""
-        _, atom = self._scale(self.root(number))
-        inner = self.root(atom)
-        pairs = self.factors(inner if self.all[inner].op == PRODUCT else atom)
-        return any(of == factor and power > 0 for of, power in pairs)
+        """Return whether an expression is a multiple of another, in each of the ranges of a flat value."""
+        roots = [self.root(self._scale(root)[1]) for root, _, _ in self.apart(number) if self.uniform(root) != 0]
+        return all(any(of == factor and power > 0 for of, power in self.factors(root)) for root in roots)
 
     def bare(self, number: int) -> int:
         """An expression without the coefficient, in the shape of the root."""
@@ -828,11 +841,23 @@ class Elements:
         pairs = list(zip(operands, exponents))  # type: ignore[call-overload]
         varying = [(factor, power) for factor, power in pairs if self.varies[factor] & axes]
         if len(varying) == len(pairs):
-            return self._bound("sum", axes, number)
+            return self._nested_sum(pairs, axes) or self._bound("sum", axes, number)
         common = [(factor, power) for factor, power in pairs if not self.varies[factor] & axes]
         inner = self.reduced(self.product(*zip(*varying)), axes, "sum")
         whole = self.product([inner, *(factor for factor, _ in common)], [1, *(power for _, power in common)])
         return self.linear({whole: 1}, shape)
+
+    def _nested_sum(self, pairs: Sequence[tuple[int, int]], axes: frozenset[str]) -> int | None:
+        """A sum of factors times a sum over more members, along which the factors are alike: one sum of products."""
+        sums = [(factor, power) for factor, power in pairs if self.all[factor].op == REDUCED and power == 1]
+        over = [self.all[factor].attributes for factor, _ in sums]
+        if len(sums) != 1 or over[0][0] != "sum":  # type: ignore[index]
+            return None
+        rest, more = [pair for pair in pairs if pair != sums[0]], over[0][1]  # type: ignore[index]
+        if any(self.varies[factor] & more for factor, _ in rest):
+            return None
+        whole = self.product(*zip((self.all[sums[0][0]].operands[0], 1), *rest))
+        return self.reduced(whole, axes | more, "sum")
 
     def _bound(self, how: str, axes: frozenset[str], number: int) -> int:
         return self.over_members(REDUCED, (how, axes), number, axes, self.shape(number))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 
 from gopt.analysis.training import TrainingGraph
@@ -24,12 +24,11 @@ from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.verification.folder_check import check_roles, check_starts
 from gopt.verification.message_rounds import check_rounds
-from gopt.verification.proof.relation import ProofRelation, RankRelation, SourcePart, check_versions
+from gopt.verification.proof.relation import BY_NUMBERS, ProofRelation, RankRelation, SourcePart, check_versions
 from gopt.verification.proof.rounds import check_tables
 from gopt.verification.rank_programs import Held, RankPrograms, joined, load_rank, start_values
 from gopt.verification.verify import source_training
 
-_NUMBERS = "gopt verify compares the ranks by numbers"
 _AGAIN = "a file of the folder was edited: write the folder again"
 
 
@@ -61,7 +60,7 @@ def ranks_relation(
         training=training, mesh=mesh, ranks=ranks, schedule=manifest.schedule, accumulate=manifest.accumulate,
         loss_reduction=manifest.loss_reduction, statistics=manifest.statistics, reductions=manifest.reductions,
         synchronised=manifest.synchronised, plan=manifest.parameter_server,
-        remedy=_AGAIN, instead=_NUMBERS,
+        remedy=_AGAIN, instead=BY_NUMBERS,
     )  # fmt: skip
 
 
@@ -84,12 +83,12 @@ def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: P
     ranks, programs = [], []
     arrays: Held = {}
     files: Mapping[str, str] = {}
-    alike, plain = AlikeFiles(), set[int]()
+    alike, plain, checked = AlikeFiles(), set[int](), set[Hashable]()
     for number, entry in enumerate(manifest.ranks, 1):
         if entry.files != files:  # trainers have one file
             graphs, files = load_rank(folder, entry, list(manifest.schedule), alike.load), entry.files
             written = {phase: _opened(graph, plain) for phase, graph in graphs.items()}
-        check_rank(manifest, entry, graphs, folder)
+        check_rank(manifest, entry, graphs, folder, checked)
         for graph in graphs.values():
             check_versions(graph, f"a file of rank {entry.rank}", training.graph, _AGAIN)
         ranks.append(_rank_relation(manifest, training, entry, written))

@@ -13,7 +13,7 @@ from gopt.ir.types import FLOATS, dtype_name, numpy_dtype
 from gopt.operators.kinds import CASTS, SUMS
 from gopt.verification.proof.constants import Arrays, simplest
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import PARTED, Shape, applied, elements
+from gopt.verification.proof.expressions import PARTED, Shape, applied, broadcast, elements
 from gopt.verification.proof.selections import Runs, along
 
 if TYPE_CHECKING:
@@ -86,21 +86,20 @@ def _written_out(reader: NodeReader, node: Node, number: int, to: str) -> bool:
 
 
 def reshape(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    return reader.expressions.view(operands[0], shape) if _made(reader, node, operands[0], arrays, shape) else None
-
-
-def _made(reader: NodeReader, node: Node, number: int, arrays: Arrays, shape: Shape) -> bool:
-    """Return whether the result has the shape that the file says, by the numbers of the other operands."""
-    before = reader.expressions.shape(number)
+    before = reader.expressions.shape(operands[0])
     if elements(shape) is None or elements(before) is None or any(array is None for array in arrays[1:]):
-        return False
+        return None
     result = as_folded(node, [np.broadcast_to(np.False_, before), *arrays[1:]])  # type: ignore[arg-type]
-    return result is not None and result.shape == shape
+    fits = result is not None and result.shape == shape  # the file may say another
+    return reader.expressions.view(operands[0], shape) if fits else None
 
 
 def expand(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     number = operands[0]
-    if shape is None or not _made(reader, node, number, arrays, shape):
+    if arrays[1] is not None:
+        shape = broadcast((tuple(arrays[1].tolist()), reader.expressions.shape(number)))
+    fits = shape is not None and broadcast((shape, reader.expressions.shape(number))) == shape
+    if shape is None or not fits:
         return None
 
     def spread(value: int, sizes: tuple[int | str | None, ...]) -> int:

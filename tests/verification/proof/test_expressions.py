@@ -334,13 +334,37 @@ def test_unequal_values_have_two_numbers(pair):
 def test_a_count_to_divide_by_is_its_multiple_and_cancels_the_count_of_a_weighted_sum_alone():
     e = Expressions(EXTENTS)
     count, x = e.leaf("batch", "n", (), frozenset({"dp"})), e.leaf("batch", "x", (4,), frozenset({"dp"}))
-    e.counts.add(count)
+    e.note_count(count, ["dp"])
     whole = e.reduced(count, ["dp"], "sum")
     weighted = e.reduced(e.product([x, count], [1, 1]), ["dp"], "sum")
     assert e.counted(e.scaled(whole, Fraction(1, 4))) == e.scaled(e.counted(whole), Fraction(1, 4))
     assert e.product([weighted, whole, e.counted(whole)], [1, 1, -1]) == weighted
     assert e.product([x, whole, e.counted(whole)], [1, 1, -1]) != x, "it is not zero where the count is"
-    assert e.is_count(whole) and e.is_count(e.scaled(whole, Fraction(1, 3))) and not e.is_count(x)
+    assert e.product([weighted, count, e.counted(count)], [1, 1, -1]) != weighted, "others' terms are not"
+    zero = e.constant(0, (4,))
+    assert e.product([zero, e.counted(whole)], [1, -1]) == zero != e.product([zero, whole], [1, -1])
+
+
+def test_a_count_of_elements_is_noted_with_its_sums():
+    """The sum over members of a sum of all elements is of the reduced elements."""
+    e = Expressions(EXTENTS)
+    mask, x = (e.leaf("batch", name, (4,), frozenset({"dp"})) for name in "mx")
+    count = e.total(mask)
+    e.note_count(count, ["dp", "shard"])
+    weighted, whole = e.reduced(e.product([x, count], [1, 1]), ["dp"], "sum"), e.reduced(count, ["dp", "shard"], "sum")
+    assert e.product([weighted, whole, e.counted(whole)], [1, 1, -1]) == weighted
+    rows = e.in_rows([e.product([x, count], [1, 1]), e.constant(0, (2,))], 0)
+    assert e.has_factor(rows, count) and not e.has_factor(e.in_rows([rows, x], 0), count)
+
+
+def test_a_sum_of_a_factor_times_a_sum_is_one_sum_where_the_factor_is_alike():
+    e = Expressions({"dp": 2, "shard": 3})
+    x = e.leaf("batch", "x", (), frozenset({"dp", "shard"}))
+    alike, apart = (e.leaf("batch", name, (), frozenset({name})) for name in ("dp", "shard"))
+    inner, both = e.reduced(x, ["shard"], "sum"), e.reduced(e.product([x, alike], [1, 1]), ["dp", "shard"], "sum")
+    assert e.reduced(e.product([inner, alike], [1, 1]), ["dp"], "sum") == both
+    moved = e.reduced(e.product([inner, apart, alike], [1, 1, 1]), ["dp", "shard"], "sum")
+    assert moved != e.reduced(e.product([x, apart, alike], [1, 1, 1]), ["dp", "shard"], "sum")
 
 
 def test_what_may_be_no_number_does_not_vanish():
