@@ -73,10 +73,14 @@ class SampledLeaves:
 
 
 class CounterExamples:
-    """Looks for elements in which expressions differ; values are computed once for all."""
+    """Looks for elements in which expressions differ; values are computed once for all. ``rounded``: a cast more is a
+    difference."""
 
-    def __init__(self, expressions: Expressions, training: TrainingGraph, mesh: Mesh, table: ConstantTable) -> None:
+    def __init__(
+        self, expressions: Expressions, training: TrainingGraph, mesh: Mesh, table: ConstantTable, *, rounded: bool
+    ) -> None:  # fmt: skip
         self._expressions, self._training, self._mesh, self._table = expressions, training, mesh, table
+        self._rounded = rounded
         self._values: dict[int, ExpressionValues] = {}
 
     def find(self, actual: int, expected: int, coordinates: Member) -> CounterExample | None:
@@ -84,7 +88,9 @@ class CounterExamples:
         for seed in SEEDS:
             if seed not in self._values:
                 leaves = SampledLeaves(self._training, self._mesh, self._table, seed)
-                self._values[seed] = ExpressionValues(self._expressions, leaves.leaf, self._table.origins)
+                self._values[seed] = ExpressionValues(
+                    self._expressions, leaves.leaf, self._table.origins, self._rounded
+                )
             example = _difference(*self._values[seed].values((actual, expected), coordinates))
             if example is not None:
                 return example
