@@ -125,7 +125,7 @@ OPERATORS = (
     Operator("Tile", _FIRST, zero=True, kernel=_tiled, dims=moves.tile),
     Operator("Slice", _FIRST, total=True, lengths=(1, 2), zero=True, kernel=_sliced, dims=moves.sliced),
     Operator("Split", _FIRST, total=True, lengths=(1,), zero=True, dims=moves.split),
-    Operator("Concat", (AFFINE,), total=True, kernel=_joined, dims=moves.concat),
+    Operator("Concat", (AFFINE,), total=True, joins=True, kernel=_joined, dims=moves.concat),
     Operator("Pad", (AFFINE, NONE, AFFINE, NONE), aside=(2,), dims=moves.padded),
     Operator("Trilu", _FIRST, total=True, zero=True, dims=elements.triangle),
     Operator("ReverseSequence", _FIRST, zero=True, dims=elements.reverse_sequence),
