@@ -13,7 +13,7 @@ import numpy as np
 
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Graph, Node
-from gopt.ir.node_kinds import elementwise, order_of
+from gopt.ir.node_kinds import elementwise, order_of, record_of
 from gopt.ir.opaque.origin import Origin
 from gopt.operators.kinds import COPIES, PARTS, RESHAPES, VARIADIC
 
@@ -93,7 +93,7 @@ class _Finder:
         if self._copies(node, source, output):
             self.aliases[output] = source
             return
-        if node.is_a("Concat"):
+        if record_of(node).joins:
             self._join(node)
             return
         layout = _layout(self.graph, node, source, output)

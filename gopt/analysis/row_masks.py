@@ -12,7 +12,7 @@ from gopt.analysis.layout_aliases import keeps_order
 from gopt.analysis.row_values import RowValues
 from gopt.ir.constant_folding import as_folded
 from gopt.ir.graph import Node
-from gopt.ir.node_kinds import chosen_by
+from gopt.ir.node_kinds import chosen_by, record_of
 from gopt.operators.kinds import CASTS, COMPARISONS, LOGIC, MASKS, UNMOVED, VIEWS
 
 
@@ -107,7 +107,7 @@ class _Condition:
             node = self._node(stack.pop())
             if node is None:
                 continue
-            if node.is_a("Equal"):
+            if record_of(node).relation == "==":
                 sides = [(sign, number) for sign in (-1, 0) for _, number in self._sides(node, sign)]
                 ids |= {int(number) for sign, number in sides if (number < 0) == (sign < 0)}
             elif node.is_in(LOGIC):

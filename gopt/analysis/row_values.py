@@ -132,7 +132,7 @@ class RowValues:
         node = self.index.producers.get(name)
         if node is None:
             return []
-        return node.inputs[:1] if node.is_in(SPREADS) else list(node.inputs) if node.is_a("Concat") else []
+        return node.inputs[:1] if node.is_in(SPREADS) else list(node.inputs) if record_of(node).joins else []
 
     def _bounded(self, node: Node, rows: int) -> str:
         """The ids that a node takes without changing any id of the table; '' where a change is possible."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest, RankEntry
 from gopt.artifact.message_plan_check import wrong_messages
@@ -139,14 +139,24 @@ def _check_call(
     try:
         record = COLLECTIVES[node.op_type]
         group = str(node.attributes.get("group") or record.resolve(node.attributes)["group"])
-        key = node.encoded, operands, place(group)
+        size, index = place(group)
+        key = node.encoded, operands, size, _share(node.attributes, size, index)
         if node.encoded is None or key not in checked:
-            record.infer(node.attributes, operands, *place(group))
+            record.infer(node.attributes, operands, size, index)
             checked.add(key)
     except KeyError:
         _refuse(file, show(node.label), f"{COMM} has no operator {show(node.op_type)}")
     except GoptError as error:
         _refuse(file, show(node.label), error.message, *error.hints)
+
+
+def _share(attributes: Mapping[str, Any], size: int, index: int) -> tuple[Any, ...]:
+    """The share of a member by a call's lists, and whether the member is the root: rules read no more of the index."""
+    lists = [value for value in attributes.values() if isinstance(value, list | tuple)]
+    own = [value[index] for value in lists if len(value) == size]
+    cuts = [value[index : index + 2] for value in lists if len(value) == size + 1]
+    lengths = [stop - start if isinstance(start, int) and isinstance(stop, int) else start for start, stop in cuts]
+    return *own, *lengths, attributes.get("root") == index
 
 
 def _refuse(name: str, key: str, what: str, *hints: str) -> NoReturn:

@@ -10,7 +10,7 @@ from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import InputError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, walk
-from gopt.ir.node_kinds import chosen_by
+from gopt.ir.node_kinds import chosen_by, record_of
 from gopt.ir.tensor import Tensor
 from gopt.text.sanitize import show
 
@@ -41,7 +41,7 @@ def refuse_unused(training: TrainingGraph, values: Mapping[str, Tensor], file: s
 
 def _compared_with_zero(node: Node | None, training: TrainingGraph) -> str:
     """The scalar state compared with zero by a node, or ''."""
-    if node is None or not node.is_a("Equal"):
+    if node is None or record_of(node).relation != "==":
         return ""
     scalars = {state.tensor for state in training.states if state.kind is StateKind.SCALAR}
     for name, operand in (node.inputs, node.inputs[::-1]):

@@ -73,9 +73,10 @@ class Operator:
     the result is the sum of the operands with these signs, the last for all operands behind. ``exponents``: the result
     is the product of the operands with these exponents; ``factors``: a sum of such products, and of operands that have
     a 0; ``scale``: an attribute that multiplies those products; ``raised_to``: the exponent of the first operand.
-    ``running``: operands that are running statistics. ``switch``: the operand to switch draws on. ``dims``: along which
-    dimensions it is split; None: members compute it whole. ``kernel``: computes it; ``torch``: computes it by PyTorch.
-    ``work``: counts multiplications of a product.
+    ``relation``: the sign of a comparison. ``joins``: the result is the operands one behind the other along the
+    attribute ``axis``. ``running``: operands that are running statistics. ``switch``: the operand to switch draws on.
+    ``dims``: along which dimensions it is split; None: members compute it whole. ``kernel``: computes it; ``torch``:
+    computes it by PyTorch. ``work``: counts multiplications of a product.
     """
 
     name: str
@@ -97,6 +98,8 @@ class Operator:
     factors: tuple[int, ...] = ()
     scale: str = ""
     raised_to: int | None = None
+    relation: str = ""
+    joins: bool = False
     running: tuple[int, ...] = ()
     switch: int | None = None
     dims: DimFactors | None = None

@@ -177,9 +177,9 @@ def _through(use: Use, placement: Partial, terms: Sequence[Operand], operands: S
         return placement if not operands or op not in ("sum", "mean", "count") else None
     if op not in ("sum", "mean"):
         return None
-    if kind == "Concat":
-        return None if operands else placement
     record, slot = operator(kind), use.operands.index(terms[0])
+    if record.joins:
+        return None if operands else placement
     scales = record.elementwise and not record.by_type and len(terms) == 1 and record.slope(slot) is Slope.LINEAR
     cut_off = kind in QUOTIENTS and terms[0].dtype not in {"", *FLOATS}  # as a quotient of whole numbers is
     return placement if scales and not cut_off else None

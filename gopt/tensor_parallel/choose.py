@@ -15,7 +15,7 @@ from math import prod
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Node
-from gopt.operators.kinds import CLASS_LOSSES, RESHAPES
+from gopt.operators.kinds import CLASS_LOSSES, PRODUCTS, RESHAPES
 from gopt.records.placements import Shard
 from gopt.spmd.links import Slot, Strategy
 from gopt.tensor_parallel.forward import COLUMN_PRODUCTS, LOSSES, Forward, sums
@@ -80,7 +80,7 @@ class _Chooser:
     def run_experts(self, *, summed: bool) -> dict[str, Choice]:
         """Split experts; ``summed``: only those with results summed over the experts later."""
         for node in self.forward.nodes:
-            for weight, operand in self.forward.weighed(node) if node.is_a("MatMul", "Einsum") else ():
+            for weight, operand in self.forward.weighed(node) if node.is_in(PRODUCTS) else ():
                 self._expert(node, weight, operand, summed=summed)
         return self.found
 

@@ -154,7 +154,7 @@ class Forward:
 def bare_strategies(described: OperatorUse, slot: Slot, shard: Shard) -> list[Strategy]:
     """Return strategies as ``strategies`` does, and also those that sum a product with a bias: the bias is added after
     the sum."""
-    bare = filter(sums, summing(described, slot, shard)) if has_bias(described) else ()
+    bare = filter(sums, _bare(described, slot, shard)) if has_bias(described) else ()
     return [*bare] or strategies(described, slot, shard)
 
 
@@ -163,11 +163,15 @@ def has_bias(described: OperatorUse) -> bool:
     return described.has(2) and 0 in operator(described.op_type).factors
 
 
-def summing(described: OperatorUse, slot: Slot, shard: Shard) -> list[Strategy]:
-    """Return the strategies of a product without its bias that make terms of a sum."""
-    bare = replace(described, operands=described.operands[:2])
-    found = strategies(bare, slot, shard)
-    return [each for each in found if any(isinstance(result, Partial | WindowTerms) for result in each.results)]
+def summing(described: OperatorUse, slot: Slot, shard: Shard) -> bool:
+    """Return whether a product without its bias makes terms of a sum, by every strategy."""
+    results = [strategy.results for strategy in _bare(described, slot, shard)]
+    return bool(results) and all(any(isinstance(row, Partial | WindowTerms) for row in rows) for rows in results)
+
+
+def _bare(described: OperatorUse, slot: Slot, shard: Shard) -> list[Strategy]:
+    """Return the strategies of a product without its bias."""
+    return strategies(replace(described, operands=described.operands[:2]), slot, shard)
 
 
 def sums(strategy: Strategy) -> bool:

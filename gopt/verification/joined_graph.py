@@ -22,10 +22,11 @@ from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph, Node, clone
 from gopt.ir.graph_index import ancestors, descendants
 from gopt.ir.inference import infer_types
-from gopt.ir.node_kinds import elementwise, record_of
+from gopt.ir.node_kinds import record_of
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.operators.kinds import COMPARISONS, EXTREMES, MATRIX_PRODUCTS, SCALES, SCATTERS, SIZES, SUMS
+from gopt.operators.operator import Indices
 from gopt.operators.table import operator
 from gopt.verification.compare import Values
 from gopt.verification.reference_graphs import subgraph
@@ -147,7 +148,8 @@ class JoinedGraph:
 
     def _spread(self, node: Node) -> Iterator[int]:
         """Places of operands with the dimensions of the result."""
-        if elementwise(node) or node.is_a("Concat", "GatherElements", "ScatterElements"):
+        record = record_of(node)
+        if record.elementwise or record.joins or record.indices is Indices.ELEMENT:
             yield from range(len(node.inputs))
         elif node.is_in(MATRIX_PRODUCTS):
             yield from range(2, len(node.inputs))

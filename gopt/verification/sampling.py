@@ -109,7 +109,7 @@ def _range(index: GraphIndex, start: str) -> Range:
                 bounds.append(line.ids(length))
                 if "ignore_index" in node.attributes:
                     special.add(int(node.attributes["ignore_index"]))
-            elif node.is_a("Equal") and line == _PLAIN:
+            elif record_of(node).relation == "==" and line == _PLAIN:
                 number = index.constants.number(next((operand for operand in node.inputs if operand != name), ""))
                 if number is not None and float(number).is_integer():
                     special.add(int(number))

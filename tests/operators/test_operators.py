@@ -115,6 +115,17 @@ def test_indices_name_slices_elements_or_tuples(name):
     assert kinds.GATHERS | kinds.SCATTERS - {"Scatter"} == names(lambda each: each.indices)
 
 
+def test_comparisons_hold_by_their_signs_and_joins_put_operands_behind_each_other():
+    signs = {"==": np.equal, ">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal}
+    left, right = x(5, 7).round(1), x(7).round(1)
+    for name in names(lambda each: each.relation):
+        due = signs[OPERATORS[name].relation](left, right)
+        np.testing.assert_array_equal(Probe(name, case(left, right)).result(), due)
+    for name in names(lambda each: each.joins):
+        found = Probe(name, case(left, x(5, 2), axis=-1)).result({1: right[None, :2].repeat(5, 0)})
+        np.testing.assert_array_equal(found, np.concatenate([left, right[None, :2].repeat(5, 0)], -1))
+
+
 BOUNDS = {"Clip": [case(x(7, 13), -x(), x()), case(x(7, 13), opset=10, min=-0.3)]}
 """Uses as steps have them: bounds around zero."""
 

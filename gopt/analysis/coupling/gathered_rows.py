@@ -140,7 +140,7 @@ class _Rows:
             return whole
         if node.is_in(COPIES):
             return self._parts(node.inputs[0], axis, depth - 1)
-        if node.is_a("Concat") and self._axis(node) == axis:
+        if record_of(node).joins and self._axis(node) == axis:
             return [part for each in node.inputs for part in self._parts(each, axis, depth - 1)]
         if node.is_in(PARTS) and self._axis(node) == axis:
             start = self._start(node, name, axis)

@@ -30,7 +30,7 @@ def counts_labels(index: GraphIndex, batch: Collection[str], value: str) -> bool
         return False
     flags = _behind(index, count.inputs[0])
     equal = _behind(index, flags.inputs[0]) if flags is not None and flags.is_a("Not") else None
-    if equal is None or not equal.is_a("Equal"):
+    if equal is None or record_of(equal).relation != "==":
         return False
     ignored = [index.constants.value(name) for name in equal.inputs]
     labels = [name for name, each in zip(equal.inputs, ignored) if each is None]

@@ -95,7 +95,7 @@ def _added(context: CouplingContext, node: Node, names: list[str]) -> Mark | Non
     if any((mark.kind, mark.by) != (first.kind, first.by) for mark in known):
         return None
     free = [name for name, mark in zip(names, marks) if mark is None]
-    if free and first.kind is Relation.SUM and node.is_a("Concat"):
+    if free and first.kind is Relation.SUM and record_of(node).joins:
         if not all(map(context.index.constants.zero, free)):
             return None  # rows that no sample enters are no sums
     elif free and first.kind is Relation.SUM:
