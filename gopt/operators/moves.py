@@ -222,7 +222,8 @@ OPERATORS = (
     ),
     Operator("Split", _FIRST, total=True, lengths=(1,), zero=True, dims=moves.split),
     Operator(
-        "Concat", (AFFINE,), total=True, joins=True, kernel=_joined, dims=moves.concat, torch=lambda t, a, *xs: t.cat(xs, a["axis"])
+        "Concat", (AFFINE,), total=True, joins=True, kernel=_joined, dims=moves.concat,
+        torch=lambda t, a, *xs: t.cat(xs, a["axis"]),
     ),
     Operator("Pad", (AFFINE, NONE, AFFINE, NONE), aside=(2,), dims=moves.padded),
     Operator(
