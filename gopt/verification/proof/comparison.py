@@ -114,17 +114,17 @@ class Comparison:
         actual = self.actual[rank].step[f"output {output}"]
         if terms:
             members = self.mesh.members("+".join(terms), rank)
-            numbers = [self.actual[member].step[f"output {self._name_of(member, part)}"] for member in members]
+            numbers = [self.actual[member].step[f"output {self._name_of(member, output, part)}"] for member in members]
             all_coordinates = [{axis: self.mesh.coordinates(member)[axis] for axis in terms} for member in members]
             actual = Members(self.expressions, terms, all_coordinates).reduced(numbers, part.how)
         if part.pieces:
             actual = self.expressions.view(actual, self.expressions.shape(due))
         return actual, due
 
-    def _name_of(self, rank: int, part: SourcePart) -> str:
-        """The output of a rank with such a term."""
+    def _name_of(self, rank: int, output: str, part: SourcePart) -> str:
+        """The output of a rank with such a term; of the same name, if possible."""
         outputs = self.relation.ranks[rank].outputs
-        return next(output for output in outputs if outputs[output] == part)
+        return next(name for name in (output, *outputs) if outputs.get(name) == part)
 
     def _sums(self) -> Iterator[Claim]:
         """The accumulators of the ranks: empty at the end of a step."""

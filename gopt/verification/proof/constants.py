@@ -114,6 +114,13 @@ class ConstantTable:
             return self.number(np.broadcast_to(value.reshape(()), shape))
         return self.expressions.leaf("filled", (value.dtype.name, value.tobytes()), shape)
 
+    def meant(self, expression: Expression) -> np.ndarray | None:
+        """The numbers that a stored value stands for, each element as if it was alone; large ones are as stored."""
+        value = self.values.get(expression)
+        if value is None or value.dtype.name not in PRECISION or value.size > SMALL or not np.isfinite(value).all():
+            return value
+        return np.array([float(simplest(element)) for element in value.flat]).reshape(value.shape)
+
     def single(self, number: int) -> Any:
         """The value of all elements of a constant; None for several, or for any other expression."""
         op, attributes, _, _ = expression = self.expressions.all[number]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gopt.ir.constant_folding import constant_array
+from gopt.ir.constant_folding import as_folded, constant_array
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS, dtype_name, numpy_dtype
 from gopt.operators.kinds import CASTS, SUMS
@@ -86,10 +86,12 @@ def _written_out(reader: NodeReader, node: Node, number: int, to: str) -> bool:
 
 
 def reshape(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    decided = all(array is not None for array in arrays[1:])
-    if shape is None or not decided or elements(shape) != reader.expressions.elements(operands[0]):
+    before = reader.expressions.shape(operands[0])
+    if elements(shape) is None or elements(before) is None or any(array is None for array in arrays[1:]):
         return None
-    return reader.expressions.view(operands[0], shape)
+    result = as_folded(node, [np.broadcast_to(np.False_, before), *arrays[1:]])  # type: ignore[arg-type]
+    fits = result is not None and result.shape == shape  # the file may say another
+    return reader.expressions.view(operands[0], shape) if fits else None
 
 
 def expand(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:

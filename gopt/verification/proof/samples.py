@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 
 from gopt.analysis.training import TrainingGraph
@@ -23,6 +25,8 @@ LARGE = {2: 4.0}
 """Seed -> a factor of states: a clip acts on large gradients alone."""
 APART = 1e-9
 """The distance of two values, relative to the largest element, from which they differ: both are of float64."""
+NOISE = 1e-13
+"""The largest distance of two values that may be rounding alone, as of a difference of equal numbers."""
 
 
 class SampledLeaves:
@@ -60,7 +64,7 @@ class SampledLeaves:
             return np.asarray(self.settings[str(name)])
         if expression.op == "batch":
             return np.asarray(self._batch(coordinates)[str(name)])
-        return self.table.values.get(expression)
+        return self.table.meant(expression)
 
     def _batch(self, coordinates: Member) -> Values:
         part = 0
@@ -91,7 +95,8 @@ class CounterExamples:
                 self._values[seed] = ExpressionValues(
                     self._expressions, leaves.leaf, self._table.origins, self._rounded
                 )
-            example = _difference(*self._values[seed].values((actual, expected), coordinates))
+            with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # as of the mean of nothing
+                example = _difference(*self._values[seed].values((actual, expected), coordinates))
             if example is not None:
                 return example
         return None
@@ -107,7 +112,7 @@ def _difference(actual: np.ndarray, expected: np.ndarray) -> CounterExample | No
     apart[np.isnan(one) & np.isnan(two) | (one == two)] = 0
     apart[np.isnan(apart)] = np.inf
     largest = np.abs(two[np.isfinite(two)]).max(initial=np.finfo(np.float64).tiny)
-    if not apart.size or apart.max() <= APART * largest:
+    if not apart.size or apart.max() <= max(APART * largest, NOISE):
         return None
     element = int(apart.argmax())
     return CounterExample(element, float(one[element]), float(two[element]))
