@@ -11,6 +11,7 @@ from gopt.analysis.training import Phase
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.analysis.updates import UpdateMode, UpdateSubgraph
 from gopt.ir.rewriter import GraphRewriter
+from gopt.operators.kinds import CASTS
 from gopt.passes.base import Pass
 from gopt.passes.shard.emit import Groups
 from gopt.passes.shard.emitted_bucket import EmittedBucket
@@ -124,8 +125,8 @@ def _read_reduced(rewriter: GraphRewriter, reduced: ReducedGradients) -> None:
     for node in rewriter.kept():
         if node.phase is Phase.UPDATE:
             node.inputs = [reduced.values.get(name, name) for name in node.inputs]
-            if node.is_a("Cast"):  # a cast may read the value before it is rounded to the gradient's type
-                node.inputs = [reduced.unrounded.get(name, name) for name in node.inputs]
+            if node.is_in(CASTS):  # a cast may read the value before it is rounded to the gradient's type
+                node.inputs[0] = reduced.unrounded.get(node.inputs[0], node.inputs[0])
 
 
 def _describe(program: SpmdProgram, bucket: object) -> BucketFacts:

@@ -18,7 +18,7 @@ from gopt.records.boxes import ranges_of
 from gopt.records.mesh import Mesh
 from gopt.runtime.inlined_functions import inlined
 from gopt.verification.lockstep import VERIFIER_CALL, with_reduced_statistics, with_shared_means
-from gopt.verification.proof.calls import Members
+from gopt.verification.proof.calls import Members, Results
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import INITIAL, NOWHERE, STATE
@@ -26,7 +26,7 @@ from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.relation import BY_NUMBERS, ProofRelation, SourcePart
 from gopt.verification.proof.selections import joined
-from gopt.verification.proof.sweep import RankSweep, Sweep, UnpairedCall, Values
+from gopt.verification.proof.sweep import Sweep, UnpairedCall, Values
 from gopt.verification.reference_graphs import local_graph, update_graph
 
 RUNS = 1 << 12
@@ -141,11 +141,11 @@ class Specification:
             local = with_reduced_statistics(local, met, produced, relation.mesh.data_ranks)
         return local
 
-    def _swept(self, graph: Graph, fed: Mapping[str, int]) -> Values:
+    def _swept(self, graph: Graph, fed: Values) -> Values:
         """The values of a part of the source. Raises UnsupportedError for results that members have apart."""
         sweep = SourceSweep(self.expressions, self.constants, self.relation.mesh, self.reader, graph)
         try:
-            members = sweep.run([graph] * sweep.mesh.ranks, [dict(fed) for _ in range(sweep.mesh.ranks)])
+            members = sweep.run([graph] * sweep.mesh.ranks, [fed] * sweep.mesh.ranks)
         except UnpairedCall as wrong:
             raise UnsupportedError(f"the source's own call {wrong.node!r} is {wrong.actual}", BY_NUMBERS) from None
         values, *rest = members
@@ -247,14 +247,12 @@ class SourceSweep(Sweep):
     def _members(self, node: Node, rank: int) -> tuple[int, ...]:
         return (rank,) if node.made_by == VERIFIER_CALL else super()._members(node, rank)
 
-    def _call(self, members: Sequence[RankSweep], nodes: Sequence[Node]) -> None:
-        (sweep, *_), (node, *_) = members, nodes
+    def _call(self, ranks: Sequence[int], nodes: Sequence[Node]) -> Results:
+        (node, *_) = nodes
         if node.made_by != VERIFIER_CALL:
-            super()._call(members, nodes)
-            return
-        operands = [sweep.operands(node, node.inputs)]
-        (results,) = Members(self.expressions, self.data, [dict.fromkeys(self.data, 0)]).call(node, operands)
-        sweep.values.update(zip(node.outputs, results or ()))
+            return super()._call(ranks, nodes)
+        operands = [self.sweeps[ranks[0]].operands(node, node.inputs)]
+        return Members(self.expressions, self.data, [dict.fromkeys(self.data, 0)]).call(node, operands)
 
 
 def weighed(expressions: Expressions, number: int, weight: int) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gopt.ir.constant_folding import constant_array
+from gopt.ir.constant_folding import as_folded, constant_array
 from gopt.ir.graph import COMM, Node
 from gopt.ir.types import FLOATS, dtype_name, numpy_dtype
 from gopt.operators.kinds import CASTS, SUMS
@@ -103,14 +103,18 @@ def _rounded_gradient(reader: NodeReader, node: Node, number: int, to: str) -> b
 
 
 def reshape(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    decided = all(array is not None for array in arrays[1:])
-    if shape is None or not decided or elements(shape) != reader.expressions.elements(operands[0]):
+    before = reader.expressions.shape(operands[0])
+    if elements(shape) is None or elements(before) is None or any(array is None for array in arrays[1:]):
         return None
-    return reader.expressions.view(operands[0], shape)
+    result = as_folded(node, [np.broadcast_to(np.False_, before), *arrays[1:]])  # type: ignore[arg-type]
+    fits = result is not None and result.shape == shape  # the file may say another
+    return reader.expressions.view(operands[0], shape) if fits else None
 
 
 def expand(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     number = operands[0]
+    if arrays[1] is not None:
+        shape = broadcast((tuple(arrays[1].tolist()), reader.expressions.shape(number)))
     fits = shape is not None and broadcast((shape, reader.expressions.shape(number))) == shape
     if shape is None or not fits:
         return None

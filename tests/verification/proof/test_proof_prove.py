@@ -16,6 +16,7 @@ from helpers import FIXTURES, accept, calls, edit_file, edit_manifest, edit_rank
 from onnx import ModelProto, helper
 from plants import attribute, gradient_calls, own_values, replace
 from products import part
+from recipes import Recipe, build
 
 import gopt
 from gopt.errors import GoptError, InputError
@@ -524,6 +525,27 @@ def test_ranks_that_are_not_there_prove_nothing(tmp_path):
     with pytest.raises(InputError, match="holds 2 of 3 ranks"):
         folder_relation(tmp_path / "out")
     assert not RankProof(2).proven and RankProof(2).exit_code == 4, "a proof without claims has proven nothing"
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_rounded_weights_are_undecided_and_wrong_ones_are_different(accumulate, tmp_path):
+    """Ranks round the weights of gradients that are halves: no number of theirs shows a difference but a wrong one."""
+    model = build(
+        Recipe(direction=("momentum",), half=True, loss_scale=True, check="isinf-any", loss="weighted", batch=2)
+    )
+    weight = next(node.output[0] for node in model.graph.node if node.op_type == "ReduceSum" and "mask" in node.input)
+    onnx.save(model, tmp_path / "step.onnx")
+    ranks = gopt.shard(tmp_path / "step.onnx", 3, accumulate=accumulate, loss_reduction=f"weighted:{weight}")
+    ranks.write(tmp_path / "out")
+    assert gopt.prove(tmp_path / "out").verdict is ProofVerdict.UNPROVEN
+
+    def edit(model: ModelProto) -> None:
+        for node in calls(model, "ReduceScatter"):  # the sum of the weights alone, too, would make it right again
+            attribute(node, "reduce").s = b"sum"
+
+    for path in (tmp_path / "out").glob("rank_*.onnx"):
+        edit_file(path, edit)
+    assert gopt.prove(tmp_path / "out").verdict is ProofVerdict.DIFFERENT
 
 
 def test_the_command_prints_a_table_and_json(clean, tmp_path, capsys):
