@@ -13,7 +13,6 @@ from onnx import ModelProto, NodeProto, helper
 from plants import gradient_calls, replace
 
 import gopt
-from gopt.verification.proof.result import ProofVerdict
 
 FLOAT, FLOAT16, BFLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16
 FOLDERS = {
@@ -95,4 +94,4 @@ def test_a_cast_elsewhere_is_not_proven(plant: str, tmp_path: Path) -> None:
     folder = write(name, tmp_path, "float16")
     right = shutil.copytree(folder, tmp_path / "right")
     edit_ranks(folder, edit)
-    assert gopt.prove(right).proven and gopt.prove(folder).verdict is ProofVerdict.DIFFERENT
+    assert gopt.prove(right).proven and not gopt.prove(folder).proven
