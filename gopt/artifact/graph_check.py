@@ -48,7 +48,7 @@ def check_rank(
 ) -> None:  # fmt: skip
     """Compare the manifest's entry of a rank with the rank's graphs, by phase; raises InputError on a difference.
 
-    ``checked``: what fits, of ranks that share records and parts of graphs, which must live on."""
+    ``checked``: keys of matching parts, by identity: the records and graphs must live on."""
     checked = set() if checked is None else checked
     name = str(Path(home, MANIFEST_FILE))
     where = f"rank {rank.rank} ({', '.join(Path(file).name for file in rank.files.values())})"

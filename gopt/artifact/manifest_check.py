@@ -40,7 +40,7 @@ from gopt.text.sanitize import show
 _RANK_LINE = re.compile(
     rb'^\{"rank": ([0-9]{1,9}), "role": "trainer", "files": \{[^{}\n]*\}, ("state": .*)\},?$', re.MULTILINE
 )
-"""A rank in a line, as gopt writes it: the number, and what it has beside files."""
+"""A rank in a line, as gopt writes ranks: the number, and the text behind the files."""
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, Mesh]:
@@ -78,8 +78,8 @@ def parse_manifest(data: bytes, name: str) -> tuple[Manifest, Mesh]:
 
 
 def _said_once(data: bytes) -> tuple[bytes, dict[int, int]]:
-    """A manifest without the words of ranks that an earlier rank has too, as replicas have; number of a rank -> the
-    earlier rank. Limits of documents are on what is left."""
+    """A manifest without repeated words of ranks, as of replicas; number of a rank -> the earlier rank with the words.
+    The limits of documents are on the remaining text."""
     first: dict[bytes, int] = {}
     repeated: dict[int, int] = {}
     parts, position = [], 0

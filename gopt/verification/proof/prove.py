@@ -70,7 +70,7 @@ class Prover:
         return NodeReader(self.expressions, graph, self.drawn, self.constants)
 
     def _ranks(self, expected: Expected) -> list[RankValues]:
-        """The values of every rank, in one object for ranks that have them alike."""
+        """The values of every rank, in a common object where ranks have the same."""
         ranks = self.relation.ranks
         started: dict[Hashable, RankValues] = {}
         all_values = []

@@ -52,17 +52,17 @@ SweptValues: TypeAlias = MutableMapping[str, int]
 """The same on a rank, which may share most values with another."""
 
 
-def _common(nodes: Sequence[Node], others: Sequence[Node]) -> int:
+def _common(nodes: Sequence[Node], second: Sequence[Node]) -> int:
     """The number of nodes in front that two lists share."""
-    if nodes is others:
+    if nodes is second:
         return len(nodes)
     return next(
-        (n for n, (node, other) in enumerate(zip(nodes, others)) if node is not other), min(len(nodes), len(others))
+        (n for n, (node, other) in enumerate(zip(nodes, second)) if node is not other), min(len(nodes), len(second))
     )
 
 
 class NodeOrder:
-    """The calls in a list of nodes, and by value the node that makes it and the others that read it: positions."""
+    """The positions of calls in a list of nodes, and of the producer and the other readers of each value."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.calls = [position for position, node in enumerate(nodes) if node.domain == COMM]
@@ -79,7 +79,7 @@ class NodeOrder:
 
 @dataclass(slots=True, eq=False)
 class RankSweep:
-    """A graph and the expressions so far, of ranks that have them alike; ``rank``: the first, ``at``: the next node."""
+    """A graph and the expressions so far, of ranks with the same; ``rank``: the first, ``at``: the next node."""
 
     rank: int
     graph: Graph
@@ -93,15 +93,15 @@ class RankSweep:
     front: int = 0
     """The number of nodes that are the leader's."""
     fronts: dict[int, tuple[Values, dict[str, str]]] = field(default_factory=dict)
-    """Number of nodes -> what they made, and the casts that they are, for those that follow no further."""
+    """Number of nodes in front -> their values and casts, for followers up to there."""
     changed: list[int] = field(default_factory=list)
     """The positions of nodes with other operands than the leader's, as a heap."""
     undefined: set[int] = field(default_factory=set)
     """The results of calls that this rank has no value of."""
 
     def follow(self, leader: RankSweep, order: NodeOrder) -> bool:
-        """Begin with the leader's values, but for inputs, if at least half of the nodes have the same inputs and types;
-        return whether they have."""
+        """Begin with the leader's values, but for inputs, and return True, if at least half of the nodes have the same
+        inputs and types."""
         front = _common(self.graph.nodes, leader.graph.nodes)
         if 2 * front < len(self.graph.nodes) or not self._fits(leader.graph.types, order, front):
             return False
@@ -269,8 +269,8 @@ class Sweep:
         self._signatures: dict[tuple[bytes, tuple[Type, ...]], CallSignature] = {}
 
     def run(self, graphs: Sequence[Graph], inputs: Sequence[Values]) -> list[SweptValues]:
-        """The expressions of all values of all ranks, in one mapping for ranks that have them alike; ``inputs``:
-        expressions of the inputs of each rank, one mapping for ranks that begin alike. Raises UnpairedCall."""
+        """The expressions of all values of all ranks, in a common mapping where ranks have the same; ``inputs``:
+        expressions of the inputs of each rank, in common mappings too. Raises UnpairedCall."""
         alike: dict[tuple[int, ...], RankSweep] = {}
         self.sweeps = []
         for rank, (graph, values) in enumerate(zip(graphs, inputs)):
@@ -318,8 +318,8 @@ class Sweep:
             return [sweep]
         sweep.alone()
         result = []
-        (_, sweep.ranks), *others = parts.items()
-        for _, ranks in others:
+        (_, sweep.ranks), *further = parts.items()
+        for _, ranks in further:
             part = RankSweep(
                 ranks[0], sweep.graph, self.reader(sweep.graph), dict(sweep.values), sweep.at, ranks,
                 undefined=set(sweep.undefined),
