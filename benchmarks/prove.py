@@ -20,11 +20,11 @@ PROVE = "import gopt; proof = gopt.prove(sys.argv[1]); assert proof.proven, proo
 
 
 def measured(code: str, folder: Path) -> tuple[float, float]:
-    """Seconds and MiB of a piece of code in a process of its own, without the start of Python."""
+    """Processor seconds and MiB of a piece of code in a process of its own, without the start of Python."""
     text = (
         "import sys, time, resource; from pathlib import Path; import gopt.verification.proof.prove; "
-        "begun = time.perf_counter(); "
-        f"{code}; print(time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+        "begun = time.process_time(); "
+        f"{code}; print(time.process_time() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
     )
     done = subprocess.run([sys.executable, "-c", text, str(folder)], check=True, capture_output=True, text=True)
     seconds, peak = map(float, done.stdout.split())

@@ -15,6 +15,9 @@ VARIABLE = "GOPT_LIMITS"
 
 DOCUMENT_BYTES = 64 << 20
 """Of a manifest or a report: that of 4096 ranks with a dozen states each takes 13 MB."""
+MANIFEST_BYTES = 1 << 30
+"""Of a manifest. Repeated words of ranks count once for the limits of documents: of the 256 MB of 126 layers on 512
+ranks, 32 MB remain."""
 INDEX_BYTES = 16 << 20
 """Of the index of a checkpoint."""
 ROLES_BYTES = 32 << 20
@@ -33,9 +36,10 @@ HEADER_BYTES = 32 << 20
 """Of the header of a safetensors file."""
 LINE_BYTES = 8 << 20
 """Of a line that ranks tell their launcher, and of all that is not yet told."""
-DOCUMENT_VALUES = 2_000_000
+DOCUMENT_VALUES = 3_000_000
 """Values in one document: each takes memory of its own, however few bytes it has in the file. A
-manifest of 4096 ranks with a dozen states of three pieces each has 0.9 million."""
+manifest of 4096 ranks with a dozen states of three pieces each has 0.9 million; with 126 layers on
+512 ranks it has 2.3 million."""
 DOCUMENT_TABLES = 1_000_000
 """Tables and lists in one document: an empty one takes as much memory as five numbers. Said manifest has 0.25 million,
 one of 65,536 ranks with two states each 0.6 million."""

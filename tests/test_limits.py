@@ -103,7 +103,7 @@ def functions(folder: Path) -> object:
 PROVOKED: dict[str, tuple[dict[str, int], Provoke]] = {
     **{
         name: ({name: 50}, document(name))
-        for name in ("DOCUMENT_BYTES", "INDEX_BYTES", "ROLES_BYTES", "CONFIG_BYTES", "SERVERS_BYTES")
+        for name in ("DOCUMENT_BYTES", "MANIFEST_BYTES", "INDEX_BYTES", "ROLES_BYTES", "CONFIG_BYTES", "SERVERS_BYTES")
     },
     "CONFIG_DOTS": ({"CONFIG_DOTS": 1}, dots),
     "HEADER_BYTES": ({"HEADER_BYTES": 10}, header),

@@ -14,6 +14,7 @@ from gopt.analysis.role_map import RoleMap
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph import Graph, Node, clone
 from gopt.ir.types import dtype_code, known
+from gopt.operators.kinds import TYPED
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def _same(new: Node, old: Node) -> bool:
 def without_aliases(graph: Graph, named: Collection[str] = ()) -> AliasFreeView | None:
     """The graph with aliases looked through; None without any alias. ``named``: gradients that the user named."""
     aliases = find_aliases(graph, named)
-    if not aliases and not any(node.op_type == "CastLike" for node in graph.nodes):
+    if not aliases and not any(node.is_in(TYPED) for node in graph.nodes):
         return None
     needed = {*graph.outputs, *named, *(name for node in graph.nodes for name in node.captures)}
     # What becomes an opaque operator again reads what the file's operator reads.
@@ -161,7 +162,7 @@ def _past_aliases(node: Node, aliases: Mapping[str, str], outside: Set[str]) -> 
 
 def _cast(graph: Graph, node: Node) -> Node:
     """A CastLike without the operand read for the type alone."""
-    dtype = graph.type_of(node.outputs[0]).dtype if node.is_a("CastLike") else "undefined"
+    dtype = graph.type_of(node.outputs[0]).dtype if node.is_in(TYPED) else "undefined"
     if not known(dtype):
         return node
     cast = Node("Cast", node.inputs[:1], node.outputs, name=node.name, attributes={"to": dtype_code(dtype)})

@@ -8,6 +8,7 @@ import numpy as np
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph_index import GraphIndex
+from gopt.ir.node_kinds import record_of
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import numpy_dtype
 from gopt.operators.kinds import UNMOVED
@@ -55,7 +56,8 @@ def added_constant(index: GraphIndex, old: str, new: str) -> str:
         node = index.producers.get(value)
         if node is None:
             return ""
-        adds, scales = node.is_a("Add"), node.is_a("Mul")
+        record = record_of(node)
+        adds, scales = record.adds, record.multiplies
         if not (node.is_in(UNMOVED) or adds or scales):
             return ""
         fixed = [name for name in node.inputs if name != old and index.constants.value(name) is not None]

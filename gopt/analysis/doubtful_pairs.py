@@ -15,7 +15,7 @@ from gopt.analysis.step_skeleton import StepSkeleton
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import copied_from, walk
-from gopt.ir.node_kinds import elementwise
+from gopt.ir.node_kinds import elementwise, record_of
 from gopt.ir.types import FLOATS, TensorType
 
 
@@ -124,9 +124,9 @@ def _averages(step: StepSkeleton, state: State) -> bool:
     """Return whether the new value adds a term to the scaled old value, as a moment of Lion does."""
     producers = step.index.producers
     node = producers.get(state.updated)
-    for name in node.inputs if node is not None and node.is_a("Add") else ():
+    for name in node.inputs if node is not None and record_of(node).adds else ():
         factor = producers.get(name)
-        if factor is not None and factor.is_a("Mul") and state.tensor in factor.inputs:
+        if factor is not None and record_of(factor).multiplies and state.tensor in factor.inputs:
             return any(step.index.one_element(name) for name in factor.inputs)
     return False
 

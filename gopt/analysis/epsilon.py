@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph_index import GraphIndex
-from gopt.ir.node_kinds import divisor_of, in_proportion
+from gopt.ir.node_kinds import divisor_of, elementwise, in_proportion
 from gopt.operators.kinds import QUOTIENTS, RELAYS, SCALES
 
 NOTE = (
@@ -45,7 +45,7 @@ def _rooted(index: GraphIndex, name: str, states: dict[str, str]) -> str:
         node = index.producers.get(name)
         if node is None:
             return ""
-        if node.is_a("Sqrt") or (node.is_a("Pow") and _half(index, node.inputs[1])):
+        if elementwise(node) and index.constants.power(node) == 0.5:
             rooted, name = True, node.inputs[0]
         elif node.is_in(RELAYS):
             name = node.inputs[0]
@@ -56,7 +56,3 @@ def _rooted(index: GraphIndex, name: str, states: dict[str, str]) -> str:
             name = tensors[0]
         else:
             return ""
-
-
-def _half(index: GraphIndex, name: str) -> bool:
-    return index.constants.number(name) == 0.5

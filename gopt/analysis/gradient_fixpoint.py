@@ -391,7 +391,7 @@ def _joins_rows(step: StepSkeleton, name: str, value: str) -> bool:
         if node is None or not node.is_in(_ROWS):
             return ()
         operands = node.inputs if node.is_in(SCALES | {"Concat"}) else node.inputs[:1]
-        if each in joined or node.is_a("Concat"):
+        if each in joined or record_of(node).joins:
             joined.update(operands)
         return operands
 

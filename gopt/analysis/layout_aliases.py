@@ -13,7 +13,7 @@ import numpy as np
 
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Graph, Node
-from gopt.ir.node_kinds import elementwise
+from gopt.ir.node_kinds import elementwise, order_of, record_of
 from gopt.ir.opaque.origin import Origin
 from gopt.operators.kinds import COPIES, PARTS, RESHAPES, VARIADIC
 
@@ -93,7 +93,7 @@ class _Finder:
         if self._copies(node, source, output):
             self.aliases[output] = source
             return
-        if node.is_a("Concat"):
+        if record_of(node).joins:
             self._join(node)
             return
         layout = _layout(self.graph, node, source, output)
@@ -177,8 +177,7 @@ def _layout(graph: Graph, node: Node, source: str, output: str) -> _Layout | Non
     old, new = graph.type_of(source), graph.type_of(output)
     if not (old.static and new.static) or old.elements != new.elements:
         return None
-    if node.is_a("Transpose"):
-        perm = tuple(node.attributes.get("perm", reversed(range(len(old.dims)))))
+    if (perm := order_of(node, len(old.dims))) is not None:
         moved = [axis for axis in perm if old.dims[axis] != 1]
         return _Layout(source, None if moved == sorted(moved) else perm)
     return _Layout(source, None) if node.is_in(SHAPE_CHANGES) else None

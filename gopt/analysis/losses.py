@@ -92,7 +92,7 @@ def before_updates(index: GraphIndex, pairs: Mapping[str, str], candidates: Sequ
     the batch with the batch may be such a norm as well."""
     fed = _fed(index, pairs.values())
     products = {
-        name for node in index.graph.nodes if node.is_a(*CONTRACTIONS) and fed.issuperset(node.inputs[:2])
+        name for node in index.graph.nodes if node.is_in(CONTRACTIONS) and fed.issuperset(node.inputs[:2])
         for name in node.outputs
     }  # fmt: skip
     of = parts_of(index.graph.nodes, {name: 1 << position for position, name in enumerate(candidates)})

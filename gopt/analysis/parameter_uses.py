@@ -8,6 +8,7 @@ from gopt.analysis.training import Phase, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.node_kinds import reads_value
 from gopt.ir.types import LOW_PRECISION, nbytes
+from gopt.operators.kinds import CASTS
 
 
 def parameter_users(training: TrainingGraph) -> dict[str, list[Node]]:
@@ -30,7 +31,7 @@ def _users(training: TrainingGraph) -> dict[str, list[Node]]:
 def low_precision_uses(training: TrainingGraph, nodes: Sequence[Node]) -> str:
     """The low-precision type to which all readers cast a parameter inside the step; '' with any other reader."""
     types, outputs = training.graph.types, training.graph.outputs
-    if not nodes or not all(node.is_a("Cast") and node.outputs[0] not in outputs for node in nodes):
+    if not nodes or not all(node.is_in(CASTS) and node.outputs[0] not in outputs for node in nodes):
         return ""
     master, copies = types[nodes[0].inputs[0]].dtype, {types[node.outputs[0]].dtype for node in nodes}
     return copies.pop() if len(copies) == 1 and copies <= LOW_PRECISION and master not in LOW_PRECISION else ""

@@ -17,7 +17,7 @@ from gopt.ir.graph_index import GraphIndex
 from gopt.ir.node_kinds import elementwise
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType
-from gopt.operators.kinds import REDUCTIONS
+from gopt.operators.kinds import CASTS, REDUCTIONS
 
 Shape = tuple[int, ...]
 MOVED = "load"
@@ -145,7 +145,7 @@ class _Finder:
         node = self.producers.get(name)
         if node is None or not elementwise(node):
             return None
-        before = self.producers.get(node.inputs[0]) if node.is_a("Cast") else None
+        before = self.producers.get(node.inputs[0]) if node.is_in(CASTS) else None
         return None if before is not None and not (elementwise(before) or before.is_in(SHAPE_CHANGES)) else node
 
     def _goes_on(self, node: Node, flat: object) -> bool:

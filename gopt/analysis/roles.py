@@ -51,7 +51,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.analysis.unchanged_outputs import refuse_unchanged, refuse_unvalued
 from gopt.errors import GoptError, InputError, OptionError, UnsupportedError
 from gopt.ir.graph import Graph
-from gopt.ir.graph_index import GraphIndex, ancestors, descendants
+from gopt.ir.graph_index import GraphIndex, ancestors, copied_from, descendants
 from gopt.ir.types import FLOATS, TensorType
 
 
@@ -283,8 +283,8 @@ def trained_outputs(graph: Graph, pairs: Mapping[str, str] | None) -> list[str]:
     for loss in losses:
         behind = ancestors(index, [loss])[1]
         for name, type in graph.outputs.items():
-            node = index.producers.get(name)
-            if name in behind or type.dtype not in FLOATS or type.shape == () or node is None or node.is_a("Identity"):
+            copied = name not in index.producers or copied_from(index, name) != name
+            if name in behind or type.dtype not in FLOATS or type.shape == () or copied:
                 continue
             if pairs.get(name) in behind if pairs else type in inputs:
                 outputs.append(name)

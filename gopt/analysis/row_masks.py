@@ -12,7 +12,8 @@ from gopt.analysis.layout_aliases import keeps_order
 from gopt.analysis.row_values import RowValues
 from gopt.ir.constant_folding import as_folded
 from gopt.ir.graph import Node
-from gopt.operators.kinds import COMPARISONS, LOGIC, MASKS, UNMOVED, VIEWS
+from gopt.ir.node_kinds import chosen_by, record_of
+from gopt.operators.kinds import CASTS, COMPARISONS, LOGIC, MASKS, UNMOVED, VIEWS
 
 
 def masked_ids(values: RowValues, ids: str, rows: str, count: int, numbers: frozenset[int]) -> tuple[int, ...]:
@@ -54,14 +55,14 @@ class _Mask:
 
 
 def _mask(values: RowValues, node: Node) -> _Mask | None:
-    if node.is_a("Where"):
+    if chosen_by(node):
         flag, chosen, second = node.inputs
         if values.zero(chosen):
             return _Mask(flag, second, True)
         return _Mask(flag, chosen, False) if values.zero(second) else None
     for factor, value in (node.inputs, node.inputs[::-1]):
         cast = values.producer(factor)
-        if cast is not None and cast.is_a("Cast") and values.graph.type_of(cast.inputs[0]).dtype == "bool":
+        if cast is not None and cast.is_in(CASTS) and values.graph.type_of(cast.inputs[0]).dtype == "bool":
             return _Mask(cast.inputs[0], value, False)
     return None
 
@@ -106,7 +107,7 @@ class _Condition:
             node = self._node(stack.pop())
             if node is None:
                 continue
-            if node.is_a("Equal"):
+            if record_of(node).relation == "==":
                 sides = [(sign, number) for sign in (-1, 0) for _, number in self._sides(node, sign)]
                 ids |= {int(number) for sign, number in sides if (number < 0) == (sign < 0)}
             elif node.is_in(LOGIC):

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import Phase
 from gopt.ir.graph import Node
-from gopt.ir.node_kinds import reads_value
+from gopt.ir.node_kinds import reads_value, record_of
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import VIEWS
+from gopt.operators.kinds import CASTS, VIEWS
+from gopt.operators.operator import Indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def keeps_rows(values: RowValues, node: Node) -> bool:
         return True
     if not before or not after or before[0] != after[0]:
         return False
-    if node.is_a("Cast"):
+    if node.is_in(CASTS):
         return values.graph.type_of(node.outputs[0]).dtype in FLOATS
     return node.is_in(VIEWS)
 
@@ -86,15 +87,13 @@ def _looked_up(values: RowValues, node: Node) -> str:
     shape = values.shape(node.inputs[0])
     if shape is None or len(node.inputs) != 2:
         return ""
-    ids = node.inputs[1]
-    if node.is_a("Gather") and int(node.attributes.get("axis", 0)) in (0, -len(shape)):
-        return ids
-    if node.is_a("GatherND") and not node.attributes.get("batch_dims", 0):
-        indices = values.shape(ids)
-        return ids if indices and indices[-1] == 1 else ""
-    if node.is_a("GatherElements") and int(node.attributes.get("axis", 0)) in (0, -len(shape)):
-        return repeated_ids(values, ids, shape)
-    return ""
+    ids, indices = node.inputs[1], record_of(node).indices
+    if indices is Indices.TUPLE and not node.attributes.get("batch_dims", 0):
+        named = values.shape(ids)
+        return ids if named and named[-1] == 1 else ""
+    if indices in (None, Indices.TUPLE) or int(node.attributes.get("axis", 0)) not in (0, -len(shape)):
+        return ""
+    return ids if indices is Indices.SLICE else repeated_ids(values, ids, shape)
 
 
 def repeated_ids(values: RowValues, indices: str, shape: tuple[int, ...]) -> str:

@@ -13,8 +13,9 @@ from gopt.analysis.row_reads import keeps_rows, repeated_ids
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import Phase
 from gopt.ir.graph import Node
-from gopt.ir.node_kinds import chosen_by, in_proportion
+from gopt.ir.node_kinds import chosen_by, in_proportion, order_of, record_of
 from gopt.operators.kinds import CASTS, COPIES, MATRIX_PRODUCTS, RESHAPES, SCALES, SCATTERS
+from gopt.operators.operator import Indices
 
 _PASSED = SCALES | CASTS | {"Neg"}
 
@@ -96,7 +97,7 @@ class RowSums:
 
     def _taken_apart(self, part: _Part, node: Node) -> list[_Part | SparseGradient]:
         """Decompose the result of ``node`` into terms, and parts still to be decomposed."""
-        if node.is_a("Add", "Sum"):
+        if record_of(node).adds:
             summands = [name for name in node.inputs if not self.values.zero(name)]
             if any(self.values.shape(name) != self.values.shape(part.value) for name in summands):
                 raise NoRowSum(f"{node.op_type} {node.label} adds something that is not of its shape")
@@ -139,7 +140,7 @@ class RowSums:
         shape, index_shape, row_shape = (self.values.shape(name) for name in (into, indices, rows))
         if not shape or shape[0] != self.rows or not index_shape or row_shape is None:
             raise NoRowSum(f"{node.op_type} {node.label} adds to something that is not of its shape")
-        if node.is_a("ScatterND"):
+        if record_of(node).indices is Indices.TUPLE:
             ids = indices if index_shape[-1] == 1 and row_shape == (*index_shape[:-1], *shape[1:]) else ""
         else:
             along = int(node.attributes.get("axis", 0)) in (0, -len(shape))
@@ -169,7 +170,7 @@ class RowSums:
             if node is None:
                 return ""
             shape = self.values.shape(node.outputs[0])
-            if node.is_a("Transpose") and shape and len(shape) == 2 and node.attributes.get("perm", [1, 0]) == [1, 0]:
+            if shape and len(shape) == 2 and order_of(node, 2) == (1, 0):
                 ids_last = not ids_last
             elif node.is_in(RESHAPES):
                 before = self.values.shape(node.inputs[0])

@@ -22,7 +22,7 @@ from gopt.analysis.training import Phase
 from gopt.analysis.updates import UpdateMode, UpdateSubgraph
 from gopt.ir.graph import Node
 from gopt.ir.types import FLOATS, numpy_dtype
-from gopt.operators.kinds import MEANS, NORM_REDUCTIONS
+from gopt.operators.kinds import COMBINERS, MEANS, NORM_REDUCTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ def _odd(node: Node, contents: list[_RowContent]) -> _RowContent:
 def _extreme(node: Node, contents: list[_RowContent]) -> _RowContent:
     if all(content == contents[0] for content in contents):
         return contents[0]
-    extreme, join = (max, any) if node.op_type == "Max" else (min, all)
+    extreme, join = (max, any) if node.is_in(COMBINERS["max"]) else (min, all)
     if all(content.number is not None for content in contents):
         return _number(extreme(content.number for content in contents if content.number is not None))
     signs = [_signs([content]) for content in contents]

@@ -13,10 +13,11 @@ import numpy as np
 
 from gopt.analysis.isomorphism import ValueNumbers
 from gopt.analysis.layout_aliases import LAYOUT_OPERATORS, find_aliases
+from gopt.ir.constant_folding import as_folded
 from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_index import GraphIndex, walk
-from gopt.ir.node_kinds import draws
-from gopt.operators.kinds import EXTREMES, SPREADS, VIEWS
+from gopt.ir.node_kinds import chosen_by, draws, record_of
+from gopt.operators.kinds import CASTS, COMBINERS, COMPARISONS, EXTREMES, SPREADS, VIEWS
 
 _WHOLE = frozenset({"int32", "int64"})
 _SMALL = 1 << 16
@@ -131,22 +132,22 @@ class RowValues:
         node = self.index.producers.get(name)
         if node is None:
             return []
-        return node.inputs[:1] if node.is_in(SPREADS) else list(node.inputs) if node.is_a("Concat") else []
+        return node.inputs[:1] if node.is_in(SPREADS) else list(node.inputs) if record_of(node).joins else []
 
     def _bounded(self, node: Node, rows: int) -> str:
         """The ids that a node takes without changing any id of the table; '' where a change is possible."""
-        if node.is_a("Cast"):
+        if node.is_in(CASTS):
             types = {self.graph.type_of(name).dtype for name in (node.inputs[0], node.outputs[0])}
             return node.inputs[0] if types <= _WHOLE and rows < 1 << 31 else ""
         if node.is_a("Clip"):
             low, high = ([*node.inputs, "", ""][slot] for slot in (1, 2))
             return node.inputs[0] if self._at_most(low, -rows) and self._at_least(high, rows - 1) else ""
         if node.is_in(EXTREMES) and len(node.inputs) == 2:
-            fits, limit = (self._at_most, -rows) if node.is_a("Max") else (self._at_least, rows - 1)
+            fits, limit = (self._at_most, -rows) if node.is_in(COMBINERS["max"]) else (self._at_least, rows - 1)
             return next((a for a, b in _both(node) if b and self.constant(b) is not None and fits(b, limit)), "")
         if node.is_a("Mod") and not node.attributes.get("fmod", 0):
             return node.inputs[0] if self.number(node.inputs[1]) == rows else ""
-        return self._wrapped(node, rows) if node.is_a("Where") else ""
+        return self._wrapped(node, rows) if chosen_by(node) else ""
 
     def _at_most(self, name: str, limit: int) -> bool:
         value = self.number(name) if name else -math.inf
@@ -160,13 +161,20 @@ class RowValues:
         """``Where(ids < 0, ids + rows, ids)``, or the other way round."""
         flag, moved, unmoved = (self.root(name) for name in node.inputs)
         test = self.index.producers.get(flag)
-        if test is None or not test.is_a("Less", "GreaterOrEqual") or self.number(test.inputs[1]) != 0:
+        if test is None or not test.is_in(COMPARISONS) or self.number(test.inputs[1]) != 0:
             return ""
-        if test.is_a("GreaterOrEqual"):
-            moved, unmoved = unmoved, moved
+        negative, *others = (bool(as_folded(test, [np.array(id), np.array(0)])) for id in (-1, 0, 1))
+        if negative in others:
+            return ""
+        moved, unmoved = (moved, unmoved) if negative else (unmoved, moved)
         added = self.index.producers.get(moved)
         number = self.value_number(unmoved)
-        if added is None or not added.is_a("Add") or self.value_number(test.inputs[0]) != number:
+        if (
+            added is None
+            or not record_of(added).adds
+            or len(added.inputs) != 2
+            or self.value_number(test.inputs[0]) != number
+        ):
             return ""
         fits = any(self.value_number(a) == number and self.number(b) == rows for a, b in _both(added))
         return unmoved if fits else ""
@@ -177,7 +185,7 @@ class RowValues:
 
     def _maker(self, name: str) -> Node | None:
         node = self.index.producers.get(name)
-        return None if node is None or node.is_a("Constant") or draws(node) else node
+        return None if node is None or not node.reads or draws(node) else node
 
     def _leaf(self, name: str) -> Hashable:
         value = self.constant(name) if self.graph.type_of(name).nbytes <= _SMALL else None

@@ -19,8 +19,9 @@ from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph_index import GraphIndex, ancestors, descendants
+from gopt.ir.node_kinds import chosen_by
 from gopt.ir.types import numpy_dtype
-from gopt.operators.kinds import SIZES
+from gopt.operators.kinds import SIZES, SUMS
 
 _FAR = 32
 """Nodes of a counter's update."""
@@ -131,7 +132,7 @@ def _refuse_other_form(index: GraphIndex, training: TrainingGraph, sizes: set[in
         for operand in node.reads:
             if index.constants.value(operand) is None:
                 stack.append(operand)
-            elif node.is_a("Add", "Sub", "Sum", "Where") and _is_batch(index, sizes, operand):
+            elif (node.is_in(SUMS) or chosen_by(node)) and _is_batch(index, sizes, operand):
                 batch_size = batch_size or operand
     if batch_size and reads_counter:
         raise _other_form(state.tensor, _number(index, batch_size), f" ({batch_size!r})")

@@ -21,9 +21,10 @@ from gopt.ir.graph_index import GraphIndex, descendants
 from gopt.ir.node_kinds import in_proportion
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
-from gopt.operators.kinds import LAYOUT
+from gopt.operators.kinds import CASTS, LAYOUT
 from gopt.records.mesh import Mesh
 
+_MULTIPLES = LAYOUT | {"Neg"}
 HINT = "gopt reduces over axes that see different data itself: leave only the calls that reduce gradients"
 
 
@@ -162,10 +163,10 @@ class _Finder:
     def _scaled(self, node: Node) -> str | None:
         """The operand of which a node's result is a multiple, the same on all ranks; None for any other result."""
         types = self.index.graph
-        if node.is_a("Cast"):
+        if node.is_in(CASTS):
             dtypes = {types.type_of(name).dtype for name in (node.inputs[0], node.outputs[0])}
             return node.inputs[0] if dtypes <= FLOATS else None
-        if node.is_a("Neg", *LAYOUT):
+        if node.is_in(_MULTIPLES):
             return None if any(name in self.tainted for name in node.inputs[1:]) else node.inputs[0]
         moving = [name for name in node.inputs if name in self.tainted]
         return moving[0] if len(moving) == 1 and in_proportion(node, moving[0]) else None

@@ -16,7 +16,7 @@ from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.errors import InputError, OptionError, UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, descendants, walk
-from gopt.ir.node_kinds import chosen_by
+from gopt.ir.node_kinds import chosen_by, record_of
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import CASTS, COPIES, LAYOUT, SCALES
 from gopt.text.sanitize import listed
@@ -254,7 +254,7 @@ def _accumulates(index: GraphIndex, state: State, gradient: str) -> bool:
         visited.add((name, factor))
         if branches := chosen_by(node):
             stack += [(branch, factor) for branch in branches]
-        elif node.is_a("Add") and state.tensor in node.inputs and factor == 1:
+        elif record_of(node).adds and len(node.inputs) == 2 and state.tensor in node.inputs and factor == 1:
             return _scaled(index, next((name for name in node.inputs if name != state.tensor), ""), gradient)
         elif (multiple := index.constants.multiple(node)) is not None:
             stack.append((multiple[0], factor * multiple[1]))

@@ -14,6 +14,7 @@ from gopt.ir.graph import COMM
 from gopt.ir.types import LOW_PRECISION
 from gopt.lower.phases import phases
 from gopt.lower.rank_graph import RankGraph, RankState
+from gopt.operators.kinds import CASTS
 from gopt.spmd.pass_records import PassRun
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.traffic import CallContent, CollectiveCall, Overlap, calls_of, measure
@@ -161,7 +162,7 @@ def casts(program: SpmdProgram, common: Sequence[RankState], ranks: Sequence[Ran
         id(variant): [
             node
             for node in variant.graph.nodes
-            if node.is_a("Cast") and node.inputs[0] in wide and types[node.outputs[0]].dtype in LOW_PRECISION
+            if node.is_in(CASTS) and node.inputs[0] in wide and types[node.outputs[0]].dtype in LOW_PRECISION
         ]
         for variant in program.variants
     }

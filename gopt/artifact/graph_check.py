@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gopt.artifact.manifest import MANIFEST_FILE, Manifest, RankEntry
 from gopt.artifact.message_plan_check import wrong_messages
@@ -15,7 +16,6 @@ from gopt.errors import GoptError, InputError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType
 from gopt.records.boxes import box_shape
-from gopt.records.mesh import Mesh
 from gopt.text.sanitize import show
 
 EDITED = "a file of the folder was edited or comes from another one: write the folder again"
@@ -42,13 +42,53 @@ def check_source(manifest: Manifest, graph: Graph, home: str | os.PathLike[str],
             _refuse(name, "common.inputs", f"{show(key)}, an input of {what}, is missing")
 
 
-def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph], home: str | os.PathLike[str]) -> None:
-    """Compare the manifest's entry of a rank with the rank's graphs, by phase; raises InputError on a difference."""
+def check_rank(
+    manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph], home: str | os.PathLike[str],
+    checked: set[Hashable] | None = None,
+) -> None:  # fmt: skip
+    """Compare the manifest's entry of a rank with the rank's graphs, by phase; raises InputError on a difference.
+
+    ``checked``: keys of matching parts, by identity: the records and graphs must live on."""
+    checked = set() if checked is None else checked
     name = str(Path(home, MANIFEST_FILE))
     where = f"rank {rank.rank} ({', '.join(Path(file).name for file in rank.files.values())})"
     for graph in graphs.values():
         if (number := graph.metadata.get("gopt.rank", str(rank.rank))) != str(rank.rank):
             _refuse(name, where, f"its file is that of rank {show(number)}")
+    content = *_parts(graphs), id(rank.state), rank.accumulators, rank.fed, rank.role
+    if content not in checked:
+        _check_entry(manifest, rank, graphs, name, where)
+        checked.add(content)
+    mesh, member, plan = manifest.mesh.mesh(), rank.rank, manifest.parameter_server
+    server = rank.rank - mesh.ranks if rank.role == "server" and plan is not None else None
+    if server is not None and plan is not None:
+        mesh, member = plan.mesh, server
+    files = {phase: str(Path(home, Path(rank.files.get(phase, MANIFEST_FILE)).name)) for phase in graphs}
+
+    @cache
+    def place(group: str) -> tuple[int, int]:
+        """The number of members of the rank's group, and the rank's index."""
+        return mesh.size(group), mesh.index(group, member)
+
+    for phase, graph in graphs.items():
+        for node in graph.nodes:
+            if node.domain == COMM and node.op_type in MESSAGES:
+                _check_message(files[phase], graph, node)
+            elif node.domain == COMM:
+                _check_call(files[phase], place, graph, node, checked)
+    if plan is not None and (wrong := wrong_messages(plan, server, graphs)):
+        phase, where, what = wrong
+        _refuse(files[phase], where, what)
+
+
+def _parts(graphs: Mapping[str, Graph]) -> Iterator[tuple[str, int, int, int, int]]:
+    """The parts of files, by identity: shared by files of the same nodes, types and values."""
+    for phase, graph in graphs.items():
+        yield phase, id(graph.nodes), id(graph.types), id(graph.outputs), id(graph.initializers)
+
+
+def _check_entry(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph], name: str, where: str) -> None:
+    """Compare states, inputs and losses of a rank; ``name``: the manifest, ``where``: the rank, in messages."""
     inputs = {key: type for graph in graphs.values() for key, type in graph.inputs.items()}
     outputs = {key: type for graph in graphs.values() for key, type in graph.outputs.items()}
     dtypes = {state.tensor: state.dtype for state in manifest.states}
@@ -79,20 +119,6 @@ def check_rank(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph],
     for loss in manifest.losses if rank.role != "server" else ():
         if loss not in outputs:
             _refuse(name, "loss", f"{where} has no output {show(loss)}")
-    mesh, member, plan = manifest.mesh.mesh(), rank.rank, manifest.parameter_server
-    server = rank.rank - mesh.ranks if rank.role == "server" and plan is not None else None
-    if server is not None and plan is not None:
-        mesh, member = plan.mesh, server
-    files = {phase: str(Path(home, Path(rank.files.get(phase, MANIFEST_FILE)).name)) for phase in graphs}
-    for phase, graph in graphs.items():
-        for node in graph.nodes:
-            if node.domain == COMM and node.op_type in MESSAGES:
-                _check_message(files[phase], graph, node)
-            elif node.domain == COMM:
-                _check_call(files[phase], mesh, member, graph, node)
-    if plan is not None and (wrong := wrong_messages(plan, server, graphs)):
-        phase, where, what = wrong
-        _refuse(files[phase], where, what)
 
 
 def _check_message(file: str, graph: Graph, node: Node) -> None:
@@ -105,18 +131,32 @@ def _check_message(file: str, graph: Graph, node: Node) -> None:
         _refuse(file, show(node.label), error.message, *error.hints)
 
 
-def _check_call(file: str, mesh: Mesh, rank: int, graph: Graph, node: Node) -> None:
+def _check_call(
+    file: str, place: Callable[[str], tuple[int, int]], graph: Graph, node: Node, checked: set[Hashable]
+) -> None:
     """Refuse a call no group of this mesh can make."""
-    types = [graph.type_of(name) for name in node.inputs]
+    operands = tuple([(type.dtype, type.shape) for type in map(graph.type_of, node.inputs)])
     try:
         record = COLLECTIVES[node.op_type]
-        group = str(record.resolve(node.attributes)["group"])
-        size, index = mesh.size(group), mesh.index(group, rank)
-        record.infer(node.attributes, [(type.dtype, type.shape) for type in types], size, index)
+        group = str(node.attributes.get("group") or record.resolve(node.attributes)["group"])
+        size, index = place(group)
+        key = node.encoded, operands, size, _share(node.attributes, size, index)
+        if node.encoded is None or key not in checked:
+            record.infer(node.attributes, operands, size, index)
+            checked.add(key)
     except KeyError:
         _refuse(file, show(node.label), f"{COMM} has no operator {show(node.op_type)}")
     except GoptError as error:
         _refuse(file, show(node.label), error.message, *error.hints)
+
+
+def _share(attributes: Mapping[str, Any], size: int, index: int) -> tuple[Any, ...]:
+    """The share of a member by a call's lists, and whether the member is the root: rules read no more of the index."""
+    lists = [value for value in attributes.values() if isinstance(value, list | tuple)]
+    own = [value[index] for value in lists if len(value) == size]
+    cuts = [value[index : index + 2] for value in lists if len(value) == size + 1]
+    lengths = [stop - start if isinstance(start, int) and isinstance(stop, int) else start for start, stop in cuts]
+    return *own, *lengths, attributes.get("root") == index
 
 
 def _refuse(name: str, key: str, what: str, *hints: str) -> NoReturn:

@@ -280,6 +280,9 @@ class Manifest:
     over micro-steps too, and weighted:VALUE divides the sum of w times gradient by the sum of w, where w is the VALUE
     of the rank; sum:NAME,NAME adds the gradients of these parameters and averages all others; the key is absent when
     the gradient of the step is their mean."""
+    reduce_dtype: Annotated[str, one_of("float32", "float16", "bfloat16")] = field(default="", metadata=OPTIONAL)
+    """Gradients travel between ranks in this type; the key is absent when they travel in the type in which they are
+    made."""
     statistics: Annotated[str, one_of("root")] = field(default="mean", metadata=OPTIONAL)
     """The rule says what all ranks hold of new running statistics: root is those of the first of the ranks that see
     different data (--statistics root); the key is absent when it is their mean."""

@@ -36,6 +36,7 @@ def build_manifest(program: SpmdProgram, common: Sequence[RankState], ranks: Seq
         accumulate=program.micro_steps,
         phases=tuple(PhaseEntry(p.name, p.times) for p in phases) if program.micro_steps > 1 else None,
         loss_reduction=str(program.loss_reduction),
+        reduce_dtype=program.reduce_dtype,
         statistics="root" if program.statistics_of_root else "mean",
         reductions=() if program.statistics_of_root else tuple(program.reductions.values()),
         synchronised=program.synchronised,

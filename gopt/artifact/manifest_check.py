@@ -8,7 +8,9 @@ mesh, file names have no path, types are known, pieces are ranges of their tenso
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,11 +37,16 @@ from gopt.records.boxes import Box, box_elements
 from gopt.records.mesh import Mesh
 from gopt.text.sanitize import show
 
+_RANK_LINE = re.compile(
+    rb'^\{"rank": ([0-9]{1,9}), "role": "trainer", "files": \{[^{}\n]*\}, ("state": .*)\},?$', re.MULTILINE
+)
+"""A rank in a line, as gopt writes ranks: the number, and the text behind the files."""
+
 
 def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, Mesh]:
     """The manifest of an output folder and the mesh; raises InputError for a damaged manifest or a broken seal."""
     path = Path(folder, MANIFEST_FILE)
-    data = documents.read_bytes(path, documents.MANIFEST.limit)
+    data = documents.read_bytes(path, "MANIFEST_BYTES")
     manifest, mesh = parse_manifest(data, str(path))
     check_seal(data, str(path), manifest.seal, path.parent)
     return manifest, mesh
@@ -61,8 +68,28 @@ def check_all_ranks(manifest: Manifest, folder: Path) -> None:
 
 def parse_manifest(data: bytes, name: str) -> tuple[Manifest, Mesh]:
     """The manifest in the bytes of a file, and the mesh; ``name`` is the file in messages. Raises InputError."""
-    manifest = from_document(Manifest, documents.parse_json(data, documents.MANIFEST, name))
+    text, repeated = _said_once(data)
+    manifest = from_document(Manifest, documents.parse_json(text, documents.MANIFEST, name))
+    said = {rank.rank: rank for rank in manifest.ranks}
+    ranks = (replace(said[repeated.get(rank.rank, rank.rank)], rank=rank.rank, files=rank.files)
+             for rank in manifest.ranks)  # fmt: skip
+    manifest = replace(manifest, ranks=tuple(ranks))
     return manifest, _Checker(name, manifest).check()
+
+
+def _said_once(data: bytes) -> tuple[bytes, dict[int, int]]:
+    """A manifest without repeated words of ranks, as of replicas; number of a rank -> the earlier rank with the words.
+    The limits of documents are on the remaining text."""
+    first: dict[bytes, int] = {}
+    repeated: dict[int, int] = {}
+    parts, position = [], 0
+    for line in _RANK_LINE.finditer(data):
+        rank, words = int(line[1]), line[2]
+        if rank not in repeated and (before := first.setdefault(words, rank)) != rank:
+            repeated[rank] = before
+            parts += [data[position : line.start(2)], b'"state": []']
+            position = line.end(2)
+    return b"".join([*parts, data[position:]]) if parts else data, repeated
 
 
 def _refuse(name: str, key: str, what: str) -> NoReturn:
@@ -150,7 +177,7 @@ class _Checker:
 
     def _ranks(self, mesh: Mesh) -> None:
         common = self._once("common.state", [state.input for state in self.manifest.common.state])
-        phases, last = list(self.manifest.schedule), -1
+        phases, last, seen = list(self.manifest.schedule), -1, set[int]()
         servers = self.manifest.parameter_server.servers if self.manifest.parameter_server is not None else 0
         for index, rank in enumerate(self.manifest.ranks):
             where = f"ranks[{index}]"
@@ -170,7 +197,9 @@ class _Checker:
                 self._plain(f"{where}.startup", rank.startup)
                 if self.manifest.startup is None:
                     _refuse(self.name, f"{where}.startup", "the source has no start-up graph")
-            self._pieces(f"{where}.state", rank.state)
+            if id(rank.state) not in seen:
+                self._pieces(f"{where}.state", rank.state)
+                seen.add(id(rank.state))
             for number, accumulator in enumerate(rank.accumulators):
                 self._typed(f"{where}.accumulators[{number}]", accumulator.dtype, accumulator.shape)
             self._fed(f"{where}.fed", rank.fed)

@@ -130,7 +130,7 @@ def _rank_files(target: Path, folder: Path) -> frozenset[str]:
     """
     path = folder / MANIFEST_FILE
     try:
-        data = read_bytes(path, "DOCUMENT_BYTES") if is_regular_file(path) else b""
+        data = read_bytes(path, "MANIFEST_BYTES") if is_regular_file(path) else b""
     except (InputError, OSError):
         data = b""
     digest = hashlib.sha256(data).digest()

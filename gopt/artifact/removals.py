@@ -31,6 +31,8 @@ REWRITTEN = RemovalReason("load", "a simpler operator makes the same value")
 UNKNOWN = TensorType("undefined", None)
 _ROLES: dict[Phase | None, str] = {None: "unread", **{phase: phase.value for phase in Phase}}
 UNREAD = RemovalReason("prune", "nothing reads it any more")
+Variants = Sequence[tuple[SpmdProgram, list[int]]]
+"""The variants of a program, each with the ranks that are written."""
 CONSTANT = "constant"
 """Role of initializers that are no states."""
 
@@ -100,18 +102,12 @@ def role_of(node: Node) -> str:
     return _ROLES[node.phase]
 
 
-def find_removals(
-    program: SpmdProgram,
-    ran: Sequence[PassRun],
-    classes: Sequence[tuple[SpmdProgram, list[int]]],
-    ops: OpTables,
-    variables: RemovedVarTables,
-) -> None:
+def find_removals(program: SpmdProgram, classes: Variants, ops: OpTables, variables: RemovedVarTables) -> None:
     """Add the operators and values of the source missing on some ranks.
 
     ``classes``: the variants, each with written ranks.
     """
-    removed = _Removed(program, ran, classes, ops, variables)
+    removed = _Removed(program, classes, ops, variables)
     removed.nodes()
     removed.aliases()
     removed.states()
@@ -119,16 +115,9 @@ def find_removals(
 
 
 class _Removed:
-    def __init__(
-        self,
-        program: SpmdProgram,
-        ran: Sequence[PassRun],
-        classes: Sequence[tuple[SpmdProgram, list[int]]],
-        ops: OpTables,
-        variables: RemovedVarTables,
-    ) -> None:
+    def __init__(self, program: SpmdProgram, classes: Variants, ops: OpTables, variables: RemovedVarTables) -> None:
         self.program, self.classes, self.ops, self.variables = program, classes, ops, variables
-        self.removals, self.roles = Removals(ran), roles(program.source)
+        self.removals, self.roles = Removals(program.passes), roles(program.source)
         self._heads: dict[Head, Head] = {}
         """One object for each beginning of a group's key: most items have that of the one before."""
         self.types = program.source.graph.types

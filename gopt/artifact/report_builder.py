@@ -26,6 +26,7 @@ from gopt.ir.graph import COMM, Node
 from gopt.lower.carried_values import FOLLOWED, find_followed
 from gopt.lower.invariants import Check
 from gopt.lower.rank_graph import RankGraph, RankState
+from gopt.operators.kinds import CASTS, MASKS, SCALES
 from gopt.spmd.pass_records import balance
 from gopt.spmd.program import SpmdProgram
 from gopt.spmd.traffic import calls_of
@@ -58,7 +59,7 @@ def find_removed(program: SpmdProgram, ranks: Sequence[int]) -> RemovedItems:
             ops.add(fact[:4], fact.of, fact.name, fact.op_type, fact.replaced_by)
         for value in removed_optimizer_values(variant, on):
             variables.add(value[:4], value.of, value.name, value, value.replaced_by)
-    find_removals(program, program.passes, classes, ops, variables)
+    find_removals(program, classes, ops, variables)
     return RemovedItems(ops.groups(), variables.groups())
 
 
@@ -233,7 +234,7 @@ def _reducible(program: SpmdProgram) -> set[str]:
     """Local gradients, and values made of gradients by passes on the way into a call."""
     reducible = set(program.training.gradients.values())
     for node in program.graph.nodes:
-        if node.made_by and node.is_a("Cast", "Mul", "Div", "Where") and not reducible.isdisjoint(node.inputs):
+        if node.made_by and node.is_in(CASTS | SCALES | MASKS) and not reducible.isdisjoint(node.inputs):
             reducible.update(node.outputs)
     return reducible
 

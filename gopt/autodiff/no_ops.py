@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from gopt.autodiff.values import Values
 from gopt.ir.graph import Node
-from gopt.ir.node_kinds import in_proportion
+from gopt.ir.node_kinds import in_proportion, order_of
 from gopt.operators.kinds import RESHAPES
 
 
@@ -26,37 +26,24 @@ def as_reshape(node: Node, values: Values) -> Node:
     if after is None or before is None or 0 in after:
         return node
     source = node.inputs[0]
-    if node.is_in(RESHAPES) or _moves_ones(node, before):
+    order = order_of(node, len(before)) or ()
+    real = [axis for axis in order if before[axis] != 1]
+    if node.is_in(RESHAPES) or (order and real == sorted(real)):
         while (maker := values.producers.get(source)) is not None and maker.is_in(RESHAPES):
             source = maker.inputs[0]
         target = values.constant(np.array(after, np.int64))
         return Node("Reshape", [source, target], node.outputs, name=node.name)
-    if node.is_a("Transpose"):
-        base, order = _turned(node, values, len(before))
-        if base != source:
-            return Node("Transpose", [base], node.outputs, name=node.name, attributes={"perm": order})
+    base, perm = _turned(source, values, order) if order else (source, order)
+    if base != source:
+        return Node("Transpose", [base], node.outputs, name=node.name, attributes={"perm": [*perm]})
     return node
 
 
-def _turned(node: Node, values: Values, rank: int) -> tuple[str, list[int]]:
-    """The operand of a Transpose, or of another in front of it, and the permutation from there."""
-    order, maker = _permutation(node, rank), values.producers.get(node.inputs[0])
-    if maker is None or not maker.is_a("Transpose"):
-        return node.inputs[0], order
-    inner = _permutation(maker, rank)
-    return maker.inputs[0], [inner[axis] for axis in order]
-
-
-def _permutation(node: Node, rank: int) -> list[int]:
-    return list(node.attributes.get("perm") or range(rank)[::-1])
-
-
-def _moves_ones(node: Node, shape: tuple[int, ...]) -> bool:
-    """Return whether a Transpose, a reduction or a Slice only moves dimensions of size 1."""
-    if node.is_a("Transpose"):
-        real = [axis for axis in _permutation(node, len(shape)) if shape[axis] != 1]
-        return real == sorted(real)
-    return False
+def _turned(source: str, values: Values, order: Sequence[int]) -> tuple[str, Sequence[int]]:
+    """The operand of dimensions in an order, or of another order in front of it, and the order from there."""
+    maker = values.producers.get(source)
+    inner = order_of(maker, len(order)) if maker is not None else None
+    return (source, order) if maker is None or not inner else (maker.inputs[0], [inner[axis] for axis in order])
 
 
 def _same_type(node: Node, values: Values) -> str | None:
@@ -82,8 +69,9 @@ def _transpose(node: Node, values: Values) -> str | None:
     shape = values.shape(node.inputs[0])
     if shape is None:
         return None
-    own, (base, order) = _permutation(node, len(shape)), _turned(node, values, len(shape))
-    if own == sorted(own):
+    own = order_of(node, len(shape)) or ()
+    base, order = _turned(node.inputs[0], values, own)
+    if [*own] == sorted(own):
         return node.inputs[0]
     return base if order == sorted(order) else None
 

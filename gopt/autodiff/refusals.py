@@ -22,6 +22,7 @@ from gopt.operators.kinds import (
     RUNNING_PRODUCTS,
     SCATTERS,
     SEQUENCES,
+    TYPED,
 )
 from gopt.text.sanitize import show
 
@@ -90,7 +91,7 @@ def _inside(body: GraphProto, node: NodeProto, behind: set[str]) -> set[str]:
 def _to_narrow(operator: ForwardOperator) -> bool:
     """Return whether a Cast goes from a float to one of 8 bits or fewer."""
     dtype = dtype_name(operator.attributes.get("to", TensorProto.FLOAT))
-    if operator.node.op_type == "CastLike":
+    if operator.node.op_type in TYPED:
         dtype = operator.dtype(operator.node.input[1])
     return operator.dtype(operator.node.input[0]) in FLOATS and dtype.startswith("float") and dtype not in FLOATS
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from gopt.autodiff.seed_axis import Remover, Rules
 from gopt.ir.graph import Graph, Node
+from gopt.ir.node_kinds import order_of
 from gopt.operators.kinds import ELEMENTWISE, EXTREME_REDUCTIONS, MEANS, RESHAPES
 
 
@@ -92,7 +93,7 @@ def _regroup(remover: Remover, node: Node) -> bool:
 def _transpose(remover: Remover, node: Node) -> bool:
     squeezed, shape = remover.squeezed[node.inputs[0]], remover.shape(node.inputs[0])
     assert shape is not None
-    permutation = list(node.attributes.get("perm") or range(len(shape))[::-1])
+    permutation = order_of(node, len(shape)) or ()
     axis = permutation.index(squeezed.axis)
     order = [axis - (axis > squeezed.axis) for axis in permutation if axis != squeezed.axis]
     if order == sorted(order):

@@ -105,7 +105,7 @@ def constant_result(node: Node, values: Values) -> np.ndarray | None:
     if node.is_in(SIZES) and kind is not None and kind.static:
         return measured(node, kind.dims)
     result = graph.type_of(node.outputs[0])
-    stored = node.is_a("Constant")
+    stored = not node.reads
     if not stored and result.static and result.nbytes > FOLDED:
         return None
     operands = {name: values.array(name) for name in node.inputs if name}

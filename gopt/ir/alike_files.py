@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,15 +15,17 @@ from onnx import GraphProto, ModelProto, NodeProto
 
 from gopt.ir.external_data import DataFolder, naming
 from gopt.ir.graph import Graph, Node
+from gopt.ir.graph_index import walk
 from gopt.ir.graph_io import declared, decoded, read_initializers, read_inputs
 from gopt.ir.load import checked_graph, header_of, load, read_bytes
 from gopt.ir.model_file import ModelFile, refill
+from gopt.ir.node_kinds import record_of
 from gopt.ir.symbol_table import SymbolTable
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import value_info
 from gopt.ir.types import FLOATS, TensorType
 from gopt.ir.wire_format import GRAPH, NODE, split_fields
-from gopt.operators.kinds import CASTS
+from gopt.operators.kinds import CASTS, UNMOVED
 from gopt.system.garbage import gc_paused
 
 _INITIALIZER = 0x2A
@@ -44,25 +46,28 @@ class _Bytes:
     rest: bytes
 
     @classmethod
-    def of(cls, header: bytes, data: bytes) -> _Bytes | None:
-        """The parts of a graph; None for nodes behind other fields."""
-        inner = split_fields(data, 0, len(data))
+    def of(cls, header: bytes, data: bytes, like: _Bytes | None) -> _Bytes | None:
+        """The parts of a graph, of which nodes in front may be those of another file; None for nodes behind other
+        fields."""
+        count = like.common(data) if like is not None else 0
+        ends = like.ends[:count] if like is not None else []
+        inner = split_fields(data, ends[-1] if ends else 0, len(data))
         count = sum(field[0] == NODE for field in inner)
-        if not count or any(field[0] != NODE for field in inner[:count]):
+        if not count + len(ends) or any(field[0] != NODE for field in inner[:count]):
             return None
         values = b"".join([data[start:stop] for tag, start, _, stop in inner[count:] if tag == _INITIALIZER])
         rest = b"".join([data[start:stop] for tag, start, _, stop in inner[count:] if tag != _INITIALIZER])
-        ends = [stop for _, _, _, stop in inner[:count]]
+        ends = [*ends, *(stop for _, _, _, stop in inner[:count])]
         return cls(header, data[: ends[-1]], ends, values, rest)
 
-    def common(self, other: _Bytes) -> int:
-        """The number of nodes in front that another file has too."""
-        low, high = 0, min(len(self.nodes), len(other.nodes))
-        if self.nodes[:high] == other.nodes[:high]:
+    def common(self, nodes: bytes) -> int:
+        """The number of nodes in front that other bytes begin with."""
+        low, high = 0, min(len(self.nodes), len(nodes))
+        if self.nodes[:high] == nodes[:high]:
             low = high
         while low < high:
             middle = (low + high + 1) // 2
-            if self.nodes[low:middle] == other.nodes[low:middle]:
+            if self.nodes[low:middle] == nodes[low:middle]:
                 low = middle
             else:
                 high = middle - 1
@@ -80,6 +85,23 @@ class _LoadedFile:
     def readers(self) -> dict[str, list[Node]]:
         """The readers of each value."""
         return self.graph.users()
+
+    @cached_property
+    def made(self) -> dict[str, int]:
+        """The position of the node that makes each value."""
+        return {name: position for position, node in enumerate(self.graph.nodes) for name in node.outputs if name}
+
+    def fed(self, name: str) -> bool:
+        """Return whether a value is elementwise of an input without a number."""
+        unknown = self.graph.inputs.keys() - self.graph.initializers.keys()
+        return any(value in unknown for value in walk([name], self._elementwise))
+
+    def _elementwise(self, name: str) -> Sequence[str]:
+        """The operands with the same elements, of a value."""
+        node = self.graph.nodes[self.made[name]] if name in self.made else None
+        if node is None or not (record_of(node).elementwise or node.is_in(UNMOVED)):
+            return ()
+        return node.inputs[:1] if node.is_in(UNMOVED) else node.inputs
 
     def names(self, count: int) -> tuple[set[str], set[str]]:
         """The values that the first nodes make, and other values that they read."""
@@ -118,7 +140,7 @@ class AlikeFiles:
             if _without_metadata(model) == _without_metadata(twin.graph.header):
                 with naming(path):
                     return _with_header(model, twin.graph)
-        graph = self._load(path, _Bytes.of(header, body))
+        graph = self._load(path, _Bytes.of(header, body, self._leaders[0].parts if self._leaders else None))
         if body:
             self._bodies[body] = _Twin(os.path.dirname(path), graph)
         return graph
@@ -133,8 +155,8 @@ class AlikeFiles:
                 return graph
         graph = None
         for number, like in enumerate(self._leaders):
-            count = like.parts.common(parts)
-            graph = _alike(file, like, count) if 2 * count >= len(parts.ends) else None
+            count = like.parts.common(parts.nodes)
+            graph = _alike(file, like, count)
             if graph is not None:
                 self._leaders.insert(0, self._leaders.pop(number))
                 break
@@ -208,8 +230,12 @@ def _alike(file: _RankFile, like: _LoadedFile, count: int) -> Graph | None:
             return None
         inputs, stored = file.border(like)
         types = {} if equal else file.types
+    apart = [like.made[name] for name, type in types.items() if name in like.made and graph.types.get(name) != type]
+    count = min([count, *apart])  # a call may have a result of another size on each rank
+    if 2 * count < len(parts.ends):
+        return None
     before = {name: tensor.type for name, tensor in stored.items()} | inputs
-    if not _same_front(like, count, before, types, stored):
+    if not _same_front(like, count, before, stored):
         return None
     result = replace(_with_header(model, graph), inputs=inputs, initializers=stored)
     if equal and count == len(graph.nodes) == len(parts.ends):
@@ -224,16 +250,11 @@ def _alike(file: _RankFile, like: _LoadedFile, count: int) -> Graph | None:
     return result
 
 
-def _same_front(
-    like: _LoadedFile, count: int, before: Mapping[str, TensorType], declared_types: Mapping[str, TensorType],
-    stored: dict[str, Tensor],
-) -> bool:  # fmt: skip
+def _same_front(like: _LoadedFile, count: int, before: Mapping[str, TensorType], stored: dict[str, Tensor]) -> bool:
     """Return whether the types of a file's front nodes are those of a loaded file; equal stored values are shared."""
     graph = like.graph
-    produced, read = like.names(count)
+    _, read = like.names(count)
     if any(name not in before or graph.types.get(name) != before[name] for name in read):
-        return False
-    if any(name in produced and graph.types.get(name) != type for name, type in declared_types.items()):
         return False
     front = set(map(id, graph.nodes[:count]))
     for name, tensor in stored.items():
@@ -244,7 +265,7 @@ def _same_front(
             stored[name] = other
         elif name in read and name not in graph.inputs:
             readers = [node for node in like.readers.get(name, ()) if id(node) in front]
-            if not all(_keeps_type(graph, node, stored) for node in readers):
+            if not all(_keeps_type(like, node, stored) for node in readers):
                 return False
     return True
 
@@ -295,9 +316,12 @@ def _equal(tensor: Tensor, other: Tensor) -> bool:
     return bool(tensor.proto == other.proto)
 
 
-def _keeps_type(graph: Graph, node: Node, new: Mapping[str, Tensor]) -> bool:
-    """Return whether a node's result keeps the type for new stored values: a Slice of as many elements of float values,
-    which no shape follows from."""
+def _keeps_type(like: _LoadedFile, node: Node, new: Mapping[str, Tensor]) -> bool:
+    """Return whether a node's result keeps the type for new stored values, and no shape follows from it: elementwise of
+    an input without a number, or a Slice of as many elements of float values."""
+    if record_of(node).elementwise and like.fed(node.outputs[0]):
+        return True
+    graph = like.graph
     source, result = graph.types.get(node.inputs[0]), graph.types.get(node.outputs[0])
     if not node.is_a("Slice") or source is None or result is None or not (source.static and result.static):
         return False

@@ -21,7 +21,7 @@ from gopt.ir.node_kinds import record_of
 from gopt.ir.opset import opset_of
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType, dtype_name, numpy_dtype
-from gopt.operators.kinds import CASTS, LINEAR_IN_FIRST, SCALES, SIZES, SPREADS
+from gopt.operators.kinds import CASTS, LINEAR_IN_FIRST, SCALES, SIZES, SPREADS, TYPED
 from gopt.operators.moves import filled
 from gopt.operators.operator import Kernel, Slope
 from gopt.operators.table import operator
@@ -52,14 +52,14 @@ def fold_small(
     constants = {"", *(name for name, tensor in initializers.items() if name not in inputs and _may_be_shape(tensor))}
     for node in nodes:
         rule = _kernel(node)
-        if rule is None and node.op_type != "Constant":
+        if rule is None and node.inputs:
             continue
         sized = types.get(node.inputs[0]) if types and node.is_in(SIZES) else None
         if sized is not None and sized.static and (size := measured(node, sized.dims)) is not None:
             values[node.outputs[0]] = folded[node.outputs[0]] = size
             constants.add(node.outputs[0])
             continue
-        if not constants.issuperset(node.inputs) or len(node.outputs) != 1 or not node.is_a(node.op_type):
+        if not constants.issuperset(node.inputs) or len(node.outputs) != 1 or node.domain not in ("", "ai.onnx"):
             continue
         if rule is None:
             value = constant_value(node)
@@ -168,6 +168,11 @@ class Constants:
             name = node.inputs[0]
         return self.uniform(name) == 0
 
+    def power(self, node: Node) -> float | None:
+        """The power by which a positive factor of the first operand multiplies the result; None if unknown."""
+        record = record_of(node)
+        return record.power if record.raised_to is None else self.number(node.inputs[record.raised_to])
+
     def multiple(self, node: Node) -> tuple[str, float] | None:
         """The operand of a node with a known multiple of the operand for a result, and the multiple; or None."""
         record = record_of(node)
@@ -216,7 +221,7 @@ class Constants:
         if node.is_in(SIZES):
             sizes = self.sizes(node.inputs[0])
             return None if sizes is None else measured(node, sizes)
-        if (rule is None and node.op_type != "CastLike") or (kind.static and kind.elements > limits.FOLDED_ELEMENTS):
+        if (rule is None and node.op_type not in TYPED) or (kind.static and kind.elements > limits.FOLDED_ELEMENTS):
             return None
         operands: list[Any] = []
         for name in node.inputs[:1] if rule is None else node.inputs:

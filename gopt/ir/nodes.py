@@ -75,8 +75,13 @@ def name_apart(nodes: Sequence[Node]) -> None:
             labels.add(node.name)
 
 
+def is_gradient(proto: NodeProto) -> bool:
+    """Return whether a node is ONNX's own operator for a gradient."""
+    return text(proto.op_type) == "Gradient" and proto.domain == "ai.onnx.preview.training"
+
+
 def _check_operator(proto: NodeProto) -> None:
-    if text(proto.op_type) == "Gradient" and proto.domain == "ai.onnx.preview.training":
+    if is_gradient(proto):
         value = show(proto.output[0] if proto.output else proto.name)
         raise UnsupportedError(
             f"{value} comes from a Gradient operator, which says what to differentiate and not how",

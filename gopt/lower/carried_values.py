@@ -15,6 +15,7 @@ from gopt.errors import InvariantError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.graph_index import walk
+from gopt.ir.node_kinds import record_of
 from gopt.spmd.program import Accumulator, SpmdProgram
 
 FOLLOWED = "old values that new values follow"
@@ -41,7 +42,7 @@ def _check_accumulator(program: SpmdProgram, sums: Accumulator, producers: Mappi
     if program.micro_steps == 1:
         raise InvariantError(f"accumulator {sums.input!r} is in a step without micro-steps: nothing adds up in it")
     types, node = program.graph.types, producers.get(sums.added)
-    if node is None or not node.is_a("Add") or node.inputs.count(sums.input) != 1:
+    if node is None or not record_of(node).adds or node.inputs.count(sums.input) != 1:
         raise InvariantError(
             f"accumulator {sums.input!r} does not add up: {sums.added!r} is not what it was plus one term"
         )

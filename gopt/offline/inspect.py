@@ -23,6 +23,7 @@ from gopt.offline.optimizer.evidence import Rule
 from gopt.offline.optimizer.formulas import Hyper
 from gopt.offline.optimizer.recogniser import Recogniser
 from gopt.offline.text import opsets
+from gopt.operators.kinds import CASTS
 from gopt.system.progress import ProgressCallback, no_progress
 from gopt.text.notebook import HtmlTable
 
@@ -295,7 +296,7 @@ def _casts(training: TrainingGraph) -> Casts:
     down: dict[str, str] = {}
     up: dict[str, str] = {}
     for node in graph.nodes:
-        if not node.is_a("Cast"):
+        if not node.is_in(CASTS):
             continue
         source, target = node.inputs[0], graph.type_of(node.outputs[0]).dtype
         if source in parameters and target in LOW_PRECISION:

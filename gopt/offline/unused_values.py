@@ -10,6 +10,7 @@ from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.errors import InputError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, walk
+from gopt.ir.node_kinds import chosen_by, record_of
 from gopt.ir.tensor import Tensor
 from gopt.text.sanitize import show
 
@@ -25,7 +26,7 @@ def refuse_unused(training: TrainingGraph, values: Mapping[str, Tensor], file: s
         if state.tensor not in values or state.kind is not StateKind.OPTIMIZER_STATE:
             continue
         choice = index.producers.get(state.updated)
-        if choice is None or not choice.is_a("Where"):
+        if choice is None or not chosen_by(choice):
             continue
         count = _compared_with_zero(index.producers.get(choice.inputs[0]), training)
         value = values.get(count) or graph.initializers.get(count)
@@ -40,7 +41,7 @@ def refuse_unused(training: TrainingGraph, values: Mapping[str, Tensor], file: s
 
 def _compared_with_zero(node: Node | None, training: TrainingGraph) -> str:
     """The scalar state compared with zero by a node, or ''."""
-    if node is None or not node.is_a("Equal"):
+    if node is None or record_of(node).relation != "==":
         return ""
     scalars = {state.tensor for state in training.states if state.kind is StateKind.SCALAR}
     for name, operand in (node.inputs, node.inputs[::-1]):

@@ -21,6 +21,8 @@ PARTS = frozenset({"Slice", "Split"})
 """Some of the elements."""
 CASTS = frozenset({"Cast", "CastLike"})
 """The elements in another type."""
+TYPED = names(lambda record: record.elementwise and record.by_type)
+"""In the type of another operand."""
 COPIES = CASTS | {"Identity"}
 """The elements in place, at most in another type."""
 UNMOVED = VIEWS | CASTS
@@ -37,7 +39,7 @@ MASKS = frozenset({"Mul", "Where"})
 """Keep some elements of a value, by a flag or a factor of zero."""
 QUOTIENTS = frozenset({"Div", "Reciprocal"})
 EXTREMES = frozenset({"Max", "Min"})
-COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
+COMPARISONS = names(lambda record: record.relation)
 LOGIC = frozenset({"And", "Or", "Xor", "Not"})
 FLOAT_TESTS = frozenset({"IsNaN", "IsInf"})
 STEPWISE = names(lambda record: record.slope(0) is Slope.STEP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import onnx
 
 from gopt import limits
 from gopt.operators.dims import choices, elements, moves, normalise
-from gopt.operators.operator import Array, Attributes, Operator, Slope, of_operands
+from gopt.operators.dims.link import DimFactors
+from gopt.operators.operator import Array, Attributes, Indices, Kernel, Operator, Slope, TorchCall, of_operands
 
 NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
-_FIRST = (LINEAR, NONE)
+_FIRST, _WRITTEN = (LINEAR, NONE), (BENT, NONE, CURVED)
 
 
 def axes_of(attributes: Attributes, operands: Sequence[Any]) -> tuple[int, ...] | None:
@@ -24,17 +26,17 @@ def axes_of(attributes: Attributes, operands: Sequence[Any]) -> tuple[int, ...] 
     return None if axes is None else tuple(int(axis) for axis in axes)
 
 
-def _reshaped(attributes: Attributes, operands: Sequence[Any]) -> Array:
-    old, wanted = operands[0].shape, [int(size) for size in operands[1]]
+def _reshape(attributes: Attributes, value: Any, shape: Any) -> Any:
+    old, wanted = value.shape, [int(size) for size in shape]
     if not attributes.get("allowzero", 0):
         wanted = [old[dim] if size == 0 else size for dim, size in enumerate(wanted)]
-    return np.asarray(operands[0].reshape(wanted))
+    return value.reshape(wanted)
 
 
-def _flattened(attributes: Attributes, operands: Sequence[Any]) -> Array:
-    shape, axis = operands[0].shape, attributes.get("axis", 1)
+def _flatten(attributes: Attributes, value: Any) -> Any:
+    shape, axis = value.shape, attributes.get("axis", 1)
     axis += len(shape) if axis < 0 else 0
-    return np.asarray(operands[0].reshape(math.prod(shape[:axis]), -1 if operands[0].size else math.prod(shape[axis:])))
+    return value.reshape(math.prod(shape[:axis]), math.prod(shape[axis:]))
 
 
 def _squeezed(attributes: Attributes, operands: Sequence[Any]) -> Array:
@@ -43,6 +45,16 @@ def _squeezed(attributes: Attributes, operands: Sequence[Any]) -> Array:
 
 def _unsqueezed(attributes: Attributes, operands: Sequence[Any]) -> Array:
     return np.expand_dims(operands[0], axes_of(attributes, operands) or ())
+
+
+def _squeezed_tensor(torch: Any, attributes: Attributes, *operands: Any) -> Any:
+    axes = axes_of(attributes, operands)
+    return operands[0].squeeze() if axes is None else operands[0].squeeze(axes)
+
+
+def _unsqueezed_tensor(torch: Any, attributes: Attributes, *operands: Any) -> Any:
+    axes = axes_of(attributes, operands) or ()
+    return reduce(torch.unsqueeze, sorted(axis % (operands[0].ndim + len(axes)) for axis in axes), operands[0])
 
 
 def _transposed(attributes: Attributes, operands: Sequence[Any]) -> Array:
@@ -66,17 +78,34 @@ def _gathered(attributes: Attributes, operands: Sequence[Any]) -> Array:
     return np.asarray(np.take(operands[0], operands[1], int(attributes.get("axis", 0))))
 
 
-def _sliced(attributes: Attributes, operands: Sequence[Any]) -> Array:
+def _picked(attributes: Attributes, operands: Sequence[Any]) -> Array:
+    return np.take_along_axis(operands[0], operands[1], int(attributes.get("axis", 0)))
+
+
+def _cuts(attributes: Attributes, operands: Sequence[Any]) -> tuple[slice, ...]:
     if "starts" in attributes:
         named = [np.asarray(attributes[name]) for name in ("starts", "ends", "axes") if name in attributes]
         operands = [*operands, *named]
     data, starts, ends, axes, steps = [*operands, None, None][:5]
     along = range(len(starts)) if axes is None else axes.tolist()
-    by = np.ones(len(starts), np.int64) if steps is None else steps
+    by = [1] * len(starts) if steps is None else steps.tolist()
     cut = [slice(None)] * data.ndim
-    for axis, start, end, step in zip(along, starts.tolist(), ends.tolist(), by.tolist(), strict=True):
+    for axis, start, end, step in zip(along, starts.tolist(), ends.tolist(), by, strict=True):
         cut[axis] = slice(start, None if step < 0 and end < -data.shape[axis] else end, step)
-    return np.asarray(data[tuple(cut)])
+    return tuple(cut)
+
+
+def _sliced(attributes: Attributes, operands: Sequence[Any]) -> Array:
+    return np.asarray(operands[0][_cuts(attributes, operands)])
+
+
+def _sliced_tensor(torch: Any, attributes: Attributes, *operands: Any) -> Any:
+    data, cuts = operands[0], _cuts(attributes, operands)
+    backward = [dim for dim, cut in enumerate(cuts) if (cut.step or 1) < 0]  # PyTorch has no negative step
+    for dim in backward:
+        steps = torch.tensor(range(data.shape[dim])[cuts[dim]], dtype=torch.int64, device=data.device)
+        data = data.index_select(dim, steps)
+    return data[tuple(slice(None) if dim in backward else cut for dim, cut in enumerate(cuts))]
 
 
 def _bounded(count: int) -> None:
@@ -106,36 +135,140 @@ def _tiled(attributes: Attributes, operands: Sequence[Any]) -> Array:
     return np.asarray(np.tile(operands[0], repeats))
 
 
+def _from_start(torch: Any, indices: Any, length: int) -> Any:
+    return torch.where(indices < 0, indices + length, indices).to(torch.int64)
+
+
+def _gathered_tensor(torch: Any, attributes: Attributes, data: Any, indices: Any) -> Any:
+    axis = attributes.get("axis", 0) % data.ndim
+    return data[(slice(None),) * axis + (_from_start(torch, indices, data.shape[axis]),)]
+
+
+def _picked_tensor(torch: Any, attributes: Attributes, data: Any, indices: Any) -> Any:
+    axis = attributes.get("axis", 0)
+    return data.gather(axis, _from_start(torch, indices, data.shape[axis]))
+
+
+def _tuples(torch: Any, data: Any, indices: Any, batch: int) -> tuple[Any, ...]:
+    """An index for each dimension of the batch and each element of the tuples."""
+    lines = [torch.arange(data.shape[dim], device=indices.device) for dim in range(batch)]
+    lines = [line.reshape(-1, *[1] * (indices.ndim - 2 - dim)) for dim, line in enumerate(lines)]
+    return (*lines, *indices.unbind(-1))
+
+
+def _written(torch: Any, attributes: Attributes, data: Any, axis: int, indices: Any, new: Any) -> Any:
+    """Elements in the places of others, or joined with them."""
+    how = _WAYS[attributes.get("reduction", "none")]
+    if how is None:
+        return data.scatter(axis, _from_start(torch, indices, data.shape[axis]), new)
+    return data.scatter_reduce(axis, _from_start(torch, indices, data.shape[axis]), new, how)
+
+
+def _written_tuples(torch: Any, attributes: Attributes, data: Any, indices: Any, new: Any) -> Any:
+    numbers = torch.arange(data.numel(), device=data.device).reshape(data.shape)
+    at = numbers[_tuples(torch, data, indices, 0)]
+    return _written(torch, attributes, data.reshape(-1), 0, at.reshape(-1), new.reshape(-1)).reshape(data.shape)
+
+
+_WAYS = {"none": None, "add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
+def _running_sum(torch: Any, attributes: Attributes, data: Any, axis: Any) -> Any:
+    dim, reverse = int(axis), attributes.get("reverse", 0)
+    data = data.flip(dim) if reverse else data
+    result = data.cumsum(dim, dtype=data.dtype)
+    result = result - data if attributes.get("exclusive", 0) else result
+    return result.flip(dim) if reverse else result
+
+
+def _one_hot(torch: Any, attributes: Attributes, indices: Any, depth: Any, values: Any) -> Any:
+    count, axis = int(depth), attributes.get("axis", -1)
+    axis += indices.ndim + 1 if axis < 0 else 0
+    line = torch.arange(count, device=indices.device).reshape(-1, *[1] * (indices.ndim - axis))
+    return torch.where(_from_start(torch, indices, count).unsqueeze(axis) == line, values[1], values[0])
+
+
+def _chosen(
+    name: str, indices: Indices, dims: DimFactors, kernel: Kernel | None = None, torch: TorchCall | None = None
+) -> Operator:
+    return Operator(name, _FIRST, choosers=(1,), indices=indices, zero=True, kernel=kernel, dims=dims, torch=torch)
+
+
 OPERATORS = (
-    Operator("Reshape", _FIRST, total=True, shape=1, zero=True, kernel=_reshaped),
-    Operator("Flatten", _FIRST, total=True, zero=True, kernel=_flattened),
-    Operator("Squeeze", _FIRST, total=True, zero=True, kernel=_squeezed),
-    Operator("Unsqueeze", _FIRST, total=True, zero=True, kernel=_unsqueezed),
-    Operator("Transpose", _FIRST, total=True, zero=True, kernel=_transposed, dims=moves.transpose),
-    Operator("Expand", _FIRST, total=True, shape=1, zero=True, kernel=_expanded, dims=moves.expand),
-    Operator("Tile", _FIRST, zero=True, kernel=_tiled, dims=moves.tile),
-    Operator("Slice", _FIRST, total=True, lengths=(1, 2), zero=True, kernel=_sliced, dims=moves.sliced),
+    Operator(
+        "Reshape", _FIRST, total=True, shape=1, zero=True, kernel=lambda a, xs: _reshape(a, *xs),
+        torch=lambda t, a, x, shape: _reshape(a, x, shape),
+    ),
+    Operator(
+        "Flatten", _FIRST, total=True, zero=True, kernel=lambda a, xs: _flatten(a, *xs),
+        torch=lambda t, a, x: _flatten(a, x),
+    ),
+    Operator("Squeeze", _FIRST, total=True, zero=True, kernel=_squeezed, torch=_squeezed_tensor),
+    Operator("Unsqueeze", _FIRST, total=True, zero=True, kernel=_unsqueezed, torch=_unsqueezed_tensor),
+    Operator(
+        "Transpose", _FIRST, total=True, order="perm", zero=True, kernel=_transposed, dims=moves.transpose,
+        torch=lambda t, a, x: x.permute(a.get("perm", [*range(x.ndim)][::-1])),
+    ),
+    Operator(
+        "Expand", _FIRST, total=True, shape=1, zero=True, kernel=_expanded, dims=moves.expand,
+        torch=lambda t, a, x, shape: x.broadcast_to(t.broadcast_shapes(x.shape, shape.tolist())),
+    ),
+    Operator(
+        "Tile", _FIRST, zero=True, kernel=_tiled, dims=moves.tile,
+        torch=lambda t, a, x, repeats: x.tile(repeats.tolist()),
+    ),
+    Operator(
+        "Slice", _FIRST, total=True, lengths=(1, 2), zero=True, kernel=_sliced, dims=moves.sliced, torch=_sliced_tensor
+    ),
     Operator("Split", _FIRST, total=True, lengths=(1,), zero=True, dims=moves.split),
-    Operator("Concat", (AFFINE,), total=True, kernel=_joined, dims=moves.concat),
+    Operator(
+        "Concat", (AFFINE,), total=True, joins=True, kernel=_joined, dims=moves.concat,
+        torch=lambda t, a, *xs: t.cat(xs, a["axis"]),
+    ),
     Operator("Pad", (AFFINE, NONE, AFFINE, NONE), aside=(2,), dims=moves.padded),
-    Operator("Trilu", _FIRST, total=True, zero=True, dims=elements.triangle),
+    Operator(
+        "Trilu", _FIRST, total=True, zero=True, dims=elements.triangle,
+        torch=lambda t, a, x, k=None: (t.triu if a.get("upper", 1) else t.tril)(x, 0 if k is None else int(k)),
+    ),
     Operator("ReverseSequence", _FIRST, zero=True, dims=elements.reverse_sequence),
     Operator("DepthToSpace", _FIRST, total=True, zero=True, dims=normalise.depth_space),
     Operator("SpaceToDepth", _FIRST, total=True, zero=True, dims=normalise.depth_space),
     Operator("CenterCropPad", _FIRST, lengths=(1,), zero=True),
     Operator("Resize", _FIRST, shape=3, aside=(1, 2), zero=True, dims=normalise.resize),
     Operator("Upsample", _FIRST, aside=(1,), zero=True),
-    Operator("Gather", _FIRST, choosers=(1,), zero=True, kernel=_gathered, dims=choices.gather),
-    Operator("GatherElements", _FIRST, choosers=(1,), zero=True, dims=choices.gather_elements),
-    Operator("GatherND", _FIRST, choosers=(1,), zero=True, dims=choices.gather_nd),
+    _chosen("Gather", Indices.SLICE, choices.gather, _gathered, _gathered_tensor),
+    _chosen("GatherElements", Indices.ELEMENT, choices.gather_elements, _picked, _picked_tensor),
+    _chosen(
+        "GatherND", Indices.TUPLE, choices.gather_nd,
+        torch=lambda t, a, x, at: x[_tuples(t, x, at, a.get("batch_dims", 0))],
+    ),
     Operator("Compress", _FIRST, choosers=(1,), zero=True),
-    Operator("ScatterElements", (BENT, NONE, CURVED), choosers=(1,), dims=choices.scatter_elements),
-    Operator("ScatterND", (BENT, NONE, CURVED), choosers=(1,), dims=choices.scatter_nd),
-    Operator("OneHot", (NONE, NONE, LINEAR), lengths=(1,), choosers=(0,), aside=(2,), dims=elements.one_hot),
-    Operator("CumSum", _FIRST, zero=True, dims=elements.running),
+    Operator(
+        "ScatterElements", _WRITTEN, choosers=(1,), indices=Indices.ELEMENT, dims=choices.scatter_elements,
+        torch=lambda t, a, x, at, new: _written(t, a, x, a.get("axis", 0), at, new),
+    ),
+    Operator(
+        "ScatterND", _WRITTEN, choosers=(1,), indices=Indices.TUPLE, dims=choices.scatter_nd, torch=_written_tuples
+    ),
+    Operator(
+        "OneHot", (NONE, NONE, LINEAR), lengths=(1,), choosers=(0,), aside=(2,), dims=elements.one_hot, torch=_one_hot
+    ),
+    Operator("CumSum", _FIRST, zero=True, dims=elements.running, torch=_running_sum),
     Operator("Constant", total=True),
-    Operator("ConstantOfShape", (NONE,), total=True, shape=0, kernel=filled),
-    Operator("Range", (NONE,), lengths=(0, 1, 2), kernel=_range),
-    Operator("Shape", (NONE,), total=True, by_type=(0,), kernel=_dims),
-    Operator("Size", (NONE,), total=True, by_type=(0,), kernel=of_operands(lambda x: np.array(x.size, np.int64))),
-)
+    Operator(
+        "ConstantOfShape", (NONE,), total=True, shape=0, kernel=filled,
+        torch=lambda t, a, shape: t.from_numpy(filled(a, [shape])),
+    ),
+    Operator(
+        "Range", (NONE,), lengths=(0, 1, 2), kernel=_range,
+        torch=lambda t, a, start, limit, step: t.arange(start.item(), limit.item(), step.item(), dtype=start.dtype),
+    ),
+    Operator(
+        "Shape", (NONE,), total=True, by_type=(0,), kernel=_dims,
+        torch=lambda t, a, x: t.tensor(x.shape[a.get("start", 0) : a.get("end")], dtype=t.int64),
+    ),
+    Operator(
+        "Size", (NONE,), total=True, by_type=(0,), kernel=of_operands(lambda x: np.array(x.size, np.int64)),
+        torch=lambda t, a, x: t.tensor(x.numel()),
+    ),
+)  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ Kernel = Callable[[Attributes, Sequence[Any]], Any]
 """Attributes and operands (absent ones behind the last are left out) -> the first result, by NumPy.
 
 An integer stays an integer; the caller casts where a result has another type than NumPy gives it.
+"""
+TorchCall = str | Callable[..., Any]
+"""PyTorch's function of the operands by its name in ``torch``; or PyTorch, attributes and operands -> the first result.
 """
 Shape = tuple[int, ...]
 Work = Callable[[Attributes, Sequence[Shape], Shape], int]
@@ -40,6 +44,17 @@ class Slope(IntEnum):
     """The derivative follows the operand."""
 
 
+class Indices(Enum):
+    """The elements of the data named by an index."""
+
+    SLICE = "slice"
+    """All at a place of the attribute ``axis``."""
+    ELEMENT = "element"
+    """A single element, at a place of ``axis`` and the index's own places in the other dimensions."""
+    TUPLE = "tuple"
+    """All at the places held by the last dimension for the leading dimensions."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """The facts of a standard operator, true of all its versions.
@@ -48,17 +63,20 @@ class Operator:
     depends on the operands' elements at its place alone, after broadcasting. ``zero``: the result is zero where the
     first operand is; for a bound or an exponent, with those that steps have (bounds around zero, exponents above it).
     ``total``: there is a result for every value of operands whose types and shapes fit (of whole numbers, Div has
-    none). ``shape``: the operand that is the shape of the result; ``lengths``: those that hold other lengths or places
-    of dimensions. ``by_type``: operands of which a type or a shape is read, and no element. ``choosers``: operands read
-    as indices or conditions alone. ``aside``: floating operands that are no weights, such as the state in which a
-    recurrent layer begins, masks, tables of angles. ``pieces``: how the results of a full reduction of pieces make the
-    result of the whole ('l2': the root of the sum of squares; '': they do not). ``power``: beside the slopes, the
-    power of c that multiplies the result where a positive c multiplies all floating operands. ``signs``: the result is
-    the sum of the operands with these signs, the last for all operands behind. ``exponents``: the result is the product
-    of the operands with these exponents; ``factors``: a sum of such products, and of operands that have a 0; ``scale``:
-    an attribute that multiplies those products. ``running``: operands that are running statistics. ``switch``: the
-    operand to switch draws on. ``dims``: along which dimensions it is split; None: members compute it whole.
-    ``kernel``: computes it. ``work``: counts multiplications of a product.
+    none). ``order``: the attribute naming the dimension of the operand for each dimension of the result. ``shape``: the
+    operand that is the shape of the result; ``lengths``: those that hold other lengths or places of dimensions.
+    ``by_type``: operands of which a type or a shape is read, and no element. ``choosers``: operands read as indices or
+    conditions alone; ``indices``: the elements named by an index in operand 1. ``aside``: floating operands that are no
+    weights, such as the state in which a recurrent layer begins, masks, tables of angles. ``pieces``: how the results
+    of a full reduction of pieces make the result of the whole ('l2': the root of the sum of squares; '': they do not).
+    ``power``: beside the slopes, the power of c that multiplies the result where a positive c multiplies all floating
+    operands. ``signs``: the result is the sum of the operands with these signs, the last for all operands behind.
+    ``exponents``: the result is the product of the operands with these exponents; ``factors``: a sum of these products,
+    and of operands with a 0; ``scale``: an attribute multiplying the products; ``raised_to``: the exponent of the first
+    operand. ``relation``: the sign of a comparison. ``joins``: the result is the operands one behind the other along
+    the attribute ``axis``. ``running``: operands that are running statistics. ``switch``: the operand to switch draws
+    on. ``dims``: along which dimensions it is split; None: members compute it whole. ``kernel``: computes it;
+    ``torch``: computes it by PyTorch. ``work``: counts multiplications of a product.
     """
 
     name: str
@@ -66,10 +84,12 @@ class Operator:
     elementwise: bool = False
     zero: bool = False
     total: bool = False
+    order: str = ""
     shape: int | None = None
     lengths: tuple[int, ...] = ()
     by_type: tuple[int, ...] = ()
     choosers: tuple[int, ...] = ()
+    indices: Indices | None = None
     aside: tuple[int, ...] = ()
     pieces: str | None = None
     power: float | None = None
@@ -77,18 +97,37 @@ class Operator:
     exponents: tuple[int, ...] = ()
     factors: tuple[int, ...] = ()
     scale: str = ""
+    raised_to: int | None = None
+    relation: str = ""
+    joins: bool = False
     running: tuple[int, ...] = ()
     switch: int | None = None
     dims: DimFactors | None = None
     kernel: Kernel | None = None
+    torch: TorchCall | None = None
     work: Work | None = None
 
     def slope(self, operand: int) -> Slope:
         """How the result follows an operand, by the number."""
         return self.slopes[min(operand, len(self.slopes) - 1)] if self.slopes else Slope.NONE
 
+    @property
+    def adds(self) -> bool:
+        """Whether the result is the sum of the operands."""
+        return {*self.signs} == {1}
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether the result is the product of the operands."""
+        return {*self.exponents} == {1}
+
+    @property
+    def sums(self) -> bool:
+        """Whether the result is the sum of the operand's elements along axes."""
+        return self.pieces == "sum" and self.linear_in_first
+
     def exponent(self, operand: int) -> int:
-        """The power of an operand in the products that the result is, or sums up; 0 if it is no factor."""
+        """The power of an operand in the products of the result; 0 unless the operand is a factor."""
         exponents = self.exponents or self.factors
         return exponents[min(operand, len(exponents) - 1)] if exponents else 0
 
@@ -103,6 +142,16 @@ class Operator:
         return self.slope(0) is Slope.LINEAR and not any(
             self.slope(behind) for behind in range(1, len(self.slopes) + 1)
         )
+
+
+def called(record: Operator, torch: Any, attributes: Attributes, operands: Sequence[Any]) -> Any:
+    """The first result by PyTorch, as an argument: no import of PyTorch here."""
+    call = record.torch
+    if isinstance(call, str):
+        return attrgetter(call)(torch)(*operands)
+    if call is None:
+        raise KeyError(record.name)
+    return call(torch, attributes, *operands)
 
 
 def of_operands(function: Callable[..., Any]) -> Kernel:

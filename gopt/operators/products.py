@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 from gopt.operators.dims import products as dims
 from gopt.operators.operator import Attributes, Operator, Shape, Slope
@@ -33,11 +34,24 @@ def _of_equation(attributes: Attributes, operands: Sequence[Shape], out: Shape) 
     return prod(dict(zip("".join(terms), (*operands[0], *operands[1]))).values())
 
 
+def _gemm(torch: Any, attributes: Attributes, rows: Any, columns: Any, bias: Any = None) -> Any:
+    rows = rows.mT if attributes.get("transA", 0) else rows
+    product = attributes.get("alpha", 1.0) * (rows @ (columns.mT if attributes.get("transB", 0) else columns))
+    return product if bias is None else product + attributes.get("beta", 1.0) * bias
+
+
 _BIASED = (1, 1, 0)
 OPERATORS = (
-    Operator("MatMul", (LINEAR,), factors=(1,), zero=True, total=True, work=_of_matrices, dims=dims.matmul),
-    Operator("Gemm", (AFFINE,), factors=_BIASED, scale="alpha", total=True, work=_of_matrices, dims=dims.gemm),
-    Operator("Einsum", (LINEAR,), factors=(1,), zero=True, total=True, work=_of_equation, dims=dims.einsum),
+    Operator(
+        "MatMul", (LINEAR,), factors=(1,), zero=True, total=True, work=_of_matrices, dims=dims.matmul, torch="matmul"
+    ),
+    Operator(
+        "Gemm", (AFFINE,), factors=_BIASED, scale="alpha", total=True, work=_of_matrices, dims=dims.gemm, torch=_gemm
+    ),
+    Operator(
+        "Einsum", (LINEAR,), factors=(1,), zero=True, total=True, work=_of_equation, dims=dims.einsum,
+        torch=lambda t, a, *xs: t.einsum(a["equation"], *xs),
+    ),
     Operator("Conv", (AFFINE,), factors=_BIASED, total=True, work=_of_windows, dims=dims.convolution),
     Operator("ConvTranspose", (AFFINE,), factors=_BIASED, total=True, work=_of_spread_windows, dims=dims.convolution),
     Operator("Attention", (CURVED, CURVED, AFFINE, CURVED, CURVED, AFFINE), aside=(3, 4, 5), dims=dims.attention),
@@ -48,4 +62,4 @@ OPERATORS = (
     Operator("STFT", aside=(2,)),
     Operator("CausalConvWithState", aside=(3,)),
     Operator("LinearAttention", aside=(3,)),
-)
+)  # fmt: skip

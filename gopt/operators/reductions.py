@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from gopt.operators.dims import elements, normalise
 from gopt.operators.dims.link import beside
 from gopt.operators.moves import axes_of
-from gopt.operators.operator import Array, Attributes, Kernel, Operator, Slope
+from gopt.operators.operator import Array, Attributes, Kernel, Operator, Slope, TorchCall
 
 NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
 
@@ -26,12 +27,43 @@ def _over(function: Callable[..., Any]) -> Kernel:
     return kernel
 
 
+def _over_tensor(function: Callable[..., Any]) -> TorchCall:
+    """A reduction by PyTorch, by a function of a tensor with all axes joined as its last dimension."""
+
+    def call(torch: Any, attributes: Attributes, *operands: Any) -> Any:
+        data, axes = operands[0], axes_of(attributes, operands)
+        if not axes:
+            axes = () if attributes.get("noop_with_empty_axes", 0) else tuple(range(data.ndim))
+        dims = [axis % data.ndim for axis in axes]
+        outer = [dim for dim in range(data.ndim) if dim not in dims]
+        shape = [data.shape[dim] for dim in outer]
+        flat = data.permute([*outer, *dims]).reshape(*shape, math.prod(data.shape[dim] for dim in dims))
+        result = function(flat)
+        shape = [1 if dim in dims else size for dim, size in enumerate(data.shape)]
+        return (result.reshape(shape) if attributes.get("keepdims", 1) else result).to(data.dtype)
+
+    return call
+
+
+def _place_of(name: str) -> TorchCall:
+    """The place of an extreme by a function of PyTorch."""
+
+    def call(torch: Any, attributes: Attributes, data: Any) -> Any:
+        axis, keep = attributes.get("axis", 0), bool(attributes.get("keepdims", 1))
+        last = attributes.get("select_last_index", 0)
+        index = getattr(torch, name)(data.flip(axis) if last else data, axis, keep)
+        return data.shape[axis] - 1 - index if last else index
+
+    return call
+
+
 def _reduction(
-    name: str, slope: Slope, pieces: str, function: Callable[..., Any], *, zero: bool = True, power: float | None = None
+    name: str, slope: Slope, pieces: str, function: Callable[..., Any], torch: Callable[..., Any], *, zero: bool = True,
+    power: float | None = None,
 ) -> Operator:  # fmt: skip
     return Operator(
         name, (slope, NONE), zero=zero, total=True, pieces=pieces, power=power, dims=elements.reduction(pieces),
-        kernel=_over(function),
+        kernel=_over(function), torch=_over_tensor(torch),
     )  # fmt: skip
 
 
@@ -47,18 +79,27 @@ def _softmax_sum(x: Array, **how: Any) -> Array:
 
 _BATCH_NORM = (CURVED, AFFINE, AFFINE, AFFINE, CURVED)
 OPERATORS = (
-    _reduction("ReduceSum", LINEAR, "sum", np.sum),
-    _reduction("ReduceMean", LINEAR, "mean", np.mean),
-    _reduction("ReduceSumSquare", CURVED, "sum", lambda x, **how: np.sum(x * x, **how), power=2),
-    _reduction("ReduceL1", BENT, "sum", lambda x, **how: np.sum(np.abs(x), **how), power=1),
-    _reduction("ReduceL2", CURVED, "l2", lambda x, **how: np.sqrt(np.sum(x * x, **how)), power=1),
-    _reduction("ReduceMax", BENT, "max", np.max, power=1),
-    _reduction("ReduceMin", BENT, "min", np.min, power=1),
-    _reduction("ReduceProd", CURVED, "", np.prod),
-    _reduction("ReduceLogSum", CURVED, "", _logarithm, zero=False),
-    _reduction("ReduceLogSumExp", CURVED, "", _softmax_sum, zero=False),
-    Operator("ArgMax", (NONE,), total=True, dims=elements.arg, power=0),
-    Operator("ArgMin", (NONE,), total=True, dims=elements.arg, power=0),
+    _reduction("ReduceSum", LINEAR, "sum", np.sum, lambda x: x.sum(-1)),
+    _reduction("ReduceMean", LINEAR, "mean", np.mean, lambda x: (x if x.is_floating_point() else x.double()).mean(-1)),
+    _reduction(
+        "ReduceSumSquare", CURVED, "sum", lambda x, **how: np.sum(x * x, **how), lambda x: (x * x).sum(-1), power=2
+    ),
+    _reduction("ReduceL1", BENT, "sum", lambda x, **how: np.sum(np.abs(x), **how), lambda x: x.abs().sum(-1), power=1),
+    _reduction(
+        "ReduceL2",
+        CURVED,
+        "l2",
+        lambda x, **how: np.sqrt(np.sum(x * x, **how)),
+        lambda x: (x * x).sum(-1).sqrt(),
+        power=1,
+    ),
+    _reduction("ReduceMax", BENT, "max", np.max, lambda x: x.amax(-1), power=1),
+    _reduction("ReduceMin", BENT, "min", np.min, lambda x: x.amin(-1), power=1),
+    _reduction("ReduceProd", CURVED, "", np.prod, lambda x: x.prod(-1)),
+    _reduction("ReduceLogSum", CURVED, "", _logarithm, lambda x: x.sum(-1).log(), zero=False),
+    _reduction("ReduceLogSumExp", CURVED, "", _softmax_sum, lambda x: x.logsumexp(-1), zero=False),
+    Operator("ArgMax", (NONE,), total=True, dims=elements.arg, power=0, torch=_place_of("argmax")),
+    Operator("ArgMin", (NONE,), total=True, dims=elements.arg, power=0, torch=_place_of("argmin")),
     Operator("TopK", (BENT, NONE), lengths=(1,), zero=True, dims=beside(), power=1),
     Operator("Softmax", (CURVED,), total=True, dims=elements.softmax),
     Operator("LogSoftmax", (CURVED,), total=True, dims=elements.softmax),
@@ -79,4 +120,4 @@ OPERATORS = (
     Operator("GlobalLpPool", (CURVED,), total=True, zero=True, dims=normalise.pool, power=1),
     Operator("SoftmaxCrossEntropyLoss", (CURVED, NONE, CURVED), aside=(2,), dims=normalise.loss),
     Operator("NegativeLogLikelihoodLoss", (LINEAR, NONE, CURVED), aside=(2,), zero=True, dims=normalise.loss),
-)
+)  # fmt: skip

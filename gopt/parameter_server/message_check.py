@@ -13,6 +13,7 @@ from typing import TypeAlias
 from gopt.artifact.server_entries import PullAt
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Node
+from gopt.ir.node_kinds import record_of
 from gopt.operators.kinds import SCALES, UNMOVED
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import KeyBucket, ServerPlan
@@ -112,7 +113,7 @@ class _MessageCheck:
         node = self.producers.get(name)
         if node is not None and node.domain == COMM and node.op_type == "Pull":
             return [(node.attributes["bucket"], node.outputs.index(name))]
-        if node is not None and node.is_a("Concat"):
+        if node is not None and record_of(node).joins:
             return [span for name in node.inputs for span in self._joined(name)]
         if node is not None and node.is_in(UNMOVED):
             return self._joined(node.inputs[0])

@@ -35,6 +35,7 @@ from gopt.ir.node_kinds import record_of
 from gopt.ir.phase import Phase
 from gopt.ir.types import LOW_PRECISION, TensorType
 from gopt.lower.rank_graph import RankGraph
+from gopt.operators.kinds import CASTS
 from gopt.parameter_server.report_removed import Removed
 from gopt.parameter_server.role_sizes import role_sizes
 from gopt.parameter_server.servers import PASS
@@ -308,7 +309,7 @@ def _traffic(split: SplitStep) -> tuple[dict[int, tuple[int, int]], dict[int, tu
 def _casts_left(split: SplitStep) -> int:
     """Return how many casts of trained parameters to half precision a trainer makes in a step."""
     graph = split.trainer.graph
-    nodes = [node for node in graph.nodes if node.is_a("Cast") and node.inputs[0] in split.training.gradients]
+    nodes = [node for node in graph.nodes if node.is_in(CASTS) and node.inputs[0] in split.training.gradients]
     return sum(graph.types[node.outputs[0]].dtype in LOW_PRECISION for node in nodes)
 
 

@@ -267,12 +267,3 @@ def _with(load: ServerLoad, table: TableSize, layout: TableLayout, server: int) 
     rows, columns = layout.local_rows(server), len(layout.columns(server))
     added = rows * (table.row_bytes + table.state_bytes) * columns // max(table.width, 1)
     return ServerLoad(load.nbytes + added, load.traffic + _moved(table, layout, server, ID_BYTES))
-
-
-def server_loads(tables: Sequence[TableSize], plan: Sequence[TableLayout], servers: int) -> tuple[ServerLoad, ...]:
-    """Return the load of each server under a plan."""
-    loads = [ServerLoad()] * servers
-    for table, layout in zip(tables, plan, strict=True):
-        for server in layout.servers:
-            loads[server] = _with(loads[server], table, layout, server)
-    return tuple(loads)

@@ -9,6 +9,7 @@ from gopt.analysis.row_sums import SparseGradient
 from gopt.ir.graph import COMM, Node
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code
+from gopt.operators.kinds import CASTS
 from gopt.parameter_server.table_choice import ServedTable
 from gopt.parameter_server.views import ROUND, ROUND_TYPE
 
@@ -67,7 +68,7 @@ class TableWriter:
         if self.types[value].dtype != served.table.dtype:
             value = self._cast(value, served.table.dtype, f"{root}.wide")
         for number, node in enumerate(lookup.through):
-            if node.is_a("Cast"):
+            if node.is_in(CASTS):
                 value = self._cast(value, self.types[node.outputs[0]].dtype, f"{root}.cast{number}")
         target = self.types[lookup.rows]
         shape = self._shape(target.dims, f"{root}.shape")

@@ -20,6 +20,7 @@ from gopt.ir.graph import COMM, Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.rewriter import GraphRewriter
 from gopt.ir.types import TensorType, dtype_code, scalar_of
+from gopt.operators.kinds import CASTS
 from gopt.parameter_server.node_placement import NodePlacement
 from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.plan import KeyBucket, ServerPlan
@@ -139,7 +140,7 @@ class TrainerWriter:
         """Remove casts of parameters pulled in the type of the casts."""
         users = self.program.graph.users()
         for node in self.program.training.graph.nodes:
-            if node.is_a("Cast") and node.inputs[0] in self.plan.narrow:
+            if node.is_in(CASTS) and node.inputs[0] in self.plan.narrow:
                 output, name = node.outputs[0], self.plan.read_name(node.inputs[0])
                 self.rewriter.remove(node, "the parameter is pulled in this type", of=node.inputs[0], by={output: name})
                 for reader in users.get(output, ()):

@@ -141,15 +141,6 @@ class Roles:
         fixed = self._fixed()._ranks
         return tuple(fixed[Role(kind, number)] for number in range(count))
 
-    def rank_of(self, role: Role) -> int:
-        """Return the rank of a role; raises OptionError where there is no such role."""
-        rank = self._fixed()._ranks.get(role)
-        if rank is None:
-            raise OptionError(
-                f"there is no {role}: {_there(self._count(role.kind), role.kind)}", "name a role that the split has"
-            )
-        return rank
-
     def roles_of(self, rank: int) -> tuple[Role, ...]:
         """Return the roles of a rank, a trainer before a server; raises OptionError where there is no such rank."""
         if not 0 <= rank < self.ranks:

@@ -109,25 +109,6 @@ class TableLayout:
             )
         return np.where(flat < 0, flat + self.rows, flat)
 
-    def to_local(self, ids: npt.ArrayLike, server: int) -> Ids:
-        """Return a server's numbers for global rows. Raises InvariantError for a row of another server."""
-        flat = self.known(ids)
-        part = self.part(server)
-        mine = part is not None and bool((self._parts(flat) == part).all() if self._by_rows else True)
-        if part is None or not mine:
-            if not flat.size:
-                return flat
-            raise InvariantError(f"server {server} is asked for rows of table {self.name} that it does not have")
-        return self._numbers(flat, part)
-
-    def to_global(self, local: npt.ArrayLike, server: int) -> Ids:
-        """Return the rows of a server's own numbers."""
-        rows = self.row_ids(server)
-        flat = np.asarray(local, np.int64).reshape(-1)
-        if flat.size and (flat.min() < 0 or flat.max() >= len(rows)):
-            raise InvariantError(f"server {server} has {len(rows)} rows of table {self.name}")
-        return flat * rows.step + rows.start
-
     def partition(self, ids: npt.ArrayLike) -> tuple[TableRequest, ...]:
         """Return the request to each server, one for each part in order, even if empty.
 

@@ -19,7 +19,7 @@ from gopt.collectives.messages import MESSAGES
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.opaque.refold import RefoldedCall
-from gopt.operators.kinds import ELEMENTWISE
+from gopt.operators.kinds import CASTS, ELEMENTWISE
 from gopt.records.placements import FlatShard
 from gopt.spmd.program import BucketSlice, SpmdProgram
 
@@ -81,7 +81,7 @@ class _BucketOrder:
         sent = any(node.domain == COMM and node.op_type in MESSAGES for node in program.graph.nodes)
         self._gradients = set() if sent else unshared  # a message does not say whose elements it brings
         for node in training.graph.nodes:
-            if node.is_a("Cast") and node.inputs[0] in self._expected:
+            if node.is_in(CASTS) and node.inputs[0] in self._expected:
                 self._expected.setdefault(node.outputs[0], self._expected[node.inputs[0]])
         for sharded in program.states:
             if sharded.copy:

@@ -15,6 +15,8 @@ from gopt.analysis.training import Phase, StateKind
 from gopt.errors import InvariantError
 from gopt.ir.graph import COMM, Node
 from gopt.ir.graph_index import copy_chain
+from gopt.ir.node_kinds import record_of
+from gopt.operators.kinds import CASTS, SIZES
 from gopt.spmd.program import SpmdProgram
 
 PACKED = ("AllReduce", "Reduce", "Broadcast")
@@ -59,7 +61,7 @@ class _KeptNodes:
         """An operand of a call of the step -> the call."""
         added = {name for node in program.graph.nodes if node.source is None for name in node.outputs}
         for node in training.graph.nodes:
-            if node.is_a("Cast") and node.inputs[0] in self._replaced:
+            if node.is_in(CASTS) and node.inputs[0] in self._replaced:
                 self._replaced.update(node.outputs)
             if node.domain == COMM:
                 self._calls.update(dict.fromkeys(node.outputs, node))
@@ -132,7 +134,7 @@ class _KeptNodes:
     def _keeps(self, maker: Node) -> bool:
         """Return whether passes must keep a node of the step: all nodes but those of the update; calls of the update
         are kept, too, and casts and shapes of gathered values."""
-        gathered = maker.is_a("Cast", "Shape", "Size") and maker.inputs[0] in self._replaced
+        gathered = maker.is_in(CASTS | SIZES) and maker.inputs[0] in self._replaced
         return maker.domain == COMM or not (gathered or maker.phase is Phase.UPDATE)
 
     def _is(self, name: str, value: str) -> bool:
@@ -158,7 +160,7 @@ class _KeptNodes:
             read = [renamed.get(name, name) for name in node.inputs]
             if node.domain == COMM and not _axes(node) & self._split:
                 renamed.update((new, old) for old, new in zip(read, node.outputs) if old not in self._replaced)
-            elif node.is_a("Add") and node.inputs[-1] in sums:  # the old value, moved by earlier micro-steps
+            elif record_of(node).adds and node.inputs[-1] in sums:  # the old value, moved by earlier micro-steps
                 renamed[node.outputs[0]] = read[0]
             elif (signature(node), *read) in repeats:
                 renamed.update(zip(node.outputs, repeats[signature(node), *read].outputs))

@@ -108,6 +108,8 @@ class SpmdProgram:
     loop_carried: dict[str, str] = field(default_factory=dict)
     loss_reduction: LossReduction = field(default_factory=LossReduction)
     """How the ranks' gradients become the step's."""
+    reduce_dtype: str = ""
+    """The type in which gradients travel; '' for their own."""
     sharded: dict[str, Sharding] = field(default_factory=dict)
     """Values of which ranks hold parts, once the program is verified."""
     source: TrainingGraph = field(init=False)

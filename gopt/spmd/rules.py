@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import COMBINERS, ELEMENTWISE, QUOTIENTS, SPREADS
+from gopt.operators.kinds import COMBINERS, COMPARISONS, ELEMENTWISE, QUOTIENTS, SPREADS
 from gopt.operators.operator import Slope
 from gopt.operators.table import OPERATORS, operator
 from gopt.records.placements import (
@@ -175,9 +177,9 @@ def _through(use: Use, placement: Partial, terms: Sequence[Operand], operands: S
         return placement if not operands or op not in ("sum", "mean", "count") else None
     if op not in ("sum", "mean"):
         return None
-    if kind == "Concat":
-        return None if operands else placement
     record, slot = operator(kind), use.operands.index(terms[0])
+    if record.joins:
+        return None if operands else placement
     scales = record.elementwise and not record.by_type and len(terms) == 1 and record.slope(slot) is Slope.LINEAR
     cut_off = kind in QUOTIENTS and terms[0].dtype not in {"", *FLOATS}  # as a quotient of whole numbers is
     return placement if scales and not cut_off else None
@@ -199,14 +201,21 @@ def flag_count(use: Use) -> Placement:
     """The number of members that set a flag: comparing the number with zero gives the flag again; it may be moved."""
     count, *operands = sorted(use.operands, key=lambda operand: not isinstance(operand.placement, FlagCount))
     leads = use.operands[0] is count
-    if use.standard and len(operands) == 1 and operands[0].zero:
-        if use.op_type == "Equal" or use.op_type == ("Greater" if leads else "Less"):
+    if use.standard and len(operands) == 1 and operands[0].zero and use.op_type in COMPARISONS:
+        none, *some = (_compared(use.op_type, (number, 0) if leads else (0, number)) for number in (0, 1, 2))
+        if none not in some:
             return REPLICATED
     elif use.standard and use.op_type == "Cast" and use.dtype == "bool":
         return REPLICATED
     elif use.standard and use.op_type in SPREADS and leads:
         return FLAG_COUNT
     raise Mismatch(count, "the flag itself, which is whether the number is greater than zero")
+
+
+def _compared(kind: str, numbers: tuple[int, int]) -> bool:
+    kernel = operator(kind).kernel
+    assert kernel is not None
+    return bool(kernel({}, [np.array(number) for number in numbers]))
 
 
 def on_member(use: Use, member: int) -> Placement:

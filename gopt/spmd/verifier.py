@@ -15,7 +15,7 @@ from gopt.ir.graph import COMM, SPMD, Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.node_kinds import draws
 from gopt.ir.opaque.refold import RefoldedCall
-from gopt.operators.kinds import ELEMENTWISE, MAY_DRAW, SIZES
+from gopt.operators.kinds import ELEMENTWISE, MAY_DRAW, SIZES, TYPED
 from gopt.records.placements import (
     PER_MEMBER,
     REPLICATED,
@@ -126,7 +126,7 @@ class ShardingInference:
             self._shape(node)
             return
         rows = self.known
-        typed = node.is_a("CastLike")  # its second operand gives a type alone
+        typed = node.is_in(TYPED)  # its second operand gives a type alone
         read = [rows[name] for name in (node.inputs[:1] if typed else node.inputs) if name in rows]
         if node.captures:
             read += [rows[name] for name in node.captures if name in rows]

@@ -50,7 +50,7 @@ class Sharded(HtmlTable):
     checks: list[Check]
     removed: Task[RemovedItems] = field(repr=False)
     """The removed operators and variables, as the report lists them."""
-    prover: Callable[[Path, Manifest, TrainingGraph, str], ProofEntry] | None = field(default=None, repr=False)
+    prover: Callable[[Path, Manifest, TrainingGraph], ProofEntry] | None = field(default=None, repr=False)
     """Proves the files of ranks, which must not be wrong, before the folder is there; None without a proof."""
     choice: ChoiceEntry | None = None
     """The choice of ``--auto`` and its reason; None without it."""
@@ -153,9 +153,7 @@ class Sharded(HtmlTable):
         prover, training = self.prover, self.program.source
         if prover is None:
             return None
-        types = [run.record.options.get("reduce_dtype") for run in self.ran]
-        wire = next((str(dtype) for dtype in types if dtype), "")
-        return background.begin(lambda: prover(folder, manifest, training, wire), len(training.graph.nodes))
+        return background.begin(lambda: prover(folder, manifest, training), len(training.graph.nodes))
 
 
 @gc_paused()

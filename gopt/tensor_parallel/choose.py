@@ -15,6 +15,7 @@ from math import prod
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Node
+from gopt.operators.kinds import CLASS_LOSSES, PRODUCTS, RESHAPES
 from gopt.records.placements import Shard
 from gopt.spmd.links import Slot, Strategy
 from gopt.tensor_parallel.forward import COLUMN_PRODUCTS, LOSSES, Forward, sums
@@ -79,7 +80,7 @@ class _Chooser:
     def run_experts(self, *, summed: bool) -> dict[str, Choice]:
         """Split experts; ``summed``: only those with results summed over the experts later."""
         for node in self.forward.nodes:
-            for weight, operand in self.forward.weighed(node) if node.is_a("MatMul", "Einsum") else ():
+            for weight, operand in self.forward.weighed(node) if node.is_in(PRODUCTS) else ():
                 self._expert(node, weight, operand, summed=summed)
         return self.found
 
@@ -153,7 +154,7 @@ class _Chooser:
         dims = self._dims(node.inputs[0])
         if not dims:
             return
-        axis = 1 if node.is_a("SoftmaxCrossEntropyLoss") else node.attributes.get("axis", -1) % len(dims)
+        axis = 1 if node.is_in(CLASS_LOSSES) else node.attributes.get("axis", -1) % len(dims)
         if dims[axis] < self.members:
             return
         trace = _Trace(self.forward, dims[axis])
@@ -240,12 +241,12 @@ class _Trace:
     def _repeats(self, node: Node) -> bool:
         """Return whether a node merges a dimension with repeated elements: keys shared by several queries."""
         producer = self.forward.producers.get(node.inputs[0])
-        return node.is_a("Reshape") and producer is not None and producer.is_a("Expand")
+        return node.is_in(RESHAPES) and producer is not None and producer.is_a("Expand")
 
     def _note_unit(self, node: Node, shard: Shard) -> None:
         """Note the unit of a reshape that merges dimensions: parts must be multiples of the inner ones."""
         described = self.forward.operator(node)
-        before = described.operands[0] if node.is_a("Reshape", "Flatten") else None
+        before = described.operands[0] if node.is_in(RESHAPES) else None
         if before is None or not before.static:
             return
         shape = described.made()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import Node, clone
+from gopt.ir.node_kinds import order_of
 from gopt.ir.operator_use import use_of
 from gopt.ir.phase import Phase
 from gopt.records.placements import REPLICATED, Placement, Replicated, Shard, Window
@@ -73,8 +74,8 @@ class ConvertedValues:
         if isinstance(placement, Replicated):
             return REPLICATED
         if isinstance(placement, Window):
-            perm = list(move.attributes.get("perm") or reversed(range(len(self.graph.types[move.outputs[0]].dims))))
-            return replace(placement, dim=perm[placement.dim]) if move.is_a("Transpose") else None
+            order = order_of(move, len(self.graph.types[move.outputs[0]].dims))
+            return None if order is None else replace(placement, dim=order[placement.dim])
         assert isinstance(placement, Shard)
         value, further = move.inputs[0], self.moves.get(move.inputs[0])
         for strategy in strategies(use_of(move, self.graph, self.constants), Slot(0, True), placement):

@@ -12,10 +12,11 @@ from math import prod
 from gopt.ir.graph import Node
 from gopt.ir.node_kinds import record_of
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
-from gopt.operators.kinds import CLASS_LOSSES, PART_NORMS, SMOOTH_MAXIMA
+from gopt.operators.kinds import CLASS_LOSSES, CONVOLUTIONS, PART_NORMS, SMOOTH_MAXIMA
 from gopt.records.placements import Placement, Shard
-from gopt.spmd.links import OperatorUse, axes_of, softmax_axes
+from gopt.spmd.links import OperatorUse, Slot, axes_of, softmax_axes
 from gopt.tensor_parallel.builder import ExpansionBuilder
+from gopt.tensor_parallel.forward import has_bias, summing
 from gopt.tensor_parallel.losses import loss, normalised
 from gopt.tensor_parallel.pooling import (
     batch_normalization,
@@ -38,9 +39,8 @@ def expansion(node: Node, operator: OperatorUse, placements: Sequence[Placement]
         return softmax if shard.dim in softmax_axes(operator) else None
     if node.op_type in CLASS_LOSSES:
         return loss if shard.dim == 1 else None
-    if node.op_type in _BIASED and operator.has(2):
-        terms = shard.dim == _contracted(operator) or (node.op_type == "ConvTranspose" and shard.dim >= 2)
-        return _BIASED[node.op_type] if terms else None
+    if has_bias(operator):
+        return biased if summing(operator, Slot(0), shard) else None
     expand = _places(operator, shard)
     if expand is not None:
         return expand
@@ -64,13 +64,6 @@ def _places(operator: OperatorUse, shard: Shard) -> Expansion | None:
     return mean_pool if kind == "AveragePool" and spatial and padded_mean(operator, shard.dim) else None
 
 
-def _contracted(operator: OperatorUse) -> int | None:
-    """Return the dimension of operand 0 over which a product sums; None for grouped convolutions."""
-    if operator.op_type == "Gemm":
-        return 0 if operator.attributes.get("transA", 0) else 1
-    return 1 if operator.attributes.get("group", 1) == 1 else None
-
-
 def softmax(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     """Write exp(x - max) / sum(exp(x - max)), or the logarithm."""
     out, type = node.outputs[0], operator.results[0]
@@ -88,23 +81,15 @@ def biased(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
     type = build.graph.types[out]
     root = f"gopt.tensor-parallel.{out}"
     attributes = {key: value for key, value in node.attributes.items() if key != "beta"}
-    product = build.add("Gemm", node.inputs[:2], f"{root}.product", type, **attributes)
+    product = build.add(node.op_type, node.inputs[:2], f"{root}.product", type, **attributes)
     added, beta = node.inputs[2], float(node.attributes.get("beta", 1.0))
     if beta != 1.0:
         factor = build.number(beta, type.dtype)
         added = build.add("Mul", [added, factor], f"{root}.scaled", build.graph.types[added])
+    if node.is_in(CONVOLUTIONS):
+        shape = (type.dims[1], *[1] * (len(type.dims) - 2))
+        added = build.add("Reshape", [added, build.ints(shape)], f"{root}.bias", TensorType(type.dtype, shape))
     build.add("Add", [product, added], out, type)
-
-
-def biased_convolution(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
-    """Write the convolution, and add its bias after the sum over members."""
-    out = node.outputs[0]
-    type = build.graph.types[out]
-    root = f"gopt.tensor-parallel.{out}"
-    product = build.add(node.op_type, node.inputs[:2], f"{root}.product", type, **node.attributes)
-    shape = (type.dims[1], *[1] * (len(type.dims) - 2))
-    bias = build.add("Reshape", [node.inputs[2], build.ints(shape)], f"{root}.bias", TensorType(type.dtype, shape))
-    build.add("Add", [product, bias], out, type)
 
 
 def norm(build: ExpansionBuilder, node: Node, operator: OperatorUse) -> None:
@@ -175,7 +160,6 @@ def _narrow(build: ExpansionBuilder, value: str, out: str, type: TensorType) -> 
         build.add("Cast", [value], out, type, to=dtype_code(type.dtype))
 
 
-_BIASED: dict[str, Expansion] = {"Gemm": biased, "Conv": biased_convolution, "ConvTranspose": biased_convolution}
 _REDUCED: dict[str, Expansion] = {
     "ReduceL2": norm, "ReduceMean": mean, "ReduceLogSum": log_sum, "ReduceLogSumExp": log_sum_exp,
 }  # fmt: skip

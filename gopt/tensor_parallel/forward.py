@@ -11,7 +11,8 @@ from gopt.ir.graph import Node
 from gopt.ir.operator_use import use_of
 from gopt.ir.phase import Phase
 from gopt.operators.kinds import PRODUCTS, SIZES
-from gopt.records.placements import Partial, Placement, Shard
+from gopt.operators.table import operator
+from gopt.records.placements import Partial, Placement, Shard, WindowTerms
 from gopt.spmd.links import OperatorUse, Slot, Strategy, strategies
 
 COLUMN_PRODUCTS = PRODUCTS | {"Conv"}
@@ -153,12 +154,24 @@ class Forward:
 def bare_strategies(described: OperatorUse, slot: Slot, shard: Shard) -> list[Strategy]:
     """Return strategies as ``strategies`` does, and also those that sum a product with a bias: the bias is added after
     the sum."""
-    if described.op_type in ("Gemm", "Conv") and len(described.operands) > 2:
-        bare = replace(described, operands=described.operands[:2])
-        summing = [strategy for strategy in strategies(bare, slot, shard) if sums(strategy)]
-        if summing:
-            return summing
-    return strategies(described, slot, shard)
+    bare = filter(sums, _bare(described, slot, shard)) if has_bias(described) else ()
+    return [*bare] or strategies(described, slot, shard)
+
+
+def has_bias(described: OperatorUse) -> bool:
+    """Return whether an operand of a product is added."""
+    return described.has(2) and 0 in operator(described.op_type).factors
+
+
+def summing(described: OperatorUse, slot: Slot, shard: Shard) -> bool:
+    """Return whether a product without bias makes terms of a sum, by every strategy."""
+    results = [strategy.results for strategy in _bare(described, slot, shard)]
+    return bool(results) and all(any(isinstance(row, Partial | WindowTerms) for row in rows) for rows in results)
+
+
+def _bare(described: OperatorUse, slot: Slot, shard: Shard) -> list[Strategy]:
+    """Return the strategies of a product without bias."""
+    return strategies(replace(described, operands=described.operands[:2]), slot, shard)
 
 
 def sums(strategy: Strategy) -> bool:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import record_of
 from gopt.ir.types import LOW_PRECISION, TensorType, dtype_code
+from gopt.operators.operator import Slope
 from gopt.spmd.links import OperatorUse
 from gopt.tensor_parallel.builder import ExpansionBuilder
 
@@ -70,7 +72,7 @@ class _Loss:
     def _logs(self) -> str:
         """Return logarithms of probabilities, also a result if named by the node."""
         value = self._wide(self.node.inputs[0], "wide")
-        if self.node.op_type == "NegativeLogLikelihoodLoss":
+        if record_of(self.node).slope(0) is Slope.LINEAR:
             return value
         output = self.node.outputs[1] if len(self.node.outputs) > 1 else ""
         type = self.build.graph.types[self.node.inputs[0]]

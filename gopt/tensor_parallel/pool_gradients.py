@@ -13,8 +13,11 @@ from math import prod
 
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import COMM, SPMD, Graph, Node
+from gopt.ir.node_kinds import record_of
 from gopt.ir.operator_use import use_of
 from gopt.operators.dims.windows import slices
+from gopt.operators.kinds import POOLS, VIEWS
+from gopt.operators.operator import Indices
 from gopt.records.placements import Placement, Ranges, Shard, WindowTerms
 
 _MAPPINGS = frozenset({"AllGather", "AllToAll", "DimSlice", "HaloJoin"})
@@ -58,7 +61,7 @@ def scattered(
     ``maker``: returns the node making a value; ``pools``: indices that the members of a split pool made -> that pool;
     ``placements``: the known ones. Whether the data are zeros is not checked here.
     """
-    if not node.is_a("ScatterElements") or node.attributes.get("reduction", "none") != "add":
+    if record_of(node).indices is not Indices.ELEMENT or node.attributes.get("reduction", "none") != "add":
         return None
     planes = in_plane(node.inputs[1], graph, constants, maker)
     pool = pools.get(planes.made) if planes is not None else None
@@ -87,9 +90,9 @@ def in_plane(name: str, graph: Graph, constants: Constants, maker: Maker) -> Poo
     """Return whether a value is a pool's indices, counted through each plane from 0, in any shape of as many
     elements."""
     node = _maker(name, maker)
-    while node is not None and node.is_a("Reshape", "Identity"):
+    while node is not None and node.is_in(VIEWS):
         node = _maker(node.inputs[0], maker)
-    if node is None or not node.is_a("Sub"):
+    if node is None or record_of(node).signs != (1, -1):
         return None
     took, base = (_logical(operand, maker) for operand in node.inputs)
     pool, cut = maker(took), maker(base)
@@ -105,7 +108,7 @@ def in_plane(name: str, graph: Graph, constants: Constants, maker: Maker) -> Poo
 
 def _counts(node: Node, name: str) -> bool:
     """Return whether a value is a pool's indices, row by row."""
-    pool = node.is_a("MaxPool") or (node.domain == SPMD and node.op_type == "MemberMaxPool")
+    pool = node.is_in(POOLS) or (node.domain == SPMD and node.op_type == "MemberMaxPool")
     plain = not node.attributes.get("storage_order", 0)
     return pool and plain and len(node.outputs) > 1 and node.outputs[1] == name
 

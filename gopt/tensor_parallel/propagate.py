@@ -19,7 +19,7 @@ from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import SPMD, Graph, Node, clone
 from gopt.ir.operator_use import use_of
 from gopt.ir.phase import advance_phases
-from gopt.operators.kinds import MOVES, RESHAPES, SIZES, SUMS
+from gopt.operators.kinds import MOVES, POOLS, RESHAPES, SIZES, SUMS
 from gopt.records.placements import REPLICATED, Partial, Placement, Replicated, Shard, WindowTerms
 from gopt.spmd.conversions import Conversion
 from gopt.spmd.links import Strategy
@@ -224,7 +224,7 @@ class _Sweep:
 
     def _mask(self, node: Node, strategy: Strategy) -> None:
         """Let a member index into its own part."""
-        if node.is_a("MaxPool"):
+        if node.is_in(POOLS):
             self.windows.pool(node, strategy, self.axis)
             return
         shard = next(operand for operand in strategy.operands if isinstance(operand, Shard))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gopt.ir.constant_folding import Constants
 from gopt.ir.graph import SPMD, Graph, Node
 from gopt.ir.graph_index import GraphIndex
+from gopt.operators.kinds import SCATTERS
 from gopt.records.placements import REPLICATED, Placement, Shard, Window, WindowTerms
 from gopt.spmd.halo import Halo, shared_like, window
 from gopt.spmd.links import Strategy
@@ -46,7 +47,7 @@ class Windows:
 
     def scattered(self, node: Node, placements: Mapping[str, Placement]) -> Scattered | None:
         """Return how members scatter into zeros of windows; None if impossible."""
-        if not self.pools or not node.is_a("ScatterElements") or not self.index.constants.zero(node.inputs[0]):
+        if not self.pools or not node.is_in(SCATTERS) or not self.index.constants.zero(node.inputs[0]):
             return None
         return scattered(node, self.graph, self.constants, self.index.producers.get, self.pools, placements)
 

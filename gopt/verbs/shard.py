@@ -75,13 +75,12 @@ def shard(
     return sharded
 
 
-def prove_files(folder: Path, manifest: Manifest, training: TrainingGraph, wire: str) -> ProofEntry:
-    """The proof of written ranks, for the report; ``wire``: the type that was asked for gradients in calls. Raises
-    InvariantError for a value unlike the source's."""
+def prove_files(folder: Path, manifest: Manifest, training: TrainingGraph) -> ProofEntry:
+    """The proof of written ranks, for the report. Raises InvariantError for a value unlike the source's."""
     from gopt.verification.proof.written_ranks import proof_entry
 
     with gc_paused():
-        return proof_entry(folder, manifest, training, wire)
+        return proof_entry(folder, manifest, training)
 
 
 def confirm_duals(source: Source, mesh: Mesh) -> list[str]:

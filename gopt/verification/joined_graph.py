@@ -22,17 +22,18 @@ from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Graph, Node, clone
 from gopt.ir.graph_index import ancestors, descendants
 from gopt.ir.inference import infer_types
-from gopt.ir.node_kinds import elementwise
+from gopt.ir.node_kinds import record_of
 from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
 from gopt.operators.kinds import COMPARISONS, EXTREMES, MATRIX_PRODUCTS, SCALES, SCATTERS, SIZES, SUMS
+from gopt.operators.operator import Indices
 from gopt.operators.table import operator
 from gopt.verification.compare import Values
 from gopt.verification.reference_graphs import subgraph
 
 _PARTS = (1, 2)
 """Numerators of constants that divide by a number of samples: 2 of a square's derivative."""
-_NO_FACTORS = SUMS | EXTREMES | COMPARISONS
+_NO_FACTORS = SUMS | EXTREMES | COMPARISONS | {"Clip"}
 """Operators that read constants, and multiply by none."""
 ASKED = ".asked"
 
@@ -147,10 +148,11 @@ class JoinedGraph:
 
     def _spread(self, node: Node) -> Iterator[int]:
         """Places of operands with the dimensions of the result."""
-        if elementwise(node) or node.is_a("Concat", "GatherElements", "ScatterElements"):
+        record = record_of(node)
+        if record.elementwise or record.joins or record.indices is Indices.ELEMENT:
             yield from range(len(node.inputs))
-        elif node.is_a("Gemm") and len(node.inputs) > 2:
-            yield 2
+        elif node.is_in(MATRIX_PRODUCTS):
+            yield from range(2, len(node.inputs))
         elif node.is_in(SCATTERS):
             yield 0
 
@@ -208,12 +210,13 @@ class JoinedGraph:
         terms = loss_terms(self.context, UniformFactors(self.context), list(self.training.losses), trained)
         by_number: dict[str, Dividers] = {}
         for node in index.graph.nodes:
-            factors = id(node) in cone and not node.is_in(_NO_FACTORS) and not node.is_a("Clip", "Pow")
+            record = record_of(node)
+            factors = id(node) in cone and not node.is_in(_NO_FACTORS) and not record.raised_to
             for slot, name in enumerate(node.inputs if factors else ()):
                 value = index.constants.value(name) if name else None
                 number = _one_number(value) if value is not None else 1.0
-                neutral = number == 1 and not (node.is_a("Mul") and self.context.batch == 2)  # 2 over 2 samples is one
-                growth = 1.0 if neutral else self._growth(number, sizes, parts, below=node.is_a("Div") and slot == 1)
+                neutral = number == 1 and not (record.multiplies and self.context.batch == 2)  # 2 over 2 samples is one
+                growth = 1.0 if neutral else self._growth(number, sizes, parts, below=record.exponent(slot) < 0)
                 if growth == 1 and terms.is_mean(number):  # a weight of the loss stands in it as well
                     growth = 1 / self.times
                 if value is not None and growth != 1 and not self._grown_value(name):

@@ -16,6 +16,7 @@ from gopt.analysis.training import TrainingGraph
 from gopt.documents.draws import Distribution, Draw
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node
+from gopt.ir.node_kinds import record_of
 from gopt.ir.opset import opset_of
 from gopt.ir.scopes import bodies
 from gopt.ir.tensor import Tensor
@@ -151,7 +152,7 @@ class _Writer:
         if not node.is_in(RANDOM):
             return [node]
         self._nodes, self._base = [], _name(node)
-        if node.is_a("Dropout"):
+        if record_of(node).switch is not None:
             self._dropout(node)
         elif node.is_a("Bernoulli"):
             odds = self._op("Cast", [node.inputs[0]], to=1)

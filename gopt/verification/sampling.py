@@ -12,8 +12,10 @@ import numpy as np
 from gopt.analysis.training import State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
+from gopt.ir.node_kinds import chosen_by, record_of
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
-from gopt.operators.kinds import CASTS, CLASS_LOSSES, EXTREMES, GATHERS, LAYOUT, SCATTERS, SUMS, TERMS
+from gopt.operators.kinds import CASTS, CLASS_LOSSES, EXTREMES, GATHERS, RELAYS, SCALES, SCATTERS, SUMS, TERMS
+from gopt.operators.operator import Indices, Operator
 from gopt.runtime.training.draws import drawn
 from gopt.runtime.training.schedules import default_schedule
 
@@ -64,14 +66,13 @@ class _Line:
     least: int = 0
     most: int = 0
 
-    def through(self, op_type: str, constant: np.ndarray, is_first: bool) -> _Line | None:
-        """The line behind a node on integers; ``is_first``: whether the line is the node's first operand."""
+    def through(self, record: Operator, constant: np.ndarray, slot: int) -> _Line | None:
+        """The line behind a sum or product of integers; ``slot``: the operand that is the line."""
         low, high = int(constant.min()), int(constant.max())
-        if op_type == "Add":
+        if record.signs and record.sign(slot) > 0:
+            low, high = sorted(record.sign(1 - slot) * end for end in (low, high))
             return _Line(self.factor, self.least + low, self.most + high)
-        if op_type == "Sub" and is_first:
-            return _Line(self.factor, self.least - high, self.most - low)
-        if op_type == "Mul" and low == high > 0:
+        if record.exponent(0) == record.exponent(1) and low == high > 0:
             return _Line(self.factor * low, self.least * low, self.most * low)
         return None
 
@@ -92,11 +93,6 @@ def integer_ranges(training: TrainingGraph) -> dict[str, Range]:
     return {name: _range(index, name) for name in training.batch if types[name].dtype in INTEGERS}
 
 
-def index_bounds(training: TrainingGraph) -> dict[str, int]:
-    """For each integer batch input the bound of valid indices."""
-    return {name: interval.bound for name, interval in integer_ranges(training).items()}
-
-
 def _range(index: GraphIndex, start: str) -> Range:
     bounds: list[tuple[int, int]] = []
     special: set[int] = set()
@@ -113,14 +109,14 @@ def _range(index: GraphIndex, start: str) -> Range:
                 bounds.append(line.ids(length))
                 if "ignore_index" in node.attributes:
                     special.add(int(node.attributes["ignore_index"]))
-            elif node.is_a("Equal") and line == _PLAIN:
+            elif record_of(node).relation == "==" and line == _PLAIN:
                 number = index.constants.number(next((operand for operand in node.inputs if operand != name), ""))
                 if number is not None and float(number).is_integer():
                     special.add(int(number))
             elif not looked_up:
                 behind = _behind(index, node, name, line)
                 if behind is not None and len(visited) < _MOST:
-                    new = {(output, replaced or node.is_a("Where"), behind) for output in node.outputs} - visited
+                    new = {(output, replaced or bool(chosen_by(node)), behind) for output in node.outputs} - visited
                     queue.extend(sorted(new, key=lambda entry: entry[0]))
                     visited |= new
     low, bound = max((low for low, _ in bounds), default=0), min((bound for _, bound in bounds), default=DEFAULT_BOUND)
@@ -140,7 +136,7 @@ def _indexed(index: GraphIndex, node: Node, name: str) -> int | None:
     data = index.graph.types.get(node.inputs[0]) if node.inputs else None
     fixed = data is not None and data.static
     if node.is_in(_BY_SECOND) and node.inputs[1] == name and data is not None and fixed:
-        return int(data.dims[0 if node.is_a("GatherND", "ScatterND") else int(node.attributes.get("axis", 0))])
+        return int(data.dims[0 if record_of(node).indices is Indices.TUPLE else int(node.attributes.get("axis", 0))])
     if node.is_a("OneHot") and node.inputs[0] == name:
         depth = index.constants.number(node.inputs[1])
         return None if depth is None else int(depth)
@@ -152,12 +148,13 @@ def _indexed(index: GraphIndex, node: Node, name: str) -> int | None:
 def _behind(index: GraphIndex, node: Node, name: str, line: _Line) -> _Line | None:
     """The line behind a node, as far as ids are followed: arithmetic with constants, layout, casts, and for plain ids
     operators that replace some ids."""
-    if node.is_a("Add", "Sub", "Mul"):
-        constant = index.constants.value(node.inputs[1 if node.inputs[0] == name else 0])
+    if node.is_in(SUMS | SCALES) and len(node.inputs) == 2:
+        slot = node.inputs.index(name)
+        constant = index.constants.value(node.inputs[1 - slot])
         if constant is None or constant.dtype.kind not in "iu" or not constant.size:
             return None
-        return line.through(node.op_type, constant, node.inputs[0] == name)
-    return line if node.is_in(LAYOUT) or node.is_a("Cast") or (line == _PLAIN and node.is_in(PASSING)) else None
+        return line.through(record_of(node), constant, slot)
+    return line if node.is_in(RELAYS) or (line == _PLAIN and node.is_in(PASSING)) else None
 
 
 def without_ignored(ranges: dict[str, Range]) -> dict[str, Range]:
@@ -186,13 +183,6 @@ def draw_inputs(
         else draw(types[name], generator, ranges.get(name))
         for name in names
     }
-
-
-def draw_batch(
-    training: TrainingGraph, generator: np.random.Generator, bounds: Mapping[str, int]
-) -> dict[str, np.ndarray]:
-    """One rank's batch; ``bounds``: see ``index_bounds``."""
-    return draw_inputs(training, training.batch, generator, {name: Range(bound) for name, bound in bounds.items()})
 
 
 def initial_state(training: TrainingGraph, state: State, generator: np.random.Generator) -> np.ndarray:

@@ -15,8 +15,8 @@ import numpy as np
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph_index import GraphIndex, walk
-from gopt.ir.types import FLOATS, LOW_PRECISION, dtype_name
-from gopt.operators.kinds import LAYOUT
+from gopt.ir.types import FLOATS, LOW_PRECISION
+from gopt.operators.kinds import CASTS, LAYOUT
 from gopt.verification.compare import Values, distance_of, floating, length
 from gopt.verification.piecewise import pieces
 from gopt.verification.reference_step import Batches, LocalResults, ReferenceProgram, ReferenceStep
@@ -71,8 +71,8 @@ def units(training: TrainingGraph) -> dict[str, float]:
 def _narrow(index: GraphIndex, name: str) -> set[str]:
     """Halves among a value's casts, direct or behind layout operators."""
     values = walk([name], lambda value: index.results(value, lambda node: node.is_in(LAYOUT)))
-    casts = (node for value in values for node in index.users.get(value, ()) if node.is_a("Cast"))
-    return {dtype_name(int(node.attributes["to"])) for node in casts} & LOW_PRECISION
+    casts = (node for value in values for node in index.users.get(value, ()) if node.is_in(CASTS))
+    return {index.graph.type_of(node.outputs[0]).dtype for node in casts} & LOW_PRECISION
 
 
 @dataclass(slots=True)

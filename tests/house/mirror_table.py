@@ -217,7 +217,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("artifact.manifest", _RECORDS, "artifact/test_report_record.py", "runtime/test_run.py"),
     **_each(
-        "artifact.manifest_check artifact.report_check artifact.graph_check", "every key damaged, and refused by name",
+        "artifact.report_check artifact.graph_check", "every key damaged, and refused by name",
         "documents/test_damage.py",
     ),
     **_each(

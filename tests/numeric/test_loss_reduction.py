@@ -61,6 +61,7 @@ def test_updates(loss, update, micro_steps, tmp_path):
         make, 2, "dp=2,shard=2", tmp_path, micro_steps=micro_steps, loss_reduction=reduction_of(loss, make(2))
     )
     assert worst < (3e-2 if UPDATES[update].half else 2e-4)
+    assert gopt.prove(tmp_path / "ranks").proven
 
 
 @pytest.mark.parametrize("loss", ("sum", "weighted"))

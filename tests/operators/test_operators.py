@@ -12,7 +12,8 @@ from onnx import helper
 from operator_forms import Array, Case, case, forms, ints, signed, x
 from operator_probes import Probe, probes
 
-from gopt.operators.operator import Operator, Slope
+from gopt.operators import kinds
+from gopt.operators.operator import Indices, Operator, Slope, called
 from gopt.operators.table import OPERATORS, names
 
 CURVES = (Slope.STEP, Slope.BENT, Slope.CURVED)
@@ -100,6 +101,31 @@ def test_factors_and_the_scale_multiply_what_a_contraction_sums_up(name):
     assert {*names(lambda each: each.factors)} == {*names(lambda each: each.work)}
 
 
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.indices)))
+def test_indices_name_slices_elements_or_tuples(name):
+    kind, data = OPERATORS[name].indices, np.arange(12.0, dtype=np.float32).reshape(3, 4)
+    index = {
+        Indices.SLICE: np.array([2]), Indices.ELEMENT: np.array([[2, 2, 2, 2]]), Indices.TUPLE: np.array([[2]])
+    }[kind]  # fmt: skip
+    if len(onnx.defs.get_schema(name).inputs) == 2:
+        np.testing.assert_array_equal(Probe(name, case(data, index)).result(), data[2:])
+    else:
+        written = Probe(name, case(data, index, -np.ones((1, 4), np.float32))).result()
+        np.testing.assert_array_equal(written, np.where(np.arange(3)[:, None] == 2, -1, data))
+    assert kinds.GATHERS | kinds.SCATTERS - {"Scatter"} == names(lambda each: each.indices)
+
+
+def test_comparisons_hold_by_their_signs_and_joins_put_operands_behind_each_other():
+    signs = {"==": np.equal, ">": np.greater, ">=": np.greater_equal, "<": np.less, "<=": np.less_equal}
+    left, right = x(5, 7).round(1), x(7).round(1)
+    for name in names(lambda each: each.relation):
+        due = signs[OPERATORS[name].relation](left, right)
+        np.testing.assert_array_equal(Probe(name, case(left, right)).result(), due)
+    for name in names(lambda each: each.joins):
+        found = Probe(name, case(left, x(5, 2), axis=-1)).result({1: right[None, :2].repeat(5, 0)})
+        np.testing.assert_array_equal(found, np.concatenate([left, right[None, :2].repeat(5, 0)], -1))
+
+
 BOUNDS = {"Clip": [case(x(7, 13), -x(), x()), case(x(7, 13), opset=10, min=-0.3)]}
 """Uses as steps have them: bounds around zero."""
 
@@ -159,6 +185,19 @@ def test_kernels_compute_what_the_reference_does(name):
         assert found.shape == expected.shape, probe.case
         assert found.astype(expected.dtype).dtype == found.dtype or name == "Mean"
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.torch is not None)))
+@pytest.mark.parametrize("wide", [True, False])
+def test_calls_of_torch_compute_what_the_reference_does(name, wide):
+    torch = pytest.importorskip("torch")
+    for probe in probes(name, 20, wide=wide):
+        expected = probe.result()
+        tensors = [None if each is None else torch.from_numpy(np.array(each)) for each in probe.inputs]
+        found = called(OPERATORS[name], torch, probe.case.attributes, tensors).numpy()
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype), probe.case
+        np.testing.assert_allclose(found, expected, rtol=1e-7 if wide else 2e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(("left", "right"), [(7, 2), (-7, 2), (7, -2), (-7, -2), (0, 3)])

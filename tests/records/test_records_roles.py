@@ -82,12 +82,9 @@ def test_by_default_servers_stand_behind_trainers():
     assert Roles.default(2, 0).of == ((t(0),), (t(1),))
 
 
-def test_a_rank_is_asked_for_its_roles_and_a_role_for_its_rank():
+def test_a_rank_is_asked_for_its_roles():
     roles = Roles.parse("trainer:2,0;server:1,0")
     assert [roles.roles_of(rank) for rank in range(3)] == [(t(1), s(1)), (s(0),), (t(0),)]
-    assert [roles.rank_of(role) for role in (t(0), t(1), s(0), s(1))] == [2, 0, 1, 0]
-    with pytest.raises(OptionError, match="there is no server 2: there are 2 servers"):
-        roles.rank_of(s(2))
     for rank in (3, -1):
         with pytest.raises(OptionError, match=f"there is no rank {rank}: ranks are 0 to 2"):
             roles.roles_of(rank)
@@ -132,7 +129,7 @@ def test_the_number_of_trainers_may_be_open_until_a_start():
     with pytest.raises(OptionError, match="there cannot be 0 trainers"):
         roles.with_trainers(0)
     asked = [
-        lambda: roles.ranks, lambda: roles.rank_of(t(0)), lambda: roles.roles_of(0), lambda: roles.trainer_ranks,
+        lambda: roles.ranks, lambda: roles.roles_of(0), lambda: roles.trainer_ranks,
         lambda: roles.server_ranks, lambda: roles.check_processes(3), lambda: roles.check_counts(1, 2),
     ]  # fmt: skip
     for ask in asked:
@@ -208,4 +205,6 @@ def test_any_roles_come_back_from_text_and_document():
         case = (seed, trainers, servers)
         assert roles.trainer_ranks == tuple(trainers) and roles.server_ranks == tuple(servers), case
         assert Roles.parse(str(roles)) == roles == RolesEntry.of(roles).roles(), case
-        assert all(roles.rank_of(role) == rank for rank in range(ranks) for role in roles.roles_of(rank)), case
+        order = [*map(t, range(len(trainers))), *map(s, range(len(servers)))]
+        of = {role: rank for rank in range(ranks) for role in roles.roles_of(rank)}
+        assert [of[role] for role in order] == trainers + servers, case

@@ -70,15 +70,6 @@ def test_rows_pushed_by_parts_are_added_where_they_belong(table, data):
 
 
 @given(layouts(), st.data())
-def test_numbers_of_a_server_go_back_and_forth(table, data):
-    server = data.draw(st.sampled_from(table.servers))
-    rows = np.asarray(table.row_ids(server), np.int64)
-    local = table.to_local(rows, server)
-    assert np.array_equal(local, np.arange(rows.size))
-    assert np.array_equal(table.to_global(local, server), rows)
-
-
-@given(layouts(), st.data())
 def test_a_request_keeps_the_order_of_ids(table, data):
     ids = data.draw(st.lists(st.integers(0, table.rows - 1), max_size=20))
     for request in table.partition(np.reshape(ids, (-1, 1))):
@@ -111,16 +102,6 @@ def test_an_id_outside_the_table_is_refused_by_name(id):
     table = TableLayout("items", 10, 4, Layout.MODULO, (0, 1))
     with pytest.raises(InputError, match=f"id {id} is looked up in table 'items', which has 10 rows"):
         table.partition([3, id])
-
-
-def test_a_row_of_another_server_is_not_taken_for_an_own_one():
-    table = TableLayout("t", 10, 4, Layout.MODULO, (0, 1))
-    for server, ids in ((0, [3]), (5, [0])):
-        with pytest.raises(InvariantError, match="does not have"):
-            table.to_local(ids, server)
-    assert table.to_local([], 5).size == 0
-    with pytest.raises(InvariantError, match="5 rows"):
-        table.to_global([5], 0)
 
 
 @pytest.mark.parametrize(

@@ -169,3 +169,16 @@ def test_other_operators_stay_as_they_are():
     assert expansion(Node("Softmax", ["x0"], ["y0"], domain="com.microsoft"), described("Softmax", 20), []) is None
     assert expansion(Node("Softmax", ["x0"], ["y0"]), described("Softmax", 20), [Replicated()]) is None
     assert expansion(Node("Softmax", ["x0"], ["y0"]), described("Softmax", 20), [Shard(0, (2, 1))]) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "dim", "written"), [("Conv", 1, True), ("Conv", 2, False), ("ConvTranspose", 2, True)]
+)
+def test_a_bias_is_added_behind_a_sum_alone(kind, dim, written):
+    """Places of a convolution are whole: another operator for the bias would round halves once more."""
+    types = [TensorType("float16", shape) for shape in ((1, 2, 4, 4), (2, 2, 3, 3), (2,), (1, 2, 4, 4))]
+    attributes = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+    use = OperatorUse(kind, attributes, tuple(types[:3]), (types[3],), lambda _: None, 20)
+    sizes = (1, 1) if dim == 1 else (2, 2)
+    made = expansion(Node(kind, ["x", "w", "b"], ["y"], attributes=attributes), use, [Shard(dim, sizes)])
+    assert (made is not None) == written

@@ -600,10 +600,10 @@ def test_a_tied_table_whose_padding_row_is_masked_is_confirmed(tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_fixtures_are_measured_in_float64(name):
     training = gopt.load(FIXTURES / f"{name}.onnx").training
-    generator, bounds = np.random.default_rng(0), sampling.index_bounds(training)
+    generator, ranges = np.random.default_rng(0), sampling.integer_ranges(training)
     start = {state.tensor: sampling.initial_state(training, state, generator) for state in training.states}
     start |= {name: sampling.hyper(training, name) for name in training.hyper}
-    batches = [{**start, **sampling.draw_batch(training, generator, bounds)} for _ in range(2)]
+    batches = [{**start, **sampling.draw_inputs(training, training.batch, generator, ranges)} for _ in range(2)]
     found = check_gradients(training, batches, 0)
     assert {each.why for each in found} == {"proportional to the change of the loss"}
     assert CheckedForward(training, refuse_call).precision.dtype == "float64"

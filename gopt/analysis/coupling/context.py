@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from gopt.analysis.coupling.marks import Coupling, CouplingKind, Mark, Relation, Untraceable
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
-from gopt.ir.node_kinds import elementwise, value_reads
+from gopt.ir.node_kinds import draws, record_of
+from gopt.ir.operator_use import use_of
 from gopt.ir.opset import opset_of
+from gopt.ir.types import TensorType
+from gopt.operators.dims.link import OLDEST, DimFactor, ValueType
+from gopt.operators.kinds import RESHAPES
 
 Shape = tuple[int | str | None, ...]
 
@@ -88,62 +94,51 @@ class CouplingContext:
         shape = self.shape(name)
         if not 0 <= axis < len(shape) or (shape[axis] == 1 and self.extent(mark) != 1):
             return True
-        value = self.constant(name)
-        if value is not None and value.size and (value == value.flat[0]).all():
+        if self.index.constants.uniform(name) is not None:
             return True
+        value = self.constant(name)
         if value is not None:
             if not self.batch or value.shape[axis] != self.extent(mark):
                 return False
             split = value.reshape(*value.shape[:axis], mark.outer, self.batch, mark.inner, *value.shape[axis + 1 :])
             return bool((split == split.take([0], axis + 1)).all())
         node = self.index.producers.get(name)
-        if node is None:
+        if node is None or draws(node):
             return False
-        if node.is_a("ConstantOfShape"):
-            return True
-        if node.is_a("Expand") or elementwise(node):
-            operands = [each for each in value_reads(node) if each] if elementwise(node) else node.inputs[:1]
-            return all(self.alike(each, axis - len(shape) + self.rank(each), mark) for each in operands)
-        if node.is_a("Split") and axis_of(node, len(shape), 0) != axis:
-            return self.alike(node.inputs[0], axis, mark)
-        if node.is_a("Gather") and not self._of_data(node, axis):
-            start = axis_of(node, self.rank(node.inputs[0]), 0)
-            return self.alike(node.inputs[1], axis - start, mark)
-        if node.is_a("Gemm", "MatMul"):
-            return self._alike_product(node, axis, mark)
-        if node.is_a("Reshape"):
-            return self._alike_before(node.inputs[0], axis, shape, mark)
-        if node.is_a("Unsqueeze"):
-            axes = self.axes(node, len(shape)) or []
-            return axis in axes or self.alike(node.inputs[0], axis - sum(each < axis for each in axes), mark)
-        if node.is_a("Transpose"):
-            order = [int(each) for each in node.attributes.get("perm", range(len(shape))[::-1])]
-            return self.alike(node.inputs[0], order[axis], mark)
+        if node.is_in(RESHAPES):
+            return self._alike_before(node, axis, shape, mark)
+        for factor in self.factors(node):
+            if factor.results[node.outputs.index(name)] == axis and not (factor.reduce or factor.masked):
+                places = [(each, place) for each, place in zip(node.inputs, factor.operands) if place is not None]
+                return all(isinstance(place, int) and self.alike(each, place, mark) for each, place in places)
         return False
 
-    def _alike_product(self, node: Node, axis: int, mark: Mark) -> bool:
-        """Return whether a product is equal for every sample of the rows: the rows on the left are."""
-        rows, columns, *rest = [each for each in node.inputs if each]
-        rank = self.rank(node.outputs[0])
-        if axis != rank - 2 or self.rank(rows) < 2 or self.rank(columns) < 2 or node.attributes.get("transA", 0):
-            return False
-        return all(self.alike(name, axis - rank + self.rank(name), mark) for name in (rows, *rest))
+    def factors(self, node: Node) -> list[DimFactor]:
+        """The dimensions along which a node is split; none where the dimensions follow open sizes."""
+        rule = record_of(node).dims
+        for name in filter(None, (*node.inputs, *node.outputs)):
+            self.shape(name)
+        use = use_of(node, self.index.graph, self.index.constants)
+        use = replace(use, operands=_open(use.operands), results=_open(use.results))
+        try:
+            return list(rule(use)) if rule is not None and self.opset >= OLDEST else []
+        except TypeError:
+            return []
 
-    def _alike_before(self, name: str, axis: int, shape: Shape, mark: Mark) -> bool:
-        """Return whether the value that a Reshape gives ``shape`` is equal for every sample of a kept ``axis``."""
+    def _alike_before(self, node: Node, axis: int, shape: Shape, mark: Mark) -> bool:
+        """Return whether the result of a node, of ``shape``, is equal for every sample of a kept ``axis``."""
+        name = node.inputs[0]
         before = self.shape(name)
         if before[: axis + 1] == shape[: axis + 1]:
             return self.alike(name, axis, mark)
+        if node.is_a("Unsqueeze"):
+            axes = self.axes(node, len(shape)) or []
+            return axis in axes or self.alike(name, axis - sum(each < axis for each in axes), mark)
         if any(not isinstance(size, int) for size in (*before, *shape)):
             return False
         front = prod(shape[:axis])  # type: ignore[arg-type]
         fits = [at for at, size in enumerate(before) if size == shape[axis] and prod(before[:at]) == front]  # type: ignore[arg-type]
         return len(fits) == 1 and self.alike(name, fits[0], mark)
-
-    def _of_data(self, node: Node, axis: int) -> bool:
-        """Return whether dimension ``axis`` of what a Gather makes is one of its data, not of its indices."""
-        start = axis_of(node, self.rank(node.inputs[0]), 0)
-        return not start <= axis < start + self.rank(node.inputs[1])
 
     def axes(self, node: Node, rank: int, slot: int = 1) -> list[int] | None:
         """Axes given as an attribute or as input ``slot``, counted from the front; None where none are given.
@@ -154,6 +149,20 @@ class CouplingContext:
         if axes is None and len(node.inputs) > slot and node.inputs[slot]:
             raise Untraceable(f"the axes of {node.label!r} are computed")
         return None if axes is None else sorted(axis % max(rank, 1) for axis in axes)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenType:
+    """A type whose dimensions may be names."""
+
+    dtype: str
+    dims: tuple[Any, ...]
+    static: bool = False
+
+
+def _open(types: Iterable[ValueType | None]) -> tuple[ValueType | None, ...]:
+    """The types, readable in rank and dimensions where a size is open."""
+    return tuple(_OpenType(each.dtype, each.shape or ()) if isinstance(each, TensorType) else each for each in types)
 
 
 def axis_of(node: Node, rank: int, default: int) -> int:

@@ -19,8 +19,9 @@ from gopt.analysis.statistic_points import Ring, RowQueue, StatisticPoint, Stati
 from gopt.analysis.training import State, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import ancestors
-from gopt.ir.node_kinds import elementwise
-from gopt.operators.kinds import LAYOUT, PARTS, SCATTERS
+from gopt.ir.node_kinds import elementwise, record_of
+from gopt.operators.kinds import COPIES, LAYOUT, PARTS, SCATTERS
+from gopt.operators.operator import Indices
 
 _DEPTH = 32
 
@@ -59,7 +60,7 @@ class _Rows:
                 raise Unclear(f"{name!r} holds the rows of a batch alone, and all ranks have more of them", ROWS)
             if node.is_in(SCATTERS):
                 return StatisticReduction(self.state.tensor, "gather", self._scattered(node))
-            if node.is_a("Concat", *PARTS):
+            if node.is_in(PARTS | {"Concat"}):
                 return self._queue(name, self._axis(node))
             name = self._before(node)
         raise Unclear(f"no rows of samples are joined with those of {self.state.tensor!r} or written into it", ROWS)
@@ -137,9 +138,9 @@ class _Rows:
         whole = [_Part(name, 0, self._size(name, axis))]
         if node is None or not depth:
             return whole
-        if node.is_a("Identity"):
+        if node.is_in(COPIES):
             return self._parts(node.inputs[0], axis, depth - 1)
-        if node.is_a("Concat") and self._axis(node) == axis:
+        if record_of(node).joins and self._axis(node) == axis:
             return [part for each in node.inputs for part in self._parts(each, axis, depth - 1)]
         if node.is_in(PARTS) and self._axis(node) == axis:
             start = self._start(node, name, axis)
@@ -178,7 +179,7 @@ class _Rows:
         mark = self.context.samples(updates)
         if mark is None or mark.outer != 1:
             raise Unclear(f"{updates!r}, which {node.op_type} {node.label!r} writes, holds no rows of samples", ROWS)
-        elements = not node.is_a("ScatterND")
+        elements = record_of(node).indices is Indices.ELEMENT
         axis = axis_of(node, self.context.rank(data), 0) if elements else mark.axis
         if mark.axis != axis or (not elements and axis >= self.context.rank(indices) - 1):
             raise Unclear(f"{node.op_type} {node.label!r} writes samples along another dimension", ROWS)
@@ -202,7 +203,7 @@ class _Rows:
             )
         shape = [count if place == axis else 1 for place in range(found.offsets.ndim)]
         start = found.offsets.reshape(-1)[:1]
-        whole = node.is_a("ScatterND") and self.context.shape(indices)[-1] != 1
+        whole = record_of(node).indices is Indices.TUPLE and self.context.shape(indices)[-1] != 1
         if whole or not bool((found.offsets == start + np.arange(count).reshape(shape)).all()):
             raise Unclear(f"the places {indices!r} are not one behind the other", ROWS)
         if pointer.rows != count:

@@ -27,6 +27,7 @@ from gopt.ir.types import FLOATS
 from gopt.operators.kinds import (
     CASTS,
     CONTRACTIONS,
+    COPIES,
     ELEMENTWISE,
     FLOAT_TESTS,
     LINEAR_IN_FIRST,
@@ -85,7 +86,7 @@ class GradientUnits:
         self._started = descendants(self.context.index, made_of)
         for node in ends:
             if _is_square(self.context, node):
-                self.squared.update(node.inputs[:2] if node.is_a("Mul") else node.inputs[:1])
+                self.squared.update(node.inputs if record_of(node).exponent(1) else node.inputs[:1])
         self._squares = {(producers[n].op_type, tuple(producers[n].inputs)) for n in self.squared if n in producers}
 
     def visit(self, node: Node) -> None:
@@ -93,11 +94,13 @@ class GradientUnits:
         marks = self.context.marks
         if not any(name in marks for name in node.outputs):
             return
+        record = record_of(node)
         if (node.op_type, tuple(node.inputs)) in self._squares or (
-            node.is_a("Cast", "Identity", "Pow") and node.inputs[0] in self.squared
+            (node.is_in(COPIES) or record.raised_to) and node.inputs[0] in self.squared
         ):
             self.squared.update(node.outputs)
-        factors = node.inputs if node.is_a("Mul", "MatMul") else node.inputs[:1] if node.is_in(_KEEPING) else []
+        product = record.zero and record.exponent(1) > 0
+        factors = node.inputs if product else node.inputs[:1] if node.is_in(_KEEPING) else []
         if any(name in self.zeros or self.context.index.constants.zero(name) for name in factors):
             self.zeros.update(node.outputs)
         for name in node.outputs:
@@ -263,14 +266,13 @@ class GradientUnits:
     def _linear(self, node: Node, mark: Mark, name: str) -> Unit | None:
         unit = self.of(name)
         assert unit is not None
-        before = self.context.marks[name]
+        before, pieces = self.context.marks[name], record_of(node).pieces
         if before.kind is not Relation.SAMPLES:
-            summed = operator(node.op_type).pieces == "sum"
-            return replace(unit, sizes=(*unit.sizes, round(1 / self._share(node)))) if summed else unit
+            return replace(unit, sizes=(*unit.sizes, round(1 / self._share(node)))) if pieces == "sum" else unit
         if mark.kind is Relation.SAMPLES:
-            if node.is_a("ReduceSum") and name in self.trained:
+            if pieces == "sum" and name in self.trained:
                 return self.constants.settled(unit, name)  # behind a broadcast of the model
-            if node.is_a("ReduceMean") and unit.start:
+            if pieces == "mean" and unit.start:
                 return replace(unit, factor=unit.factor * self._share(node))
             return unit
         return self._over_samples(node, unit, [name])
@@ -281,7 +283,7 @@ class GradientUnits:
         made = [name for name in among if (u := self.units.get(name)) and not u.model and name in self.trained]
         samples = (made or among)[-1] if among else ""
         unit = self.constants.settled(unit, samples)
-        if node.is_a("ReduceMean"):
+        if record_of(node).pieces == "mean":
             return replace(unit, degree=unit.degree + 1, start=False, explicit=True, sizes=())
         return replace(unit, sizes=self.context.marks[node.outputs[0]].sizes or self.constants.sizes(samples))
 
@@ -295,8 +297,7 @@ class GradientUnits:
         """Values that are added, joined or chosen from have one unit."""
         context = self.context
         reduced = mark.kind is not Relation.SAMPLES
-        values = list(node.inputs[1:] if node.is_a("Where") else node.inputs)
-        values = [node.inputs[0], node.inputs[2]] if node.is_a("ScatterND", "ScatterElements") else values
+        values = [name for slot, name in enumerate(node.inputs) if slot not in record_of(node).choosers]
         among = [name for name in values if name in moving]
         units = self._beside(among, reduced=reduced)
         if not units:
@@ -347,7 +348,7 @@ class GradientUnits:
             over=first.over if len({u.over for u in units}) == 1 else 1.0,
         )  # fmt: skip
         if reduced and context.marks[moving[0]].kind is Relation.SAMPLES:
-            return replace(self._over_samples(node, unit, moving), scattered=node.is_a("ScatterND", "ScatterElements"))
+            return replace(self._over_samples(node, unit, moving), scattered=node.is_in(SCATTERS))
         return unit
 
     def _beside(self, names: Iterable[str], *, reduced: bool) -> list[Unit] | None:
@@ -478,12 +479,10 @@ def _followed(context: CouplingContext, moving: set[str], name: str) -> Iterable
 
 def _is_square(context: CouplingContext, node: Node) -> bool:
     """Return whether a node squares a value of samples."""
-    if node.is_a("ReduceSumSquare"):
-        return context.samples(node.inputs[0]) is not None
-    if node.is_a("Pow"):
-        return context.samples(node.inputs[0]) is not None and context.scalar(node.inputs[1]) == 2.0
-    if not node.is_a("Mul") or context.samples(node.inputs[0]) is None:
+    if not node.inputs or context.samples(node.inputs[0]) is None:
         return False
+    if not record_of(node).multiplies:
+        return context.index.constants.power(node) == 2.0
     left, right = node.inputs
     producers = context.index.producers
     one, other = producers.get(left), producers.get(right)

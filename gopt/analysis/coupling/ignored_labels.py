@@ -11,9 +11,9 @@ from gopt.analysis.coupling.reduced import guarded
 from gopt.analysis.isomorphism import ValueNumbers
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, walk
-from gopt.operators.kinds import LAYOUT, MEANS, QUOTIENTS
+from gopt.ir.node_kinds import record_of
+from gopt.operators.kinds import MEANS, QUOTIENTS, RELAYS
 from gopt.operators.operator import Slope
-from gopt.operators.table import operator
 
 _MOST = 256
 """Values of a loss that are looked at."""
@@ -26,11 +26,11 @@ def counts_labels(index: GraphIndex, batch: Collection[str], value: str) -> bool
     A sample of several labels is a sequence: those are padded, so that ranks' numbers differ as a rule.
     """
     count = _behind(index, value)
-    if count is None or not count.is_a("ReduceSum"):
+    if count is None or not record_of(count).sums:
         return False
     flags = _behind(index, count.inputs[0])
     equal = _behind(index, flags.inputs[0]) if flags is not None and flags.is_a("Not") else None
-    if equal is None or not equal.is_a("Equal"):
+    if equal is None or record_of(equal).relation != "==":
         return False
     ignored = [index.constants.value(name) for name in equal.inputs]
     labels = [name for name, each in zip(equal.inputs, ignored) if each is None]
@@ -53,9 +53,9 @@ def drops_uncounted(index: GraphIndex, count: str) -> bool:
         node = index.producers.get(name)
         if node is None or numbers.of_value(name) == mask:
             return ()
-        slope = operator(node.op_type).slope
-        return [each for slot, each in enumerate(node.inputs)
-                if slope(slot) is Slope.LINEAR or (node.is_a("Where") and not slot)]  # fmt: skip
+        record = record_of(node)
+        gates = record.choosers if record.elementwise else ()
+        return [each for slot, each in enumerate(node.inputs) if record.slope(slot) is Slope.LINEAR or slot in gates]
 
     values = islice(walk([node.inputs[0] for node in quotients], following), _MOST)
     return any(numbers.of_value(name) == mask for name in values)
@@ -73,6 +73,6 @@ def _behind(index: GraphIndex, name: str) -> Node | None:
 
 def _source(index: GraphIndex, name: str) -> str:
     """The value of which another is a cast, a part or another shape."""
-    while (node := index.producers.get(name)) is not None and (node.op_type in LAYOUT or node.is_a("Cast")):
+    while (node := index.producers.get(name)) is not None and node.is_in(RELAYS):
         name = node.inputs[0]
     return name

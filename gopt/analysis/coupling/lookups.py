@@ -9,6 +9,7 @@ from gopt.analysis.coupling.contract import summed
 from gopt.analysis.coupling.marks import Mark, Marks, Relation, Untraceable, changed
 from gopt.analysis.coupling.pointwise import aligned, by_place, in_batch
 from gopt.ir.graph import Node
+from gopt.operators.kinds import SCATTERS
 
 _PLACED = {"add": Relation.SUM, "max": Relation.MAX, "min": Relation.MIN}
 
@@ -41,7 +42,7 @@ def gather_elements(context: CouplingContext, node: Node) -> Marks:
     names = [name for name in node.inputs if name]
     rank = context.rank(node.outputs[0])
     by = context.samples(names[1])
-    placed = node.is_a("ScatterElements") and names[0] not in context.marks
+    placed = node.is_in(SCATTERS) and names[0] not in context.marks
     if placed and by is not None and axis_of(node, rank, 0) == by.axis:
         return [_placed(context, node, by)]
     mark = aligned(context, node, names, rank)

@@ -9,7 +9,7 @@ from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import REDUCED, Mark, Relation, division
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
 from gopt.ir.graph import Node
-from gopt.ir.node_kinds import in_proportion, record_of
+from gopt.ir.node_kinds import divisor_of, in_proportion, record_of
 from gopt.operators.kinds import CLASS_LOSSES, MEANS, SCALES, SUMS, UNMOVED
 
 MOST = 64
@@ -138,7 +138,7 @@ def _following(
     """The operands that a value is linear in, as far as a loss is made of them, with their constants; weights of
     samples, such as a mask, are no constants."""
     marked = [name for name in node.inputs if name in context.marks]
-    if node.is_a(*_COPIES):
+    if node.is_in(_COPIES):
         return [(name, UniformFactor()) for name in marked[:1]]
     if node.is_in(SUMS) and mark.kind is not Relation.SAMPLES:
         return [(name, UniformFactor()) for name in marked]
@@ -150,15 +150,15 @@ def _following(
         if not factor.uniform:
             return []
         return [(marked[0], UniformFactor().times(factor, record_of(node).exponent(1)))]
-    if node.is_a("Mul") and mark.kind is Relation.SAMPLES and len({*marked}) == 2:
+    if record_of(node).multiplies and mark.kind is Relation.SAMPLES and len({*marked}) == 2:
         weighed = [name for name in marked if name in trained]
         maker = context.index.producers.get(weighed[0]) if len(weighed) == 1 else None
         reduces = maker is not None and (maker.is_in(MEANS) or len({*maker.inputs}) < len(maker.inputs))
         return [(weighed[0], UniformFactor())] if reduces else []  # what else the model makes is not of the loss
-    if node.is_a("Div") and len(marked) == 2 and mark.kind is Relation.WEIGHTED:
+    if divisor_of(node) and len(marked) == 2 and mark.kind is Relation.WEIGHTED:
         return [(marked[0], UniformFactor())]
     if node.is_in(MEANS) and len(marked) == 1:
-        return [(marked[0], UniformFactor(1.0 if node.is_a("ReduceSum") else _share(context, node)))]
+        return [(marked[0], UniformFactor(1.0 if record_of(node).pieces == "sum" else _share(context, node)))]
     return []
 
 

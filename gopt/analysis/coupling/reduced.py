@@ -8,7 +8,7 @@ from gopt.analysis.coupling.marks import EXTREMES, REDUCED, Mark, Relation, chan
 from gopt.analysis.linearity import CONSTANT, level
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
-from gopt.ir.node_kinds import record_of, value_reads
+from gopt.ir.node_kinds import chosen_by, record_of, value_reads
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import (
     CASTS,
@@ -62,8 +62,8 @@ def reduced(context: CouplingContext, node: Node) -> Mark:
         found = None  # an upper bound on a sum gives no sum
     elif node.is_a("Max", "Clip") and first.kind is Relation.SUM and len(marks) == 1:
         found = changed(first, even=False)  # a count that is kept from being zero
-    elif node.is_a("Where") and context.marks.get(names[0], joint).kind is Relation.GATE:
-        inside = [context.marks[name] for name in names[1:] if name in context.marks]
+    elif (branches := chosen_by(node)) and context.marks.get(names[0], joint).kind is Relation.GATE:
+        inside = [context.marks[name] for name in branches if name in context.marks]
         found = changed(inside[0], even=False) if len(inside) == 1 else None  # a count of zero gives a constant
     return joint if found is None or found.kind in (Relation.JOINT, Relation.GATE) else changed(found, mixed=mixed)
 
@@ -95,9 +95,10 @@ def _added(context: CouplingContext, node: Node, names: list[str]) -> Mark | Non
     if any((mark.kind, mark.by) != (first.kind, first.by) for mark in known):
         return None
     free = [name for name, mark in zip(names, marks) if mark is None]
-    if node.is_a("Concat") and first.kind is Relation.SUM and not all(map(context.index.constants.zero, free)):
-        return None  # rows that no sample enters are no sums
-    if free and first.kind is Relation.SUM and not node.is_a("Concat"):
+    if free and first.kind is Relation.SUM and record_of(node).joins:
+        if not all(map(context.index.constants.zero, free)):
+            return None  # rows that no sample enters are no sums
+    elif free and first.kind is Relation.SUM:
         if not all(context.scalar(name) and abs(context.scalar(name)) < 1e-3 for name in free):
             return None  # more than an epsilon
         first = changed(first, even=False)

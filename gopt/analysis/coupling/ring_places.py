@@ -16,7 +16,8 @@ from gopt.errors import UnsupportedError
 from gopt.ir.constant_folding import as_folded
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, walk
-from gopt.operators.kinds import LAYOUT, SCATTERS
+from gopt.ir.node_kinds import record_of
+from gopt.operators.kinds import RELAYS, SCATTERS, SUMS
 
 _INTEGERS = ("int64", "int32")
 _FAR = 64
@@ -58,7 +59,7 @@ def places(index: GraphIndex, name: str, depth: int = 32) -> RingPlaces | None:
 
 def _of(index: GraphIndex, node: Node, operands: list[RingPlaces]) -> RingPlaces | None:
     first = operands[0]
-    if node.is_in(LAYOUT) or node.is_a("Cast"):
+    if node.is_in(RELAYS):
         made = index.graph.type_of(node.outputs[0])
         fixed = all(not each.pointer for each in operands[1:])
         moved = as_folded(node, [each.offsets for each in operands]) if fixed and made.dtype in _INTEGERS else None
@@ -72,14 +73,14 @@ def _of(index: GraphIndex, node: Node, operands: list[RingPlaces]) -> RingPlaces
     if node.is_a("Mod") and not operands[1].pointer and operands[1].offsets.size == 1:
         by = int(operands[1].offsets.reshape(-1)[0])
         return replace(first, modulus=by, wrapped=True) if by > 0 and first.modulus in (0, by) else None
-    if node.is_a("Add", "Sub") and not (operands[0].pointer and operands[1].pointer):
-        known, other = operands if operands[0].pointer else operands[::-1]
-        if node.is_a("Sub") and known is not operands[0]:
+    if node.is_in(SUMS) and len(operands) == 2 and not (operands[0].pointer and operands[1].pointer):
+        slot = int(not first.pointer)
+        known, other, record = operands[slot], operands[1 - slot], record_of(node)
+        if record.sign(slot) < 0:
             return None
-        added = -other.offsets if node.is_a("Sub") else other.offsets
-        term = node.inputs[1] if known is operands[0] else node.inputs[0]
-        terms = (*known.terms, *other.terms, term)
-        return replace(known, offsets=known.offsets + added, wrapped=False, terms=terms)
+        terms = (*known.terms, *other.terms, node.inputs[1 - slot])
+        offsets = known.offsets + record.sign(1 - slot) * other.offsets
+        return replace(known, offsets=offsets, wrapped=False, terms=terms)
     return None
 
 

@@ -216,7 +216,7 @@ class SampleCounts:
         stored = [each for owner in (proto, *inner) if owner is not None for body in bodies(owner)
                   for each in body.initializer]  # fmt: skip
         values = [constant_array({each.name: onnx.helper.get_attribute_value(each) for each in made.attribute})
-                  for made in inner if made.op_type == "Constant"]  # fmt: skip
+                  for made in inner if not made.input]  # fmt: skip
         values += [onnx.numpy_helper.to_array(each) for each in stored]
         computes = any(each.op_type not in VIEWS | {"Constant"} for each in inner)
         return computes or any(each is None or self._may_count(each, "fiuV") for each in values)
@@ -236,7 +236,7 @@ class SampleCounts:
 
     def written_out(self, node: Node, name: str) -> bool:
         """Return whether an operand is a constant that may be a function of the number of samples."""
-        exponent = node.is_a("Pow") and name != node.inputs[0]
+        exponent = record_of(node).raised_to is not None and name != node.inputs[0]
         if exponent or chooses(node, name) or name in self.context.marks or self._count(name) is not False:
             return False
         needed = ancestors(self.context.index, [name])[1]

@@ -164,10 +164,3 @@ def slices(context: CouplingContext, node: Node) -> Marks:
             return [changed(mark, outer=size // each)]
     by_place(context, node, "a part of the batch is sliced out")
     return [changed(mark, mixed=True)]
-
-
-def pad(context: CouplingContext, node: Node) -> Marks:
-    mark = context.samples(node.inputs[0])
-    if mark is None or context.shape(node.inputs[0])[mark.axis] != context.shape(node.outputs[0])[mark.axis]:
-        raise Untraceable("rows that are not samples are added to the batch")
-    return [changed(mark, factor=1.0)]

@@ -21,6 +21,7 @@ from gopt.analysis.statistic_points import StatisticPoint, StatisticReduction, p
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, ancestors, descendants
+from gopt.ir.node_kinds import divisor_of, record_of
 from gopt.ir.types import FLOATS
 from gopt.operators.kinds import AVERAGES, LAYOUT, SCALES, SUMS, WRITES
 
@@ -316,13 +317,13 @@ class _Walk:
     def _divides_sum(self, node: Node) -> bool:
         """Return whether a node divides a sum by the number of elements in it."""
         types = self.context.index.graph.type_of
-        summed = self.context.index.producers.get(node.inputs[0]) if node.is_a("Div") else None
+        summed = self.context.index.producers.get(node.inputs[0]) if divisor_of(node) else None
         while summed is not None and summed.is_in(LAYOUT):
             summed = self.context.index.producers.get(summed.inputs[0])
-        if summed is None or not summed.is_a("ReduceSum"):
+        if summed is None or not record_of(summed).sums:
             return False
         made = types(summed.outputs[0]).elements
-        return bool(made) and self.context.scalar(node.inputs[1]) * made == types(summed.inputs[0]).elements
+        return bool(made) and self.context.scalar(node.inputs[-1]) * made == types(summed.inputs[0]).elements
 
     def _old_factor(self, node: Node) -> float | None:
         """By how much a sum takes the old value; None where it takes it otherwise."""
@@ -332,6 +333,11 @@ class _Walk:
             made = self.context.index.producers.get(name)
             if name == self.state.tensor:
                 return 1.0
-            if made is not None and made.is_a("Mul") and self.state.tensor in made.inputs and len(made.inputs) == 2:
+            if (
+                made is not None
+                and record_of(made).multiplies
+                and self.state.tensor in made.inputs
+                and len(made.inputs) == 2
+            ):
                 return self.context.scalar(made.inputs[made.inputs[0] == self.state.tensor]) or None
         return None

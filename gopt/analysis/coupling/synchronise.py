@@ -23,7 +23,9 @@ from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex, ancestors
+from gopt.ir.node_kinds import record_of
 from gopt.ir.types import FLOATS
+from gopt.operators.kinds import CASTS
 
 MAX_ITERATIONS = 8
 LINEAR = (None, Relation.SUM, Relation.MEAN)
@@ -135,7 +137,7 @@ def _points(context: CouplingContext, names: Iterable[str]) -> list[str]:
             continue
         seen.add(name)
         node = context.index.producers[name]
-        cast = node.is_a("Cast") and context.index.graph.type_of(node.inputs[0]).dtype not in FLOATS
+        cast = node.is_in(CASTS) and context.index.graph.type_of(node.inputs[0]).dtype not in FLOATS
         if name in context.origins or cast:
             if context.index.graph.type_of(name).dtype not in FLOATS:
                 raise UnsupportedError(
@@ -151,7 +153,7 @@ def _points(context: CouplingContext, names: Iterable[str]) -> list[str]:
 def _corrected(training: TrainingGraph, context: CouplingContext, ranks: int) -> Iterable[CorrectedConstant]:
     """Factors n / (n - 1) of unbiased variances, n being the number of elements that were reduced."""
     for node in training.graph.nodes:
-        if node.phase is Phase.FORWARD or not node.is_a("Mul"):
+        if node.phase is Phase.FORWARD or not record_of(node).multiplies:
             continue
         for name, constant in (node.inputs, node.inputs[::-1]):
             mark, value = context.marks.get(name), context.scalar(constant)

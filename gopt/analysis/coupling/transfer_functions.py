@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from itertools import zip_longest
-from typing import Any
 
 from gopt.analysis.coupling import contract, lookups, shapes
 from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import DRAWN, Marks, Relation, Untraceable, changed
 from gopt.analysis.coupling.pointwise import by_place, pointwise
 from gopt.ir.graph import Node
-from gopt.ir.operator_use import use_of
-from gopt.ir.types import TensorType
-from gopt.operators.dims.link import OLDEST, DimFactor, DimFactors, ValueType
+from gopt.ir.node_kinds import record_of
 from gopt.operators.kinds import (
     ALL_REDUCTIONS,
     ARG_EXTREMES,
@@ -26,7 +22,6 @@ from gopt.operators.kinds import (
     POOLS,
     SOFTMAXES,
 )
-from gopt.operators.table import operator
 
 TransferFunction = Callable[[CouplingContext, Node], Marks]
 
@@ -39,17 +34,17 @@ def like(context: CouplingContext, node: Node) -> Marks:
 
 def by_dims(context: CouplingContext, node: Node) -> Marks:
     """The samples of results, by the dimensions along which the operator's record is split."""
-    rule, marks = operator(node.op_type).dims, [context.samples(name) for name in node.inputs]
+    marks = [context.samples(name) for name in node.inputs]
     first = next((mark for mark in marks if mark is not None), None)
     if first is None and node.is_in(LAYOUT):
         return [DRAWN for _ in node.outputs]
-    if rule is None or first is None:
+    if record_of(node).dims is None or first is None:
         raise Untraceable("gopt has no rule for this operator")
     mixed, constant = any(mark and mark.mixed for mark in marks), first.factor if node.is_in(LAYOUT) else 1.0
     drawn = any(mark is None and context.marks.get(name) is DRAWN for name, mark in zip(node.inputs, marks))
     if drawn or any(mark and (mark.outer, mark.inner) != (first.outer, first.inner) for mark in marks):
         raise Untraceable("operands count their samples differently")
-    for factor in _factors(context, node, rule):
+    for factor in context.factors(node):
         operands = list(zip_longest(node.inputs, marks, factor.operands))
         whole = not (factor.reduce or factor.masked) and all(isinstance(each, int) for each in factor.results)
         if not whole or any(mark and axis != mark.axis for _, mark, axis in operands):
@@ -59,32 +54,6 @@ def by_dims(context: CouplingContext, node: Node) -> Marks:
                 by_place(context, node, f"{name!r} has a value of its own for every place of the batch")
         return [changed(first, axis=place, mixed=mixed, factor=constant) for place in factor.results]
     raise Untraceable("it does not take samples one by one along this dimension")
-
-
-def _factors(context: CouplingContext, node: Node, rule: DimFactors) -> list[DimFactor]:
-    """The dimensions along which a node is split; none where they follow sizes that are no numbers."""
-    for name in filter(None, (*node.inputs, *node.outputs)):
-        context.shape(name)
-    use = use_of(node, context.index.graph, context.index.constants)
-    use = replace(use, operands=_open(use.operands), results=_open(use.results))
-    try:
-        return list(rule(use)) if context.opset >= OLDEST else []
-    except TypeError:
-        return []
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenType:
-    """A type whose dimensions may be names."""
-
-    dtype: str
-    dims: tuple[Any, ...]
-    static: bool = False
-
-
-def _open(types: Iterable[ValueType | None]) -> tuple[ValueType | None, ...]:
-    """The types, readable in rank and dimensions where a size is open."""
-    return tuple(_OpenType(each.dtype, each.shape or ()) if isinstance(each, TensorType) else each for each in types)
 
 
 RULES: dict[str, TransferFunction] = {
@@ -98,7 +67,6 @@ RULES: dict[str, TransferFunction] = {
     "Concat": shapes.concat,
     "Split": shapes.split,
     "Slice": shapes.slices,
-    "Pad": shapes.pad,
     "Gather": lookups.gather,
     "GatherElements": lookups.gather_elements,
     "ScatterElements": lookups.gather_elements,

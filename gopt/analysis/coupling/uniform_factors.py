@@ -8,13 +8,14 @@ from math import isclose, prod
 
 import numpy as np
 
-from gopt.analysis.coupling.context import CouplingContext, axis_of
+from gopt.analysis.coupling.context import CouplingContext
 from gopt.analysis.coupling.marks import Relation
 from gopt.analysis.coupling.sample_counts import OPEN, Multiplied
+from gopt.ir.constant_folding import as_folded
 from gopt.ir.graph import Node
 from gopt.ir.graph_index import made_of
 from gopt.ir.node_kinds import record_of, scale
-from gopt.operators.kinds import AVERAGES, PRODUCTS, RELAYS, SCALES, SUMS
+from gopt.operators.kinds import AVERAGES, GATHERS, LAYOUT, PRODUCTS, QUOTIENTS, RELAYS, SCALES, SUMS
 
 TIMES = (1, 2, 3)
 """Batches that are tried."""
@@ -108,15 +109,15 @@ class UniformFactors:
             sized = self._size(node) if node is not None else None
             one = context.index.graph.type_of(name).elements == 1
             return sized or (UNKNOWN_FACTOR if one else UNEQUAL)
-        if node.is_a("Gather", "GatherElements", "ReduceProd", "Slice") and (sized := self._size(node)):
+        if sized := self._size(node):
             return sized
         if node.is_in(_COPIES):
             return self.of(node.inputs[0], depth + 1)
-        if node.is_a("Reciprocal"):
-            return UniformFactor().times(self.of(node.inputs[0], depth + 1), -1)
-        if node.is_in(SCALES):
-            left, right = (self.of(operand, depth + 1) for operand in node.inputs)
-            return left.times(right, record_of(node).exponent(1))
+        if node.is_in(SCALES | QUOTIENTS):
+            factor = UniformFactor()
+            for slot, operand in enumerate(node.inputs):
+                factor = factor.times(self.of(operand, depth + 1), record_of(node).exponent(slot))
+            return factor
         if node.is_in(SUMS):
             terms = [self.of(name, depth + 1) for name in node.inputs]
             alike = len({(term.number, term.batches) for term in terms}) == 1
@@ -136,7 +137,7 @@ class UniformFactors:
         if node.is_a("Size"):
             return self._counted(node.inputs[0])
         maker = producers.get(node.inputs[0]) if whole else node
-        chosen = maker if maker is not None and maker.is_a("Gather", "GatherElements", "Slice") else None
+        chosen = maker if maker is not None and maker.is_in(LAYOUT | GATHERS) else None
         shape = producers.get(chosen.inputs[0]) if chosen is not None else maker
         if shape is None or not shape.is_a("Shape"):
             return None
@@ -150,14 +151,9 @@ class UniformFactors:
 
     def _taken(self, places: Sequence[int], node: Node) -> list[int]:
         """The dimensions that a node takes of those in a shape; none where it is not known which."""
-        given = [self.context.ints(each) for each in node.inputs[1:]]
-        known = [each for each in given if each]
-        if len(known) < len(given) or not known or axis_of(node, 1, 0):
-            return []
-        if not node.is_a("Slice"):
-            inside = all(-len(places) <= each < len(places) for each in known[0])
-            return [places[each] for each in known[0]] if inside else []
-        return list(places[known[0][0] : known[1][0] : known[3][0] if len(known) > 3 else 1])
+        operands = [value for each in node.inputs[1:] if (value := self.context.constant(each)) is not None]
+        taken = as_folded(node, [np.array(places), *operands]) if len(operands) + 1 == len(node.inputs) else None
+        return [] if taken is None else [int(place) for place in taken.reshape(-1)]
 
     def _counted(self, name: str, places: Sequence[int] | None = None) -> UniformFactor | None:
         """The product of some dimensions of a value, or the number of its elements."""

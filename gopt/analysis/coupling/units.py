@@ -10,7 +10,7 @@ from gopt.analysis.coupling.marks import division
 from gopt.analysis.coupling.uniform_factors import UniformFactor, UniformFactors
 from gopt.ir.graph import Node
 from gopt.ir.node_kinds import in_proportion, record_of
-from gopt.operators.kinds import SCALES, SUMS
+from gopt.operators.kinds import SCALES, SUMS, UNMOVED
 
 MIXED = "?"
 """Of ``Unit.mixed``, where terms are not all means."""
@@ -201,7 +201,7 @@ class UnitConstants:
 
     def _only_factor(self, node: Node, name: str) -> UniformFactor | None:
         """The constant factor by which a node multiplies ``name``; None for any other node."""
-        if node.is_a("Identity", "Cast", "Reshape"):
+        if node.is_in(UNMOVED):
             return UniformFactor()
         if not node.is_in(SCALES) or node.inputs.count(name) != 1 or not in_proportion(node, name):
             return None

@@ -11,7 +11,7 @@ from gopt.errors import InputError, UnsupportedError
 from gopt.importers.training_info.bindings import value_infos
 from gopt.ir.functions import check_functions, inline_functions, reached_functions
 from gopt.ir.model_file import refill
-from gopt.ir.nodes import nested, reads
+from gopt.ir.nodes import is_gradient, nested, reads
 from gopt.ir.type_proto import read_type
 from gopt.text.sanitize import show
 
@@ -26,7 +26,7 @@ def expand_gradients(model: ModelProto, states: Collection[str] = ()) -> list[Gr
     _refuse_in_functions(model)
     _write_out_functions(model)
     calls = []
-    while (node := next((node for node in model.graph.node if _is_gradient(node)), None)) is not None:
+    while (node := next((node for node in model.graph.node if is_gradient(node)), None)) is not None:
         call = _read(node, model.graph)
         forward = _part(model, call.scalar)
         inner = {name for node in forward.graph.node for name in node.output}
@@ -42,7 +42,7 @@ def expand_gradients(model: ModelProto, states: Collection[str] = ()) -> list[Gr
 
 def _refuse_in_functions(model: ModelProto) -> None:
     for function in model.functions:
-        for node in filter(_is_gradient, nested(function.node)):
+        for node in filter(is_gradient, nested(function.node)):
             raise UnsupportedError(
                 f"Gradient {show(''.join(node.output[:1]))} is inside function {show(function.name)}",
                 "call Gradient in the algorithm itself",
@@ -51,7 +51,7 @@ def _refuse_in_functions(model: ModelProto) -> None:
 
 def _write_out_functions(model: ModelProto) -> None:
     """Inline the functions computing values to be differentiated."""
-    scalars = [_read(node, model.graph).scalar for node in model.graph.node if _is_gradient(node)]
+    scalars = [_read(node, model.graph).scalar for node in model.graph.node if is_gradient(node)]
     called = reached_functions(model, _behind(model.graph, scalars)) if model.functions and scalars else set()
     if called:
         check_functions(model)
@@ -71,10 +71,6 @@ def _behind(graph: GraphProto, names: Iterable[str]) -> list[NodeProto]:
 def _uses_preview(model: ModelProto) -> bool:
     parts = (model.graph.node, *(function.node for function in model.functions))
     return any(node.domain == PREVIEW for nodes in parts for node in nested(nodes))
-
-
-def _is_gradient(node: NodeProto) -> bool:
-    return node.op_type == "Gradient" and node.domain == PREVIEW
 
 
 def _read(node: NodeProto, graph: GraphProto) -> GradientCall:

@@ -14,6 +14,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from gopt.ir.graph import Graph, Node
 from gopt.ir.inference import infer_types
+from gopt.ir.node_kinds import divisor_of
 from gopt.ir.nodes import nested
 from gopt.ir.opaque.inline import inline_branch, written_node
 from gopt.ir.opaque.selection import THROUGH, alike
@@ -130,4 +131,4 @@ def _never_fails(graph: Graph, node: Node) -> bool:
     """Return whether a node written out has a result whatever the condition is."""
     if not all(graph.type_of(name).static for name in node.outputs if name):
         return False
-    return not node.is_a("Div") or graph.type_of(node.outputs[0]).dtype in FLOATS
+    return not divisor_of(node) or graph.type_of(node.outputs[0]).dtype in FLOATS

@@ -16,7 +16,7 @@ def constant_index(name: str, producers: Mapping[str, Node], stored: Mapping[str
     if name in stored:
         return int(np.asarray(stored[name].numpy()).reshape(-1)[0]) if stored[name].type.elements == 1 else None
     producer = producers.get(name)
-    array = constant_array(producer.attributes) if producer is not None and producer.is_a("Constant") else None
+    array = constant_array(producer.attributes) if producer is not None and not producer.reads else None
     return int(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
 
 

@@ -10,6 +10,7 @@ from gopt.artifact.manifest import LocalState, SourceState
 from gopt.artifact.pass_facts import BucketFacts
 from gopt.artifact.report_groups import AddedVarFact, LocalShape, OpFact, RemovedVarFact
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import control_flow
 from gopt.offline.explain.folder_index import FolderIndex
 from gopt.offline.explain.split_stories import key_story, table_story
 from gopt.offline.explain.story import Fact
@@ -232,7 +233,7 @@ def source_story(index: FolderIndex, name: str) -> Iterator[Fact]:
 def _run_by_all(index: FolderIndex, node: Node) -> str:
     """Return how every rank runs an operator that no pass removed."""
     runs = [wiring.labels.get(node.label) for wiring in index.wiring(index.first_rank())]
-    if node.is_a("If") and not any(run is not None and run.is_a("If") for run in runs):
+    if control_flow(node) and not any(run is not None and control_flow(run) for run in runs):
         return "both branches are written out, and Where takes what the condition says"
     return "every rank runs it as it was"
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import chosen_by, record_of
 from gopt.offline.inference.forward_subgraph import ForwardSubgraph, evaluate
 from gopt.operators.kinds import COMPARISONS, STEPWISE, UNIFORM
 
@@ -22,7 +23,7 @@ def as_identities(subgraph: ForwardSubgraph, draws: Iterable[str]) -> Iterator[N
     """Nodes that make, under the old names, dropout's values in evaluation. ``draws``: values that may be uniform
     random numbers, of inputs or of nodes; a draw with another use as well gives nothing."""
     for node in subgraph.graph.nodes:
-        if id(node) in subgraph.nodes and node.is_a("Dropout"):
+        if id(node) in subgraph.nodes and record_of(node).switch is not None:
             yield _identity(node.inputs[0], node.outputs[0])
     for draw in draws:
         masks = _masks(subgraph, draw)
@@ -46,7 +47,7 @@ def _masks(subgraph: ForwardSubgraph, draw: str) -> set[str]:
 
 
 def _steps(subgraph: ForwardSubgraph, node: Node, draw: str) -> bool:
-    return node.op_type in _COMPARE or (node.op_type == "Add" and _rest(subgraph, node, draw) is not None)
+    return node.op_type in _COMPARE or (record_of(node).adds and _rest(subgraph, node, draw) is not None)
 
 
 def _levels(subgraph: ForwardSubgraph, draw: str) -> Iterator[str]:
@@ -74,9 +75,9 @@ def _scaled(subgraph: ForwardSubgraph, draw: str, mask: str, reader: Node) -> No
     share, height = _measured(subgraph, draw, mask)
     if not share or len(reader.outputs) != 1:
         return None
-    if reader.op_type == "Mul":
+    if record_of(reader).multiplies:
         (value,) = [name for name in reader.inputs if name != mask] or [""]
-    elif reader.op_type == "Where" and reader.inputs[0] == mask and subgraph.constants.number(reader.inputs[2]) == 0:
+    elif chosen_by(reader) and reader.inputs[0] == mask and subgraph.constants.number(reader.inputs[2]) == 0:
         value = reader.inputs[1]
     else:
         return None

@@ -163,7 +163,7 @@ def _stored(graph: Graph) -> list[TensorType]:
     """The types of stored values that are no inputs, and of Constant nodes."""
     stored = [tensor.type for name, tensor in graph.initializers.items() if name not in graph.inputs]
     for node in graph.nodes:
-        value = node.attributes.get("value") if node.is_a("Constant") else None
+        value = node.attributes.get("value") if not node.reads else None
         if isinstance(value, onnx.TensorProto):
             stored.append(TensorType(dtype_name(value.data_type), tuple(value.dims)))
     return stored

@@ -10,6 +10,7 @@ from typing import Any
 from gopt import api
 from gopt.documents.records import to_document
 from gopt.errors import GoptError
+from gopt.ir.nodes import is_gradient
 from gopt.offline.kinds.candidate import FileCandidate
 from gopt.text.notebook import HtmlTable
 
@@ -60,7 +61,7 @@ def inspect_training_info(candidate: FileCandidate) -> TrainingInfoInspection:
     steps = []
     for info in model.training_info:
         nodes = info.algorithm.node
-        gradients = [node for node in nodes if node.op_type == "Gradient"]
+        gradients = [node for node in nodes if is_gradient(node)]
         steps.append(
             TrainingStepEntry(
                 nodes=len(nodes),

@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from gopt.ir.graph_index import walk
+from gopt.ir.node_kinds import record_of
 from gopt.offline.optimizer.evidence import tidy
 from gopt.offline.optimizer.gradient_path import GradientPath, GradientPaths
 from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction, spread
@@ -16,7 +17,8 @@ from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction, 
 T = TypeVar("T")
 _TRIALS = 2
 _LARGE = (1e10, 1e14)
-_KINDS = {"ReduceL2": "2", "ReduceL1": "1", "ReduceSum": "1", "ReduceMax": "inf"}
+_KINDS = {"l2": "2", "sum": "1", "max": "inf"}
+"""Pieces of a reduction -> the norm of the operand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,5 +156,6 @@ class _Norms:
         """Return the norm of one gradient computed by a reduction; '' if unknown."""
         node = self.probe.producers[leaf]
         source = self.probe.producers.get(node.inputs[0])
-        plain = node.is_a("ReduceSum", "ReduceMax") and (source is None or not source.is_a("Abs"))
-        return "" if plain else _KINDS.get(node.op_type, "")
+        record = record_of(node)
+        plain = (record.sums or record.pieces == "max") and (source is None or not source.is_a("Abs"))
+        return "" if plain or record.power == 2 else _KINDS.get(record.pieces or "", "")

@@ -11,10 +11,10 @@ import numpy as np
 from gopt.analysis.isomorphism import signature
 from gopt.analysis.training import Phase, StateKind, TrainingGraph
 from gopt.ir.graph import Node
-from gopt.ir.node_kinds import in_proportion
+from gopt.ir.node_kinds import in_proportion, record_of
 from gopt.ir.types import FLOATS
 from gopt.offline.optimizer.probe import Array, Probe, Scalars, UpdateFunction
-from gopt.operators.kinds import ALL_REDUCTIONS, CARRIES
+from gopt.operators.kinds import ALL_REDUCTIONS, CARRIES, EXTREMES
 
 _MOST = 16
 """Nodes that one step of the way may have: a ``Where`` around a clip has four."""
@@ -145,10 +145,12 @@ class GradientPaths:
             return len(readers) > 1
         reader, producers = readers[0], self.probe.producers
         operands = [x for x in reader.reads if x != name]
-        if reader.is_a("Clip", "Min", "Max"):
+        if reader.is_in(EXTREMES | {"Clip"}):
             return all(map(self.probe.is_constant, operands))
-        decays = (x in producers and producers[x].is_a("Mul") and parameter in producers[x].inputs for x in operands)
-        return reader.is_a("Add") and any(decays)
+        decays = (
+            x in producers and record_of(producers[x]).multiplies and parameter in producers[x].inputs for x in operands
+        )
+        return record_of(reader).adds and any(decays)
 
     def _onward(self, name: str) -> list[Node]:
         """The nodes of the update that read a value and carry it on."""

@@ -15,10 +15,10 @@ from gopt import limits
 from gopt.analysis.ownership import Ownership
 from gopt.analysis.training import Phase, State, TrainingGraph
 from gopt.ir.graph import Node
-from gopt.ir.graph_index import GraphIndex, walk
-from gopt.ir.node_kinds import chosen_by, control_flow
+from gopt.ir.graph_index import GraphIndex, copy_chain, walk
+from gopt.ir.node_kinds import chosen_by, control_flow, draws, record_of
 from gopt.ir.types import FLOATS, TensorType
-from gopt.operators.kinds import CASTS, MOVES, RESHAPES
+from gopt.operators.kinds import CASTS, MOVES, RESHAPES, SPREADS, TYPED
 from gopt.operators.table import operator
 
 Array = np.ndarray[Any, Any]
@@ -56,7 +56,7 @@ def _computed(node: Node, operands: Sequence[Array | None], type: TensorType, fl
     if record.kernel is not None and record.pieces is not None and type.static and type.elements == 1:
         return np.reshape(record.kernel({"keepdims": 0}, [x]), () if flat else type.dims)
     if flat:  # a vector represents a full-shaped value in any layout
-        moves = node.op_type in MOVES or (node.op_type == "Expand" and x.size == 1)
+        moves = node.op_type in MOVES or (node.op_type in SPREADS and x.size == 1)
         return x if moves and type.static else None
     if node.op_type in RESHAPES and type.static:
         return np.reshape(x, type.dims)
@@ -122,7 +122,7 @@ class Probe:
         self._behind = {name: frozenset([name]) for name in self.inputs}
         computable = {*self.inputs, ""}
         for node in graph.nodes:
-            by_type = node.is_a("CastLike")  # the second operand is read for its type alone
+            by_type = node.is_in(TYPED)  # the second operand is read for its type alone
             if node.phase is Phase.UPDATE:
                 wide_result = (
                     not by_type and self.owners.note(node) and any(x in self.owners.full for x in node.outputs)
@@ -155,7 +155,7 @@ class Probe:
             if state in self._behind and before is not None and after is not None and abs(after - before - 1) < 1e-9:
                 counters[state] = None
         for node, _ in self.small:
-            if node.is_a("Pow") and self.constant(node.inputs[0]) is not None:
+            if record_of(node).raised_to and self.constant(node.inputs[0]) is not None:
                 counters.update(dict.fromkeys(sorted(self.inputs_behind(node.inputs[1]))))
         return tuple(counters)
 
@@ -183,7 +183,7 @@ class Probe:
         if name in self.graph.initializers:
             return name not in self.graph.inputs
         node = self.index.producers.get(name)
-        return node is not None and node.is_a("Constant")
+        return node is not None and not node.reads and not draws(node)
 
     def scalars_before(self, names: Sequence[str]) -> list[str]:
         """The small values before these, with constants; nothing of full shape is crossed."""
@@ -216,15 +216,12 @@ class Probe:
         """A state's new value before the conditions that let the state keep its old value, and these conditions, each
         with the value that selects the new value."""
         name, conditions = state.updated, list[tuple[str, bool]]()
-        while (node := self.producers.get(name)) is not None:
-            if state.tensor in chosen_by(node) and self.single(node.inputs[0]):
-                advances = node.inputs[2] == state.tensor
-                conditions.append((node.inputs[0], advances))
-                name = node.inputs[1 if advances else 2]
-            elif node.is_a("Identity"):
-                name = node.inputs[0]
-            else:
+        while (node := self.producers.get(name := copy_chain(self.producers, name)[-1])) is not None:
+            if state.tensor not in chosen_by(node) or not self.single(node.inputs[0]):
                 break
+            advances = node.inputs[2] == state.tensor
+            conditions.append((node.inputs[0], advances))
+            name = node.inputs[1 if advances else 2]
         return name, conditions
 
 

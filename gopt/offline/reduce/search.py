@@ -40,7 +40,7 @@ class Search:
     ):
         self.view = GraphView(model)
         self.failure = failure
-        self.tries = self.kept = self.invalid = 0
+        self.tries = self.kept = 0
         self.nodes_before = len(model.graph.node)
         self._fails, self._bounds, self._tell = fails, bounds, tell
         self._end = time.monotonic() + bounds.seconds
@@ -59,7 +59,6 @@ class Search:
             return False
         self._seen.add(hash(data))
         if self._checked and not accepts(data, full=self._full):
-            self.invalid += 1
             return False
         self._check_bounds()
         self.tries += 1

@@ -72,7 +72,8 @@ class _Folder:
         self.graph: Graph = program.graph
         states = {state.input: state for state in program.states}
         users, producers = program.graph.users(), program.graph.producers()
-        self.now = CurrentGraph(program.source.graph.types, program.graph.outputs, users, producers, states)
+        types = program.source.graph.types
+        self.now = CurrentGraph(types, program.graph.types, program.graph.outputs, users, producers, states)
         self.statistics = {s.updated for s in program.training.states if s.kind is StateKind.STATISTIC}
         self.position = {id(node): position for position, node in enumerate(program.graph.nodes)}
 

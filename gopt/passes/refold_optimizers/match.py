@@ -31,9 +31,11 @@ class NoFoldError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CurrentGraph:
-    """The current graph: types of the source, users and producers of each value, and the states of the ranks."""
+    """The current graph: types of the source and of ranks, users and producers of each value, and the states of the
+    ranks."""
 
     types: Mapping[str, TensorType]
+    local: Mapping[str, TensorType]
     outputs: Mapping[str, TensorType]
     users: Mapping[str, list[Node]]
     producers: Mapping[str, Node]
@@ -93,7 +95,8 @@ class Match:
             local.update(node.outputs)
             result.append(members[0])
         sharding = self._sharding(result)
-        if self.pieces.dropped and sharding.flat is not None:
+        parts = any(self.graph.local.get(now) != self.graph.types.get(old) for old, now in renamed.items())
+        if self.pieces.dropped and (parts or sharding.flat is not None):
             raise NoFoldError(f"its {self.pieces.dropped[0].op_type} works on whole tensors")
         self._check_scalars(result, sharding)
         self._check_inside(result, renamed)

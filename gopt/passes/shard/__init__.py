@@ -11,6 +11,7 @@ from gopt.analysis.training import Phase
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.analysis.updates import UpdateMode, UpdateSubgraph
 from gopt.ir.rewriter import GraphRewriter
+from gopt.operators.kinds import CASTS
 from gopt.passes.base import Pass
 from gopt.passes.shard.emit import Groups
 from gopt.passes.shard.emitted_bucket import EmittedBucket
@@ -54,12 +55,12 @@ def shard(program: SpmdProgram, options: Options) -> PassResult:
     layout = layout_of(program, options)
     rewriter = GraphRewriter(program.graph, "shard")
     scalars = ScalarReductions(rewriter, training.graph, updates, axis)
-    wire = options.reduce_dtype.value if options.reduce_dtype is not None else ""
+    program.reduce_dtype = options.reduce_dtype.value if options.reduce_dtype is not None else ""
     groups = Groups(
         axis, program.mesh.replica_group, data if data is not None and program.mesh.size(data) > 1 else None
     )
     weights = LossWeights(program, rewriter, groups.data)
-    reduction = GradientReduction(program, rewriter, groups, wire, options.stage >= Stage.GRADIENTS, weights)
+    reduction = GradientReduction(program, rewriter, groups, options.stage >= Stage.GRADIENTS, weights)
     before_use = options.stage is Stage.PARAMETERS
     gather = ParameterGather(program, rewriter, axis, before_use, options.reshard_after_forward, options.persist)
     plan = make_plan(training, updates, layout, gather.copies, program.weighed)
@@ -124,8 +125,8 @@ def _read_reduced(rewriter: GraphRewriter, reduced: ReducedGradients) -> None:
     for node in rewriter.kept():
         if node.phase is Phase.UPDATE:
             node.inputs = [reduced.values.get(name, name) for name in node.inputs]
-            if node.is_a("Cast"):  # a cast may read the value before it is rounded to the gradient's type
-                node.inputs = [reduced.unrounded.get(name, name) for name in node.inputs]
+            if node.is_in(CASTS):  # a cast may read the value before it is rounded to the gradient's type
+                node.inputs[0] = reduced.unrounded.get(node.inputs[0], node.inputs[0])
 
 
 def _describe(program: SpmdProgram, bucket: object) -> BucketFacts:

@@ -49,13 +49,11 @@ class ReducedValue:
 
 @dataclass(slots=True)
 class GradientReduction:
-    """Writes reductions of gradients. ``wire``: the type of sent gradients, '' for the gradients' own; ``scattered``:
-    whether accumulators hold shards."""
+    """Writes reductions of gradients; ``scattered``: whether accumulators hold shards."""
 
     program: SpmdProgram
     rewriter: GraphRewriter
     groups: emit.Groups
-    wire: str
     scattered: bool
     weights: LossWeights
 
@@ -126,7 +124,7 @@ class GradientReduction:
         return ReducedValue(back, value if back != value else "")
 
     def _on_wire(self, value: str, name: str, sharding: Sharding) -> str:
-        return self._as(value, self.wire or self._dtype(value), name, sharding)
+        return self._as(value, self.program.reduce_dtype or self._dtype(value), name, sharding)
 
     def _sum(
         self, root: str, value: str, type: TensorType, held_as: Sharding, gradient: str, *, local: bool = False

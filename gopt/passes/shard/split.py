@@ -10,7 +10,7 @@ from gopt.ir.graph import Node
 from gopt.ir.node_kinds import elementwise, record_of
 from gopt.ir.rewriter import GraphRewriter, Removal
 from gopt.ir.types import TensorType, dtype_code
-from gopt.operators.kinds import LAYOUT
+from gopt.operators.kinds import CASTS, LAYOUT
 from gopt.passes.shard import emit
 from gopt.passes.shard.emitted_bucket import EmittedBucket
 from gopt.passes.shard.gradient_reduction import GradientReduction, ReducedValue
@@ -168,8 +168,8 @@ class GroupEmitter:
         if not elementwise(node):
             raise InvariantError(f"{node.op_type} {node.label!r} cannot run on a piece of a tensor")
         operands = [self._operand(name, index, slot) for slot, name in enumerate(node.inputs)]
-        if self.unrounded and node.is_a("Cast") and node.inputs[0] == self.subgraph.gradient:
-            operands = [self.unrounded]  # not rounded in between
+        if self.unrounded and node.is_in(CASTS) and node.inputs[0] == self.subgraph.gradient:
+            operands = [self.unrounded, *operands[1:]]  # not rounded in between
         outputs: dict[str, TensorType] = {}
         for slot, name in enumerate(node.outputs):
             if name:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gopt.ir.graph import Graph
 from gopt.ir.types import FLOATS
-from gopt.operators.kinds import VIEWS
+from gopt.operators.kinds import SUMS, VIEWS
 
 TRIES = 4
 
@@ -47,7 +47,7 @@ def shifted(graph: Graph, gradients: Mapping[str, str], batch: set[str]) -> dict
     with_batch = reached(graph, batch)
     shifts: dict[str, str] = {}
     for node in graph.nodes:
-        if not node.is_a("Add", "Sub") or node.outputs[0] not in with_batch:
+        if not node.is_in(SUMS) or node.outputs[0] not in with_batch:
             continue
         for name in node.inputs:
             fits = name in gradients and graph.type_of(node.outputs[0]).shape == graph.inputs[name].shape

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from gopt.ir.graph import Graph, Node
+from gopt.ir.node_kinds import order_of
 from gopt.ir.types import TensorType
 from gopt.operators.kinds import MATRIX_PRODUCTS
 from gopt.runtime.large_products import LARGE
@@ -58,7 +59,7 @@ def with_large_weights(
     dropped = set(large.values())
     for gradient in large.values():
         maker = makers[gradient]
-        if maker.op_type == "Transpose":
+        if order_of(maker, 2):
             product = makers[maker.inputs[0]]
             factor_a, factor_b = product.inputs
             dropped.add(product.first_output)
@@ -95,10 +96,10 @@ def _is_product(gradient: str, makers: Mapping[str, Node], readers: Mapping[str,
     maker = makers.get(gradient)
     if maker is None or gradient in readers:
         return False
-    if maker.is_a("Transpose") and list(maker.attributes.get("perm", [1, 0])) == [1, 0]:
+    if order_of(maker, 2) == (1, 0):
         product = makers.get(maker.inputs[0])
         return product is not None and product.is_a("MatMul") and len(readers[maker.inputs[0]]) == 1
-    return maker.is_a("MatMul") or (maker.is_a("Gemm") and len(maker.inputs) == 2)
+    return maker.is_in(MATRIX_PRODUCTS) and len(maker.inputs) == 2
 
 
 def _moved(graph: Graph, node: Node, name: str) -> list[Node]:

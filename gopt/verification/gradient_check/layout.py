@@ -10,6 +10,7 @@ import numpy as np
 
 from gopt.analysis.training import TrainingGraph
 from gopt.ir.graph import Node
+from gopt.ir.node_kinds import order_of
 from gopt.operators.kinds import CARRIES
 from gopt.verification.gradient_check.difference_quotients import Candidate
 
@@ -30,9 +31,8 @@ class Layouts:
             self._turns[name] = self._chain(self._training.gradients[name], like.shape)
         types = self._training.graph.types
         for node in self._turns[name]:
-            turn = node.is_a("Transpose")
-            gradient = gradient.transpose(node.attributes.get("perm")) if turn else gradient
-            gradient = gradient if turn else gradient.reshape(types[node.outputs[0]].dims)
+            order = order_of(node, gradient.ndim)
+            gradient = gradient.reshape(types[node.outputs[0]].dims) if order is None else gradient.transpose(order)
         return with_layout(gradient, like)
 
     def _chain(self, start: str, dims: tuple[int, ...]) -> list[Node]:
@@ -48,7 +48,7 @@ class Layouts:
                     if not type.static:
                         continue
                     longer.append((node.outputs[0], [*chain, node]))
-                    if type.dims == dims and any(node.is_a("Transpose") for node in longer[-1][1]):
+                    if type.dims == dims and any(order_of(node, 0) is not None for node in longer[-1][1]):
                         return longer[-1][1]
             chains = longer
         return []

@@ -43,6 +43,8 @@ from gopt.verification.proof.selections import (
 
 Box = tuple[int, Selection]
 """A whole value, and the selected ranges of each dimension."""
+RANGES = 1 << 18
+"""Ranges of elements up to which values in a row are read as ranges: a row of rows doubles them at each node."""
 
 
 def _repeated(along: Mapping[int, Runs | None], size: int) -> Runs | None:
@@ -461,6 +463,8 @@ class Boxes(Elements):
         shape = (*(rest_shape or ())[:axis], sum(filter(None, before)), *(rest_shape or ())[axis:])
         mixed = any(len({root for root, _, _ in self.pieces(number)}) > 1 for number in numbers)
         if len(shape) == 1 or (mixed and prod(shape[:axis]) == 1):
+            if sum(len(self.pieces(number)) for number in numbers) > RANGES:
+                return self._number(CONCAT, axis, tuple(numbers), shape)
             return self.view(self.flat(piece for number in numbers for piece in self.pieces(number)), shape)
         if len(values) == 1 and None not in values:
             return self.constant(values.pop() or 0, shape)

@@ -46,10 +46,12 @@ class CertificateWriter:
             or self.manifest.split
             or relation.synchronised.points
             or met
+            or self.prover.constants.roundings
             or self.manifest.files is None
         ):
             raise UnsupportedError(
-                f"{self.home} has no certificate: servers, a split computation, or statistics that ranks reduce",
+                f"{self.home} has no certificate: servers, a split computation, statistics that ranks reduce, or casts "
+                "that the source lacks",
                 "gopt prove proves it without one",
             )
         self._source()
@@ -143,7 +145,8 @@ class CertificateWriter:
                 graph = rank.graphs[phase]
                 if times > 1 and rank.sums:
                     results = self._generic(rank, graph, results)
-                self._section({"rank": rank.rank, "phase": phase}, graph, results, lead.setdefault(phase, results))
+                self._section({"rank": rank.rank, "phase": phase}, graph, results, lead.get(phase, {}))
+                lead.setdefault(phase, results)
                 moved = [state for state in rank.states if state.output in graph.outputs]
                 moving |= {state.input: values.step[state.input] for state in moved} if times > 1 else {}
             self.values += [{"moved": name, "number": number} for name, number in moving.items()]
@@ -167,7 +170,7 @@ class CertificateWriter:
             number = values.get(name)
             if number is None or self.expressions.all[number].op == UNDEFINED:
                 continue
-            if values is not lead and lead.get(name) == number:
+            if lead.get(name) == number:
                 continue
             rule = "input" if name in graph.inputs else "constant" if name not in producers else ""
             rule = rule or self._rule(producers[name], number)

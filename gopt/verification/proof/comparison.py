@@ -28,6 +28,12 @@ class RankValues:
     step: Values
     files: list[SweptValues] = field(default_factory=list)
     dtypes: dict[str, str] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """The declared shapes of the inputs, which the next step reads again."""
+
+    def after(self, results: SweptValues) -> RankValues:
+        """The values behind one more file, to be carried on."""
+        return RankValues(dict(self.step), [*self.files, results], dict(self.dtypes), self.shapes)
 
 
 class Comparison:
@@ -40,7 +46,9 @@ class Comparison:
         self.expressions, self.training, self.relation = expressions, relation.training, relation
         self.expected, self.actual, self.mesh = expected, actual, relation.mesh
         self.words = Words(expressions, expected.names, constants.values)
-        self.examples = CounterExamples(expressions, self.training, self.mesh, constants)
+        self.examples = CounterExamples(
+            expressions, self.training, self.mesh, constants, rounded=not relation.rounded_weights
+        )
         self.roundings = constants.roundings
         self._nodes: dict[int, dict[int, str]] = {}
         """The first value with a multiple of an expression, for ranks that were asked about."""
@@ -52,7 +60,11 @@ class Comparison:
         covered: dict[str, set[Piece]] = {name: set() for name in kinds}
         compared: dict[tuple[int, int, str | None], list[tuple[str, int, int]]] = {}
         """By the record of a state, which ranks share, and the value."""
-        for rank, values in zip(self.relation.ranks, self.actual):
+        alike: dict[int, list[int]] = {}
+        for index, values in enumerate(self.actual):
+            alike.setdefault(id(values), []).append(index)
+        for members in alike.values():
+            rank, values = self.relation.ranks[members[0]], self.actual[members[0]]
             for state in rank.states:
                 for piece in state.pieces if not state.copy else ():
                     covered[piece.tensor].add(piece)
@@ -60,7 +72,7 @@ class Comparison:
                 if key not in compared:
                     compared[key] = list(self._compared(state, values))
                 for name, actual, due in compared[key]:
-                    apart.setdefault(name, []).append((rank.rank, actual, due))
+                    apart.setdefault(name, []).extend((self.relation.ranks[at].rank, actual, due) for at in members)
         claims = [self._claim(name, kind, apart.get(name, [])) for name, kind in kinds.items()]
         for index, claim in enumerate(claims):
             if claim.verdict is ProofVerdict.PROVEN and not self._complete(claim.name, covered[claim.name]):
@@ -102,17 +114,17 @@ class Comparison:
         actual = self.actual[rank].step[f"output {output}"]
         if terms:
             members = self.mesh.members("+".join(terms), rank)
-            numbers = [self.actual[member].step[f"output {self._name_of(member, part)}"] for member in members]
+            numbers = [self.actual[member].step[f"output {self._name_of(member, output, part)}"] for member in members]
             all_coordinates = [{axis: self.mesh.coordinates(member)[axis] for axis in terms} for member in members]
             actual = Members(self.expressions, terms, all_coordinates).reduced(numbers, part.how)
         if part.pieces:
             actual = self.expressions.view(actual, self.expressions.shape(due))
         return actual, due
 
-    def _name_of(self, rank: int, part: SourcePart) -> str:
-        """The output of a rank with such a term."""
+    def _name_of(self, rank: int, output: str, part: SourcePart) -> str:
+        """The output of a rank with such a term; of the same name, if possible."""
         outputs = self.relation.ranks[rank].outputs
-        return next(output for output in outputs if outputs[output] == part)
+        return next(name for name in (output, *outputs) if outputs.get(name) == part)
 
     def _sums(self) -> Iterator[Claim]:
         """The accumulators of the ranks: empty at the end of a step."""

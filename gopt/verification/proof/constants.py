@@ -44,8 +44,12 @@ class ConstantTable:
         self.masks = Masks(expressions, self.arrays)
         self.halves: dict[tuple[int, str], set[int]] = {}
         """Results of operators of the source in half precision, with the type -> the operands."""
+        self.rounded: dict[str, set[int]] = {}
+        """Type -> gradients of all batches, and weights of batches, that ranks round to the type."""
+        self.sent: dict[str, set[int]] = {}
+        """Type -> gradients of a batch, and of some batches, that ranks round to the type in front of calls."""
         self.roundings: Counter[str] = Counter()
-        """Node -> number of rounded values of widened halves for a half of the source."""
+        """Node -> number of rounded values: of widened halves for a half of the source, and of gradients."""
         self._stored: dict[tuple[str, int, TensorType], tuple[int, Tensor]] = {}
 
     def stored(self, tensor: Tensor) -> int:
@@ -84,7 +88,8 @@ class ConstantTable:
     def array(self, number: int) -> np.ndarray | None:
         """The value of a small constant, or of a part of a constant."""
         if number not in self.arrays:
-            if self.expressions.all[number].op not in (VIEW, FLAT, TAKE):
+            few = (self.expressions.elements(number) or 0) <= SMALL
+            if not few or self.expressions.all[number].op not in (VIEW, FLAT, TAKE):
                 return None
             root = self.expressions.root(number)
             pieces = self.expressions.pieces(number)
@@ -112,6 +117,13 @@ class ConstantTable:
         if (elements(shape) or 0) <= SMALL:
             return self.number(np.broadcast_to(value.reshape(()), shape))
         return self.expressions.leaf("filled", (value.dtype.name, value.tobytes()), shape)
+
+    def meant(self, expression: Expression) -> np.ndarray | None:
+        """The numbers that a stored value stands for, each element as if it was alone; large ones are as stored."""
+        value = self.values.get(expression)
+        if value is None or value.dtype.name not in PRECISION or value.size > SMALL or not np.isfinite(value).all():
+            return value
+        return np.array([float(simplest(element)) for element in value.flat]).reshape(value.shape)
 
     def single(self, number: int) -> Any:
         """The value of all elements of a constant; None for several, or for any other expression."""

@@ -70,11 +70,13 @@ class Unevaluable(Exception):
 
 @dataclass(slots=True)
 class ExpressionValues:
-    """Values of expressions: ``leaf`` gives values of leaves, ``origins`` the nodes of operators without laws."""
+    """Values of expressions: ``leaf`` gives values of leaves, ``origins`` the nodes of operators without laws;
+    ``rounded``: casts round."""
 
     expressions: Expressions
     leaf: Leaf
     origins: Mapping[int, Origin]
+    rounded: bool = True
     arrays: dict[Key, np.ndarray] = field(default_factory=dict)
     """The values so far."""
     _cores: dict[int, frozenset[int]] = field(default_factory=dict)
@@ -142,7 +144,7 @@ class ExpressionValues:
             return np.ones(())
         if op == ITERATED:
             return self._iterated(number, coordinates, values[0])
-        if op in PARTIAL:
+        if op in PARTIAL or (op == "round" and not self.rounded):
             return values[0]
         for label, size, runs in cut.get(number, ()):
             pairs = list(zip(values, label))  # type: ignore[call-overload]
@@ -190,7 +192,7 @@ class ExpressionValues:
                 return value if expression == begun else self.leaf(expression, at)
 
             fixed = {key: array for key, array in self.arrays.items() if key[0] not in moving}
-            inner = ExpressionValues(self.expressions, leaf, self.origins, fixed, self._cores)
+            inner = ExpressionValues(self.expressions, leaf, self.origins, self.rounded, fixed, self._cores)
             (value,) = inner.values([after], {**coordinates, str(axis): index})
             self.arrays.update((key, array) for key, array in inner.arrays.items() if key[0] not in moving)
         return value

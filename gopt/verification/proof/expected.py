@@ -18,7 +18,7 @@ from gopt.records.boxes import ranges_of
 from gopt.records.mesh import Mesh
 from gopt.runtime.inlined_functions import inlined
 from gopt.verification.lockstep import VERIFIER_CALL, with_reduced_statistics, with_shared_means
-from gopt.verification.proof.calls import Members
+from gopt.verification.proof.calls import Members, Results
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import INITIAL, NOWHERE, STATE
@@ -26,7 +26,7 @@ from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
 from gopt.verification.proof.relation import BY_NUMBERS, ProofRelation, SourcePart
 from gopt.verification.proof.selections import joined
-from gopt.verification.proof.sweep import RankSweep, Sweep, UnpairedCall, Values
+from gopt.verification.proof.sweep import Sweep, UnpairedCall, Values
 from gopt.verification.reference_graphs import local_graph, update_graph
 
 RUNS = 1 << 12
@@ -141,11 +141,11 @@ class Specification:
             local = with_reduced_statistics(local, met, produced, relation.mesh.data_ranks)
         return local
 
-    def _swept(self, graph: Graph, fed: Mapping[str, int]) -> Values:
+    def _swept(self, graph: Graph, fed: Values) -> Values:
         """The values of a part of the source. Raises UnsupportedError for results that members have apart."""
         sweep = SourceSweep(self.expressions, self.constants, self.relation.mesh, self.reader, graph)
         try:
-            members = sweep.run([graph] * sweep.mesh.ranks, [dict(fed) for _ in range(sweep.mesh.ranks)])
+            members = sweep.run([graph] * sweep.mesh.ranks, [fed] * sweep.mesh.ranks)
         except UnpairedCall as wrong:
             raise UnsupportedError(f"the source's own call {wrong.node!r} is {wrong.actual}", BY_NUMBERS) from None
         values, *rest = members
@@ -168,13 +168,13 @@ class Specification:
         expressions, rule = self.expressions, self.reduction.rule
         summed = self.reduction.summed_gradients(self.training)
         result: Values = {}
+        weight_of_batch = self._weight(local) if rule is LossRule.WEIGHTED else None
         for parameter, name in self.training.gradients.items():
             how = "sum" if rule is LossRule.SUM or name in summed else "mean"
-            number, axes, weight, dtype = local[name], self.varying, None, self.training.graph.types[name].dtype
-            if rule is LossRule.WEIGHTED:
-                type = self.training.graph.type_of(self.reduction.value)
-                weight = as_type(expressions, local[self.reduction.value], type.dtype, "float32")
-                expressions.note_count(weight, axes)
+            number, axes, weight = local[name], self.varying, weight_of_batch
+            dtype = self.training.graph.types[name].dtype
+            if self.relation.plan is None and (dtype in HALVES or self.relation.reduce_dtype):
+                self._note_roundings(number, weight, dtype)
             if self.relation.plan is not None and MICRO in axes:
                 number = self._combined(number, weight, {MICRO}, how)
                 number = as_type(expressions, number, "float32", dtype) if dtype in HALVES else number
@@ -182,6 +182,25 @@ class Specification:
             number = as_type(expressions, number, dtype, self.relation.pushed.get(parameter, dtype))
             result[name] = self._combined(number, weight, axes, how)
         return result
+
+    def _weight(self, local: Values) -> int:
+        """The weight of a batch."""
+        type = self.training.graph.type_of(self.reduction.value)
+        weight = as_type(self.expressions, local[self.reduction.value], type.dtype, "float32")
+        self.expressions.note_count(weight, self.varying)
+        return weight
+
+    def _note_roundings(self, number: int, weight: int | None, dtype: str) -> None:
+        """Note the types to which ranks round a gradient of ``dtype`` of some batches and of all, and the weight."""
+        expressions, rounded = self.expressions, self.constants.rounded.setdefault(dtype, set())
+        sent = self.constants.sent.setdefault(self.relation.reduce_dtype, set())
+        if weight is not None:
+            share = weighted_mean(expressions, weight, expressions.reduced(weight, self.data, "sum"))
+            rounded.add(expressions.bare(share))
+            number = weighed(expressions, number, weight)
+        for within, total in expressions.sums(number, self.varying).items():
+            roots = {expressions.undivided(root) for root, _, _ in expressions.apart(total)}
+            (rounded if within == self.varying else sent).update(roots)
 
     def _combined(self, number: int, weight: int | None, axes: Collection[str], how: str) -> int:
         """A value combined over the batches along axes; ``weight``: of each batch."""
@@ -228,14 +247,12 @@ class SourceSweep(Sweep):
     def _members(self, node: Node, rank: int) -> tuple[int, ...]:
         return (rank,) if node.made_by == VERIFIER_CALL else super()._members(node, rank)
 
-    def _call(self, members: Sequence[RankSweep], nodes: Sequence[Node]) -> None:
-        (sweep, *_), (node, *_) = members, nodes
+    def _call(self, ranks: Sequence[int], nodes: Sequence[Node]) -> Results:
+        (node, *_) = nodes
         if node.made_by != VERIFIER_CALL:
-            super()._call(members, nodes)
-            return
-        operands = [sweep.operands(node, node.inputs)]
-        (results,) = Members(self.expressions, self.data, [dict.fromkeys(self.data, 0)]).call(node, operands)
-        sweep.values.update(zip(node.outputs, results or ()))
+            return super()._call(ranks, nodes)
+        operands = [self.sweeps[ranks[0]].operands(node, node.inputs)]
+        return Members(self.expressions, self.data, [dict.fromkeys(self.data, 0)]).call(node, operands)
 
 
 def weighed(expressions: Expressions, number: int, weight: int) -> int:

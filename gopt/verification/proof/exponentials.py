@@ -46,15 +46,16 @@ class Expressions(PartialSums):
     def _log(self, values: Sequence[int]) -> int:
         op, _, _, shape = self.all[values[0]]
         pairs = list(self.factors(values[0])) if op == PRODUCT else []
-        terms: dict[int, Coefficient] = {
-            self._exponent(factor): power for factor, power in pairs if self.is_exponential(factor)
-        }
-        if not terms:
+        exponents = [(self._exponent(factor), power) for factor, power in pairs if self.is_exponential(factor)]
+        if not exponents:
             return self._number(LOG, (), tuple(values), shape)
         rest = [(factor, power) for factor, power in pairs if not self.is_exponential(factor)]
         if rest:
             inner = self.product(*zip(*rest))
-            terms[self._number(LOG, (), (inner,), self.shape(inner))] = 1
+            exponents.append((self._number(LOG, (), (inner,), self.shape(inner)), 1))
+        terms: dict[int, Coefficient] = {}
+        for exponent, power in exponents:
+            terms[exponent] = terms.get(exponent, 0) + power
         return self.linear(terms, shape)
 
     def _exponent(self, number: int) -> int:

@@ -395,10 +395,15 @@ class Elements:
 
     def note_count(self, number: int, axes: Iterable[str]) -> None:
         """Note the sums of a count along any of some axes."""
-        sums = [(number, NOWHERE)]
-        for axis in axes:
-            sums += [(self.reduced(total, [axis], "sum"), within | {axis}) for total, within in sums]
-        self.counts |= {self.bare(total): within for total, within in sums}
+        self.counts |= {self.bare(total): within for within, total in self.sums(number, axes).items()}
+
+    def undivided(self, number: int) -> int:
+        """An expression without the coefficient, and without the counts that divide it."""
+        bare = self.bare(number)
+        divisors = [factor for factor, _ in self.factors(bare) if self.all[factor].op == INVERSE]
+        counts = [factor for factor in divisors if self._never_zero(self.all[factor].operands[0])]
+        rest = [pair for pair in self.factors(bare) if pair[0] not in counts]
+        return self.bare(self.product(*zip(*rest))) if counts and rest else bare
 
     def _scale(self, number: int) -> tuple[Coefficient, int]:
         """An expression as a coefficient times an expression; the first coefficient of the latter is 1."""
@@ -858,6 +863,13 @@ class Elements:
             return None
         whole = self.product(*zip((self.all[sums[0][0]].operands[0], 1), *rest))
         return self.reduced(whole, axes | more, "sum")
+
+    def sums(self, number: int, axes: Iterable[str]) -> dict[frozenset[str], int]:
+        """A value, and the sums of the values of members along any of some axes."""
+        result = {NOWHERE: number}
+        for axis in axes:
+            result |= {within | {axis}: self.reduced(total, [axis], "sum") for within, total in result.items()}
+        return result
 
     def _bound(self, how: str, axes: frozenset[str], number: int) -> int:
         return self.over_members(REDUCED, (how, axes), number, axes, self.shape(number))

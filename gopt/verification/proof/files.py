@@ -274,11 +274,11 @@ class _RankReader:
             inside = piece.box is None or (
                 len(piece.box) == len(type.dims)
                 and all(
-                    len(ends) % 2 == 0 and list(ends) == sorted(set(ends)) and ends[-1] <= size
+                    len(ends) % 2 == 0 and _ascend(ends) and ends[-1] <= size
                     for ends, size in zip(piece.box, type.dims)
                 )
             )
-            if not inside or not piece.start < piece.stop <= prod(place_shape(piece.place, type.dims)):
+            if not inside or not piece.start <= piece.stop <= prod(place_shape(piece.place, type.dims)):
                 raise InputError(
                     f"{where}: the part is not inside of {show(piece.tensor)}, which is {type}",
                     "ranges ascend and end with the dimension; start and stop count elements",
@@ -323,6 +323,11 @@ class _RankReader:
         if over:
             self._size(where, over)
         return replace(part, how="sum" if entry.sum else "mean", over=tuple(over.split("+"))) if over else part
+
+
+def _ascend(ends: Sequence[int]) -> bool:
+    """Return whether ranges ascend and are apart; a single range may be empty."""
+    return list(ends) == sorted(set(ends)) or (len(ends) == 2 and ends[0] == ends[1])
 
 
 def _check_outputs(training: TrainingGraph, ranks: Sequence[RankRelation], mesh: Mesh, name: str) -> None:

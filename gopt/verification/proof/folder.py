@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 
 from gopt.analysis.training import TrainingGraph
@@ -58,7 +58,8 @@ def ranks_relation(
         check_tables(manifest.parameter_server, ranks[0].graphs)
     return ProofRelation(
         training=training, mesh=mesh, ranks=ranks, schedule=manifest.schedule, accumulate=manifest.accumulate,
-        loss_reduction=manifest.loss_reduction, statistics=manifest.statistics, reductions=manifest.reductions,
+        loss_reduction=manifest.loss_reduction, reduce_dtype=manifest.reduce_dtype, statistics=manifest.statistics,
+        reductions=manifest.reductions,
         synchronised=manifest.synchronised, plan=manifest.parameter_server,
         remedy=_AGAIN, instead=BY_NUMBERS,
     )  # fmt: skip
@@ -80,15 +81,16 @@ def _rank_relation(
 
 def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: ProgressCallback) -> list[RankRelation]:
     """The graphs of all ranks, and parts of the source's values."""
-    ranks, programs = [], []
+    ranks, programs, loaded = [], [], []
     arrays: Held = {}
     files: Mapping[str, str] = {}
-    alike, plain = AlikeFiles(), set[int]()
+    alike, plain, checked = AlikeFiles(), set[int](), set[Hashable]()
     for number, entry in enumerate(manifest.ranks, 1):
         if entry.files != files:  # trainers have one file
             graphs, files = load_rank(folder, entry, list(manifest.schedule), alike.load), entry.files
             written = {phase: _opened(graph, plain) for phase, graph in graphs.items()}
-        check_rank(manifest, entry, graphs, folder)
+        loaded.append(graphs)  # the parts that were checked are known by identity
+        check_rank(manifest, entry, graphs, folder, checked)
         for graph in graphs.values():
             check_versions(graph, f"a file of rank {entry.rank}", training.graph, _AGAIN)
         ranks.append(_rank_relation(manifest, training, entry, written))

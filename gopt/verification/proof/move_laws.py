@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gopt.ir.constant_folding import constant_array
-from gopt.ir.graph import Node
+from gopt.ir.constant_folding import as_folded, constant_array
+from gopt.ir.graph import COMM, Node
 from gopt.ir.types import FLOATS, dtype_name, numpy_dtype
 from gopt.operators.kinds import CASTS, SUMS
 from gopt.verification.proof.constants import Arrays, simplest
@@ -42,7 +42,7 @@ def cast(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays
         reader.widened[node.outputs[0]] = reader.widened.get(node.inputs[0], source)
     if reader.widened.get(node.inputs[0]) == to:
         return operands[0]
-    if _rounded_sum(reader, node, operands[0], to) or _written_out(reader, node, operands[0], to):
+    if any(law(reader, node, operands[0], to) for law in (_rounded_sum, _written_out, _rounded_gradient)):
         reader.table.roundings[node.label] += 1
         return operands[0]
     return as_type(reader.expressions, operands[0], source, to)
@@ -85,15 +85,36 @@ def _written_out(reader: NodeReader, node: Node, number: int, to: str) -> bool:
     return read is not None
 
 
+def _rounded_gradient(reader: NodeReader, node: Node, number: int, to: str) -> bool:
+    """Return whether a cast rounds a rank's gradient of all batches to the gradient's type, the weight of a batch to
+    that type, or, directly in front of calls, a gradient of some batches to the type in which gradients travel."""
+    expressions, table = reader.expressions, reader.table
+    rounded, sent = table.rounded.get(to, set()), table.sent.get(to, set())
+    if not expressions.sealed or not rounded | sent:
+        return False
+    before_calls = all(user.domain == COMM for user in reader.users.get(node.outputs[0], ()))
+    for root, _, _ in expressions.apart(number):
+        bare = expressions.bare(root)
+        whole, _ = expressions.box(bare) or (bare, ())
+        values = {bare, expressions.undivided(bare), expressions.undivided(whole)}
+        if expressions.uniform(root) != 0 and values.isdisjoint(rounded | sent if before_calls else rounded):
+            return False
+    return True
+
+
 def reshape(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
-    decided = all(array is not None for array in arrays[1:])
-    if shape is None or not decided or elements(shape) != reader.expressions.elements(operands[0]):
+    before = reader.expressions.shape(operands[0])
+    if elements(shape) is None or elements(before) is None or any(array is None for array in arrays[1:]):
         return None
-    return reader.expressions.view(operands[0], shape)
+    result = as_folded(node, [np.broadcast_to(np.False_, before), *arrays[1:]])  # type: ignore[arg-type]
+    fits = result is not None and result.shape == shape  # the file may say another
+    return reader.expressions.view(operands[0], shape) if fits else None
 
 
 def expand(reader: NodeReader, node: Node, operands: Sequence[int], arrays: Arrays, shape: Shape) -> int | None:
     number = operands[0]
+    if arrays[1] is not None:
+        shape = broadcast((tuple(arrays[1].tolist()), reader.expressions.shape(number)))
     fits = shape is not None and broadcast((shape, reader.expressions.shape(number))) == shape
     if shape is None or not fits:
         return None

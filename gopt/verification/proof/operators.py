@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
@@ -52,9 +52,19 @@ class NodeReader:
         """Value -> the node that makes it."""
         return self.graph.producers()
 
-    def follow(self, leader: NodeReader) -> None:
+    @cached_property
+    def users(self) -> Mapping[str, Sequence[Node]]:
+        """Value -> the nodes that read it."""
+        return self.graph.users()
+
+    def follow(self, widened: MutableMapping[str, str]) -> None:
         """Know the casts that a reader of the same nodes has read."""
-        self.widened = ChainMap({}, leader.widened)
+        own = self.widened.maps[0] if isinstance(self.widened, ChainMap) else self.widened
+        self.widened = ChainMap(own, widened)
+
+    def casts(self, done: Collection[str]) -> dict[str, str]:
+        """The casts to a wider type, of some values."""
+        return {name: self.widened[name] for name in self.widened if name in done}
 
     def of_graph(self, graph: Graph) -> NodeReader:
         """A reader of the nodes of another graph."""

@@ -5,6 +5,8 @@ the source's new states at the end, for the combined gradients of all batches.""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from gopt.collectives.messages import ROUND_INPUT
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.graph import COMM, Graph
@@ -40,8 +42,6 @@ class Prover:
         self.drawn = frozenset(axis for axis, size in members.items() if size > 1)
         """The axes along which members draw apart, also on the same samples."""
         self.varying = self.drawn.intersection((*self.mesh.data_axes, *micro))
-        self.shapes: dict[tuple[int, str], tuple[int, ...]] = {}
-        """The declared shapes of the inputs of each rank, which the next step reads again."""
         self.ranks: list[RankValues] = []
 
     def run(self) -> RankProof:
@@ -70,9 +70,14 @@ class Prover:
         return NodeReader(self.expressions, graph, self.drawn, self.constants)
 
     def _ranks(self, expected: Expected) -> list[RankValues]:
-        """The values of every rank."""
+        """The values of every rank, in a common object where ranks have the same."""
         ranks = self.relation.ranks
-        all_values = [RankValues(self._start(rank, expected)) for rank in ranks]
+        started: dict[Hashable, RankValues] = {}
+        all_values = []
+        for rank in ranks:
+            if (key := rank.likeness) not in started:
+                started[key] = RankValues(self._start(rank, expected))
+            all_values.append(started[key])
         sweep = Sweep(self.expressions, self.constants, self.mesh, self.reader)
         if self.relation.plan is not None:
             sweep = RoundSweep(
@@ -87,14 +92,19 @@ class Prover:
         for phase, times in self.relation.schedule.items():
             self.advance(f"comparing {phase}")
             graphs = [rank.graphs[phase] for rank in ranks if phase in rank.graphs]  # servers run in the last phase
-            inputs = [
-                self._inputs(times, expected, rank, graph, values.step)
-                for rank, graph, values in zip(ranks, graphs, all_values)
-            ]
-            results = sweep.run(graphs, inputs)
-            for rank, graph, values, result in zip(ranks, graphs, all_values, results):
-                values.files.append(result)
-                self._carry(rank, graph, values, result, times, expected)
+            inputs: dict[int, Values] = {}
+            for rank, graph, values in zip(ranks, graphs, all_values):
+                if id(values) not in inputs:
+                    inputs[id(values)] = self._inputs(times, expected, rank, graph, values)
+            results = sweep.run(graphs, [inputs[id(values)] for _, values in zip(graphs, all_values)])
+            ended: dict[tuple[int, int], RankValues] = {}
+            before = list(all_values)
+            for index, (rank, graph, values, result) in enumerate(zip(ranks, graphs, before, results)):
+                key = id(values), id(result)
+                if key not in ended:
+                    ended[key] = values.after(result)
+                    self._carry(rank, graph, ended[key], result, times, expected)
+                all_values[index] = ended[key]
         return all_values
 
     def _start(self, rank: RankRelation, expected: Expected) -> Values:
@@ -150,7 +160,8 @@ class Prover:
 
     def _unknown(self, rank: RankRelation, name: str, number: int) -> int:
         """A value of micro-steps beyond a sum of terms."""
-        return self.expressions.leaf("a value of micro-steps", (name, rank.rank), self.expressions.shape(number))
+        shape = self.expressions.shape(number)
+        return self.expressions.leaf("a value of micro-steps", (name, rank.rank), shape, self.drawn - {MICRO})
 
     def _behind(self, graph: Graph, results: SweptValues, inputs: Values) -> Values | None:
         """The values that depend on some inputs, for other values; None if a call depends on the inputs."""
@@ -168,11 +179,11 @@ class Prover:
             changed.update(zip(node.outputs, reader.results(node, operands)))
         return changed
 
-    def _inputs(self, times: int, expected: Expected, rank: RankRelation, graph: Graph, values: Values) -> Values:
+    def _inputs(self, times: int, expected: Expected, rank: RankRelation, graph: Graph, begun: RankValues) -> Values:
         """The inputs of a rank's graph, in the declared shapes and types; micro-steps move the states that a phase
         makes anew."""
         inputs: Values = {}
-        states = {state.input: state for state in rank.states}
+        states, values = {state.input: state for state in rank.states}, begun.step
         for name in values:
             if name not in graph.inputs and name not in graph.initializers:
                 continue
@@ -180,7 +191,7 @@ class Prover:
             if times > 1 and name in states and states[name].output in graph.outputs:
                 number = expected.held(self.expressions, states[name], expected.during)
                 if MICRO not in self.expressions.varies[number]:  # the source does not move it in a micro-step
-                    shape, moving = self.expressions.shape(number), frozenset({MICRO})
+                    shape, moving = self.expressions.shape(number), self.drawn
                     number = self.expressions.leaf("moved state", (name, rank.rank), shape, moving)
             if type.static and self.expressions.elements(number) == type.elements:
                 number = self.expressions.view(number, type.shape)
@@ -189,7 +200,7 @@ class Prover:
                 number = as_type(self.expressions, number, of_source, type.dtype)
             inputs[name] = number
             if type.static:
-                self.shapes[rank.rank, name] = tuple(type.dims)
+                begun.shapes[name] = tuple(type.dims)
         return inputs
 
     def _carry(
@@ -213,7 +224,7 @@ class Prover:
                     moving = self.expressions.root(expected.held(self.expressions, moved[name], expected.during))
                     number = self.expressions.iterated(number, moving, MICRO, self.expressions.root(states[name]))
                 shape = self.expressions.shape(results[output])
-                if elements(shape) is not None and self.shapes.get((rank.rank, name), shape) != shape:
+                if elements(shape) is not None and values.shapes.get(name, shape) != shape:
                     number = self._unknown(rank, f"{name}, in another shape", number)
                 states[name] = number
                 values.dtypes[name] = graph.outputs[output].dtype

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from gopt.analysis.loss_reduction import LossReduction, LossRule
 from gopt.analysis.statistic_points import StatisticReduction
 from gopt.analysis.synchronised_values import SynchronisedValues
 from gopt.analysis.training import TrainingGraph
 from gopt.artifact.manifest import LocalAccumulator, LocalState
 from gopt.artifact.pieces import Piece
 from gopt.artifact.server_entries import ServerPlanEntry
+from gopt.collectives.layout import HALVES
 from gopt.collectives.messages import PULL_ROWS, PUSH, MessageOperator
 from gopt.errors import InputError
 from gopt.ir.graph import Graph, Node
@@ -47,6 +49,13 @@ class RankRelation:
     sums: tuple[LocalAccumulator, ...] = ()
 
     @property
+    def likeness(self) -> Hashable:
+        """A key of ranks with the same expressions: the same parts of graphs and records of states, by identity."""
+        graphs = [(phase, id(g.nodes), id(g.types), id(g.initializers)) for phase, g in self.graphs.items()]
+        parts = [frozenset(of.items()) for of in (self.inputs, self.outputs)]
+        return tuple(graphs), *parts, tuple(map(id, self.states)), self.sums
+
+    @property
     def next_inputs(self) -> dict[str, str]:
         """Output in place of a state or an accumulator -> the replaced input."""
         carried: tuple[LocalState | LocalAccumulator, ...] = (*self.states, *self.sums)
@@ -66,6 +75,8 @@ class ProofRelation:
     schedule: Mapping[str, int] = field(default_factory=lambda: {"step": 1})
     accumulate: int = 1
     loss_reduction: str = "mean"
+    reduce_dtype: str = ""
+    """The type in which gradients travel between ranks; '' for their own."""
     statistics: str = "mean"
     reductions: tuple[StatisticReduction, ...] = ()
     alike: frozenset[str] = frozenset()
@@ -89,6 +100,12 @@ class ProofRelation:
             table = self.plan.tables[node.attributes["table"]]
             pairs[table.parameter] = table.dtype, node.attributes["dtype"]
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    @property
+    def rounded_weights(self) -> bool:
+        """Return whether ranks round the weights of gradients, as the source does not: where gradients are halves."""
+        types = (self.training.graph.types[name].dtype for name in self.training.gradients.values())
+        return LossReduction.parse(self.loss_reduction).rule is LossRule.WEIGHTED and not HALVES.isdisjoint(types)
 
     @property
     def pushed(self) -> Mapping[str, str]:

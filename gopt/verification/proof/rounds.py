@@ -16,7 +16,7 @@ from gopt.ir.graph import Graph, Node
 from gopt.records.mesh import Mesh
 from gopt.records.tables import Rows
 from gopt.text.sanitize import show
-from gopt.verification.proof.calls import Members
+from gopt.verification.proof.calls import Members, Results
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.expected import held_pieces, weighed, weighted_mean
 from gopt.verification.proof.exponentials import Expressions
@@ -89,7 +89,7 @@ class RoundSweep(Sweep):
     def run(self, graphs: Sequence[Graph], inputs: Sequence[Values]) -> list[SweptValues]:
         """The expressions of all values of all trainers and servers. Raises UnpairedCall."""
         self._pushed.clear()
-        results = super().run(graphs, inputs)
+        results = super().run(graphs, [dict(values) for values in inputs])  # messages make each one's values
         for (_, server, _), pushes in self._pushed.items():
             for trainer, push in pushes.items():
                 raise UnpairedCall(trainer, push.node, "a push", f"server {server} to merge it")
@@ -131,15 +131,15 @@ class RoundSweep(Sweep):
         done = self.sweeps[at].at >= len(self.sweeps[at].graph.nodes)
         return "" if done or node.attributes["version"] == "before" else f"server {server} does not end its update"
 
-    def _call(self, members: Sequence[RankSweep], nodes: Sequence[Node]) -> None:
-        (sweep, *_), (node, *_) = members, nodes
+    def _call(self, ranks: Sequence[int], nodes: Sequence[Node]) -> Results:
+        sweep, node = self.sweeps[ranks[0]], nodes[0]
         rule = self._rules.get(node.op_type)
         if rule is None:
-            super()._call(members, nodes)
-            return
+            return super()._call(ranks, nodes)
         if sweep.operands(node, node.inputs[:1]) != (self._round,):
             raise UnpairedCall(sweep.rank, node, "a message of another round", "one of this round")
         rule(sweep, node)
+        return [[sweep.values[name] for name in node.outputs]]
 
     def _push(self, sweep: RankSweep, node: Node) -> None:
         numbers = sweep.operands(node, node.inputs[2:])

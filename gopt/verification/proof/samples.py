@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 
 from gopt.analysis.training import TrainingGraph
@@ -23,6 +25,8 @@ LARGE = {2: 4.0}
 """Seed -> a factor of states: a clip acts on large gradients alone."""
 APART = 1e-9
 """The distance of two values, relative to the largest element, from which they differ: both are of float64."""
+NOISE = 1e-13
+"""The largest distance of two values that may be rounding alone, as of a difference of equal numbers."""
 
 
 class SampledLeaves:
@@ -60,7 +64,7 @@ class SampledLeaves:
             return np.asarray(self.settings[str(name)])
         if expression.op == "batch":
             return np.asarray(self._batch(coordinates)[str(name)])
-        return self.table.values.get(expression)
+        return self.table.meant(expression)
 
     def _batch(self, coordinates: Member) -> Values:
         part = 0
@@ -73,10 +77,14 @@ class SampledLeaves:
 
 
 class CounterExamples:
-    """Looks for elements in which expressions differ; values are computed once for all."""
+    """Looks for elements in which expressions differ; values are computed once for all. ``rounded``: a cast more is a
+    difference."""
 
-    def __init__(self, expressions: Expressions, training: TrainingGraph, mesh: Mesh, table: ConstantTable) -> None:
+    def __init__(
+        self, expressions: Expressions, training: TrainingGraph, mesh: Mesh, table: ConstantTable, *, rounded: bool
+    ) -> None:  # fmt: skip
         self._expressions, self._training, self._mesh, self._table = expressions, training, mesh, table
+        self._rounded = rounded
         self._values: dict[int, ExpressionValues] = {}
 
     def find(self, actual: int, expected: int, coordinates: Member) -> CounterExample | None:
@@ -84,8 +92,11 @@ class CounterExamples:
         for seed in SEEDS:
             if seed not in self._values:
                 leaves = SampledLeaves(self._training, self._mesh, self._table, seed)
-                self._values[seed] = ExpressionValues(self._expressions, leaves.leaf, self._table.origins)
-            example = _difference(*self._values[seed].values((actual, expected), coordinates))
+                self._values[seed] = ExpressionValues(
+                    self._expressions, leaves.leaf, self._table.origins, self._rounded
+                )
+            with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # as of the mean of nothing
+                example = _difference(*self._values[seed].values((actual, expected), coordinates))
             if example is not None:
                 return example
         return None
@@ -101,7 +112,7 @@ def _difference(actual: np.ndarray, expected: np.ndarray) -> CounterExample | No
     apart[np.isnan(one) & np.isnan(two) | (one == two)] = 0
     apart[np.isnan(apart)] = np.inf
     largest = np.abs(two[np.isfinite(two)]).max(initial=np.finfo(np.float64).tiny)
-    if not apart.size or apart.max() <= APART * largest:
+    if not apart.size or apart.max() <= max(APART * largest, NOISE):
         return None
     element = int(apart.argmax())
     return CounterExample(element, float(one[element]), float(two[element]))

@@ -14,9 +14,10 @@ from gopt.collectives.node import CallSignature, call_signature
 from gopt.errors import InputError, UnsupportedError
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.node_kinds import draws, record_of
+from gopt.ir.types import TensorType
 from gopt.operators.kinds import CASTS
 from gopt.records.mesh import Mesh
-from gopt.verification.proof.calls import Members
+from gopt.verification.proof.calls import Members, Results
 from gopt.verification.proof.constants import ConstantTable
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import elements
@@ -51,46 +52,93 @@ SweptValues: TypeAlias = MutableMapping[str, int]
 """The same on a rank, which may share most values with another."""
 
 
+def _common(nodes: Sequence[Node], second: Sequence[Node]) -> int:
+    """The number of nodes in front that two lists share."""
+    if nodes is second:
+        return len(nodes)
+    return next(
+        (n for n, (node, other) in enumerate(zip(nodes, second)) if node is not other), min(len(nodes), len(second))
+    )
+
+
 class NodeOrder:
-    """The calls in a list of nodes, and the other nodes by operand: positions."""
+    """The positions of calls in a list of nodes, and of the producer and the other readers of each value."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.calls = [position for position, node in enumerate(nodes) if node.domain == COMM]
+        self.made = {name: position for position, node in enumerate(nodes) for name in node.outputs}
         self.readers: dict[str, list[int]] = {}
         for position, node in enumerate(nodes):
             for name in node.reads if node.domain != COMM else ():
                 self.readers.setdefault(name, []).append(position)
 
+    def reads(self, name: str, front: int) -> bool:
+        """Return whether one of the nodes in front reads a value."""
+        return any(position < front for position in self.readers.get(name, ()))
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class RankSweep:
-    """A graph of a rank and the expressions so far; ``at``: the next node."""
+    """A graph and the expressions so far, of ranks with the same; ``rank``: the first, ``at``: the next node."""
 
     rank: int
     graph: Graph
     reader: NodeReader
     values: SweptValues
     at: int = 0
+    ranks: list[int] = field(default_factory=list)
     leader: RankSweep | None = None
-    """An earlier rank with the same nodes: this rank reads only nodes with other operands."""
+    """Earlier ranks with the same nodes in front: of these, this sweep reads only nodes with other operands."""
     order: NodeOrder | None = None
+    front: int = 0
+    """The number of nodes that are the leader's."""
+    fronts: dict[int, tuple[Values, dict[str, str]]] = field(default_factory=dict)
+    """Number of nodes in front -> their values and casts, for followers up to there."""
     changed: list[int] = field(default_factory=list)
     """The positions of nodes with other operands than the leader's, as a heap."""
     undefined: set[int] = field(default_factory=set)
     """The results of calls that this rank has no value of."""
 
-    def follow(self, leader: RankSweep, order: NodeOrder) -> None:
-        """Begin with the leader's values, but for inputs."""
-        inputs, self.leader, self.order = self.values, leader, order
-        self.values = ChainMap({}, leader.values)
-        self.reader.follow(leader.reader)
-        self._note(inputs)
+    def follow(self, leader: RankSweep, order: NodeOrder) -> bool:
+        """Begin with the leader's values, but for inputs, and return True, if at least half of the nodes have the same
+        inputs and types."""
+        front = _common(self.graph.nodes, leader.graph.nodes)
+        if 2 * front < len(self.graph.nodes) or not self._fits(leader.graph.types, order, front):
+            return False
+        if any(order.reads(name, front) for name in self.values.keys() ^ leader.values.keys()):
+            return False
+        self.leader, self.order, self.front = leader, order, front
+        self.values = ChainMap(dict(self.values), leader.values)
+        self.reader.follow(leader.reader.widened)
+        self._note(self.values.maps[0])
+        return True
+
+    def _fits(self, types: Mapping[str, TensorType], order: NodeOrder, front: int) -> bool:
+        """Return whether the nodes in front have results of such types."""
+        own = self.graph.types
+        return types is own or all(
+            own.get(name) is types.get(name) or own.get(name) == types.get(name)
+            for name, position in order.made.items()
+            if position < front
+        )
+
+    def alone(self) -> None:
+        """Follow no more: the values so far are those of inputs and of earlier nodes."""
+        if self.leader is not None and self.order is not None and isinstance(self.values, ChainMap):
+            leader, self.leader = self.leader, None
+            if self.at not in leader.fronts:
+                done = {name for name, position in self.order.made.items() if position < self.at}
+                values = {name: leader.values[name] for name in done & leader.values.keys()}
+                leader.fronts[self.at] = values, leader.reader.casts(done)
+            values, casts = leader.fronts[self.at]
+            self.values = ChainMap(self.values.maps[0], values)
+            self.reader.follow(casts)
 
     def _note(self, values: Mapping[str, int]) -> None:
         """Store values, and note the readers of those that are unlike the leader's."""
         assert self.leader is not None and self.order is not None
         for name, number in values.items():
-            if self.leader.values[name] != number:
+            if self.leader.values.get(name) != number:
                 self.values[name] = number
                 for position in self.order.readers.get(name, ()):
                     heappush(self.changed, position)
@@ -100,9 +148,9 @@ class RankSweep:
         assert self.leader is not None and self.order is not None
         nodes, calls, leader = self.graph.nodes, self.order.calls, self.leader
         index = bisect_left(calls, self.at)
-        stop = calls[index] if index < len(calls) else len(nodes)
+        stop = min(calls[index] if index < len(calls) else self.front, self.front)
         if leader.at < stop:  # in another group, it waits for members
-            self.values, self.leader = dict(self.values), None
+            self.alone()
             return self.to_call()
         if self.at:
             self._note({name: self.values[name] for name in nodes[self.at - 1].outputs if name})
@@ -113,6 +161,9 @@ class RankSweep:
                 self._note(self._read(nodes[position]))
                 done = position
         self.at = stop
+        if stop == self.front and max(len(nodes), len(leader.graph.nodes)) > stop:
+            self.alone()
+            return self.to_call()
         return nodes[stop] if stop < len(nodes) else None
 
     def to_call(self) -> Node | None:
@@ -211,39 +262,80 @@ class Sweep:
         self.expressions, self.constants, self.mesh, self.reader = expressions, constants, mesh, reader
         self.first, self.sweeps = first, list[RankSweep]()
         self._places = {first + rank: mesh.coordinates(rank) for rank in range(mesh.ranks)}
+        self._calls: dict[tuple[bytes | int, tuple[tuple[int, ...], ...]], Results] = {}
+        """A call and the operands of each member -> the results of each: other groups make the call again."""
         self._groups: dict[str, dict[int, tuple[int, ...]]] = {}
         """Axes -> the members in a rank's group, by rank."""
         self._signatures: dict[tuple[bytes, tuple[Type, ...]], CallSignature] = {}
 
     def run(self, graphs: Sequence[Graph], inputs: Sequence[Values]) -> list[SweptValues]:
-        """The expressions of all values of all ranks; ``inputs``: expressions of the inputs of each rank. Raises
-        UnpairedCall."""
-        self.sweeps = sweeps = [
-            RankSweep(rank, graph, self.reader(graph), self.start(graph, values))
-            for rank, (graph, values) in enumerate(zip(graphs, inputs))
-        ]
-        self._follow()
-        waiting = {sweep.rank: node for sweep in sweeps if (node := sweep.to_call()) is not None}
+        """The expressions of all values of all ranks, in a common mapping where ranks have the same; ``inputs``:
+        expressions of the inputs of each rank, in common mappings too. Raises UnpairedCall."""
+        alike: dict[tuple[int, ...], RankSweep] = {}
+        self.sweeps = []
+        for rank, (graph, values) in enumerate(zip(graphs, inputs)):
+            key = id(graph.nodes), id(graph.types), id(graph.initializers), id(values)
+            if key not in alike:
+                alike[key] = RankSweep(rank, graph, self.reader(graph), self.start(graph, values))
+            alike[key].ranks.append(rank)
+            self.sweeps.append(alike[key])
+        self._follow(list(alike.values()))
+        waiting: dict[int, Node] = {}
+        for sweep in alike.values():
+            self._go_on(sweep, waiting)
         while waiting:
-            ready = self._ready(waiting)
-            for members in ready:
-                self._call([sweeps[rank] for rank in members], [waiting.pop(rank) for rank in members])
-            for rank in sorted(rank for members in ready for rank in members):  # leaders are ahead
-                sweeps[rank].at += 1
-                node = sweeps[rank].to_call()
-                if node is not None:
-                    waiting[rank] = node
-        return [sweep.values for sweep in sweeps]
+            results: dict[int, list[int] | None] = {}
+            calls: dict[tuple[int, ...], Results] = {}
+            for members in self._ready(waiting):
+                group = tuple([id(self.sweeps[rank]) for rank in members])
+                if group not in calls:
+                    calls[group] = self._call(members, [waiting[rank] for rank in members])
+                results.update(zip(members, calls[group]))
+            for sweep in dict.fromkeys(self.sweeps[rank] for rank in sorted(results)):  # leaders are ahead
+                for part in self._parted(sweep, results):
+                    node, numbers = part.graph.nodes[part.at], results[part.rank]
+                    part.values.update(zip(node.outputs, part.without(node) if numbers is None else numbers))
+                    part.at += 1
+                    self._go_on(part, waiting)
+        return [sweep.values for sweep in self.sweeps]
 
-    def _follow(self) -> None:
-        """Let ranks follow the first rank with the same nodes, and with values for the same inputs."""
-        leaders: dict[tuple[int, frozenset[str]], tuple[RankSweep, NodeOrder]] = {}
-        for sweep in self.sweeps:
-            key = id(sweep.graph.nodes), frozenset(sweep.values)
-            if key in leaders:
-                sweep.follow(*leaders[key])
+    def _go_on(self, sweep: RankSweep, waiting: dict[int, Node]) -> None:
+        """Sweep up to the next call."""
+        node = sweep.to_call()
+        for rank in sweep.ranks:
+            if node is None:
+                waiting.pop(rank, None)
             else:
-                leaders[key] = sweep, NodeOrder(sweep.graph.nodes)
+                waiting[rank] = node
+
+    def _parted(self, sweep: RankSweep, results: Mapping[int, list[int] | None]) -> list[RankSweep]:
+        """The ranks of a sweep whose call is done, by result: each part goes on by itself."""
+        parts: dict[object, list[int]] = {}
+        for rank in sweep.ranks:
+            numbers = results.get(rank)
+            parts.setdefault(rank in results if numbers is None else tuple(numbers), []).append(rank)
+        if len(parts) == 1:
+            return [sweep]
+        sweep.alone()
+        result = []
+        (_, sweep.ranks), *further = parts.items()
+        for _, ranks in further:
+            part = RankSweep(
+                ranks[0], sweep.graph, self.reader(sweep.graph), dict(sweep.values), sweep.at, ranks,
+                undefined=set(sweep.undefined),
+            )  # fmt: skip
+            part.reader.widened = dict(sweep.reader.widened)
+            for rank in ranks:
+                self.sweeps[rank] = part
+            result.append(part)
+        return [part for part in (sweep, *result) if part.rank in results]
+
+    def _follow(self, sweeps: Sequence[RankSweep]) -> None:
+        """Let sweeps follow earlier ones with the same nodes in front."""
+        leaders: list[tuple[RankSweep, NodeOrder]] = []
+        for sweep in sweeps:
+            if not any(sweep.follow(*leader) for leader in leaders):
+                leaders.append((sweep, NodeOrder(sweep.graph.nodes)))
 
     def start(self, graph: Graph, inputs: Values) -> Values:
         """The inputs and the constants of a graph."""
@@ -277,28 +369,29 @@ class Sweep:
             )
         return ready
 
-    def _call(self, members: Sequence[RankSweep], nodes: Sequence[Node]) -> None:
-        group = str(nodes[0].attributes["group"])
-        axes = self.mesh.split(group)
-        operands = [sweep.operands(node, node.inputs) for sweep, node in zip(members, nodes)]
+    def _call(self, ranks: Sequence[int], nodes: Sequence[Node]) -> Results:
+        """The results of a call, of each member."""
+        axes, members = self.mesh.split(str(nodes[0].attributes["group"])), [self.sweeps[rank] for rank in ranks]
+        operands = tuple([sweep.operands(node, node.inputs) for sweep, node in zip(members, nodes)])
         signatures = []
-        for sweep, node in zip(members, nodes):
+        for rank, sweep, node in zip(ranks, members, nodes):
             try:
                 signatures.append(self._signature(node, self._types(sweep, node)))
             except InputError as error:
-                raise UnpairedCall(sweep.rank, node, error.message, "a call that its operands allow") from None
-        for sweep, node, signature in zip(members, nodes, signatures):
+                raise UnpairedCall(rank, node, error.message, "a call that its operands allow") from None
+        for rank, node, signature in zip(ranks, nodes, signatures):
             if signature != signatures[0]:
-                raise UnpairedCall(sweep.rank, node, str(signature), f"{signatures[0]}, as rank {members[0].rank} has")
+                raise UnpairedCall(rank, node, str(signature), f"{signatures[0]}, as rank {ranks[0]} has")
         if signatures[0].reduce in ("sum", "mean") and signatures[0].dtype in _NARROW:
             raise UnsupportedError(
                 f"{nodes[0].op_type} {nodes[0].label!r} sums {signatures[0].dtype}, which may overflow",
                 "cast the operand to int32 before the call",
             )
-        all_coordinates = [{axis: self._places[sweep.rank][axis] for axis in axes} for sweep in members]
-        results = Members(self.expressions, axes, all_coordinates).call(nodes[0], operands)
-        for sweep, node, numbers in zip(members, nodes, results):
-            sweep.values.update(zip(node.outputs, sweep.without(node) if numbers is None else numbers))
+        key = nodes[0].encoded or id(nodes[0]), operands
+        if key not in self._calls:
+            all_coordinates = [{axis: self._places[rank][axis] for axis in axes} for rank in ranks]
+            self._calls[key] = Members(self.expressions, axes, all_coordinates).call(nodes[0], operands)
+        return self._calls[key]
 
     def _signature(self, node: Node, types: Sequence[Type]) -> CallSignature:
         """The facts of a call that all members have alike. Raises InputError."""

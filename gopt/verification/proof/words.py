@@ -207,7 +207,11 @@ class Words:
         before, right = (self._terms(number, op) for number in (actual, expected))
         only = [atom for atom in before if before[atom] != right.get(atom)]
         instead = [atom for atom in right if right[atom] != before.get(atom)]
-        if len(only) != len(instead) or (len(before) == len(right) == len(only) == 1 and op == LINEAR):
+        if (
+            len(only) != len(instead)
+            or 0 in before.values()
+            or (len(before) == len(right) == len(only) == 1 and op == LINEAR)
+        ):
             return []
         pairs = []
         for x, y in zip(only, instead):

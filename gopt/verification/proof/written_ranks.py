@@ -20,11 +20,9 @@ _HINTS = (
 )
 
 
-def proof_entry(folder: Path, manifest: Manifest, training: TrainingGraph, wire: str = "") -> ProofEntry:
-    """The proof of files of ranks in a folder against the source, for the report. Calls round gradients to the type
-    ``wire``, if any, as the source does not.
-
-    Raises InvariantError for a value unlike the source's."""
+def proof_entry(folder: Path, manifest: Manifest, training: TrainingGraph) -> ProofEntry:
+    """The proof of files of ranks in a folder against the source, for the report. Raises InvariantError for a value
+    unlike the source's."""
     mesh, digest = manifest.mesh.mesh(), digest_of_ranks(manifest)
     if len(manifest.ranks) != mesh.ranks:
         return ProofEntry(UNPROVEN, 0, (), f"{len(manifest.ranks)} of {mesh.ranks} ranks were written", digest)
@@ -34,10 +32,6 @@ def proof_entry(folder: Path, manifest: Manifest, training: TrainingGraph, wire:
         return ProofEntry(UNPROVEN, 0, (), error.message, digest)
     except InputError as error:
         raise InvariantError(f"the files of ranks are no expressions: {error.message}", *_HINTS) from None
-    if proof.verdict is ProofVerdict.DIFFERENT and wire:
-        names = tuple(claim.name for claim in proof.open())
-        reason = f"gradients are rounded to {wire} for the calls, as reduce_dtype asks, and in the source they are not"
-        return ProofEntry(UNPROVEN, len(proof.claims) - len(names), names, reason, digest)
     if proof.verdict is ProofVerdict.DIFFERENT:
         raise InvariantError(_difference(proof), *_HINTS)
     names = tuple(claim.name for claim in proof.open())

@@ -250,8 +250,9 @@ def written(name: str, ranks: str, folder: Path, **options: Any) -> Path:
     pipeline = build_pipeline(defaults={"shard": given})
     source = gopt.load(FIXTURES / f"{name}.onnx")
     gopt.shard(source, Mesh.parse(ranks), accumulate=micro_steps, pipeline=pipeline).write(folder / "out")
-    generator, bounds = np.random.default_rng(3), sampling.index_bounds(source.training)
-    batches = [sampling.draw_batch(source.training, generator, bounds) for _ in range(12)]
+    generator, training = np.random.default_rng(3), source.training
+    ranges = sampling.integer_ranges(training)
+    batches = [sampling.draw_inputs(training, training.batch, generator, ranges) for _ in range(12)]
     np.savez(folder / "data.npz", **{key: np.stack([batch[key] for batch in batches]) for key in batches[0]})
     return folder / "out"
 

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
-from helpers import edit_file
-from plants import attribute, gradient_calls
+from helpers import edit_file, edit_ranks
+from plants import attribute, gradient_calls, replace
 from products import part
 from steps_gen.__main__ import setting
 from steps_gen.make import make
 from steps_gen.plan import draw
 
 import gopt
+from gopt.errors import InputError
 from gopt.records.mesh import Mesh
 from gopt.verification.proof.result import ProofVerdict
+from gopt.verification.verify import Verifier
 
 DEGENERATE = {186}
 """A normalisation over one element, which is zero over what may be zero."""
 UNDECIDED = ("If(", "rounded to")
 """An If that ranks run where the source's is read as a choice, and a cast back and forth: docs/proving.md."""
 
-
-INVALID = {300}
-"""Steps whose ranks on tp are no valid ONNX; gopt shard does not write them, because their proof fails."""
+WHOLE_IN_FUNCTION = 300
+"""A step whose function of an update expands to the shape that the value has, which ranks call on parts."""
 
 
 def sharded(seed: int, folder: Path, mesh: str = "") -> bool:
@@ -57,11 +60,33 @@ def test_a_drawn_step_that_is_sharded_is_proven(seed, tmp_path):
 def test_a_drawn_step_whose_computation_is_split_is_proven(seed, tmp_path):
     if not sharded(seed, tmp_path / "out", "tp=2"):
         pytest.skip("gopt shard refuses it")
-    if seed in INVALID:
-        pytest.xfail("gopt shard leaves an Expand to the whole shape in a function that ranks call on parts")
     for claim in gopt.prove(tmp_path / "out").open():
         assert claim.verdict is ProofVerdict.UNPROVEN, claim
         assert seed in DEGENERATE, claim
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "tp=3", "dp=2,tp=2"])
+def test_a_function_that_expands_to_a_whole_shape_is_no_function_of_a_part(mesh, tmp_path):
+    assert sharded(WHOLE_IN_FUNCTION, tmp_path / "out", mesh)
+    assert gopt.prove(tmp_path / "out").proven
+    assert Verifier(tmp_path / "out").run(steps=2, confirm=False).equal
+
+
+def test_a_part_that_is_expanded_to_a_whole_shape_is_not_proven(tmp_path):
+    """The shape of the result is that of the part for whoever reads the types alone."""
+    assert sharded(WHOLE_IN_FUNCTION, tmp_path / "out", "tp=2")
+
+    def edit(model):
+        node = next(node for node in model.graph.node if node.output[0] == "p1_new")
+        whole = onnx.numpy_helper.from_array(np.array([4]), "planted.shape")
+        model.graph.initializer.append(whole)
+        expand = onnx.helper.make_node("Expand", [node.input[0], "planted.shape"], ["planted.whole"])
+        node.input[0] = "planted.whole"
+        replace(model, node, [expand, node])
+
+    edit_ranks(tmp_path / "out", edit)
+    with pytest.raises(InputError, match="do not broadcast"):
+        gopt.prove(tmp_path / "out")
 
 
 @pytest.mark.parametrize("seed", part(range(4000, 4200), 8))
