@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,6 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto
 
 from gopt.ir.external_data import DataFolder, naming
 from gopt.ir.graph import Graph, Node
+from gopt.ir.graph_index import walk
 from gopt.ir.graph_io import declared, decoded, read_initializers, read_inputs
 from gopt.ir.load import checked_graph, header_of, load, read_bytes
 from gopt.ir.model_file import ModelFile, refill
@@ -91,10 +92,16 @@ class _LoadedFile:
         return {name: position for position, node in enumerate(self.graph.nodes) for name in node.outputs if name}
 
     def fed(self, name: str) -> bool:
-        """Return whether a value is an input without a number, maybe in another shape or type."""
-        while name in self.made and self.graph.nodes[self.made[name]].is_in(UNMOVED):
-            name = self.graph.nodes[self.made[name]].inputs[0]
-        return name in self.graph.inputs and name not in self.graph.initializers
+        """Return whether a value is elementwise of an input without a number."""
+        unknown = self.graph.inputs.keys() - self.graph.initializers.keys()
+        return any(value in unknown for value in walk([name], self._elementwise))
+
+    def _elementwise(self, name: str) -> Sequence[str]:
+        """The operands with the same elements, of a value."""
+        node = self.graph.nodes[self.made[name]] if name in self.made else None
+        if node is None or not (record_of(node).elementwise or node.is_in(UNMOVED)):
+            return ()
+        return node.inputs[:1] if node.is_in(UNMOVED) else node.inputs
 
     def names(self, count: int) -> tuple[set[str], set[str]]:
         """The values that the first nodes make, and other values that they read."""
@@ -312,7 +319,7 @@ def _equal(tensor: Tensor, other: Tensor) -> bool:
 def _keeps_type(like: _LoadedFile, node: Node, new: Mapping[str, Tensor]) -> bool:
     """Return whether a node's result keeps the type for new stored values, and no shape follows from it: elementwise of
     an input without a number, or a Slice of as many elements of float values."""
-    if record_of(node).elementwise and any(like.fed(name) for name in node.inputs):
+    if record_of(node).elementwise and like.fed(node.outputs[0]):
         return True
     graph = like.graph
     source, result = graph.types.get(node.inputs[0]), graph.types.get(node.outputs[0])

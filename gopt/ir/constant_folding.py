@@ -169,7 +169,7 @@ class Constants:
         return self.uniform(name) == 0
 
     def power(self, node: Node) -> float | None:
-        """The power of a positive factor of the first operand that multiplies the result; None for an unknown one."""
+        """The power by which a positive factor of the first operand multiplies the result; None if unknown."""
         record = record_of(node)
         return record.power if record.raised_to is None else self.number(node.inputs[record.raised_to])
 

@@ -29,7 +29,7 @@ def never_draws(op_type: str, operands: Sequence[str]) -> bool:
 
 
 def order_of(node: Node, rank: int) -> tuple[int, ...] | None:
-    """The dimensions of an operand of ``rank``, as a node orders them in its result; None for other nodes."""
+    """The dimensions of an operand of ``rank``, in the order of a node's result; None for other nodes."""
     order = record_of(node).order
     return tuple(node.attributes.get(order) or range(rank)[::-1]) if order else None
 
@@ -45,7 +45,7 @@ def in_proportion(node: Node, name: str) -> bool:
 
 
 def scale(node: Node) -> float:
-    """The number in an attribute by which a node multiplies a product; 1 for other nodes."""
+    """The number in an attribute multiplying a node's product; 1 for other nodes."""
     return float(node.attributes.get(record_of(node).scale, 1.0))
 
 

@@ -41,14 +41,14 @@ class Slope(IntEnum):
 
 
 class Indices(Enum):
-    """The elements of the data that an index names."""
+    """The elements of the data named by an index."""
 
     SLICE = "slice"
     """All at a place of the attribute ``axis``."""
     ELEMENT = "element"
-    """One, at a place of ``axis`` and the index's own places in the other dimensions."""
+    """A single element, at a place of ``axis`` and the index's own places in the other dimensions."""
     TUPLE = "tuple"
-    """All at the places that the last dimension holds for the leading dimensions."""
+    """All at the places held by the last dimension for the leading dimensions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +59,19 @@ class Operator:
     depends on the operands' elements at its place alone, after broadcasting. ``zero``: the result is zero where the
     first operand is; for a bound or an exponent, with those that steps have (bounds around zero, exponents above it).
     ``total``: there is a result for every value of operands whose types and shapes fit (of whole numbers, Div has
-    none). ``order``: the attribute that says from where each dimension of the result comes. ``shape``: the operand that
-    is the shape of the result; ``lengths``: those that hold other lengths or places of dimensions. ``by_type``:
-    operands of which a type or a shape is read, and no element. ``choosers``: operands read as indices or conditions
-    alone; ``indices``: what an index in operand 1 names. ``aside``: floating operands that are no weights, such as the
-    state in which a recurrent layer begins, masks, tables of angles. ``pieces``: how the results of a full reduction of
-    pieces make the result of the whole ('l2': the root of the sum of squares; '': they do not). ``power``: beside the
-    slopes, the power of c that multiplies the result where a positive c multiplies all floating operands. ``signs``:
-    the result is the sum of the operands with these signs, the last for all operands behind. ``exponents``: the result
-    is the product of the operands with these exponents; ``factors``: a sum of such products, and of operands that have
-    a 0; ``scale``: an attribute that multiplies those products; ``raised_to``: the exponent of the first operand.
-    ``relation``: the sign of a comparison. ``joins``: the result is the operands one behind the other along the
-    attribute ``axis``. ``running``: operands that are running statistics. ``switch``: the operand to switch draws on.
-    ``dims``: along which dimensions it is split; None: members compute it whole. ``kernel``: computes it. ``work``:
+    none). ``order``: the attribute naming the dimension of the operand for each dimension of the result. ``shape``: the
+    operand that is the shape of the result; ``lengths``: those that hold other lengths or places of dimensions.
+    ``by_type``: operands of which a type or a shape is read, and no element. ``choosers``: operands read as indices or
+    conditions alone; ``indices``: the elements named by an index in operand 1. ``aside``: floating operands that are no
+    weights, such as the state in which a recurrent layer begins, masks, tables of angles. ``pieces``: how the results
+    of a full reduction of pieces make the result of the whole ('l2': the root of the sum of squares; '': they do not).
+    ``power``: beside the slopes, the power of c that multiplies the result where a positive c multiplies all floating
+    operands. ``signs``: the result is the sum of the operands with these signs, the last for all operands behind.
+    ``exponents``: the result is the product of the operands with these exponents; ``factors``: a sum of these products,
+    and of operands with a 0; ``scale``: an attribute multiplying the products; ``raised_to``: the exponent of the first
+    operand. ``relation``: the sign of a comparison. ``joins``: the result is the operands one behind the other along
+    the attribute ``axis``. ``running``: operands that are running statistics. ``switch``: the operand to switch draws
+    on. ``dims``: along which dimensions it is split; None: members compute it whole. ``kernel``: computes it. ``work``:
     counts multiplications of a product.
     """
 
@@ -122,7 +122,7 @@ class Operator:
         return self.pieces == "sum" and self.linear_in_first
 
     def exponent(self, operand: int) -> int:
-        """The power of an operand in the products that the result is, or sums up; 0 if it is no factor."""
+        """The power of an operand in the products of the result; 0 unless the operand is a factor."""
         exponents = self.exponents or self.factors
         return exponents[min(operand, len(exponents) - 1)] if exponents else 0
 

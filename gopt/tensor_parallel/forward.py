@@ -159,18 +159,18 @@ def bare_strategies(described: OperatorUse, slot: Slot, shard: Shard) -> list[St
 
 
 def has_bias(described: OperatorUse) -> bool:
-    """Return whether a product has an operand that is added to it."""
+    """Return whether an operand of a product is added."""
     return described.has(2) and 0 in operator(described.op_type).factors
 
 
 def summing(described: OperatorUse, slot: Slot, shard: Shard) -> bool:
-    """Return whether a product without its bias makes terms of a sum, by every strategy."""
+    """Return whether a product without bias makes terms of a sum, by every strategy."""
     results = [strategy.results for strategy in _bare(described, slot, shard)]
     return bool(results) and all(any(isinstance(row, Partial | WindowTerms) for row in rows) for rows in results)
 
 
 def _bare(described: OperatorUse, slot: Slot, shard: Shard) -> list[Strategy]:
-    """Return the strategies of a product without its bias."""
+    """Return the strategies of a product without bias."""
     return strategies(replace(described, operands=described.operands[:2]), slot, shard)
 
 

@@ -114,7 +114,7 @@ class CouplingContext:
         return False
 
     def factors(self, node: Node) -> list[DimFactor]:
-        """The dimensions along which a node is split; none where they follow sizes that are no numbers."""
+        """The dimensions along which a node is split; none where the dimensions follow open sizes."""
         rule = record_of(node).dims
         for name in filter(None, (*node.inputs, *node.outputs)):
             self.shape(name)
@@ -126,7 +126,7 @@ class CouplingContext:
             return []
 
     def _alike_before(self, node: Node, axis: int, shape: Shape, mark: Mark) -> bool:
-        """Return whether the value that a node gives ``shape`` is equal for every sample of a kept ``axis``."""
+        """Return whether the result of a node, of ``shape``, is equal for every sample of a kept ``axis``."""
         name = node.inputs[0]
         before = self.shape(name)
         if before[: axis + 1] == shape[: axis + 1]:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 _TRIALS = 2
 _LARGE = (1e10, 1e14)
 _KINDS = {"l2": "2", "sum": "1", "max": "inf"}
-"""Pieces of a reduction -> the norm of what it reduces."""
+"""Pieces of a reduction -> the norm of the operand."""
 
 
 @dataclass(frozen=True, slots=True)

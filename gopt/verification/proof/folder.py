@@ -80,7 +80,7 @@ def _rank_relation(
 
 def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: ProgressCallback) -> list[RankRelation]:
     """The graphs of all ranks, and parts of the source's values."""
-    ranks, programs = [], []
+    ranks, programs, loaded = [], [], []
     arrays: Held = {}
     files: Mapping[str, str] = {}
     alike, plain, checked = AlikeFiles(), set[int](), set[Hashable]()
@@ -88,6 +88,7 @@ def _ranks(folder: Path, manifest: Manifest, training: TrainingGraph, advance: P
         if entry.files != files:  # trainers have one file
             graphs, files = load_rank(folder, entry, list(manifest.schedule), alike.load), entry.files
             written = {phase: _opened(graph, plain) for phase, graph in graphs.items()}
+        loaded.append(graphs)  # the parts that were checked are known by identity
         check_rank(manifest, entry, graphs, folder, checked)
         for graph in graphs.values():
             check_versions(graph, f"a file of rank {entry.rank}", training.graph, _AGAIN)

@@ -161,7 +161,7 @@ class RankSweep:
                 self._note(self._read(nodes[position]))
                 done = position
         self.at = stop
-        if stop == self.front and len(leader.graph.nodes) > stop:
+        if stop == self.front and max(len(nodes), len(leader.graph.nodes)) > stop:
             self.alone()
             return self.to_call()
         return nodes[stop] if stop < len(nodes) else None

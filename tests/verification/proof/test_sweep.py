@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers import edit_ranks
+from helpers import edit_rank, edit_ranks
 from onnx import ModelProto, helper
 from plants import gradient_calls
 from test_proof_prove import SETS, SPLIT_SETS, sharded
@@ -66,3 +66,11 @@ def test_a_result_of_the_leader_alone_is_no_value_of_a_follower(tmp_path: Path) 
     (claim,) = gopt.prove(tmp_path / "ranks").claims
     assert claim.verdict is ProofVerdict.DIFFERENT
     assert claim.mismatch is not None and "which it does not have" in claim.mismatch.actual
+
+
+def test_a_follower_may_have_more_nodes_than_its_leader(tmp_path: Path) -> None:
+    """The leader's file is the front of the follower's, which goes on behind it."""
+    assert sharded("mlp_adamw", ["--ranks", "2", "--stage", "0"], tmp_path / "ranks")
+    more = helper.make_node("Neg", ["fc1.weight_out"], ["more"])
+    edit_rank(tmp_path / "ranks", 1, lambda model: model.graph.node.append(more))
+    assert gopt.prove(tmp_path / "ranks").proven
