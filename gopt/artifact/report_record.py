@@ -195,7 +195,7 @@ class ProofEntry:
     reason: str
     """The text says why something is unproven; it is empty for a complete proof."""
     files: Digest
-    """The digest is the SHA-256 of the names and digests of the files of ranks that were read."""
+    """The digest is the SHA-256 of the names and digests of the files that were read, and of the manifest."""
 
     def line(self) -> str:
         """The proof in a line."""

@@ -7,7 +7,7 @@ import json
 import onnx
 import pytest
 from gopt.cli.main import main
-from helpers import FIXTURES, edit_rank
+from helpers import FIXTURES, edit_manifest, edit_rank
 from onnx import ModelProto
 
 import gopt
@@ -71,6 +71,15 @@ def test_a_proof_is_of_the_files_that_were_read(tmp_path, capsys):
     assert main(["shard", MODEL, "--ranks", "2", "-o", str(out), "-q"]) == 0
     edit_rank(out, 1, wrong)
     assert main(["seal", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(out), "--steps", "1"]) == 1
+    assert "proven:" not in capsys.readouterr().out
+
+
+def test_a_proof_is_of_what_the_manifest_says(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["shard", MODEL, "--ranks", "2", "-o", str(out), "-q"]) == 0
+    edit_manifest(out, lambda manifest: manifest.update(loss_reduction="sum"))
     capsys.readouterr()
     assert main(["verify", str(out), "--steps", "1"]) == 1
     assert "proven:" not in capsys.readouterr().out
