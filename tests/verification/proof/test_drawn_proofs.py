@@ -85,7 +85,7 @@ def test_a_part_that_is_expanded_to_a_whole_shape_is_not_proven(tmp_path):
         replace(model, node, [expand, node])
 
     edit_ranks(tmp_path / "out", edit)
-    with pytest.raises(InputError, match="do not broadcast|Incompatible dimensions"):
+    with pytest.raises(InputError, match=r"do not broadcast|Incompatible dimensions"):
         gopt.prove(tmp_path / "out")
 
 
