@@ -309,7 +309,7 @@ class Sweep:
                 waiting[rank] = node
 
     def _parted(self, sweep: RankSweep, results: Mapping[int, list[int] | None]) -> list[RankSweep]:
-        """The ranks of a sweep whose call is done, by result: each part goes on by itself."""
+        """The sweep behind a call, split where ranks have other results of the call."""
         parts: dict[object, list[int]] = {}
         for rank in sweep.ranks:
             numbers = results.get(rank)
