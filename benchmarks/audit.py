@@ -59,7 +59,7 @@ def measure(name: str, model: ModelProto, steps: int, home: Path) -> str:
     stored = training.graph.initializers
     np.savez(home / "state.npz", **{each.tensor: drawn(each.tensor, 1) for each in training.states
                                     if each.tensor not in stored})  # fmt: skip
-    gopt.shard(gopt.load(path, state=home / "state.npz"), RANKS, stage=0).write(home / name)
+    gopt.shard(gopt.load(path, state=home / "state.npz"), RANKS, stage=0, prove=False).write(home / name)
     batch = {each: drawn(each, RANKS) for each in training.batch}
     settings = dict.fromkeys(training.hyper, 1e-3)
 

@@ -82,5 +82,5 @@ def prepare(name: str, model: ModelProto, folder: Path) -> Case:
     np.savez(case.batch, **batch)
     for ranks, stage in WAYS:
         loaded = gopt.load(path, state=case.state)
-        gopt.shard(loaded, ranks, stage=stage).write(case.ranks(ranks, stage))
+        gopt.shard(loaded, ranks, stage=stage, prove=False).write(case.ranks(ranks, stage))
     return case

@@ -55,7 +55,7 @@ def main() -> None:
             ]
             subprocess.run(command, check=True)
             begun = time.perf_counter()
-            gopt.shard(step, arguments.ranks, stage=arguments.stage).write(folder)
+            gopt.shard(step, arguments.ranks, stage=arguments.stage, prove=False).write(folder)
             shard = time.perf_counter() - begun
             load, _ = measured(LOAD, folder)
             prove, peak = measured(PROVE, folder)

@@ -12,7 +12,7 @@ import sys
 from cut import parser, report, verdicts
 
 CASES = {
-    "shard, 8 ranks": ["shard", "--ranks", "8"],
+    "shard, 8 ranks": ["shard", "--ranks", "8", "--no-prove"],
     "split, pieces": ["split", "--trainers", "8", "--servers", "8"],
     "split, whole": ["split", "--trainers", "8", "--servers", "8", "--slicing", "off"],
     "split, async": ["split", "--trainers", "8", "--servers", "8", "--mode", "async"],
