@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from steps_gen.make import make
 from steps_gen.plan import draw
 
 import gopt
+from gopt.collectives import schemas
 from gopt.errors import InputError
 from gopt.records.mesh import Mesh
 from gopt.verification.proof.result import ProofVerdict
@@ -72,9 +75,8 @@ def test_a_function_that_expands_to_a_whole_shape_is_no_function_of_a_part(mesh,
     assert Verifier(tmp_path / "out").run(steps=2, confirm=False).equal
 
 
-def test_a_part_that_is_expanded_to_a_whole_shape_is_not_proven(tmp_path):
-    """The shape of the result is that of the part for whoever reads the types alone."""
-    assert sharded(WHOLE_IN_FUNCTION, tmp_path / "out", "tp=2")
+def expanded(folder: Path) -> None:
+    """Plant an Expand of a part to the whole shape; whoever reads the types alone takes the result for the part."""
 
     def edit(model):
         node = next(node for node in model.graph.node if node.output[0] == "p1_new")
@@ -84,8 +86,23 @@ def test_a_part_that_is_expanded_to_a_whole_shape_is_not_proven(tmp_path):
         node.input[0] = "planted.whole"
         replace(model, node, [expand, node])
 
-    edit_ranks(tmp_path / "out", edit)
-    with pytest.raises(InputError, match=r"do not broadcast|Incompatible dimensions"):
+    assert sharded(WHOLE_IN_FUNCTION, folder, "tp=2")
+    edit_ranks(folder, edit)
+
+
+def test_a_part_that_is_expanded_to_a_whole_shape_is_not_proven(tmp_path):
+    """In a process of its own: onnx knows no collectives there, and infers no type behind them."""
+    expanded(tmp_path / "out")
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "gopt.cli", "prove", str(tmp_path / "out")], capture_output=True, text=True
+    )
+    assert (done.returncode, "do not broadcast" in done.stderr) == (3, True), done.stderr
+
+
+def test_where_onnx_knows_collectives_the_checker_refuses_it(tmp_path):
+    expanded(tmp_path / "out")
+    schemas.register()
+    with pytest.raises(InputError, match="Incompatible dimensions"):
         gopt.prove(tmp_path / "out")
 
 
