@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +13,7 @@ from gopt.artifact.message_plan_check import wrong_messages
 from gopt.collectives.messages import MESSAGES, ROUND_INPUT
 from gopt.collectives.table import COLLECTIVES
 from gopt.errors import GoptError, InputError
+from gopt.ir.alike_files import shared_parts
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.types import TensorType
 from gopt.records.boxes import box_shape
@@ -55,7 +56,8 @@ def check_rank(
     for graph in graphs.values():
         if (number := graph.metadata.get("gopt.rank", str(rank.rank))) != str(rank.rank):
             _refuse(name, where, f"its file is that of rank {show(number)}")
-    content = *_parts(graphs), id(rank.state), rank.accumulators, rank.fed, rank.role
+    parts = tuple((phase, *shared_parts(graph), id(graph.outputs)) for phase, graph in graphs.items())
+    content = parts, id(rank.state), rank.accumulators, rank.fed, rank.role
     if content not in checked:
         _check_entry(manifest, rank, graphs, name, where)
         checked.add(content)
@@ -79,12 +81,6 @@ def check_rank(
     if plan is not None and (wrong := wrong_messages(plan, server, graphs)):
         phase, where, what = wrong
         _refuse(files[phase], where, what)
-
-
-def _parts(graphs: Mapping[str, Graph]) -> Iterator[tuple[str, int, int, int, int]]:
-    """The parts of files, by identity: shared by files of the same nodes, types and values."""
-    for phase, graph in graphs.items():
-        yield phase, id(graph.nodes), id(graph.types), id(graph.outputs), id(graph.initializers)
 
 
 def _check_entry(manifest: Manifest, rank: RankEntry, graphs: Mapping[str, Graph], name: str, where: str) -> None:

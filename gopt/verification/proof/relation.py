@@ -16,6 +16,7 @@ from gopt.artifact.server_entries import ServerPlanEntry
 from gopt.collectives.layout import HALVES
 from gopt.collectives.messages import PULL_ROWS, PUSH, MessageOperator
 from gopt.errors import InputError
+from gopt.ir.alike_files import shared_parts
 from gopt.ir.graph import Graph, Node
 from gopt.records.mesh import Mesh
 from gopt.verification.proof.result import Claim
@@ -51,7 +52,7 @@ class RankRelation:
     @property
     def likeness(self) -> Hashable:
         """A key of ranks with the same expressions: the same parts of graphs and records of states, by identity."""
-        graphs = [(phase, id(g.nodes), id(g.types), id(g.initializers)) for phase, g in self.graphs.items()]
+        graphs = [(phase, *shared_parts(graph)) for phase, graph in self.graphs.items()]
         parts = [frozenset(of.items()) for of in (self.inputs, self.outputs)]
         return tuple(graphs), *parts, tuple(map(id, self.states)), self.sums
 

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from gopt.collectives.call import Type
 from gopt.collectives.node import CallSignature, call_signature
 from gopt.errors import InputError, UnsupportedError
+from gopt.ir.alike_files import shared_parts
 from gopt.ir.graph import COMM, Graph, Node
 from gopt.ir.node_kinds import draws, record_of
 from gopt.ir.types import TensorType
@@ -274,7 +275,7 @@ class Sweep:
         alike: dict[tuple[int, ...], RankSweep] = {}
         self.sweeps = []
         for rank, (graph, values) in enumerate(zip(graphs, inputs)):
-            key = id(graph.nodes), id(graph.types), id(graph.initializers), id(values)
+            key = *shared_parts(graph), id(values)
             if key not in alike:
                 alike[key] = RankSweep(rank, graph, self.reader(graph), self.start(graph, values))
             alike[key].ranks.append(rank)
