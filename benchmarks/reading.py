@@ -16,6 +16,7 @@ from shard import HERE, Usage, Verdict, idle_note, run_once
 FORMS = {"one counter": [], "own counters": ["--own-steps"], "global-norm clip": ["--clip", "1"]}
 """Steps of which the optimizer must be recognised: with all that updates share, with counters of their own, clipped."""
 GOPT = [sys.executable, "-P", "-m", "gopt.cli"]
+SHARD = [*GOPT, "shard", "--ranks", "8", "--no-prove"]
 
 
 def build(nodes: int, path: Path, options: list[str]) -> None:
@@ -30,7 +31,7 @@ def inspection(nodes: int, folder: Path, repeat: int) -> list[Verdict]:
         build(nodes, model, options)
         commands = {
             "inspect": [*GOPT, "inspect", str(model), "--json"],
-            "shard": [*GOPT, "shard", str(model), "--ranks", "8", "--no-prove", "-o", str(folder / "ranks"), "--force", "--json"],
+            "shard": [*SHARD, str(model), "-o", str(folder / "ranks"), "--force", "--json"],
         }
         best = {name: _best([run_once(command) for _ in range(repeat)]) for name, command in commands.items()}
         print(f"{nodes} nodes, {form}: inspect {best['inspect'].cpu:.1f} s, shard {best['shard'].cpu:.1f} s (CPU)")
@@ -42,7 +43,7 @@ def verification(nodes: int, folder: Path, repeat: int) -> Verdict:
     """Wall seconds of verify, the best of ``repeat`` runs."""
     model, ranks = folder / "step.onnx", folder / "ranks"
     build(nodes, model, [])
-    run_once([*GOPT, "shard", str(model), "--ranks", "8", "--no-prove", "-o", str(ranks), "--force", "--json"])
+    run_once([*SHARD, str(model), "-o", str(ranks), "--force", "--json"])
     best = _best([run_once([*GOPT, "verify", str(ranks), "--json"]) for _ in range(repeat)])
     print(f"{nodes} nodes x 8 ranks: verify {best.seconds:.1f} s, {best.cpu:.1f} s of CPU, {best.peak:.0f} MiB")
     return Verdict("verify, seconds", best.seconds, 60)
