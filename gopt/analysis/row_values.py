@@ -169,12 +169,9 @@ class RowValues:
         moved, unmoved = (moved, unmoved) if negative else (unmoved, moved)
         added = self.index.producers.get(moved)
         number = self.value_number(unmoved)
-        if (
-            added is None
-            or not record_of(added).adds
-            or len(added.inputs) != 2
-            or self.value_number(test.inputs[0]) != number
-        ):
+        if added is None or not record_of(added).adds or len(added.inputs) != 2:
+            return ""
+        if self.value_number(test.inputs[0]) != number:
             return ""
         fits = any(self.value_number(a) == number and self.number(b) == rows for a, b in _both(added))
         return unmoved if fits else ""

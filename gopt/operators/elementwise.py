@@ -139,12 +139,8 @@ OPERATORS = (
     unary("Relu", BENT, lambda x: np.maximum(x, 0), zero=True, power=1, torch="relu"),
     unary("Round", STEP, np.round, zero=True, torch="round"),
     with_attributes(
-        "Selu",
-        CURVED,
-        zero=True,
-        torch=lambda t, a, x: (
-            a.get("gamma", 1.0507009873554805) * t.nn.functional.elu(x, a.get("alpha", 1.6732632423543772))
-        ),
+        "Selu", CURVED, zero=True, torch=lambda t, a, x:
+        a.get("gamma", 1.0507009873554805) * t.nn.functional.elu(x, a.get("alpha", 1.6732632423543772)),
     ),
     with_attributes("Shrink", BENT, zero=True, torch=_shrunk),
     unary("Sigmoid", CURVED, _sigmoid, torch="sigmoid"),

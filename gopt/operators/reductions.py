@@ -86,11 +86,7 @@ OPERATORS = (
     ),
     _reduction("ReduceL1", BENT, "sum", lambda x, **how: np.sum(np.abs(x), **how), lambda x: x.abs().sum(-1), power=1),
     _reduction(
-        "ReduceL2",
-        CURVED,
-        "l2",
-        lambda x, **how: np.sqrt(np.sum(x * x, **how)),
-        lambda x: (x * x).sum(-1).sqrt(),
+        "ReduceL2", CURVED, "l2", lambda x, **how: np.sqrt(np.sum(x * x, **how)), lambda x: (x * x).sum(-1).sqrt(),
         power=1,
     ),
     _reduction("ReduceMax", BENT, "max", np.max, lambda x: x.amax(-1), power=1),

@@ -333,11 +333,7 @@ class _Walk:
             made = self.context.index.producers.get(name)
             if name == self.state.tensor:
                 return 1.0
-            if (
-                made is not None
-                and record_of(made).multiplies
-                and self.state.tensor in made.inputs
-                and len(made.inputs) == 2
-            ):
-                return self.context.scalar(made.inputs[made.inputs[0] == self.state.tensor]) or None
+            factors = made.inputs if made is not None and record_of(made).multiplies else []
+            if self.state.tensor in factors and len(factors) == 2:
+                return self.context.scalar(factors[factors[0] == self.state.tensor]) or None
         return None

@@ -207,11 +207,8 @@ class Words:
         before, right = (self._terms(number, op) for number in (actual, expected))
         only = [atom for atom in before if before[atom] != right.get(atom)]
         instead = [atom for atom in right if right[atom] != before.get(atom)]
-        if (
-            len(only) != len(instead)
-            or 0 in before.values()
-            or (len(before) == len(right) == len(only) == 1 and op == LINEAR)
-        ):
+        alone = op == LINEAR and len(before) == len(right) == len(only) == 1
+        if alone or len(only) != len(instead) or 0 in before.values():
             return []
         pairs = []
         for x, y in zip(only, instead):
