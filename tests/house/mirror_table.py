@@ -129,6 +129,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
         "verification/proof/test_expressions.py", "verification/proof/test_proof_prove.py",
         "verification/proof/test_drawn_proofs.py", "verification/proof/test_proof_files.py",
     ),
+    **_each("verification.proof.rank_sweep", "the sweep of one graph", "verification/proof/test_sweep.py"),
     **_each("verbs.training", "the threads of a run", "verbs/test_verbs_run.py", "runtime/test_run.py"),
     **_each("cli.golden_texts", "makes the texts of a command", "cli/test_cli_golden.py", "test_gopt.py"),
     **_each("cli.render_bar", "a bar of rich", "cli/test_render_progress.py"),

@@ -20,8 +20,8 @@ from gopt.verification.certificate.lines import FORMAT, OPERATOR, encoded, opera
 from gopt.verification.certificate.nodes import rule_of
 from gopt.verification.proof.expressions import EXTREME_PART, FLAT, PARTED, TAKE, VIEW
 from gopt.verification.proof.prove import Prover
+from gopt.verification.proof.rank_sweep import UNDEFINED, SweptValues, Values
 from gopt.verification.proof.relation import RankRelation
-from gopt.verification.proof.sweep import UNDEFINED, SweptValues, Values
 from gopt.verification.reference_graphs import combined, local_graph, subgraph, update_graph
 
 Line = dict[str, Any]

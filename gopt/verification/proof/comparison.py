@@ -13,10 +13,10 @@ from gopt.verification.proof.evaluation import Unevaluable
 from gopt.verification.proof.expected import Expected, part_of
 from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.move_laws import as_type
+from gopt.verification.proof.rank_sweep import SweptValues, Values
 from gopt.verification.proof.relation import ProofRelation, SourcePart
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
 from gopt.verification.proof.samples import CounterExamples
-from gopt.verification.proof.sweep import SweptValues, Values
 from gopt.verification.proof.words import Words
 
 

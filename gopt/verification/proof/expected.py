@@ -24,9 +24,10 @@ from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import INITIAL, NOWHERE, STATE
 from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
+from gopt.verification.proof.rank_sweep import UnpairedCall, Values
 from gopt.verification.proof.relation import BY_NUMBERS, ProofRelation, SourcePart
 from gopt.verification.proof.selections import joined
-from gopt.verification.proof.sweep import Sweep, UnpairedCall, Values
+from gopt.verification.proof.sweep import Sweep
 from gopt.verification.reference_graphs import local_graph, update_graph
 
 RUNS = 1 << 12

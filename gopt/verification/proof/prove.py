@@ -20,11 +20,12 @@ from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import elements
 from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
+from gopt.verification.proof.rank_sweep import SweptValues, UnpairedCall, Values
 from gopt.verification.proof.relation import ProofRelation, RankRelation
 from gopt.verification.proof.result import Claim, ClaimMismatch, ProofVerdict, RankProof
 from gopt.verification.proof.rounds import RoundSweep, round_number
 from gopt.verification.proof.rows import RowLaws, RowReader
-from gopt.verification.proof.sweep import Sweep, SweptValues, UnpairedCall, Values
+from gopt.verification.proof.sweep import Sweep
 
 
 class Prover:

@@ -23,8 +23,9 @@ from gopt.verification.proof.exponentials import Expressions
 from gopt.verification.proof.expressions import ONE, elements
 from gopt.verification.proof.move_laws import as_type
 from gopt.verification.proof.operators import NodeReader
+from gopt.verification.proof.rank_sweep import RankSweep, SweptValues, UnpairedCall, Values
 from gopt.verification.proof.rows import MERGED, NUMBERS, RowLaws
-from gopt.verification.proof.sweep import RankSweep, Sweep, SweptValues, UnpairedCall, Values, unsized
+from gopt.verification.proof.sweep import Sweep, unsized
 
 
 def check_tables(plan: ServerPlanEntry, trainer: Mapping[str, Graph]) -> None:

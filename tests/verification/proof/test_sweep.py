@@ -13,8 +13,9 @@ from test_proof_prove import SETS, SPLIT_SETS, sharded
 import gopt
 from gopt.verification.proof.folder import folder_relation
 from gopt.verification.proof.prove import Prover
+from gopt.verification.proof.rank_sweep import UNDEFINED, RankSweep, SweptValues
 from gopt.verification.proof.result import ProofVerdict
-from gopt.verification.proof.sweep import UNDEFINED, RankSweep, Sweep, SweptValues
+from gopt.verification.proof.sweep import Sweep
 
 CASES = [
     *(("gpt_adamw", kind) for kind in ("copies", "hybrid", "all", "three axes")), ("mlp_adamw", "weighted"),

@@ -1,0 +1,237 @@
+"""The sweep over one graph of ranks that hold the same expressions, from call to call."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import TypeAlias
+
+from gopt.errors import InputError
+from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.node_kinds import draws, record_of
+from gopt.ir.types import TensorType
+from gopt.operators.kinds import CASTS
+from gopt.verification.proof.expressions import elements
+from gopt.verification.proof.operators import NodeReader
+
+RANGE = b"range of "
+"""In front of a node's bytes: the results on whole operands, of a node that ranks apply to ranges."""
+UNDEFINED = "undefined"
+"""Leaves for results of calls that a rank has no value of."""
+
+
+class UnpairedCall(Exception):
+    """A call without all members of the group: the rank, the node, the actual and the expected call."""
+
+    def __init__(self, rank: int, node: Node, actual: str, expected: str) -> None:
+        super().__init__(rank, node.label, actual, expected)
+        self.rank, self.node, self.actual, self.expected = rank, node.label, actual, expected
+
+
+Values = dict[str, int]
+"""Name of a value -> the number of its expression."""
+SweptValues: TypeAlias = MutableMapping[str, int]
+"""The same on a rank, which may share most values with another."""
+
+
+def _common(nodes: Sequence[Node], second: Sequence[Node]) -> int:
+    """The number of nodes in front that two lists share."""
+    if nodes is second:
+        return len(nodes)
+    return next(
+        (n for n, (node, other) in enumerate(zip(nodes, second)) if node is not other), min(len(nodes), len(second))
+    )
+
+
+class NodeOrder:
+    """The positions of calls in a list of nodes, and of the producer and the other readers of each value."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.calls = [position for position, node in enumerate(nodes) if node.domain == COMM]
+        self.made = {name: position for position, node in enumerate(nodes) for name in node.outputs}
+        self.readers: dict[str, list[int]] = {}
+        for position, node in enumerate(nodes):
+            for name in node.reads if node.domain != COMM else ():
+                self.readers.setdefault(name, []).append(position)
+
+    def reads(self, name: str, front: int) -> bool:
+        """Return whether one of the nodes in front reads a value."""
+        return any(position < front for position in self.readers.get(name, ()))
+
+
+@dataclass(slots=True, eq=False)
+class RankSweep:
+    """A graph and the expressions so far, of ranks with the same; ``rank``: the first, ``at``: the next node."""
+
+    rank: int
+    graph: Graph
+    reader: NodeReader
+    values: SweptValues
+    at: int = 0
+    ranks: list[int] = field(default_factory=list)
+    leader: RankSweep | None = None
+    """Earlier ranks with the same nodes in front: of these, this sweep reads only nodes with other operands."""
+    order: NodeOrder | None = None
+    front: int = 0
+    """The number of nodes that are the leader's."""
+    fronts: dict[int, tuple[Values, dict[str, str]]] = field(default_factory=dict)
+    """Number of nodes in front -> their values and casts, for followers up to there."""
+    changed: list[int] = field(default_factory=list)
+    """The positions of nodes with other operands than the leader's, as a heap."""
+    undefined: set[int] = field(default_factory=set)
+    """The results of calls that this rank has no value of."""
+
+    def follow(self, leader: RankSweep, order: NodeOrder) -> bool:
+        """Begin with the leader's values, but for inputs, and return True, if at least half of the nodes have the same
+        inputs and types."""
+        front = _common(self.graph.nodes, leader.graph.nodes)
+        if 2 * front < len(self.graph.nodes) or not self._fits(leader.graph.types, order, front):
+            return False
+        if any(order.reads(name, front) for name in self.values.keys() ^ leader.values.keys()):
+            return False
+        self.leader, self.order, self.front = leader, order, front
+        self.values = ChainMap(dict(self.values), leader.values)
+        self.reader.follow(leader.reader.widened)
+        self._note(self.values.maps[0])
+        return True
+
+    def _fits(self, types: Mapping[str, TensorType], order: NodeOrder, front: int) -> bool:
+        """Return whether the nodes in front have results of such types."""
+        own = self.graph.types
+        return types is own or all(
+            own.get(name) is types.get(name) or own.get(name) == types.get(name)
+            for name, position in order.made.items()
+            if position < front
+        )
+
+    def alone(self) -> None:
+        """Follow no more: the values so far are those of inputs and of earlier nodes."""
+        if self.leader is not None and self.order is not None and isinstance(self.values, ChainMap):
+            leader, self.leader = self.leader, None
+            if self.at not in leader.fronts:
+                done = {name for name, position in self.order.made.items() if position < self.at}
+                values = {name: leader.values[name] for name in done & leader.values.keys()}
+                leader.fronts[self.at] = values, leader.reader.casts(done)
+            values, casts = leader.fronts[self.at]
+            self.values = ChainMap(self.values.maps[0], values)
+            self.reader.follow(casts)
+
+    def _note(self, values: Mapping[str, int]) -> None:
+        """Store values, and note the readers of those that are unlike the leader's."""
+        assert self.leader is not None and self.order is not None
+        for name, number in values.items():
+            if self.leader.values.get(name) != number:
+                self.values[name] = number
+                for position in self.order.readers.get(name, ()):
+                    heappush(self.changed, position)
+
+    def _follow(self) -> Node | None:
+        """Read the changed nodes up to the next call, if the leader is there."""
+        assert self.leader is not None and self.order is not None
+        nodes, calls, leader = self.graph.nodes, self.order.calls, self.leader
+        index = bisect_left(calls, self.at)
+        stop = min(calls[index] if index < len(calls) else self.front, self.front)
+        if leader.at < stop:  # in another group, it waits for members
+            self.alone()
+            return self.to_call()
+        if self.at:
+            self._note({name: self.values[name] for name in nodes[self.at - 1].outputs if name})
+        done = -1
+        while self.changed and self.changed[0] < stop:
+            position = heappop(self.changed)
+            if position != done:
+                self._note(self._read(nodes[position]))
+                done = position
+        self.at = stop
+        if stop == self.front and max(len(nodes), len(leader.graph.nodes)) > stop:
+            self.alone()
+            return self.to_call()
+        return nodes[stop] if stop < len(nodes) else None
+
+    def to_call(self) -> Node | None:
+        """Read nodes up to the next call; return the call, or None at the end of the graph."""
+        if self.leader is not None:
+            return self._follow()
+        nodes, values = self.graph.nodes, self.values
+        while self.at < len(nodes):
+            if nodes[self.at].domain == COMM:
+                return nodes[self.at]
+            values.update(self._read(nodes[self.at]))
+            self.at += 1
+        return None
+
+    def operands(self, node: Node, names: Iterable[str]) -> tuple[int, ...]:
+        """The expressions of values that a node reads. Raises UnpairedCall for an undefined value."""
+        numbers = tuple([self.values[name] for name in names])
+        if not self.undefined.isdisjoint(numbers):
+            lacking = next(name for name, number in zip(names, numbers) if number in self.undefined)
+            raise UnpairedCall(self.rank, node, f"reads {lacking!r}, which it does not have", "a value of its own")
+        return numbers
+
+    def without(self, node: Node) -> list[int]:
+        """The results of a call that are undefined on this rank."""
+        results = [self.reader.expressions.leaf(UNDEFINED, (self.rank, name), None) for name in node.outputs]
+        self.undefined.update(results)
+        return results
+
+    def _read(self, node: Node) -> dict[str, int]:
+        """The results of a node."""
+        operands = self.operands(node, node.reads)
+        if node.encoded is None or node.op_type in CASTS:
+            return dict(zip(node.outputs, self._results(node)))
+        key = node.encoded, operands
+        memo = self.reader.expressions.read
+        results = memo.get(key)
+        if results is None:
+            results = memo[key] = self._of_ranges(node, operands) or self._results(node)
+        return dict(zip(node.outputs, results))
+
+    def _of_ranges(self, node: Node, operands: Sequence[int]) -> list[int] | None:
+        """The results of an elementwise node on ranges of operands that was read for other ranges of the same.
+
+        The results are noted by operands without ranges, which are alike on all ranks."""
+        expressions = self.reader.expressions
+        ranges = next((rows for number in operands if (rows := expressions.ranges(number))), None)
+        if ranges is None or len(node.outputs) != 1 or not record_of(node).elementwise or draws(node):
+            return None
+        columns: list[Sequence[int]] = []
+        for number in operands:
+            alike = expressions.ranges(number) == ranges
+            if not alike and expressions.ranged(number):
+                return None
+            columns.append(expressions.all[number].operands if alike else [number] * len(ranges))
+        keys = [(node.encoded or b"", tuple(numbers)) for numbers in zip(*columns)]
+        counts = [max(expressions.elements(number) or 0 for number in numbers) for _, numbers in keys]
+        wholes = [expressions.read.get((RANGE + encoded, numbers)) for encoded, numbers in keys]
+        if None not in wholes:
+            return [expressions.flat((whole[0], *span) for whole, span in zip(wholes, ranges) if whole)]
+        results = self._results(node)
+        if expressions.ranges(results[0]) == ranges:
+            for (encoded, numbers), whole, count in zip(keys, expressions.all[results[0]].operands, counts):
+                if expressions.elements(whole) == count:
+                    expressions.read[RANGE + encoded, numbers] = [whole]
+        return results
+
+    def _results(self, node: Node) -> list[int]:
+        """The results by the laws."""
+        operands: list[int | None] = [self.values[name] if name else None for name in node.inputs]
+        self.reader.values = self.values
+        try:
+            results = self.reader.results(node, [*operands, *(self.values[name] for name in node.captures)])
+            self._check_shapes(node, results)
+        except (ValueError, TypeError, IndexError) as error:
+            raise InputError(
+                f"rank {self.rank}: {node.op_type} {node.label!r} does not fit its operands: {error}",
+                "gopt inspect FILE --text shows the graph",
+            ) from None
+        return results
+
+    def _check_shapes(self, node: Node, results: Sequence[int]) -> None:
+        """Raise ValueError for a result of another shape than the file or the inference of types says."""
+        for name, number in zip(node.outputs, results):
+            type, shape = self.graph.types.get(name), self.reader.expressions.shape(number)
+            if type is not None and type.static and elements(shape) is not None and shape != type.shape:
+                raise ValueError(f"{name!r} is of shape {list(type.dims)}, not {list(shape or ())}")
