@@ -35,8 +35,9 @@ def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 def tensor_over(array: Array) -> torch.Tensor:
     """A tensor over an array's memory; a copy of an array that may not be written, or whose rows are not adjacent."""
     dtype = torch_dtype(array.dtype)
+    array = np.asarray(array)  # a scalar of NumPy is none
     if not array.flags.writeable or not array.flags.c_contiguous:
-        array = array.copy()
+        array = np.array(array, order="C")
     if array.dtype.isbuiltin == 1:
         return torch.from_numpy(array)
     return torch.from_numpy(array.view(_BITS[array.itemsize])).view(dtype)
