@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     type=click.Choice(["threads", "mpi", "torch", "both"]),
     default="threads",
     show_default=True,
-    help="Run ranks as threads or as processes (mpi), by ONNX Runtime; or let PyTorch compute source and ranks (torch), "
-    "or check one step of the source (both).",
+    help="Run ranks as threads or as processes (mpi), by ONNX Runtime; or let PyTorch compute source and ranks "
+    "(torch), or check one step of the source (both).",
 )
 @click.option(
     "--replay",
