@@ -9,7 +9,7 @@ from gopt.runtime.session import SessionCache
 
 
 class NodeEngine(str, Enum):
-    """Which engine computes nodes."""
+    """The engine of nodes."""
 
     ONNXRUNTIME = "onnxruntime"
     """ONNX Runtime; onnx's reference evaluator, or ONNX Runtime without rewrites, checks one step."""
@@ -19,11 +19,11 @@ class NodeEngine(str, Enum):
     """ONNX Runtime; PyTorch checks one step."""
 
     def sessions(self, deadline: float | None) -> SessionCache:
-        """What compiles source and ranks. Raises RunError without PyTorch."""
+        """The sessions of source and ranks. Raises RunError without PyTorch."""
         return torch_sessions() if self is NodeEngine.TORCH else SessionCache(deadline)
 
     def second(self) -> SessionCache | None:
-        """What checks one step in place of the usual second engine."""
+        """The sessions that check a step in place of the usual second engine."""
         return torch_sessions() if self is NodeEngine.BOTH else None
 
 

@@ -1,7 +1,7 @@
 """The collectives of ``gopt.comm`` on a process group of PyTorch. Starting a call returns a function that waits for it.
 
-The values of one call travel as one tensor. Halves are summed in float32 and rounded once; a mean is a sum that is
-divided; a NaN is a maximum and a minimum. PyTorch's calls have equal parts, so that shorter shards are padded."""
+All values of a call travel as a single tensor. Halves are summed in float32 and rounded once; a mean is a divided sum;
+a NaN is a maximum and a minimum. PyTorch's calls have equal parts, so shorter shards are padded."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A rank's side of a call. ``members``: the ranks of the group, in its order."""
+class GroupCall:
+    """A rank's side of a call. ``members``: the ranks of the group, in group order."""
 
     attributes: Any
     inputs: Tensors
@@ -61,7 +61,7 @@ def _device_of(group: Any) -> str:
 
 
 def flat(tensors: Tensors) -> torch.Tensor:
-    """The elements of tensors, one tensor behind the other, in new memory."""
+    """The elements of tensors, tensor by tensor, in new memory."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
@@ -72,7 +72,7 @@ def unpacked(elements: torch.Tensor, shapes: Sequence[Shape]) -> list[torch.Tens
 
 
 def padded(parts: Tensors) -> torch.Tensor:
-    """Flat parts as the rows of one tensor, as long as the longest."""
+    """Flat parts as the rows of a tensor, as long as the longest part."""
     longest = max(len(part) for part in parts)
     rows = parts[0].new_zeros((len(parts), longest))
     for row, part in zip(rows, parts):
@@ -81,16 +81,16 @@ def padded(parts: Tensors) -> torch.Tensor:
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a tensor that is only moved: every type travels."""
+    """The memory of a tensor to be moved: every type travels."""
     return tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor.reshape(1).view(torch.uint8)
 
 
 # --- reductions -------------------------------------------------------------------------------------------------------
 
 
-def _reduction(call: Call, elements: torch.Tensor, start: Callable[..., tuple[Any, torch.Tensor]]) -> Callable[[], Any]:
-    """Start a reduction of flat elements: ``start`` gets these and the operation, and gives the work and where the
-    result will be. Returns a function that waits, and gives the result in the elements' type."""
+def _reduction(call: GroupCall, elements: torch.Tensor, start: Callable[..., tuple[Any, torch.Tensor]]) -> Callable[[], Any]:
+    """Start a reduction of flat elements: ``start`` gets the elements and the operation, and gives the work and the
+    memory of the result. Returns a function to wait for the result, of the elements' type."""
     how, dtype = call.attributes["reduce"], elements.dtype
     wide = elements.to(_WIDE.get(dtype, dtype))
     if dtype is torch.uint64:
@@ -120,7 +120,7 @@ def _ordered(bits: torch.Tensor) -> torch.Tensor:
     return bits ^ torch.iinfo(torch.int64).min
 
 
-def _all_reduce(call: Call) -> Finish:
+def _all_reduce(call: GroupCall) -> Finish:
     def start(elements: torch.Tensor, operation: Any) -> tuple[Any, torch.Tensor]:
         return dist.all_reduce(elements, operation, call.group, async_op=True), elements
 
@@ -128,7 +128,7 @@ def _all_reduce(call: Call) -> Finish:
     return lambda: unpacked(finish(), [value.shape for value in call.inputs])
 
 
-def _reduce(call: Call) -> Finish:
+def _reduce(call: GroupCall) -> Finish:
     root = call.members[call.attributes["root"]]
 
     def start(elements: torch.Tensor, operation: Any) -> tuple[Any, torch.Tensor]:
@@ -143,7 +143,7 @@ def _reduce(call: Call) -> Finish:
     return results
 
 
-def _reduce_scatter_of(call: Call) -> Finish:
+def _reduce_scatter_of(call: GroupCall) -> Finish:
     if "cuts" in call.attributes:
         counts = lengths(call.attributes["cuts"])
         parts: Tensors = flat(call.inputs).split(counts)
@@ -164,7 +164,7 @@ def _reduce_scatter_of(call: Call) -> Finish:
 # --- moves ------------------------------------------------------------------------------------------------------------
 
 
-def _broadcast(call: Call) -> Finish:
+def _broadcast(call: GroupCall) -> Finish:
     shapes, root = parse_shapes(call.attributes["shapes"]), call.members[call.attributes["root"]]
     dtype = torch_dtype(numpy_dtype(call.attributes["dtype"]))
     empty = torch.empty(total_elements(shapes), dtype=dtype, device=call.device)
@@ -173,7 +173,7 @@ def _broadcast(call: Call) -> Finish:
     return lambda: _waited(work, lambda: unpacked(elements, shapes))
 
 
-def _all_gather_of(call: Call) -> Finish:
+def _all_gather_of(call: GroupCall) -> Finish:
     shard, attributes = call.inputs[0], call.attributes
     if "cuts" in attributes:
         counts, shapes = lengths(attributes["cuts"]), parse_shapes(attributes["shapes"])
@@ -200,7 +200,7 @@ def _all_gather_of(call: Call) -> Finish:
     return results
 
 
-def _all_to_all(call: Call) -> Finish:
+def _all_to_all(call: GroupCall) -> Finish:
     attributes = call.attributes
     out, into = attributes["split_axis"], attributes["concat_axis"]
     pieces = call.inputs[0].split([*attributes["split_sizes"]], out)
@@ -215,13 +215,13 @@ def _all_to_all(call: Call) -> Finish:
     return lambda: _waited(work, lambda: [torch.cat(unpacked(got, shapes), into)])
 
 
-def _send(call: Call) -> Finish:
+def _send(call: GroupCall) -> Finish:
     elements = flat(call.inputs)
     work = dist.isend(_as_bytes(elements), call.attributes["peer"], call.group, call.attributes["tag"])
     return lambda: _waited(work, lambda: [])
 
 
-def _recv(call: Call) -> Finish:
+def _recv(call: GroupCall) -> Finish:
     shapes, dtype = parse_shapes(call.attributes["shapes"]), torch_dtype(numpy_dtype(call.attributes["dtype"]))
     elements = torch.empty(total_elements(shapes), dtype=dtype, device=call.device)
     work = dist.irecv(_as_bytes(elements), call.attributes["peer"], call.group, call.attributes["tag"])
@@ -233,7 +233,7 @@ def _waited(work: Any, results: Finish) -> list[torch.Tensor]:
     return results()
 
 
-START: dict[str, Callable[[Call], Finish]] = {
+START: dict[str, Callable[[GroupCall], Finish]] = {
     "AllReduce": _all_reduce, "Reduce": _reduce, "Broadcast": _broadcast, "ReduceScatter": _reduce_scatter_of,
     "AllGather": _all_gather_of, "AllToAll": _all_to_all, "Send": _send, "Recv": _recv,
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """Segments computed by PyTorch: a device of a rank, of the host or a GPU.
 
-A segment is traced once for each shape of its operands: what is left is a module of ATen calls. Where a result's shape
-or a branch follows the values of a step, its nodes are computed one by one instead."""
+A segment is traced once for each shape of the operands, into a module of ATen calls. Where a result's shape or a branch
+follows the values of a step, nodes are computed in turn instead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.buffers import Buffers
 from gopt.runtime.proto import is_constant
 from gopt.runtime.pytorch.engine import local_rank
-from gopt.runtime.pytorch.interpreter import Block, Interpreter, Scope, UntraceableError, check_known
+from gopt.runtime.pytorch.interpreter import Body, Interpreter, Scope, UntraceableError, check_known
 from gopt.runtime.pytorch.tensors import array_over, tensor_over
 from gopt.runtime.session import Array, SessionCache, first_line
 from gopt.runtime.shared_memory import SharedMemory
@@ -40,11 +40,11 @@ class Execution(Enum):
     """How nodes become calls of PyTorch."""
 
     NODES = "nodes"
-    """One by one, in every run."""
+    """In turn, in every run."""
     TRACE = "trace"
     """As a module of ATen calls."""
     COMPILED = "compiled"
-    """As such a module, compiled by Inductor."""
+    """As a module of ATen calls, compiled by Inductor."""
 
 
 class TorchSegment:
@@ -59,7 +59,7 @@ class TorchSegment:
         self.outputs = segment.outputs
         self.title = f"segment of {len(segment.nodes)}"
         constants = {name: tensor_over(graph.initializers[name].numpy()) for name in names}
-        self._block = Block(segment.nodes, self.inputs, self.outputs, constants)
+        self._body = Body(segment.nodes, self.inputs, self.outputs, constants)
         self._opset, self._device, self._execution = opset_of(graph.header), device, execution
         self._programs: dict[Any, Program] = {}
         """By the shapes and types of the operands."""
@@ -97,13 +97,13 @@ class TorchSegment:
         interpreter = Interpreter(self._opset, self._device, traced=traced)
 
         def compute(*operands: torch.Tensor) -> Sequence[torch.Tensor]:
-            return interpreter.run(self._block, Scope(dict(zip(self.inputs, operands, strict=True)), {}))
+            return interpreter.run(self._body, Scope(dict(zip(self.inputs, operands, strict=True)), {}))
 
         return compute
 
 
 class TorchSessions(SessionCache):
-    """In place of sessions: programs of a segment belong to the segment."""
+    """A cache without sessions: a segment has programs instead."""
 
     def __init__(self, device: TorchDevice) -> None:
         super().__init__()

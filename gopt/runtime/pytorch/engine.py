@@ -23,7 +23,7 @@ from gopt.records.mesh import Mesh
 from gopt.runtime.engines.heartbeat import STORE, launcher_folder
 from gopt.runtime.engines.watchdog import Watchdog
 from gopt.runtime.exchanged_values import decode, encode
-from gopt.runtime.pytorch.calls import START, Call, Tensors
+from gopt.runtime.pytorch.calls import START, GroupCall, Tensors
 from gopt.runtime.session import first_line
 from gopt.runtime.shared_memory import NOT_SHARED, GatherRequest, Key, SendRequest, SharedMemory
 
@@ -68,7 +68,7 @@ class TorchEngine:
         return NOT_SHARED
 
     def gather(self, item: Any) -> list[Any]:
-        """The items of all ranks; the bytes of others are read, and never run."""
+        """The items of all ranks; bytes of other ranks are decoded, and never run."""
         with self.watchdog.on("the ranks' agreement"), named("the ranks' agreement"):
             data = torch.frombuffer(bytearray(encode(item)), dtype=torch.uint8)
             sizes = [torch.empty(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
@@ -95,7 +95,7 @@ class TorchEngine:
         what = f"call {index} ({node.op_type} over {group})"
         with named(what):
             attributes = COLLECTIVES[node.op_type].resolve(node.attributes)
-            call = Call(attributes, inputs, self._groups[group], self._mesh.members(group, self.rank), self.rank)
+            call = GroupCall(attributes, inputs, self._groups[group], self._mesh.members(group, self.rank), self.rank)
             return StartedCall(self.watchdog, what, START[node.op_type](call))
 
 
@@ -134,7 +134,7 @@ class TorchCalls:
 
 @contextmanager
 def named(what: str) -> Iterator[None]:
-    """Raise PyTorch's errors as a RunError that names the call."""
+    """Raise PyTorch's errors as a RunError with the name of the call."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
@@ -180,7 +180,7 @@ def _meeting() -> dict[str, Any]:
 
 def _first_host(nodes: str) -> str:
     """``gpu[003-006,9],login`` -> ``gpu003``."""
-    found = re.match(r"([^,\[]+)(?:\[(\d+))?", nodes)
-    if found is None:
+    match = re.match(r"([^,\[]+)(?:\[(\d+))?", nodes)
+    if match is None:
         raise RunError(f"cannot read {nodes!r} as Slurm's list of nodes", "set MASTER_ADDR to the host of rank 0")
-    return found[1] + (found[2] or "")
+    return match[1] + (match[2] or "")

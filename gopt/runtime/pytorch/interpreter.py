@@ -1,7 +1,7 @@
 """Computes nodes by PyTorch, in order, through the facet ``torch`` of each operator's record.
 
-A value is either a tensor on the device, or *fixed*: known before the first step, and a tensor of the host. Shapes,
-axes and what is computed from them alone are fixed, so that a trace has them as numbers."""
+A value is either a tensor on the device, or *fixed*: known before the first step, and a tensor of the host. Shapes and
+axes are fixed, and results of fixed values as well, so that a trace has numbers in their place."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ MOST_TURNS = 4096
 
 
 class UntraceableError(Exception):
-    """What a node computes depends on the values of a step: it is run and not traced."""
+    """A result depends on the values of a step: the nodes are run, and not traced."""
 
 
 def check_known(nodes: Iterable[Node]) -> None:
-    """Raise UnsupportedError for the first node that PyTorch does not compute here."""
+    """Raise UnsupportedError for the first node without a facet ``torch``."""
     for node in nodes:
         record = OPERATORS.get(node.op_type)
         if node.is_in(_CONTROL):
@@ -46,7 +46,7 @@ def check_known(nodes: Iterable[Node]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Body:
     """Nodes with their operands and results, and constants among them. A body of control flow, or a segment."""
 
     nodes: Sequence[Node]
@@ -55,8 +55,8 @@ class Block:
     constants: Mapping[str, torch.Tensor]
 
     @classmethod
-    def of(cls, body: onnx.GraphProto) -> Block:
-        """A body of If, Loop or Scan."""
+    def of(cls, body: onnx.GraphProto) -> Body:
+        """The body of an If, Loop or Scan."""
         constants = {tensor.name: tensor_over(onnx.numpy_helper.to_array(tensor)) for tensor in body.initializer}
         inputs, outputs = ([value.name for value in values] for values in (body.input, body.output))
         return cls([*map(as_node, body.node)], inputs, outputs, constants)
@@ -70,33 +70,33 @@ class Scope:
     fixed: dict[str, torch.Tensor]
 
     def inner(self) -> Scope:
-        """The scope of a body, which sees all that is outside."""
+        """The scope of a body, with all values outside."""
         return Scope(dict(self.tensors), dict(self.fixed))
 
     def give(self, name: str, value: torch.Tensor, fixed: bool) -> None:
-        """Set a value, which hides another one of this name."""
+        """Set a value, in place of a value of the same name."""
         (self.fixed if fixed else self.tensors)[name] = value
         (self.tensors if fixed else self.fixed).pop(name, None)
 
 
 class Interpreter:
-    """Computes blocks on a device. ``opset``: the version of the standard operators; ``traced``: values of a step are
+    """Computes bodies on a device. ``opset``: the version of the standard operators; ``traced``: values of a step are
     not known while nodes are computed. Raises UntraceableError there."""
 
     def __init__(self, opset: int, device: torch.device, *, traced: bool) -> None:
         self._opset, self._device, self._traced = opset, device, traced
         self._moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """By identity: a fixed value, and its copy on the device."""
+        """By identity: a fixed value, and the copy on the device."""
 
-    def run(self, block: Block, scope: Scope) -> list[torch.Tensor]:
-        """The outputs of a block, on the device."""
-        self._compute(block, scope)
-        return [self._tensor(scope, name) for name in block.outputs]
+    def run(self, body: Body, scope: Scope) -> list[torch.Tensor]:
+        """The outputs of a body, on the device."""
+        self._compute(body, scope)
+        return [self._tensor(scope, name) for name in body.outputs]
 
-    def _compute(self, block: Block, scope: Scope) -> None:
-        for name, value in block.constants.items():
+    def _compute(self, body: Body, scope: Scope) -> None:
+        for name, value in body.constants.items():
             scope.give(name, value, fixed=True)
-        for node in block.nodes:
+        for node in body.nodes:
             if node.is_in(_CONTROL):
                 results: Sequence[tuple[Any, bool]] = _CONTROL[node.op_type](self, node, scope)
             else:
@@ -157,14 +157,14 @@ class Interpreter:
         return [(torch.where(condition, a, b), False) for a, b in zip(one, two)]
 
     def _branch(self, node: Node, taken: bool, scope: Scope) -> list[tuple[Any, bool]]:
-        body = Block.of(node.attributes["then_branch" if taken else "else_branch"])
+        body = Body.of(node.attributes["then_branch" if taken else "else_branch"])
         inner = scope.inner()
         self._compute(body, inner)
         return [(inner.fixed[name], True) if name in inner.fixed else (inner.tensors[name], False)
                 for name in body.outputs]  # fmt: skip
 
     def _loop(self, node: Node, scope: Scope) -> list[tuple[Any, bool]]:
-        body = Block.of(node.attributes["body"])
+        body = Body.of(node.attributes["body"])
         turns, going = (self._number(name, scope) for name in [*node.inputs, ""][:2])
         carried = [self._tensor(scope, name) for name in node.inputs[2:]]
         rows: list[list[torch.Tensor]] = [[] for _ in body.outputs[1 + len(carried) :]]
@@ -197,7 +197,7 @@ class Interpreter:
         return int(scope.fixed[name] if name in scope.fixed else scope.tensors[name])
 
     def _scan(self, node: Node, scope: Scope) -> list[tuple[Any, bool]]:
-        body, attributes = Block.of(node.attributes["body"]), node.attributes
+        body, attributes = Body.of(node.attributes["body"]), node.attributes
         scanned = attributes["num_scan_inputs"]
         count = len(node.inputs) - scanned
         operands = [self._tensor(scope, name) for name in node.inputs]

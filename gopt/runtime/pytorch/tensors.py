@@ -14,16 +14,16 @@ from gopt.runtime.host_value import PACKED
 from gopt.runtime.session import Array
 
 _BITS = {1: "uint8", 2: "uint16"}
-"""Size of an element -> the type in which NumPy and PyTorch exchange the types that NumPy lacks."""
+"""Size of an element -> the type in which NumPy and PyTorch exchange types unknown to NumPy."""
 
 
 @functools.cache
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     """The type of PyTorch with these elements. Raises UnsupportedError for strings and types of half a byte."""
-    found = getattr(torch, dtype.name, None)
-    if not isinstance(found, torch.dtype) or dtype.name in PACKED:
+    dtype_of_name = getattr(torch, dtype.name, None)
+    if not isinstance(dtype_of_name, torch.dtype) or dtype.name in PACKED:
         raise UnsupportedError(f"PyTorch has no tensors of {dtype}", "run it with --engine threads or mpi")
-    return found
+    return dtype_of_name
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 def tensor_over(array: Array) -> torch.Tensor:
-    """A tensor over an array's memory; a copy of an array that may not be written, or whose rows are not adjacent."""
+    """A tensor over an array's memory; a copy of a read-only array, and of an array with gaps."""
     dtype = torch_dtype(array.dtype)
     array = np.asarray(array)  # a scalar of NumPy is none
     if not array.flags.writeable or not array.flags.c_contiguous:
