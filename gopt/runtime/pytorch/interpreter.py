@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.operators.kinds import RANDOM
-from gopt.operators.operator import Operator, called
+from gopt.operators.operator import Operator
+from gopt.operators.torch_call import called
 from gopt.operators.table import OPERATORS
 from gopt.runtime.proto import as_node
 from gopt.runtime.pytorch.tensors import tensor_over
@@ -118,15 +119,12 @@ class Interpreter:
             return [(value, True) for value in self._called(record, node, operands)]
 
     def _called(self, record: Operator, node: Node, operands: Sequence[Any]) -> tuple[Any, ...]:
-        while operands and operands[-1] is None:
-            operands = operands[:-1]
-        found = called(record, torch, node.attributes, operands)
-        return found if isinstance(found, tuple) else (found,)
+        return called(record, torch, operands, node.attributes, self._opset, len(node.outputs))
 
     def _operand(self, record: Operator, place: int, name: str, scope: Scope, fixed: bool) -> Any:
         if not name:
             return None
-        if name in scope.fixed and (fixed or place == record.shape or place in record.lengths):
+        if name in scope.fixed and (fixed or place in record.constants):
             return scope.fixed[name]
         return self._tensor(scope, name)
 
