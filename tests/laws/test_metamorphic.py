@@ -11,8 +11,9 @@ import pytest
 from helpers import FIXTURES, NAMES
 from onnx import ModelProto
 from products import part
+from rank_files import Values
+from rank_simulator import World, drawn
 from steps_gen.edits import Edited
-from steps_gen.engine import Values, World, drawn
 from steps_gen.make import make
 from steps_gen.plan import Plan
 from steps_gen.roles import EDITS, changes, edited, training

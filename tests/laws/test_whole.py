@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx
 import pytest
+import rank_simulator
 from products import part
 from split_gen.judge import Setting as SplitSetting
-from whole_gen import ranks
 from whole_gen.judge import MESHES, SPLIT, Setting, Verdict, drawn, judged
 from whole_gen.odd import load_all
 from whole_gen.splits import drawn_split, judged_split
@@ -74,7 +74,7 @@ def test_it_is_refused_as_it_is(name):
 
 def test_the_judge_sees_a_lost_reduction(monkeypatch):
     assert odd("median", Setting("shard=2", {"stage": 2}), 1).kind == "right"
-    monkeypatch.setattr(ranks, "_combined", lambda arrays, how: arrays[0])
+    monkeypatch.setattr(rank_simulator, "combined", lambda arrays, how: arrays[0])
     assert odd("median", Setting("shard=2", {"stage": 2}), 1).kind == "WRONG"
 
 

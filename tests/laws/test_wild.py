@@ -12,7 +12,7 @@ import pytest
 from gopt.cli.main import main
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from products import part
-from steps_gen.engine import session
+from rank_files import session
 from wild_gen.form import Form
 from wild_gen.judge import RANKS, hold_numbers, written
 from wild_gen.steps import NAMES, forward_of, step

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 from draws import Verdict
-from steps_gen.engine import Stuck, Values, World, held
-from steps_gen.oracle import cut, mean, run, session
+from rank_files import Values, session
+from rank_simulator import Stuck, World, elements
+from steps_gen.oracle import cut, mean, run
 
 import gopt
 from gopt.errors import GoptError
@@ -127,22 +128,20 @@ def differences(step: Step, folder: Path, steps: int = STEPS) -> Iterator[str]:
     wanted = {name: step.known[name] for name in step.states}
     nearby = [_nudged(wanted, seed) for seed in range(NUDGES)]
     have = [world.feeds(rank, wanted) for rank in world.ranks]
-    sees = [tuple(world.coordinates(rank).get(axis, 0) for axis in ("dp", "shard")) for rank in world.ranks]
-    samples = sorted(set(sees))
+    parts = max(world.sees) + 1
     turns = max(times for _, times in world.phases)
     for number in range(steps):
-        batches = [[batch(step, number, turn, place) for place, _ in enumerate(samples)] for turn in range(turns)]
+        batches = [[batch(step, number, turn, place) for place in range(parts)] for turn in range(turns)]
         before = wanted
         nearby = [truth.run(_nudged(each, seed), batches)[0] for seed, each in enumerate(nearby)]
         wanted, losses = truth.run(wanted, batches)
-        given = [[world.part(rank, turn[samples.index(sees[rank])]) for rank in world.ranks] for turn in batches]
-        world.step(have, given)
+        world.step(have, world.dealt(batches, {}))
         for rank in world.ranks:
             for state in world.held[rank]:
                 fault = _fault(state, have[rank][state["input"]], wanted, before, nearby)
                 if fault:
                     yield f"step {number + 1} rank {rank}: {fault}"
-            last = losses[(turns - 1) * len(samples) + samples.index(sees[rank])]
+            last = losses[(turns - 1) * parts + world.sees[rank]]
             told = world.last[rank].get("loss")
             if told is not None and not np.isclose(float(told), last, rtol=1e-4, atol=1e-6) and np.isfinite(last):
                 yield f"step {number + 1} rank {rank}: the loss is {float(told)}, not {last}"
@@ -160,7 +159,7 @@ def _nudged(states: Values, seed: int) -> Values:
 def _fault(state: Mapping[str, object], value: np.ndarray, wanted: Values, before: Values, nearby: list[Values]) -> str:
     value, place = value.reshape(-1).astype(np.float64), 0
     for piece in state["pieces"]:  # type: ignore[attr-defined]
-        real, old = (held(each[piece["tensor"]], piece).astype(np.float64) for each in (wanted, before))
+        real, old = (elements(each[piece["tensor"]], piece).astype(np.float64) for each in (wanted, before))
         part, place = value[place : place + real.size], place + real.size
         if not np.isfinite(real).all():
             continue

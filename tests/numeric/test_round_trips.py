@@ -11,7 +11,8 @@ import pytest
 from helpers import FIXTURES, accept
 from onnx import helper, numpy_helper
 from products import part
-from simulated_ranks import Segments, data_parts, members, train
+from rank_files import Runner, Values
+from rank_simulator import World, members, sample_parts
 
 import gopt
 from gopt.records.mesh import Mesh
@@ -28,7 +29,6 @@ MESHES = [
     "dp=2,shard=3",
     "shard=2,tp=3",
 ]
-Values = dict[str, np.ndarray]
 TOLERANCE = 1e-4
 """Of a float32 source (contract section 7)."""
 
@@ -60,16 +60,17 @@ def test_a_round_trip_over_two_meshes_gives_the_states_of_the_source(seed, tmp_p
 
 
 def test_groups_of_the_simulator_are_those_of_a_row_major_mesh():
-    assert members([["dp", 2], ["shard", 3]], "shard", 4) == (3, 4, 5)
-    assert members([["dp", 2], ["shard", 3]], "dp", 4) == (1, 4)
-    assert members([["dp", 2], ["shard", 3]], "dp+shard", 4) == (0, 1, 2, 3, 4, 5)
+    axes = (("dp", 2), ("shard", 3))
+    assert members(axes, "shard", 4) == (3, 4, 5)
+    assert members(axes, "dp", 4) == (1, 4)
+    assert members(axes, "dp+shard", 4) == (0, 1, 2, 3, 4, 5)
 
 
 def test_parts_of_the_samples_are_those_of_the_axes_that_see_different_ones():
-    assert data_parts([["dp", 2], ["shard", 2]]) == [0, 1, 2, 3]
-    assert data_parts([["tp", 2], ["shard", 3]]) == [0, 1, 2, 0, 1, 2]
-    assert data_parts([["shard", 2], ["tp", 2]]) == [0, 0, 1, 1]
-    assert data_parts([["tp", 2]]) == [0, 0]
+    assert sample_parts((("dp", 2), ("shard", 2))) == [0, 1, 2, 3]
+    assert sample_parts((("tp", 2), ("shard", 3))) == [0, 1, 2, 0, 1, 2]
+    assert sample_parts((("shard", 2), ("tp", 2))) == [0, 0, 1, 1]
+    assert sample_parts((("tp", 2),)) == [0, 0]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -84,6 +85,25 @@ def test_the_source_on_one_batch_twice_is_the_source_on_it_once(name):
         assert np.linalg.norm(value - twice[1][tensor]) <= 1e-5 * change, tensor
 
 
+def train(folder: Path, feeds: list[list[Values]]) -> None:
+    """Run every rank for some steps; the new states stand in ``states.bin`` afterwards.
+
+    ``feeds``: of each step, the inputs of each part of the samples, as ``sample_parts`` numbers them.
+    """
+    world = World(folder)
+    held = world.starts()
+    for of_step in feeds:
+        world.step(held, world.dealt([of_step], {}))
+    with open(folder / "states.bin", "r+b") as file:
+        for record, own in zip(world.records, held):
+            model = onnx.load(folder / record["files"]["step"], load_external_data=False)
+            for each in model.graph.initializer:
+                if each.name in own:
+                    where = {pair.key: pair.value for pair in each.external_data}
+                    file.seek(int(where.get("offset", 0)))
+                    file.write(np.ascontiguousarray(own[each.name]).tobytes())
+
+
 TOGETHER = ("cnn_sgd",)
 """Samples meet in a normalisation: the mean of the ranks' gradients is not that of one large batch. All ranks see the
 same samples, for which it is."""
@@ -91,12 +111,12 @@ same samples, for which it is."""
 
 def _samples(path: Path, mesh: str) -> int:
     """How many different batches there are in one step."""
-    return 1 if path.stem in TOGETHER else max(data_parts(Mesh.parse(mesh).axes)) + 1
+    return 1 if path.stem in TOGETHER else max(sample_parts(Mesh.parse(mesh).axes)) + 1
 
 
 def _for_parts(feeds: list[list[Values]], mesh: str) -> list[list[Values]]:
     """Of each step what each part of the samples is fed."""
-    parts = max(data_parts(Mesh.parse(mesh).axes)) + 1
+    parts = max(sample_parts(Mesh.parse(mesh).axes)) + 1
     return [of_step if len(of_step) == parts else of_step * parts for of_step in feeds]
 
 
@@ -120,12 +140,11 @@ def _source_states(path: Path, feeds: list[list[Values]], states: dict[str, str]
     found = [_values(path)]
     held = {name: found[0][name] for name in states}
     for of_step in feeds:
-        source = Segments(joined(onnx.load(path), {*states}, len(of_step)))
+        source = Runner(joined(onnx.load(path), {*states}, len(of_step)))
         together = {name: np.concatenate([each[name] for each in of_step]) if value.ndim else value
                     for name, value in of_step[0].items()}  # fmt: skip
-        with pytest.raises(StopIteration) as end:
-            next(source.step(together | held))
-        held = {name: end.value.value[updated] for name, updated in states.items()}
+        made = source({name: (found[0] | together | held)[name] for name in source.inputs})
+        held = {name: made[updated] for name, updated in states.items()}
         found.append(held)
     return found
 

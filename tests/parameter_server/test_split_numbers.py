@@ -16,10 +16,10 @@ import pytest
 from helpers import FIXTURES, NAMES, Builder, Network, perceptron, sgd
 from onnx import ModelProto, numpy_helper
 from products import part
+from rank_files import Block, Values, has_halves
 from split_gen.compare import differences, draw_like
 from split_gen.drawn import renamed, tried, with_identities
 from split_gen.judge import EXACT, REDUCED, Draw, Setting, judge, start_values, written
-from split_gen.pieces import Block, Values, has_halves
 from split_gen.simulator import Simulation
 from steps_gen.make import make
 from steps_gen.plan import Plan

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from steps_gen.engine import session
+from rank_files import session
 
 from gopt.runtime.fallback_loop import Loop
 

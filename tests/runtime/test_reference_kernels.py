@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from steps_gen.engine import session
+from rank_files import session
 
 from gopt.runtime.fallback_kernels import operators
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rank_files import Array, Program, Values, attributes, dtype_of, has_halves
 from steps_gen.graphs import reads
 
 from gopt.artifact.manifest_check import read_manifest
@@ -26,7 +27,6 @@ from gopt.runtime.training.hyper_parameters import HyperParameter
 from gopt.runtime.training.schedules import RateSchedule
 from gopt.runtime.tuning.tuning import tuning_of
 from split_gen.merging import Fault, cut
-from split_gen.pieces import Array, Program, Values, attributes, dtype_of, has_halves
 from split_gen.reference import Reference
 from split_gen.tables import places
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from rank_files import HALVES, Array, Values, dtype_of
 
-from split_gen.pieces import HALVES, Array, Values, dtype_of
 from split_gen.reference import Reference
 from split_gen.simulator import Simulation
 

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from draws import Verdict
 from onnx import ModelProto, helper
+from rank_files import Values
 from steps_gen.judge import Setting as Sharding
 from steps_gen.judge import draw_batches
 from steps_gen.judge import excuse as unfit
@@ -20,7 +21,6 @@ from steps_gen.plan import Plan
 
 from split_gen.compare import EXACT, Allowance, Batches
 from split_gen.judge import Setting, judge
-from split_gen.pieces import Values
 
 NEAR = Allowance(1e-4)
 REDUCING = frozenset({"trust", "normalised", "rows", "muon", "dual", "schedule-free"})

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from rank_files import Program, Values, attributes, dtype_of, has_halves
 
 from gopt.parameter_server.options import SplitOptions
 from split_gen.arrivals import Served
 from split_gen.merging import cut
-from split_gen.pieces import Program, Values, attributes, dtype_of, has_halves
 
 ROUNDS = 3
 

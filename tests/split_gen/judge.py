@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from draws import Verdict
 from onnx import ModelProto, numpy_helper
+from rank_files import Values, dtype_of
 
 from gopt import api
 from gopt.analysis.loss_reduction import LossReduction
@@ -25,7 +26,6 @@ from gopt.parameter_server.placement import Placement
 from gopt.parameter_server.slicing import Slicing
 from split_gen.compare import EXACT, Allowance, Batches, differences, draw_like
 from split_gen.merging import Fault
-from split_gen.pieces import Values, dtype_of
 from split_gen.reference import Reference, Unknown, Unseen
 from split_gen.simulator import Simulation
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-from split_gen.pieces import HALVES, Array, shape_of
+from rank_files import HALVES, Array, shape_of
 
 
 class Fault(Exception):
@@ -42,18 +41,3 @@ def cut(flat: Array, shapes: Sequence[str], what: str) -> list[Array]:
         raise Fault(f"{what}: {flat.size} elements travel, {sum(sizes)} are expected")
     parts = np.split(flat, np.cumsum(sizes)[:-1])
     return [part.reshape(shape_of(text)) for part, text in zip(parts, shapes, strict=True)]
-
-
-def together(arrays: Sequence[Array], reduce: str) -> Array:
-    """An AllReduce."""
-    wide = [each.astype(np.float32) if each.dtype in HALVES else each for each in arrays]
-    with np.errstate(all="ignore"):
-        if reduce in ("max", "min"):
-            found = (np.max if reduce == "max" else np.min)(wide, 0)
-        else:
-            found = wide[0]
-            for each in wide[1:]:
-                found = found + each
-            if reduce == "mean":
-                found = found / np.asarray(len(wide), found.dtype)
-    return np.asarray(found).astype(arrays[0].dtype)

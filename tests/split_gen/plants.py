@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
+from rank_files import attributes
 
 from split_gen.judge import Setting
-from split_gen.pieces import attributes
 
 Edit = Callable[[Path], None]
 KEY = Setting(2, 3, minimum=16, pull="end")

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import NodeProto, numpy_helper
+from rank_files import HALVES, Array, Block, Values, has_halves
 from steps_gen.graphs import reads
 
 from split_gen.merging import Fault, merged
-from split_gen.pieces import HALVES, Array, Block, Values, has_halves
 from split_gen.tables import kept_rows
 
 

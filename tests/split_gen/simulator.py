@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 from onnx import NodeProto, helper
+from rank_files import Array, Call, Program, Values, attributes, dtype_of, has_halves
+from rank_simulator import combined
 
-from split_gen.merging import Fault, cut, merged, same, together
-from split_gen.pieces import Array, Call, Program, Values, attributes, dtype_of, has_halves
+from split_gen.merging import Fault, cut, merged, same
 from split_gen.tables import TableRows, dealt, joined, places
 
 Run = Generator[Call, list[Array], Values]
@@ -329,7 +330,7 @@ class Simulation:
                 raise Fault(f"servers are stuck at {sorted(kinds)}")
             (_, reduce, _), = kinds  # fmt: skip
             columns = zip(*(waiting[number][1] for number in sorted(waiting)), strict=True)
-            answer = [together(list(arrays), reduce) for arrays in columns]  # type: ignore[arg-type]
+            answer = [combined(list(arrays), reduce) for arrays in columns]  # type: ignore[arg-type]
             for number in sorted(waiting):
                 advance(number, answer)
         unread = set(self._inbox) - self._read

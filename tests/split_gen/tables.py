@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from rank_files import Array, Values
 
 from split_gen.merging import Fault, merged
-from split_gen.pieces import Array, Values
 
 
 def places(piece: Mapping[str, Any], shape: Sequence[int]) -> Array:

@@ -13,11 +13,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 from gopt.cli.main import main
+from rank_files import Values
+from rank_simulator import Stuck, World
 
 import gopt
 from gopt.errors import GoptError
 from gopt.records.mesh import Mesh
-from steps_gen.engine import Stuck, Values, World
 from steps_gen.make import Made
 from steps_gen.oracle import Nudge, Oracle
 from steps_gen.plan import Plan

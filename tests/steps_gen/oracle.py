@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 from onnx import ModelProto, helper
+from rank_files import Values, session
 
-from steps_gen.engine import Values, session
 from steps_gen.graphs import reads
 from steps_gen.make import Made
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from rank_simulator import World
 
 import gopt
 from gopt.analysis.role_map import RoleMap
@@ -23,7 +24,6 @@ from gopt.artifact.open_couplings import open_couplings
 from gopt.errors import GoptError
 from whole_gen.judge import Setting, Verdict, different, drawn, feeds_of, truth
 from whole_gen.kinds import load_all
-from whole_gen.ranks import World
 from whole_gen.writer import Writer
 
 Make = Callable[[int, int], Writer]
@@ -55,9 +55,10 @@ def _apart(w: Writer, whole: Writer, folder: Path, feeds: list[Any]) -> str:
               for each in feeds]  # fmt: skip
     expected = truth(whole.model(), w.states, start, joined)
     world = World(folder / "ranks")
+    held = world.starts()
     for at, each in enumerate(feeds):
-        world.step(each, w.hyper)
-        wrong = different(world.whole(), expected[at], expected[at - 1] if at else start, TOLERANCE)
+        world.step(held, world.dealt(each, w.hyper))
+        wrong = different(world.whole(held), expected[at], expected[at - 1] if at else start, TOLERANCE)
         if wrong:
             return f"step {at}: {wrong}"
     return ""

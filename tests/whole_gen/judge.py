@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+from rank_files import Runner, Values
+from rank_simulator import World
 
 import gopt
 from gopt.analysis.role_map import RoleMap
 from gopt.artifact.open_couplings import open_couplings
 from gopt.errors import GoptError, InvariantError
-from whole_gen.ranks import Runner, Values, World
 from whole_gen.writer import Writer
 
 MESHES = ["shard=2", "shard=3", "dp=2", "dp=2,shard=2", "shard=2,dp=2", "shard=4", "shard=5", "dp=3"]
@@ -158,11 +159,11 @@ def judged(
         joined = [{name: np.concatenate([part[name] for turn in step for part in turn]) for name in w.batch} | w.hyper
                   for step in feeds]  # fmt: skip
         expected = truth(whole.model(), w.states, start, joined)
-        world = World(folder / "ranks")
-        found = Verdict("right")
+        world, found = World(folder / "ranks"), Verdict("right")
+        held = world.starts()
         for at, step in enumerate(feeds):
-            world.step(step, w.hyper)
-            wrong = different(world.whole(), expected[at], expected[at - 1] if at else start, tolerance)
+            world.step(held, world.dealt(step, w.hyper))
+            wrong = different(world.whole(held), expected[at], expected[at - 1] if at else start, tolerance)
             if wrong:  # a step that gopt says is not the step of one large batch may differ
                 noted = [each.what for each in open_couplings(sharded.program)]
                 found = Verdict("noted" if noted else "WRONG", f"step {at}: {wrong} {noted}")

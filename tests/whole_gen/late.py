@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from rank_files import Runner, Values
 from split_gen.arrivals import Serial, Served, compared, drawn_order, rate_at
 from split_gen.exchanges import Exchange, exchanged
 from split_gen.reference import Reference
@@ -22,7 +23,6 @@ from gopt.parameter_server.options import SplitOptions
 from gopt.parameter_server.placement import Placement
 from gopt.parameter_server.slicing import Slicing
 from whole_gen.judge import Verdict, different
-from whole_gen.ranks import Runner, Values
 from whole_gen.writer import Writer
 
 Make = Callable[[int, int], Writer]

@@ -10,8 +10,8 @@ from gopt.cli.main import main
 from helpers import FIXTURES
 from onnx import ModelProto, NodeProto, helper
 from products import part
+from rank_files import attributes
 from split_gen.judge import Setting
-from split_gen.pieces import attributes
 from split_gen.plants import KEY, PLANTS, message, on, reduction_dropped, set_attribute
 from steps_gen.make import make
 from steps_gen.plan import draw

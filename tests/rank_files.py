@@ -1,9 +1,10 @@
-"""An ONNX file that runs in pieces between its messages. Nothing of gopt is imported here."""
+"""Files of ranks, run in pieces between their calls and messages. Nothing of gopt is imported here."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,15 @@ Values = dict[str, Array]
 Call = tuple[NodeProto, list[Array | None]]
 
 COMM = "gopt.comm"
+KNOWN_OPSET, KNOWN_IR = 26, 10
+"""The newest that the runtime knows: tests write nothing that a newer one changed."""
 OPTIONS = onnxruntime.SessionOptions()
 OPTIONS.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 OPTIONS.intra_op_num_threads = OPTIONS.inter_op_num_threads = 1
 OPTIONS.log_severity_level = 4
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 HALVES = (np.dtype(np.float16), BFLOAT16)
+CODES = frozenset({onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16})
 
 
 def attributes(node: NodeProto) -> dict[str, Any]:
@@ -48,13 +52,65 @@ def dtype_of(text: str) -> np.dtype[Any]:
     return BFLOAT16 if text == "bfloat16" else np.dtype(text)
 
 
-class Block:
-    """Nodes without messages, run by onnxruntime; ``halves``: by the reference evaluator.
+def session(model: ModelProto) -> onnxruntime.InferenceSession:
+    """A session that changes nothing of the graph."""
+    return onnxruntime.InferenceSession(model.SerializeToString(), OPTIONS, providers=["CPUExecutionProvider"])
 
-    onnxruntime leaves roundings out between halves: it drops a cast down and up again around what it runs in float32.
+
+class Runner:
+    """A model in ONNX Runtime; bfloat16 goes in and out as bits."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self.session = session(model)
+        self.inputs = [each.name for each in model.graph.input]
+        self.outputs = [each.name for each in model.graph.output]
+        ends = (*self.session.get_inputs(), *self.session.get_outputs())
+        self.bits = any("bfloat16" in each.type for each in ends)
+
+    def __call__(self, given: Mapping[str, Any]) -> Values:
+        fed = {name: np.asarray(given[name], order="C") for name in self.inputs}
+        return self._bound(fed) if self.bits else dict(zip(self.outputs, self.session.run(self.outputs, fed)))
+
+    def _bound(self, fed: Values) -> Values:
+        binding = self.session.io_binding()
+        for name, array in fed.items():
+            if array.dtype == BFLOAT16:
+                code = onnx.TensorProto.BFLOAT16
+                held = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), code)
+                binding.bind_ortvalue_input(name, held)
+            else:
+                binding.bind_cpu_input(name, array)
+        for name in self.outputs:
+            binding.bind_output(name, "cpu")
+        self.session.run_with_iobinding(binding)
+        return {name: _array(each) for name, each in zip(self.outputs, binding.get_outputs(), strict=True)}
+
+
+def _array(value: Any) -> Array:
+    if "bfloat16" not in value.data_type():
+        return value.numpy()
+    return np.zeros(value.shape(), BFLOAT16) if 0 in value.shape() else np.array(_Bits(value)).view(BFLOAT16)
+
+
+class _Bits:
+    """The memory of a value of bfloat16, for which NumPy has no name."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.__array_interface__ = {
+            "data": (value.data_ptr(), False), "shape": tuple(value.shape()), "typestr": "<u2", "version": 3,
+        }  # fmt: skip
+
+
+class Block:
+    """Nodes without messages, run by ONNX Runtime; ``halves``: by the reference evaluator.
+
+    ONNX Runtime leaves roundings out between halves: it drops a cast down and up again around what it runs in float32.
     """
 
-    def __init__(self, model: ModelProto, nodes: Sequence[NodeProto], wanted: Iterable[str], halves: bool) -> None:
+    def __init__(
+        self, model: ModelProto, nodes: Sequence[NodeProto], wanted: Iterable[str], halves: bool = False
+    ) -> None:
         self.model, self.nodes, self.halves = model, list(nodes), halves
         made = {name for node in nodes for name in node.output if name}
         self.read = sorted({name for node in nodes for name in reads(node)} - made)
@@ -68,20 +124,22 @@ class Block:
         given = {name: values[name] for name in self.read if name in values}
         if self._runner is None:
             self._runner = self._start(given)
-        return dict(zip(self.kept, self._runner.run(self.kept, given), strict=True))
+        return dict(zip(self.kept, self._runner.run(self.kept, given))) if self.halves else self._runner(given)
 
     def _start(self, given: Mapping[str, Array]) -> Any:
+        inside = [name for name, value in given.items() if value.dtype.isbuiltin != 1 and value.dtype != BFLOAT16]
         infos = [
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), None)
-            for name, value in given.items()
-        ]
+            for name, value in given.items() if name not in inside
+        ]  # fmt: skip
+        stored = [numpy_helper.from_array(given[name], name) for name in inside]  # the runtime is not fed these types
         outs = [onnx.ValueInfoProto(name=name) for name in self.kept]
-        part = ModelProto()
-        part.CopyFrom(self.model)
-        part.graph.CopyFrom(helper.make_graph(self.nodes, "block", infos, outs))
-        if self.halves:
-            return ReferenceEvaluator(part, new_ops=[MaxPool])
-        return onnxruntime.InferenceSession(part.SerializeToString(), OPTIONS, providers=["CPUExecutionProvider"])
+        graph = helper.make_graph(self.nodes, "block", infos, outs, stored)
+        part = helper.make_model(
+            graph, opset_imports=self.model.opset_import, functions=self.model.functions,
+            ir_version=self.model.ir_version,
+        )  # fmt: skip
+        return ReferenceEvaluator(part, new_ops=[MaxPool]) if self.halves else Runner(part)
 
 
 class MaxPool(OpRun):  # type: ignore[misc]
@@ -115,19 +173,19 @@ def has_halves(folder: Path) -> bool:
     return not CODES.isdisjoint(held) or any(map(_makes_half, nodes))
 
 
-CODES = frozenset({onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16})
-
-
 def _makes_half(node: NodeProto) -> bool:
     return any(each.i in CODES if each.name == "to" else each.t.data_type in CODES for each in node.attribute)
 
 
 class Program:
-    """One file of a role. Runs of nodes without a message are blocks."""
+    """One file of a role. Runs of nodes without a call are blocks."""
 
-    def __init__(self, path: Path, halves: bool) -> None:
-        self.path = path
+    def __init__(self, path: Path, halves: bool = False) -> None:
         self.model = onnx.load(str(path))
+        self.model.ir_version = min(self.model.ir_version, KNOWN_IR)
+        for each in self.model.opset_import:
+            if each.domain in ("", "ai.onnx"):
+                each.version = min(each.version, KNOWN_OPSET)
         graph = self.model.graph
         self.stored = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
         self.inputs = [each.name for each in graph.input]
@@ -139,12 +197,16 @@ class Program:
             self.parts[:0] = nodes if comm else [Block(self.model, nodes, sorted(later), halves)]
             later |= {name for node in nodes for name in reads(node)}
 
+    @cached_property
+    def types(self) -> dict[str, onnx.TypeProto.Tensor]:
+        return {each.name: each.type.tensor_type for each in self.model.graph.input}
+
     @property
     def messages(self) -> list[NodeProto]:
         return [part for part in self.parts if isinstance(part, NodeProto)]
 
     def run(self, feeds: Mapping[str, Array]) -> Generator[Call, list[Array], Values]:
-        """Yields every message with its operands and is sent its results; returns the outputs."""
+        """Yields every call with its operands and is sent its results; returns the outputs."""
         values: Values = {**self.stored, **feeds}
         for part in self.parts:
             if isinstance(part, NodeProto):
