@@ -88,7 +88,9 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 # --- reductions -------------------------------------------------------------------------------------------------------
 
 
-def _reduction(call: GroupCall, elements: torch.Tensor, start: Callable[..., tuple[Any, torch.Tensor]]) -> Callable[[], Any]:
+def _reduction(
+    call: GroupCall, elements: torch.Tensor, start: Callable[..., tuple[Any, torch.Tensor]]
+) -> Callable[[], Any]:
     """Start a reduction of flat elements: ``start`` gets the elements and the operation, and gives the work and the
     memory of the result. Returns a function to wait for the result, of the elements' type."""
     how, dtype = call.attributes["reduce"], elements.dtype

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from gopt.errors import GoptError, RunError
+from gopt.errors import GoptError, OptionError, RunError
 from gopt.ir.graph import Graph
 from gopt.ir.opset import opset_of
 from gopt.ir.types import TensorType
@@ -27,7 +27,7 @@ from gopt.runtime.pytorch.interpreter import Body, Interpreter, Scope, Untraceab
 from gopt.runtime.pytorch.tensors import array_over, tensor_over
 from gopt.runtime.session import Array, SessionCache, first_line
 from gopt.runtime.shared_memory import SharedMemory
-from gopt.runtime.tuning.tuning import NO_TUNING
+from gopt.runtime.tuning.tuning import NO_TUNING, Tuning
 
 Tensors = Sequence[torch.Tensor]
 Program = Callable[..., Sequence[torch.Tensor]]
@@ -114,7 +114,7 @@ class TorchDevice:
     """A device of PyTorch: values and views are tensors."""
 
     emulates_half = False
-    tuning = NO_TUNING
+    tuning: Tuning = NO_TUNING
 
     def __init__(self, name: str = "cpu", execution: Execution = Execution.TRACE) -> None:
         self.torch_device, self._execution = torch.device(name), execution
@@ -155,13 +155,15 @@ class TorchHost(TorchDevice):
         return array_over(value)
 
 
-def device_of_rank(compiled: bool | None = None) -> TorchDevice:
-    """The device of this process: a GPU of the machine, by its place among the processes there, else the host.
-    ``compiled``: whether Inductor compiles segments; None: on GPUs."""
-    on_gpu = torch.cuda.is_available()
-    execution = Execution.COMPILED if (on_gpu if compiled is None else compiled) else Execution.TRACE
-    if not on_gpu:
-        return TorchDevice("cpu", execution)
-    index = local_rank() % torch.cuda.device_count()
-    torch.cuda.set_device(index)
-    return TorchDevice(f"cuda:{index}", execution)
+def device_of_rank(compiled: bool | None = None, name: str | None = None) -> TorchDevice:
+    """The device of this process. ``name``: ``cpu``, ``cuda`` or ``cuda:N``; None: a GPU where there is one, by the
+    process's place on its machine. ``compiled``: whether Inductor compiles segments; None: on GPUs. Raises OptionError
+    for a device that is not there."""
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise OptionError(f"there is no device {device}", "take cpu, or install a PyTorch that sees the GPU")
+    if device.type == "cuda":
+        index = local_rank() % torch.cuda.device_count() if device.index is None else device.index
+        torch.cuda.set_device(device := torch.device("cuda", index))
+    execution = Execution.COMPILED if (device.type == "cuda" if compiled is None else compiled) else Execution.TRACE
+    return TorchDevice(str(device), execution)

@@ -17,8 +17,8 @@ from gopt.errors import UnsupportedError
 from gopt.ir.graph import Node
 from gopt.operators.kinds import RANDOM
 from gopt.operators.operator import Operator
-from gopt.operators.torch_call import called
 from gopt.operators.table import OPERATORS
+from gopt.operators.torch_call import called
 from gopt.runtime.proto import as_node
 from gopt.runtime.pytorch.tensors import tensor_over
 from gopt.text.sanitize import show
