@@ -33,8 +33,9 @@ LAYERS = (
     {"gopt.runtime.parameter_server", "gopt.verification"},
     {"gopt.verification.replay"},
     {"gopt.frontends"},
-    {"gopt.verbs"},
+    {"gopt.verbs", "gopt.torch"},
     {"gopt.cli"},
+    {"gopt.__main__"},
 )
 """Each may import those above it and its own."""
 ONLY = {

@@ -203,18 +203,18 @@ class Interpreter:
         axes = attributes.get("scan_input_axes") or [0] * scanned
         backwards = attributes.get("scan_input_directions") or [0] * scanned
         lines = [row.unbind(axis)[:: -1 if back else 1] for row, axis, back in zip(rows, axes, backwards)]
-        made: list[list[torch.Tensor]] = [[] for _ in body.outputs[count:]]
+        scanned_rows: list[list[torch.Tensor]] = [[] for _ in body.outputs[count:]]
         for turn in zip(*lines, strict=True):
             inner = scope.inner()
             for name, value in zip(body.inputs, (*carried, *turn), strict=True):
                 inner.give(name, value, fixed=False)
             results = self.run(body, inner)
             carried = results[:count]
-            for row, value in zip(made, results[count:]):
+            for row, value in zip(scanned_rows, results[count:]):
                 row.append(value)
-        joins = attributes.get("scan_output_axes") or [0] * len(made)
-        reverses = attributes.get("scan_output_directions") or [0] * len(made)
-        ends = [torch.stack(row[:: -1 if back else 1], axis) for row, axis, back in zip(made, joins, reverses)]
+        joins = attributes.get("scan_output_axes") or [0] * len(scanned_rows)
+        reverses = attributes.get("scan_output_directions") or [0] * len(scanned_rows)
+        ends = [torch.stack(row[:: -1 if back else 1], axis) for row, axis, back in zip(scanned_rows, joins, reverses)]
         return [(value, False) for value in (*carried, *ends)]
 
 
