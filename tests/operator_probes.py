@@ -39,9 +39,14 @@ class Probe:
 
     def result(self, changed: dict[int, Array] | None = None) -> Array:
         """The first result, with other values of some operands."""
+        return self.results(changed)[0]
+
+    def results(self, changed: dict[int, Array] | None = None) -> list[Array]:
+        """All results, with other values of some operands."""
         values = {place: each for place, each in enumerate(self.inputs) if each is not None} | (changed or {})
         with np.errstate(all="ignore"):
-            return np.asarray(self._evaluator.run(None, {f"x{place}": each for place, each in values.items()})[0])
+            found = self._evaluator.run(None, {f"x{place}": each for place, each in values.items()})
+        return [np.asarray(each) for each in found]
 
     def slope(self, place: int, generator: np.random.Generator) -> Slope:
         """How the result is seen to follow an operand; NONE where it is no float."""

@@ -40,7 +40,8 @@ def settle_counters(training: TrainingGraph, settled: Collection[str] = ()) -> N
     up."""
     index = GraphIndex(training.graph)
     sizes = _batch_sizes(training)
-    open_ = [state for state in training.states if state.tensor not in {*training.gradients, *settled}]
+    closed = {*training.gradients, *settled}
+    open_ = [state for state in training.states if state.tensor not in closed]
     added = {state.tensor: term for state in open_ if (term := added_constant(index, state.tensor, state.updated))}
     for state in open_:
         if state.tensor not in added:

@@ -146,7 +146,8 @@ class StepSkeleton:
         """Inputs outside of the forward with a value for each sample: such inputs meet values of the forward along the
         samples, as weights of a running mean do."""
         graph = self.index.graph
-        rest = [name for name in graph.inputs if name not in {*self.forward_values, *self.updated, *graph.initializers}]
+        placed = {*self.forward_values, *self.updated, *graph.initializers}
+        rest = [name for name in graph.inputs if name not in placed]
         samples = {(graph.inputs[name].shape or (None,))[0] for name in self.batch}
         rest = [name for name in rest if (graph.inputs[name].shape or (None,))[0] in samples - {1, None}]
         tainted = descendants(self.index, self.batch) if rest else set[str]()

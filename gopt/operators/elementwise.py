@@ -8,10 +8,10 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-import onnx
 
 from gopt.operators.dims import elements
 from gopt.operators.operator import Array, Attributes, Kernel, Operator, Slope, of_operands
+from gopt.operators.torch_call import TYPES
 
 NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
 
@@ -100,7 +100,7 @@ OPERATORS = (
     unary("Atan", CURVED, np.arctan, zero=True, torch="atan"),
     unary("Atanh", CURVED, np.arctanh, zero=True, torch="atanh"),
     unary("BitwiseNot", NONE, np.bitwise_not, torch="bitwise_not"),
-    unary("Cast", LINEAR, torch=lambda t, a, x: x.to(getattr(t, onnx.helper.tensor_dtype_to_np_dtype(a["to"]).name))),
+    unary("Cast", LINEAR, torch=lambda t, a, x: x.to(getattr(t, TYPES[a["to"]]))),
     binary(
         "CastLike", (LINEAR, NONE), zero=True, by_type=(1,), dims=elements.of_first,
         torch=lambda t, a, x, like: x.to(like.dtype),

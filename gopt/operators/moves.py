@@ -13,7 +13,17 @@ import onnx
 from gopt import limits
 from gopt.operators.dims import choices, elements, moves, normalise
 from gopt.operators.dims.link import DimFactors
-from gopt.operators.operator import Array, Attributes, Indices, Kernel, Operator, Slope, TorchCall, of_operands
+from gopt.operators.operator import (
+    Array,
+    Attributes,
+    Indices,
+    Kernel,
+    Operator,
+    Slope,
+    TorchCall,
+    of_operands,
+)
+from gopt.operators.torch_call import TYPES, numbers
 
 NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
 _FIRST, _WRITTEN = (LINEAR, NONE), (BENT, NONE, CURVED)
@@ -22,12 +32,12 @@ _FIRST, _WRITTEN = (LINEAR, NONE), (BENT, NONE, CURVED)
 def axes_of(attributes: Attributes, operands: Sequence[Any]) -> tuple[int, ...] | None:
     """The axes named by an attribute or the second operand; None if none."""
     named = operands[1] if len(operands) > 1 else None
-    axes = attributes.get("axes") if named is None else named.reshape(-1).tolist()
+    axes = attributes.get("axes") if named is None else numbers(named)
     return None if axes is None else tuple(int(axis) for axis in axes)
 
 
-def _reshape(attributes: Attributes, value: Any, shape: Any) -> Any:
-    old, wanted = value.shape, [int(size) for size in shape]
+def _reshape(attributes: Attributes, value: Any, shape: Any = None) -> Any:
+    old, wanted = value.shape, [int(size) for size in (attributes["shape"] if shape is None else numbers(shape))]
     if not attributes.get("allowzero", 0):
         wanted = [old[dim] if size == 0 else size for dim, size in enumerate(wanted)]
     return value.reshape(wanted)
@@ -84,13 +94,13 @@ def _picked(attributes: Attributes, operands: Sequence[Any]) -> Array:
 
 def _cuts(attributes: Attributes, operands: Sequence[Any]) -> tuple[slice, ...]:
     if "starts" in attributes:
-        named = [np.asarray(attributes[name]) for name in ("starts", "ends", "axes") if name in attributes]
-        operands = [*operands, *named]
+        operands = [*operands, *(attributes.get(name) for name in ("starts", "ends", "axes"))]
     data, starts, ends, axes, steps = [*operands, None, None][:5]
-    along = range(len(starts)) if axes is None else axes.tolist()
-    by = [1] * len(starts) if steps is None else steps.tolist()
+    starts, ends = numbers(starts), numbers(ends)
+    along = range(len(starts)) if axes is None else numbers(axes)
+    by = [1] * len(starts) if steps is None else numbers(steps)
     cut = [slice(None)] * data.ndim
-    for axis, start, end, step in zip(along, starts.tolist(), ends.tolist(), by, strict=True):
+    for axis, start, end, step in zip(along, starts, ends, by, strict=True):
         cut[axis] = slice(start, None if step < 0 and end < -data.shape[axis] else end, step)
     return tuple(cut)
 
@@ -116,10 +126,19 @@ def _bounded(count: int) -> None:
 
 def filled(attributes: Attributes, operands: Sequence[Any]) -> Array:
     """The result of a ConstantOfShape."""
-    value, sizes = attributes.get("value"), [int(size) for size in operands[0].reshape(-1)]
+    sizes = [int(size) for size in numbers(operands[0])]
     _bounded(math.prod(sizes))
+    value = attributes.get("value")
     number = np.float32(0) if value is None else onnx.numpy_helper.to_array(value).reshape(-1)[0]
     return np.full(sizes, number)
+
+
+def _filled_tensor(torch: Any, attributes: Attributes, shape: Any) -> Any:
+    value, sizes = attributes.get("value"), [int(size) for size in numbers(shape)]
+    if value is None:
+        return torch.zeros(sizes, dtype=torch.float32)
+    number = onnx.numpy_helper.to_array(value).reshape(-1)[0].item()
+    return torch.full(sizes, number, dtype=getattr(torch, TYPES[value.data_type]))
 
 
 def _range(attributes: Attributes, operands: Sequence[Any]) -> Array:
@@ -127,6 +146,12 @@ def _range(attributes: Attributes, operands: Sequence[Any]) -> Array:
     count = max(math.ceil((float(limit) - float(start)) / float(step)), 0) if step else 0
     _bounded(count)
     return np.asarray(start + step * np.arange(count, dtype=start.dtype), start.dtype)
+
+
+def _range_tensor(torch: Any, attributes: Attributes, *ends: Any) -> Any:
+    dtype = getattr(ends[0], "dtype", None) or (torch.int64 if isinstance(ends[0], int) else torch.float32)
+    dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype.name)
+    return torch.arange(*(numbers(end)[0] for end in ends), dtype=dtype)
 
 
 def _tiled(attributes: Attributes, operands: Sequence[Any]) -> Array:
@@ -141,7 +166,8 @@ def _from_start(torch: Any, indices: Any, length: int) -> Any:
 
 def _gathered_tensor(torch: Any, attributes: Attributes, data: Any, indices: Any) -> Any:
     axis = attributes.get("axis", 0) % data.ndim
-    return data[(slice(None),) * axis + (_from_start(torch, indices, data.shape[axis]),)]
+    rows = data.index_select(axis, _from_start(torch, indices, data.shape[axis]).reshape(-1))
+    return rows.reshape(*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
 
 
 def _picked_tensor(torch: Any, attributes: Attributes, data: Any, indices: Any) -> Any:
@@ -174,7 +200,7 @@ _WAYS = {"none": None, "add": "sum", "mul": "prod", "max": "amax", "min": "amin"
 
 
 def _running_sum(torch: Any, attributes: Attributes, data: Any, axis: Any) -> Any:
-    dim, reverse = int(axis), attributes.get("reverse", 0)
+    dim, reverse = int(numbers(axis)[0]), attributes.get("reverse", 0)
     data = data.flip(dim) if reverse else data
     result = data.cumsum(dim, dtype=data.dtype)
     result = result - data if attributes.get("exclusive", 0) else result
@@ -182,7 +208,7 @@ def _running_sum(torch: Any, attributes: Attributes, data: Any, axis: Any) -> An
 
 
 def _one_hot(torch: Any, attributes: Attributes, indices: Any, depth: Any, values: Any) -> Any:
-    count, axis = int(depth), attributes.get("axis", -1)
+    count, axis = int(numbers(depth)[0]), attributes.get("axis", -1)
     axis += indices.ndim + 1 if axis < 0 else 0
     line = torch.arange(count, device=indices.device).reshape(-1, *[1] * (indices.ndim - axis))
     return torch.where(_from_start(torch, indices, count).unsqueeze(axis) == line, values[1], values[0])
@@ -197,28 +223,29 @@ def _chosen(
 OPERATORS = (
     Operator(
         "Reshape", _FIRST, total=True, shape=1, zero=True, kernel=lambda a, xs: _reshape(a, *xs),
-        torch=lambda t, a, x, shape: _reshape(a, x, shape),
+        torch=lambda t, a, *xs: _reshape(a, *xs),
     ),
     Operator(
         "Flatten", _FIRST, total=True, zero=True, kernel=lambda a, xs: _flatten(a, *xs),
         torch=lambda t, a, x: _flatten(a, x),
     ),
-    Operator("Squeeze", _FIRST, total=True, zero=True, kernel=_squeezed, torch=_squeezed_tensor),
-    Operator("Unsqueeze", _FIRST, total=True, zero=True, kernel=_unsqueezed, torch=_unsqueezed_tensor),
+    Operator("Squeeze", _FIRST, total=True, zero=True, settings=(1,), kernel=_squeezed, torch=_squeezed_tensor),
+    Operator("Unsqueeze", _FIRST, total=True, zero=True, settings=(1,), kernel=_unsqueezed, torch=_unsqueezed_tensor),
     Operator(
         "Transpose", _FIRST, total=True, order="perm", zero=True, kernel=_transposed, dims=moves.transpose,
         torch=lambda t, a, x: x.permute(a.get("perm", [*range(x.ndim)][::-1])),
     ),
     Operator(
         "Expand", _FIRST, total=True, shape=1, zero=True, kernel=_expanded, dims=moves.expand,
-        torch=lambda t, a, x, shape: x.broadcast_to(t.broadcast_shapes(x.shape, shape.tolist())),
+        torch=lambda t, a, x, shape: x.broadcast_to(t.broadcast_shapes(x.shape, numbers(shape))),
     ),
     Operator(
-        "Tile", _FIRST, zero=True, kernel=_tiled, dims=moves.tile,
-        torch=lambda t, a, x, repeats: x.tile(repeats.tolist()),
+        "Tile", _FIRST, zero=True, settings=(1,), kernel=_tiled, dims=moves.tile,
+        torch=lambda t, a, x, repeats: x.tile(numbers(repeats)),
     ),
     Operator(
-        "Slice", _FIRST, total=True, lengths=(1, 2), zero=True, kernel=_sliced, dims=moves.sliced, torch=_sliced_tensor
+        "Slice", _FIRST, total=True, lengths=(1, 2), settings=(3, 4), zero=True, kernel=_sliced, dims=moves.sliced,
+        torch=_sliced_tensor,
     ),
     Operator("Split", _FIRST, total=True, lengths=(1,), zero=True, dims=moves.split),
     Operator(
@@ -227,8 +254,8 @@ OPERATORS = (
     ),
     Operator("Pad", (AFFINE, NONE, AFFINE, NONE), aside=(2,), dims=moves.padded),
     Operator(
-        "Trilu", _FIRST, total=True, zero=True, dims=elements.triangle,
-        torch=lambda t, a, x, k=None: (t.triu if a.get("upper", 1) else t.tril)(x, 0 if k is None else int(k)),
+        "Trilu", _FIRST, total=True, zero=True, settings=(1,), dims=elements.triangle,
+        torch=lambda t, a, x, k=0: (t.triu if a.get("upper", 1) else t.tril)(x, int(numbers(k)[0])),
     ),
     Operator("ReverseSequence", _FIRST, zero=True, dims=elements.reverse_sequence),
     Operator("DepthToSpace", _FIRST, total=True, zero=True, dims=normalise.depth_space),
@@ -253,22 +280,22 @@ OPERATORS = (
     Operator(
         "OneHot", (NONE, NONE, LINEAR), lengths=(1,), choosers=(0,), aside=(2,), dims=elements.one_hot, torch=_one_hot
     ),
-    Operator("CumSum", _FIRST, zero=True, dims=elements.running, torch=_running_sum),
+    Operator("CumSum", _FIRST, zero=True, settings=(1,), dims=elements.running, torch=_running_sum),
     Operator("Constant", total=True),
     Operator(
         "ConstantOfShape", (NONE,), total=True, shape=0, kernel=filled,
-        torch=lambda t, a, shape: t.from_numpy(filled(a, [shape])),
+        torch=_filled_tensor,
     ),
     Operator(
         "Range", (NONE,), lengths=(0, 1, 2), kernel=_range,
-        torch=lambda t, a, start, limit, step: t.arange(start.item(), limit.item(), step.item(), dtype=start.dtype),
+        torch=_range_tensor,
     ),
     Operator(
         "Shape", (NONE,), total=True, by_type=(0,), kernel=_dims,
-        torch=lambda t, a, x: t.tensor(x.shape[a.get("start", 0) : a.get("end")], dtype=t.int64),
+        torch=lambda t, a, x: t.tensor(x.shape[a.get("start", 0) : a.get("end")], dtype=t.int64, device="cpu"),
     ),
     Operator(
         "Size", (NONE,), total=True, by_type=(0,), kernel=of_operands(lambda x: np.array(x.size, np.int64)),
-        torch=lambda t, a, x: t.tensor(x.numel()),
+        torch=lambda t, a, x: t.tensor(x.numel(), device="cpu"),
     ),
 )  # fmt: skip

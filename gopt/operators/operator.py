@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,8 @@ Kernel = Callable[[Attributes, Sequence[Any]], Any]
 An integer stays an integer; the caller casts where a result has another type than NumPy gives it.
 """
 TorchCall = str | Callable[..., Any]
-"""PyTorch's function of the operands by its name in ``torch``; or PyTorch, attributes and operands -> the first result.
-"""
+"""PyTorch's function of the operands by its name in ``torch``; or PyTorch, ``NodeSettings`` and operands (without the
+absent ones behind the last) -> the first result, or a tuple of results."""
 Shape = tuple[int, ...]
 Work = Callable[[Attributes, Sequence[Shape], Shape], int]
 """Attributes, shapes of the operands and of the first result -> multiplications."""
@@ -75,8 +74,9 @@ class Operator:
     and of operands with a 0; ``scale``: an attribute multiplying the products; ``raised_to``: the exponent of the first
     operand. ``relation``: the sign of a comparison. ``joins``: the result is the operands one behind the other along
     the attribute ``axis``. ``running``: operands that are running statistics. ``switch``: the operand to switch draws
-    on. ``dims``: along which dimensions it is split; None: members compute it whole. ``kernel``: computes it;
-    ``torch``: computes it by PyTorch. ``work``: counts multiplications of a product.
+    on. ``settings``: further operands that set an operation up, such as axes. ``dims``: along which dimensions it is
+    split; None: members compute it whole. ``kernel``: computes it; ``torch``: computes it by PyTorch. ``work``: counts
+    multiplications of a product.
     """
 
     name: str
@@ -102,6 +102,7 @@ class Operator:
     joins: bool = False
     running: tuple[int, ...] = ()
     switch: int | None = None
+    settings: tuple[int, ...] = ()
     dims: DimFactors | None = None
     kernel: Kernel | None = None
     torch: TorchCall | None = None
@@ -126,6 +127,11 @@ class Operator:
         """Whether the result is the sum of the operand's elements along axes."""
         return self.pieces == "sum" and self.linear_in_first
 
+    @property
+    def constants(self) -> frozenset[int]:
+        """The operands that PyTorch reads as numbers before a run: shapes, lengths, axes, switches."""
+        return frozenset({self.shape, *self.lengths, self.switch, *self.settings} - {None})  # type: ignore[arg-type]
+
     def exponent(self, operand: int) -> int:
         """The power of an operand in the products of the result; 0 unless the operand is a factor."""
         exponents = self.exponents or self.factors
@@ -142,16 +148,6 @@ class Operator:
         return self.slope(0) is Slope.LINEAR and not any(
             self.slope(behind) for behind in range(1, len(self.slopes) + 1)
         )
-
-
-def called(record: Operator, torch: Any, attributes: Attributes, operands: Sequence[Any]) -> Any:
-    """The first result by PyTorch, as an argument: no import of PyTorch here."""
-    call = record.torch
-    if isinstance(call, str):
-        return attrgetter(call)(torch)(*operands)
-    if call is None:
-        raise KeyError(record.name)
-    return call(torch, attributes, *operands)
 
 
 def of_operands(function: Callable[..., Any]) -> Kernel:

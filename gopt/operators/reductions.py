@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,21 +27,23 @@ def _over(function: Callable[..., Any]) -> Kernel:
 
 
 def _over_tensor(function: Callable[..., Any]) -> TorchCall:
-    """A reduction by PyTorch, by a function of a tensor with all axes joined as its last dimension."""
+    """A reduction by a function of a tensor, dimensions and ``keepdim``."""
 
     def call(torch: Any, attributes: Attributes, *operands: Any) -> Any:
         data, axes = operands[0], axes_of(attributes, operands)
         if not axes:
             axes = () if attributes.get("noop_with_empty_axes", 0) else tuple(range(data.ndim))
-        dims = [axis % data.ndim for axis in axes]
-        outer = [dim for dim in range(data.ndim) if dim not in dims]
-        shape = [data.shape[dim] for dim in outer]
-        flat = data.permute([*outer, *dims]).reshape(*shape, math.prod(data.shape[dim] for dim in dims))
-        result = function(flat)
-        shape = [1 if dim in dims else size for dim, size in enumerate(data.shape)]
-        return (result.reshape(shape) if attributes.get("keepdims", 1) else result).to(data.dtype)
+        if not axes:  # PyTorch takes no dimensions for all
+            return function(data.unsqueeze(-1), [-1], False).to(data.dtype)
+        return function(data, list(axes), bool(attributes.get("keepdims", 1))).to(data.dtype)
 
     return call
+
+
+def _product(x: Any, dims: Sequence[int], keep: bool) -> Any:
+    for dim in sorted((dim % x.ndim for dim in dims), reverse=True):
+        x = x.prod(dim, keep)
+    return x
 
 
 def _place_of(name: str) -> TorchCall:
@@ -62,8 +63,8 @@ def _reduction(
     power: float | None = None,
 ) -> Operator:  # fmt: skip
     return Operator(
-        name, (slope, NONE), zero=zero, total=True, pieces=pieces, power=power, dims=elements.reduction(pieces),
-        kernel=_over(function), torch=_over_tensor(torch),
+        name, (slope, NONE), zero=zero, total=True, settings=(1,), pieces=pieces, power=power,
+        dims=elements.reduction(pieces), kernel=_over(function), torch=_over_tensor(torch),
     )  # fmt: skip
 
 
@@ -79,21 +80,26 @@ def _softmax_sum(x: Array, **how: Any) -> Array:
 
 _BATCH_NORM = (CURVED, AFFINE, AFFINE, AFFINE, CURVED)
 OPERATORS = (
-    _reduction("ReduceSum", LINEAR, "sum", np.sum, lambda x: x.sum(-1)),
-    _reduction("ReduceMean", LINEAR, "mean", np.mean, lambda x: (x if x.is_floating_point() else x.double()).mean(-1)),
+    _reduction("ReduceSum", LINEAR, "sum", np.sum, lambda x, *by: x.sum(*by)),
     _reduction(
-        "ReduceSumSquare", CURVED, "sum", lambda x, **how: np.sum(x * x, **how), lambda x: (x * x).sum(-1), power=2
+        "ReduceMean", LINEAR, "mean", np.mean, lambda x, *by: (x if x.is_floating_point() else x.double()).mean(*by)
     ),
-    _reduction("ReduceL1", BENT, "sum", lambda x, **how: np.sum(np.abs(x), **how), lambda x: x.abs().sum(-1), power=1),
     _reduction(
-        "ReduceL2", CURVED, "l2", lambda x, **how: np.sqrt(np.sum(x * x, **how)), lambda x: (x * x).sum(-1).sqrt(),
-        power=1,
+        "ReduceSumSquare", CURVED, "sum", lambda x, **how: np.sum(x * x, **how), lambda x, *by: (x * x).sum(*by),
+        power=2,
     ),
-    _reduction("ReduceMax", BENT, "max", np.max, lambda x: x.amax(-1), power=1),
-    _reduction("ReduceMin", BENT, "min", np.min, lambda x: x.amin(-1), power=1),
-    _reduction("ReduceProd", CURVED, "", np.prod, lambda x: x.prod(-1)),
-    _reduction("ReduceLogSum", CURVED, "", _logarithm, lambda x: x.sum(-1).log(), zero=False),
-    _reduction("ReduceLogSumExp", CURVED, "", _softmax_sum, lambda x: x.logsumexp(-1), zero=False),
+    _reduction(
+        "ReduceL1", BENT, "sum", lambda x, **how: np.sum(np.abs(x), **how), lambda x, *by: x.abs().sum(*by), power=1
+    ),
+    _reduction(
+        "ReduceL2", CURVED, "l2", lambda x, **how: np.sqrt(np.sum(x * x, **how)),
+        lambda x, *by: (x * x).sum(*by).sqrt(), power=1,
+    ),
+    _reduction("ReduceMax", BENT, "max", np.max, lambda x, *by: x.amax(*by), power=1),
+    _reduction("ReduceMin", BENT, "min", np.min, lambda x, *by: x.amin(*by), power=1),
+    _reduction("ReduceProd", CURVED, "", np.prod, _product),
+    _reduction("ReduceLogSum", CURVED, "", _logarithm, lambda x, *by: x.sum(*by).log(), zero=False),
+    _reduction("ReduceLogSumExp", CURVED, "", _softmax_sum, lambda x, *by: x.logsumexp(*by), zero=False),
     Operator("ArgMax", (NONE,), total=True, dims=elements.arg, power=0, torch=_place_of("argmax")),
     Operator("ArgMin", (NONE,), total=True, dims=elements.arg, power=0, torch=_place_of("argmin")),
     Operator("TopK", (BENT, NONE), lengths=(1,), zero=True, dims=beside(), power=1),

@@ -31,14 +31,14 @@ def _size(
 def _stored(split: SplitStep, role: str, graphs: Sequence[RankGraph], common: Sequence[RankState]) -> int:
     """Bytes of initial values behind the files of a role. A trainer pulls servers' values."""
     values = split.training.graph.initializers
-    drawn = {name for served in split.plan.tables.served for name in served.init}
     pulled = split.placement.served if role == "trainer" and split.sync is None else ()
+    apart = {*pulled, *(name for served in split.plan.tables.served for name in served.init)}
     states = {state.input: state for state in (*common, *(state for graph in graphs for state in graph.states))}
     names = {name: {piece.tensor for piece in state.pieces} for name, state in states.items()}
     nbytes = sum(
         state.type.nbytes
         for name, state in states.items()
-        if names[name] and names[name] <= values.keys() and names[name].isdisjoint({*drawn, *pulled})
+        if names[name] and names[name] <= values.keys() and names[name].isdisjoint(apart)
     )
     constants = {name: array.nbytes for graph in graphs for name, array in graph.constants.items()}
     sizes = {name: tensor.nbytes for graph in graphs for name, tensor in graph.phase.graph.initializers.items()}

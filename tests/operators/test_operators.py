@@ -13,7 +13,7 @@ from operator_forms import Array, Case, case, forms, ints, signed, x
 from operator_probes import Probe, probes
 
 from gopt.operators import kinds
-from gopt.operators.operator import Indices, Operator, Slope, called
+from gopt.operators.operator import Indices, Operator, Slope
 from gopt.operators.table import OPERATORS, names
 
 CURVES = (Slope.STEP, Slope.BENT, Slope.CURVED)
@@ -185,19 +185,6 @@ def test_kernels_compute_what_the_reference_does(name):
         assert found.shape == expected.shape, probe.case
         assert found.astype(expected.dtype).dtype == found.dtype or name == "Mean"
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-7)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("name", sorted(names(lambda each: each.torch is not None)))
-@pytest.mark.parametrize("wide", [True, False])
-def test_calls_of_torch_compute_what_the_reference_does(name, wide):
-    torch = pytest.importorskip("torch")
-    for probe in probes(name, 20, wide=wide):
-        expected = probe.result()
-        tensors = [None if each is None else torch.from_numpy(np.array(each)) for each in probe.inputs]
-        found = called(OPERATORS[name], torch, probe.case.attributes, tensors).numpy()
-        assert (found.shape, found.dtype) == (expected.shape, expected.dtype), probe.case
-        np.testing.assert_allclose(found, expected, rtol=1e-7 if wide else 2e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(("left", "right"), [(7, 2), (-7, 2), (7, -2), (-7, -2), (0, 3)])

@@ -229,7 +229,8 @@ class _Slopes:
                 located += part
             elif part:
                 stack += [part[len(part) // 2 :], part[: len(part) // 2]]
-        return [name for name in names if name in {*located, *faint}]
+        marked = {*located, *faint}
+        return [name for name in names if name in marked]
 
     def _at(
         self, points: Iterable[Values], names: Sequence[str]

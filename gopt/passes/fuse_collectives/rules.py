@@ -87,7 +87,7 @@ def _join_groups(program: SpmdProgram, rewriter: GraphRewriter, users: dict[str,
         if set(axes[0]) & set(axes[1]) or users.get(name) != [below] or name in graph.outputs:
             continue
         replaced |= {id(above), id(below)}
-        group = "+".join(axis for axis, _ in program.mesh.axes if axis in {*axes[0], *axes[1]})
+        group = "+".join(axis for axis, _ in program.mesh.axes if axis in axes[0] + axes[1])
         output = below.outputs[0]
         for node in (above, below):
             _drop(rewriter, node, "a sum over one axis and then over another is one over both")

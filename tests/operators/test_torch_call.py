@@ -1,0 +1,103 @@
+"""The calls of PyTorch of operator records, compared with onnx's reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from operator_probes import Probe, probes
+
+from gopt.operators.table import OPERATORS, names
+from gopt.operators.torch_call import called
+
+pytestmark = pytest.mark.torch
+CALLED = sorted(names(lambda each: each.torch is not None))
+
+
+def tensor(value: Any) -> Any:
+    import torch
+
+    return None if value is None else torch.from_numpy(np.array(value))
+
+
+def of_tensors(name: str, probe: Probe, *, lists: bool = False) -> tuple[Callable[..., Any], list[Any]]:
+    """A function of the operands that are tensors in a run, and these; ``lists``: constants are Python numbers."""
+    import torch
+
+    record, case = OPERATORS[name], probe.case
+    fixed = {place: each for place, each in enumerate(probe.inputs) if place in record.constants or each is None}
+    fixed = {
+        place: each.tolist() if lists and each is not None and name != "Range" else tensor(each)
+        for place, each in fixed.items()
+    }
+
+    def function(*tensors: Any) -> tuple[Any, ...]:
+        rest = iter(tensors)
+        operands = [fixed[place] if place in fixed else next(rest) for place in range(len(probe.inputs))]
+        return called(record, torch, operands, case.attributes, case.opset, case.results)
+
+    return function, [tensor(each) for place, each in enumerate(probe.inputs) if place not in fixed]
+
+
+def compared(found: tuple[Any, ...], probe: Probe, tolerance: float) -> None:
+    expected = probe.results()
+    assert len(found) == len(expected)
+    for mine, due in zip(found, expected):
+        assert (tuple(mine.shape), mine.numpy().dtype) == (due.shape, due.dtype), probe.case
+        np.testing.assert_allclose(mine.numpy(), due, rtol=tolerance, atol=1e-7, err_msg=str(probe.case))
+
+
+@pytest.mark.parametrize("name", CALLED)
+@pytest.mark.parametrize("wide", [True, False])
+def test_calls_compute_what_the_reference_does(name, wide):
+    pytest.importorskip("torch")
+    for probe in probes(name, 20, wide=wide):
+        function, tensors = of_tensors(name, probe)
+        compared(function(*tensors), probe, 1e-7 if wide else 2e-6)
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_calls_are_traced_without_the_numbers_in_their_operands(name):
+    pytest.importorskip("torch")
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    for probe in probes(name, wide=True):
+        function, tensors = of_tensors(name, probe, lists=True)
+        compared(make_fx(function, tracing_mode="fake")(*tensors)(*tensors), probe, 1e-7)
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_calls_are_compiled_as_one_graph(name):
+    torch = pytest.importorskip("torch")
+    for probe in last(probes(name, wide=True)):
+        function, tensors = of_tensors(name, probe, lists=True)
+        torch._dynamo.reset()
+        compared(torch.compile(function, fullgraph=True, backend="eager")(*tensors), probe, 1e-7)
+
+
+def last(uses: Iterator[Probe]) -> list[Probe]:
+    return [*uses][-1:]
+
+
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.torch is not None and each.constants)))
+def test_constants_are_the_operands_that_tracing_asks_for(name):
+    """A number that a fake tensor has not is asked for, by a call that reads it."""
+    torch = pytest.importorskip("torch")
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+    asked: set[int] = set()
+    for probe in probes(name):
+        operands = [tensor(value) for value in probe.inputs]
+        for place in [place for place, each in enumerate(operands) if each is not None]:
+            with FakeTensorMode():
+                fake = torch.empty(operands[place].shape, dtype=operands[place].dtype)
+            changed = [fake if at == place else each for at, each in enumerate(operands)]
+            try:
+                called(OPERATORS[name], torch, changed, probe.case.attributes, probe.case.opset)
+            except DataDependentOutputException:
+                asked.add(place)
+            except Exception as error:
+                assert place not in OPERATORS[name].constants, error
+    assert asked == OPERATORS[name].constants
