@@ -41,6 +41,7 @@ from gopt.records.pass_facts import SIZES
 
 FORMAT = "gopt-manifest/1"
 MANIFEST_FILE = "manifest.json"
+REPORT_FILE = "report.json"
 LossRule = Annotated[str, Bounds(pattern="^(sum|sum:.+|weighted:.+)$")]
 SizesRule = Annotated[str, SIZES]
 Shape = tuple[Count | str | None, ...]
@@ -399,10 +400,9 @@ class Manifest:
         return to_document(self)
 
     @property
-    def graph_digests(self) -> dict[str, str]:
-        """The SHA-256 of the files of the source and of all ranks, as listed, by name."""
-        names = {self.source, *(name for rank in self.ranks for name in rank.files.values())}
-        return {name: entry.sha256 for name, entry in sorted((self.files or {}).items()) if name in names}
+    def read_digests(self) -> dict[str, str]:
+        """The SHA-256 of the files that a proof reads, start values too, as listed, by name: all but the report."""
+        return {name: entry.sha256 for name, entry in sorted((self.files or {}).items()) if name != REPORT_FILE}
 
     def text(self) -> str:
         """The text of the file, sealed if files are listed."""

@@ -117,6 +117,7 @@ class _Checker:
         self._common()
         self._phases()
         self._ranks(mesh)
+        self._reductions()
         check_server_plan(self.name, self.manifest)
         return mesh
 
@@ -161,6 +162,18 @@ class _Checker:
             if loss not in shown:
                 _refuse(self.name, "loss", f"{show(loss)} is not an output")
         self._pieces("common.state", common.state)
+
+    def _reductions(self) -> None:
+        """Rules of statistics say what their points, or the records of local states, say as well."""
+        entries = self.manifest.reductions
+        self._once("reductions", [entry.tensor for entry in entries])
+        lists = [self.manifest.common.state, *{id(rank.state): rank.state for rank in self.manifest.ranks}.values()]
+        local = {piece.tensor for states in lists for state in states if state.local for piece in state.pieces}
+        for index, entry in enumerate(entries):
+            due = "+".join(dict.fromkeys(point.reduce for point in entry.points))
+            if entry.rule not in ([due] if due else ["local"] if entry.tensor in local else ["mean", "root"]):
+                what = f"{show(entry.rule)} is not how the ranks of the manifest combine {show(entry.tensor)}"
+                _refuse(self.name, f"reductions[{index}].rule", what)
 
     def _phases(self) -> None:
         phases, accumulate = self.manifest.phases, self.manifest.accumulate

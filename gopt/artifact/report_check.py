@@ -16,9 +16,8 @@ from gopt.errors import InputError
 
 
 def digest_of_ranks(manifest: Manifest) -> str:
-    """The SHA-256 of the names and digests of the source's and all ranks' files, and of what the manifest says of
-    them."""
-    rows = [f"{name} {digest}\n" for name, digest in manifest.graph_digests.items()]
+    """The SHA-256 of the names and digests of the files that a proof reads, and of what the manifest says of them."""
+    rows = [f"{name} {digest}\n" for name, digest in manifest.read_digests.items()]
     rows.append(manifest.bare.text())
     return hashlib.sha256("".join(rows).encode()).hexdigest()
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from gopt.analysis.coupling.marks import Coupling
 from gopt.artifact.integrity import Inventory
 from gopt.artifact.json_writer import json_pieces
+from gopt.artifact.manifest import REPORT_FILE as REPORT_FILE
 from gopt.artifact.manifest import MeshEntry
 from gopt.artifact.report_groups import AddedVarGroup, OpGroup, RemovedVarGroup
 from gopt.documents.records import BY_PASS, OPTIONAL, Amount, Count, Digest, document_items, key, to_document
@@ -21,7 +22,6 @@ from gopt.spmd.pass_records import PassRecord
 from gopt.spmd.traffic import Overlap
 
 FORMAT = "gopt-report/2"
-REPORT_FILE = "report.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers import FIXTURES
+from helpers import FIXTURES, edit_manifest
 
 import gopt
 from gopt import documents, limits
@@ -51,3 +51,20 @@ def test_limits_are_on_what_is_said_once(folder: Path, monkeypatch: pytest.Monke
     once = data.replace(b'"trainer", "files"', b'"trainer",  "files"')  # not as gopt writes it
     with pytest.raises(InputError, match="DOCUMENT_BYTES"):
         parse_manifest(once, "manifest")
+
+
+@pytest.mark.parametrize("statistics", ["mean", "local", "points"])
+@pytest.mark.parametrize("rule", ["mean", "root", "local", "sum", "max", "gather"])
+def test_the_rule_of_a_statistic_is_that_of_its_points_and_records(statistics, rule, tmp_path):
+    points = statistics == "points"
+    path = FIXTURES / ("cases/roles/c08_scale_ema.onnx" if points else "cnn_sgd.onnx")
+    gopt.shard(path, 2, statistics="auto" if points else statistics).write(folder := tmp_path / "ranks")
+    before = read_manifest(folder)[0].reductions[0]
+    assert bool(before.points) == points
+    equal = rule == before.rule or {rule, before.rule} == {"mean", "root"}
+    edit_manifest(folder, lambda manifest: manifest["reductions"][0].update(rule=rule))
+    if equal:
+        read_manifest(folder)
+    else:
+        with pytest.raises(InputError, match=r"reductions\[0\].rule"):
+            read_manifest(folder)

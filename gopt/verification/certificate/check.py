@@ -114,7 +114,7 @@ class FolderCheck(CallChecker):
         ):
             raise WrongLine(f"digest {digest}", "the SHA-256 of all lines")
         due = {"format": FORMAT, "mesh": encoded(self.manifest.mesh.axes), "accumulate": self.manifest.accumulate,
-               "files": self.manifest.graph_digests, "lines": len(rows) - 1}  # fmt: skip
+               "files": self.manifest.read_digests, "lines": len(rows) - 1}  # fmt: skip
         if head != due:
             key = next(key for key in {**due, **head} if head.get(key) != due.get(key))
             raise WrongLine(f"{key} {head.get(key)}", f"{due.get(key)}, as the folder has")

@@ -60,7 +60,7 @@ class CertificateWriter:
         lines = [*expressions, *self.claims, *self.values]
         head = {
             "format": FORMAT, "mesh": self.manifest.mesh.axes, "accumulate": self.manifest.accumulate,
-            "files": self.manifest.graph_digests, "lines": len(lines),
+            "files": self.manifest.read_digests, "lines": len(lines),
         }  # fmt: skip
         return sealed([head, *lines])
 

@@ -13,6 +13,7 @@ from onnx import ModelProto
 import gopt
 from gopt.artifact import ranks
 from gopt.artifact.integrity import FileEntry
+from gopt.artifact.states_file import STATES_FILE
 from gopt.errors import InvariantError
 
 MODEL = str(FIXTURES / "mlp_adamw.onnx")
@@ -83,6 +84,21 @@ def test_a_proof_is_of_what_the_manifest_says(tmp_path, capsys):
     capsys.readouterr()
     assert main(["verify", str(out), "--steps", "1"]) == 1
     assert "proven:" not in capsys.readouterr().out
+
+
+def test_a_proof_is_of_the_start_values(tmp_path, capsys):
+    """A state of all ranks starts from another value on all, and the folder is sealed."""
+    out, certificate = tmp_path / "out", str(tmp_path / "step.cert")
+    assert main(["shard", MODEL, "--ranks", "2", "-o", str(out), "-q"]) == 0
+    assert main(["prove", str(out), "--certificate", certificate, "-q"]) == 0
+    values = bytearray((out / STATES_FILE).read_bytes())
+    values[0] ^= 1
+    (out / STATES_FILE).write_bytes(values)
+    assert main(["seal", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(out), "--steps", "1"]) == 0
+    assert "proven:" not in capsys.readouterr().out
+    assert main(["prove", str(out), "--check", certificate, "-q"]) == 1
 
 
 def test_some_ranks_alone_are_not_proven(tmp_path):
