@@ -166,7 +166,7 @@ class RankSweep:
     def operands(self, node: Node, names: Iterable[str]) -> tuple[int, ...]:
         """The expressions of values that a node reads. Raises UnpairedCall for an undefined value."""
         numbers = tuple([self.values[name] for name in names])
-        if not self.undefined.isdisjoint(numbers):
+        if self.undefined and not self.undefined.isdisjoint(numbers):
             lacking = next(name for name, number in zip(names, numbers) if number in self.undefined)
             raise UnpairedCall(self.rank, node, f"reads {lacking!r}, which it does not have", "a value of its own")
         return numbers
@@ -181,12 +181,12 @@ class RankSweep:
         """The results of a node."""
         operands = self.operands(node, node.reads)
         if node.encoded is None or node.op_type in CASTS:
-            return dict(zip(node.outputs, self._results(node)))
+            return dict(zip(node.outputs, self._results(node, operands)))
         key = node.encoded, operands
         memo = self.reader.expressions.read
         results = memo.get(key)
         if results is None:
-            results = memo[key] = self._of_ranges(node, operands) or self._results(node)
+            results = memo[key] = self._of_ranges(node, operands) or self._results(node, operands)
         return dict(zip(node.outputs, results))
 
     def _of_ranges(self, node: Node, operands: Sequence[int]) -> list[int] | None:
@@ -194,8 +194,8 @@ class RankSweep:
 
         The results are noted by operands without ranges, which are alike on all ranks."""
         expressions = self.reader.expressions
-        ranges = next((rows for number in operands if (rows := expressions.ranges(number))), None)
-        if ranges is None or len(node.outputs) != 1 or not record_of(node).elementwise or draws(node):
+        ranges = next(filter(None, map(expressions.ranges, operands)), ())
+        if not ranges or len(node.outputs) != 1 or not record_of(node).elementwise or draws(node):
             return None
         columns: list[Sequence[int]] = []
         for number in operands:
@@ -208,19 +208,21 @@ class RankSweep:
         wholes = [expressions.read.get((RANGE + encoded, numbers)) for encoded, numbers in keys]
         if None not in wholes:
             return [expressions.flat((whole[0], *span) for whole, span in zip(wholes, ranges) if whole)]
-        results = self._results(node)
+        results = self._results(node, operands)
         if expressions.ranges(results[0]) == ranges:
             for (encoded, numbers), whole, count in zip(keys, expressions.all[results[0]].operands, counts):
                 if expressions.elements(whole) == count:
                     expressions.read[RANGE + encoded, numbers] = [whole]
         return results
 
-    def _results(self, node: Node) -> list[int]:
+    def _results(self, node: Node, operands: Sequence[int]) -> list[int]:
         """The results by the laws."""
-        operands: list[int | None] = [self.values[name] if name else None for name in node.inputs]
+        if "" in node.inputs:
+            present = iter(operands)
+            operands = [next(present) if name else None for name in node.inputs] + [*present]
         self.reader.values = self.values
         try:
-            results = self.reader.results(node, [*operands, *(self.values[name] for name in node.captures)])
+            results = self.reader.results(node, operands)
             self._check_shapes(node, results)
         except (ValueError, TypeError, IndexError) as error:
             raise InputError(
@@ -233,5 +235,7 @@ class RankSweep:
         """Raise ValueError for a result of another shape than the file or the inference of types says."""
         for name, number in zip(node.outputs, results):
             type, shape = self.graph.types.get(name), self.reader.expressions.shape(number)
-            if type is not None and type.static and elements(shape) is not None and shape != type.shape:
+            if type is None or shape == type.shape:
+                continue
+            if type.static and elements(shape) is not None:
                 raise ValueError(f"{name!r} is of shape {list(type.dims)}, not {list(shape or ())}")
