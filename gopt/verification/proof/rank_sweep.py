@@ -17,8 +17,8 @@ from gopt.operators.kinds import CASTS
 from gopt.verification.proof.expressions import elements
 from gopt.verification.proof.operators import NodeReader
 
-RANGE = b"range of "
-"""In front of a node's bytes: the results on whole operands, of a node that ranks apply to ranges."""
+RANGE = -1
+"""In front of a node's operands: the results on whole operands, of a node that ranks apply to ranges."""
 UNDEFINED = "undefined"
 """Leaves for results of calls that a rank has no value of."""
 
@@ -56,6 +56,13 @@ class NodeOrder:
         for position, node in enumerate(nodes):
             for name in node.reads if node.domain != COMM else ():
                 self.readers.setdefault(name, []).append(position)
+        self._names: dict[int, list[str]] = {}
+
+    def names(self, front: int) -> list[str]:
+        """The values that the nodes in front make."""
+        if front not in self._names:
+            self._names[front] = [name for name, position in self.made.items() if position < front]
+        return self._names[front]
 
     def reads(self, name: str, front: int) -> bool:
         """Return whether one of the nodes in front reads a value."""
@@ -100,12 +107,8 @@ class RankSweep:
 
     def _fits(self, types: Mapping[str, TensorType], order: NodeOrder, front: int) -> bool:
         """Return whether the nodes in front have results of such types."""
-        own = self.graph.types
-        return types is own or all(
-            own.get(name) is types.get(name) or own.get(name) == types.get(name)
-            for name, position in order.made.items()
-            if position < front
-        )
+        own, names = self.graph.types, order.names(front)
+        return types is own or list(map(own.get, names)) == list(map(types.get, names))
 
     def alone(self) -> None:
         """Follow no more: the values so far are those of inputs and of earlier nodes."""
@@ -203,16 +206,15 @@ class RankSweep:
             if not alike and expressions.ranged(number):
                 return None
             columns.append(expressions.all[number].operands if alike else [number] * len(ranges))
-        keys = [(node.encoded or b"", tuple(numbers)) for numbers in zip(*columns)]
-        counts = [max(expressions.elements(number) or 0 for number in numbers) for _, numbers in keys]
-        wholes = [expressions.read.get((RANGE + encoded, numbers)) for encoded, numbers in keys]
+        keys = [(node.encoded or b"", (RANGE, *numbers)) for numbers in zip(*columns)]
+        wholes = list(map(expressions.read.get, keys))
         if None not in wholes:
-            return [expressions.flat((whole[0], *span) for whole, span in zip(wholes, ranges) if whole)]
+            return [expressions.flat([(whole[0], *span) for whole, span in zip(wholes, ranges) if whole])]
         results = self._results(node, operands)
         if expressions.ranges(results[0]) == ranges:
-            for (encoded, numbers), whole, count in zip(keys, expressions.all[results[0]].operands, counts):
-                if expressions.elements(whole) == count:
-                    expressions.read[RANGE + encoded, numbers] = [whole]
+            for key, whole in zip(keys, expressions.all[results[0]].operands):
+                if expressions.elements(whole) == max(expressions.elements(number) or 0 for number in key[1][1:]):
+                    expressions.read[key] = [whole]
         return results
 
     def _results(self, node: Node, operands: Sequence[int]) -> list[int]:
