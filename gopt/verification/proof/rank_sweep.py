@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TypeAlias
@@ -219,12 +219,12 @@ class RankSweep:
 
     def _results(self, node: Node, operands: Sequence[int]) -> list[int]:
         """The results by the laws."""
+        present: Iterator[int | None] = iter(operands)
         if "" in node.inputs:
-            present = iter(operands)
-            operands = [next(present) if name else None for name in node.inputs] + [*present]
+            present = iter([*(next(present) if name else None for name in node.inputs), *present])
         self.reader.values = self.values
         try:
-            results = self.reader.results(node, operands)
+            results = self.reader.results(node, [*present])
             self._check_shapes(node, results)
         except (ValueError, TypeError, IndexError) as error:
             raise InputError(
