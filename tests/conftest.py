@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,12 +39,18 @@ COMPILED = "GOPT_TESTS_COMPILED"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Each command would compile all modules again where writing them beside the sources is switched off."""
-    if sys.dont_write_bytecode and COMPILED not in os.environ:
-        os.environ[COMPILED] = tempfile.mkdtemp(prefix="gopt-compiled-")
-        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(COMPILED), ignore_errors=True))
+    """All modules would be compiled again by each command, and all tests by each run, where writing them beside the
+    sources is switched off."""
+    if not sys.dont_write_bytecode and COMPILED not in os.environ:
+        return
+    if COMPILED not in os.environ:
+        cache = getattr(config, "cache", None)
+        os.environ[COMPILED] = str(cache.mkdir("compiled")) if cache else tempfile.mkdtemp(prefix="gopt-compiled-")
+        if cache is None:
+            config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(COMPILED), ignore_errors=True))
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = os.environ[COMPILED]
+    sys.dont_write_bytecode, sys.pycache_prefix = False, os.environ[COMPILED]
 
 
 def _is_of_tests(file: str | None) -> bool:
@@ -81,6 +88,27 @@ def disks_are_not_waited_for():
     real, os.fsync = os.fsync, lambda number: os.fstat(number) and None
     yield
     os.fsync = real
+
+
+NUMBERS = frozenset({
+    "analysis", "artifact", "browser", "documents", "hostile", "ir", "lower", "numeric", "offline", "passes", "runtime",
+    "spmd", "system", "tensor_parallel",
+})  # fmt: skip
+"""Folders whose tests ask what ranks compute or what their files have. Proofs of such steps are elsewhere: in
+``verification``, of drawn ones in ``laws`` and ``corpus``, of commands in ``cli`` and ``docs``."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ranks_are_not_proven(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Ranks of such a test are written as with ``--no-prove``."""
+    if request.path.relative_to(TESTS).parts[0] not in NUMBERS:
+        yield
+        return
+    from gopt.verbs import shard
+
+    real, shard.prove_files = shard.prove_files, None
+    yield
+    shard.prove_files = real
 
 
 @pytest.fixture

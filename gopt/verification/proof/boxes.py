@@ -15,6 +15,7 @@ from gopt.verification.proof.expressions import (
     FLAT,
     LINEAR,
     PARTED,
+    PRODUCT,
     TAKE,
     VIEW,
     Coefficient,
@@ -79,7 +80,7 @@ class Boxes(Elements):
         for number, (op, _, operands, shape) in enumerate(list(self.all)):
             if elements(shape) is not None:
                 self._results_of.setdefault(op, {})[shape] = None  # type: ignore[index]
-            for operand in dict.fromkeys(operands):
+            for operand in dict.fromkeys(operands) if op not in (LINEAR, PRODUCT, FLAT) else ():
                 self._readers.setdefault((op, operand), []).append(number)
             base = self._base(number) if op in (TAKE, FLAT) else None
             if base is not None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import cache, reduce
 from itertools import pairwise
 from math import prod
+from operator import or_
 from typing import NamedTuple, TypeAlias, cast
 
 from gopt.ir.graph_index import walk
@@ -54,9 +56,12 @@ _FINITE = frozenset({
 count that is kept from zero is one, and so is any whole number."""
 _FLAG = Fraction(1, 1 << 20)
 """The least coefficient of a flag in a count: a smaller one may round to zero."""
+_FEW = 4
+"""Operands up to which an expression is hashed with its attributes."""
 _IDENTITY = {LARGEST: LOWEST, SMALLEST: HIGHEST}
-_SOME_ELEMENTS, _MOVED, SOME_TERMS = 1, 2, 4
-"""Traits of terms that laws of sums join: a sum over ranges of elements, a value of micro-steps, and part of a sum."""
+_SOME_ELEMENTS, _MOVED, SOME_TERMS, _VANISHED = 1, 2, 4, 8
+"""Traits of terms that laws of sums join: a sum over ranges of elements, a value of micro-steps, part of a sum, and 0
+times a term that may be no number."""
 _TRAITS = {ITERATED: _MOVED, PARTED: SOME_TERMS}
 ONE = 0
 """The number of the constant one."""
@@ -74,6 +79,15 @@ class Expression(NamedTuple):
     attributes: Hashable
     operands: tuple[int, ...]
     shape: Shape
+
+
+class _LongExpression(Expression):
+    """An expression of many operands, hashed without their coefficients: fractions are slow to hash."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return hash(self[2:])
 
 
 def _joined_along(label: Hashable, rows: Mapping[tuple[Part, ...], Coefficient]) -> dict[tuple[Part, ...], Coefficient]:
@@ -108,6 +122,7 @@ def ranges_by_coefficient(changes: Mapping[int, Coefficient]) -> dict[Coefficien
     return {factor: tuple(runs) for factor, runs in groups.items()}
 
 
+@cache
 def elements(shape: Shape) -> int | None:
     """The number of elements, or None."""
     if shape is None:
@@ -122,6 +137,11 @@ def elements(shape: Shape) -> int | None:
 
 def broadcast(shapes: Iterable[Shape]) -> Shape:
     """The common shape of operands of an elementwise operator, or None. Raises ValueError for unequal lengths."""
+    return _broadcast(tuple(shapes))
+
+
+@cache
+def _broadcast(shapes: tuple[Shape, ...]) -> Shape:
     result: tuple[int | str | None, ...] = ()
     for shape in shapes:
         if shape is None:
@@ -176,15 +196,12 @@ class Elements:
     # --- numbering ---
 
     def _number(self, op: str, attributes: Hashable, operands: tuple[int, ...], shape: Shape) -> int:
-        expression = Expression(op, attributes, operands, shape)
-        number = self._numbers.get(expression)
-        if number is None:
-            number = self._numbers[expression] = len(self.all)
+        kind = _LongExpression if len(operands) > _FEW else Expression
+        expression = tuple.__new__(kind, (op, attributes, operands, shape))
+        number = self._numbers.setdefault(expression, len(self.all))
+        if number == len(self.all):
             self.all.append(expression)
-            varies = NOWHERE
-            for operand in operands:
-                varies |= self.varies[operand]
-            self.varies.append(varies)
+            self.varies.append(NOWHERE.union(*map(self.varies.__getitem__, operands)))
             number_of = op in _FINITE or (op == INVERSE and self._never_zero(operands[0]))
             whole = op == "cast" and attributes[0] not in FLOATS  # type: ignore[index]
             self.finite.append(whole or (number_of and all(map(self.finite.__getitem__, operands))))
@@ -195,9 +212,8 @@ class Elements:
             self._ranged.append((count != 1 or inner == FLAT) and not plain)
             self._direct.append(op not in (VIEW, FLAT, TAKE))
             traits = _SOME_ELEMENTS if op == TOTAL and attributes else _TRAITS.get(op, 0)
-            for operand in operands if op in (LINEAR, VIEW, TAKE, FLAT) else ():
-                traits |= self._traits[operand]
-            self._traits.append(traits)
+            inside = operands if op in (LINEAR, VIEW, TAKE, FLAT) else ()
+            self._traits.append(reduce(or_, map(self._traits.__getitem__, inside), traits))
         return number
 
     def leaf(self, kind: str, name: Hashable, shape: Shape, varies: frozenset[str] = NOWHERE) -> int:
@@ -243,6 +259,10 @@ class Elements:
             return zip(expression.operands, expression.attributes)  # type: ignore[call-overload,no-any-return]
         return iter(((number, 1),))
 
+    def joinable(self, numbers: Iterable[int]) -> bool:
+        """Return whether laws of sums may join terms of some expressions."""
+        return any(map(self._traits.__getitem__, numbers))
+
     def linear(self, terms: Mapping[int, Coefficient], shape: Shape) -> int:
         """The sum of terms, each broadcast to ``shape``."""
         total: dict[int, Coefficient] = {}
@@ -250,10 +270,16 @@ class Elements:
         for term, factor in terms.items():
             if not factor and self.finite[term]:
                 continue
+            joined |= self._traits[term] | (0 if factor else _VANISHED)
+            if factor == 1 and not total:
+                total = dict(self.terms(term))
+                continue
             for atom, coefficient in self.terms(term):
                 change = factor if coefficient == 1 else coefficient if factor == 1 else coefficient * factor
-                total[atom] = total[atom] + change if atom in total else change
-                joined |= self._traits[atom]
+                if atom in total:
+                    change += total[atom]
+                    joined |= 0 if change else _VANISHED
+                total[atom] = change
         if joined & _SOME_ELEMENTS:
             total = self._joined_totals(total)
         if joined & (_SOME_ELEMENTS | SOME_TERMS):
@@ -261,12 +287,15 @@ class Elements:
         if joined & _MOVED:
             total = self._moved_starts(total)
         atoms = sorted(total)
-        if not all(total.values()):
+        vanished = joined and not all(total.values())
+        if vanished:
             rest = [atom for atom in atoms if total[atom]]
             atoms = [atom for atom in atoms if total[atom] or not (self.finite[atom] or self._covered(atom, rest))]
         if len(atoms) == 1 and total[atoms[0]] == 1 and self.shape(atoms[0]) == shape:
             return atoms[0]
-        return self._number(LINEAR, tuple([total[atom] for atom in atoms]), tuple(atoms), shape)
+        number = self._number(LINEAR, tuple([total[atom] for atom in atoms]), tuple(atoms), shape)
+        self._traits[number] |= _VANISHED if vanished else 0
+        return number
 
     def _covered(self, atom: int, terms: Iterable[int]) -> bool:
         """Return whether a value is a number wherever all terms are; only boxes.py knows such values."""
@@ -330,8 +359,18 @@ class Elements:
         """The product of powers of operands."""
         key = "product", tuple(operands), tuple(exponents)
         if key not in self._results:
-            self._results[key] = self._powers(operands, exponents)
+            multiple = self._multiple(operands, exponents) if len(operands) == 2 and not self.counts else None
+            self._results[key] = self._powers(operands, exponents) if multiple is None else multiple
         return self._results[key]
+
+    def _multiple(self, operands: Sequence[int], exponents: Sequence[int]) -> int | None:
+        """The product of a value and a power of a number; None for other products, and for zero."""
+        for number, by, power in zip(operands, reversed(operands), reversed(exponents)):
+            value = self.uniform(by) if exponents[operands.index(number)] == 1 else None
+            if value:
+                scale = value**power if power > 0 else Fraction(1) / value**-power
+                return self.linear({number: scale}, broadcast(map(self.shape, operands)))
+        return None
 
     def _powers(self, operands: Sequence[int], exponents: Sequence[int]) -> int:
         factors: dict[int, int] = {}
@@ -470,8 +509,8 @@ class Elements:
 
     def ranges(self, number: int) -> tuple[tuple[int, int], ...]:
         """The ranges in a flat value; () for any other value."""
-        op, attributes, _, _ = self.all[number]
-        return cast(tuple[tuple[int, int], ...], attributes) if op == FLAT else ()
+        expression = self.all[number]
+        return cast(tuple[tuple[int, int], ...], expression[1]) if expression[0] == FLAT else ()
 
     def pad(self, number: int) -> None:
         """Note rows and constant rows behind one another."""

@@ -105,6 +105,8 @@ class NodeReader:
 
     def _of_terms(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> int | None:
         """A linear operator on some of the terms of sums: the same terms of the operator on the sums."""
+        if not self.expressions.joinable(operands):
+            return None
         record = record_of(node)
         for slot, operand in enumerate(operands):
             addends = self.expressions.addends(operand)
@@ -271,9 +273,10 @@ class NodeReader:
         empty = bool(operands) and self.expressions.elements(operands[0]) == 0
         if empty and shape is not None and (record.work or record.pieces == "sum"):
             return self.expressions.constant(0, shape) if self.floating(node) else None  # a sum without terms
-        decided = (*((record.shape,) if record.shape is not None else ()), *record.lengths)
-        if any(index < len(arrays) and arrays[index] is None for index in decided):
-            return None
+        if record.shape is not None or record.lengths:
+            decided = (*((record.shape,) if record.shape is not None else ()), *record.lengths)
+            if any(index < len(arrays) and arrays[index] is None for index in decided):
+                return None
         if record.signs and self.floating(node):
             return self._sum(record, operands)
         if record.exponents and self.floating(node):
