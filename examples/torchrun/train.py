@@ -23,7 +23,7 @@ def main() -> None:
     folder, checkpoints = sys.argv[1], Path("ckpt")
     rank = gopt.torch.load(folder)
     if checkpoints.is_dir():
-        rank.load(checkpoints)  # goes on where an earlier run ended, on these or other ranks
+        rank.load(checkpoints)  # goes on where an earlier run of these ranks ended
     samples = dataset()
     sampler = rank.sampler(samples, seed=0)
     loader = DataLoader(samples, batch_size=16, sampler=sampler)
