@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from helpers import Builder
+from node_models import evaluated
 from onnx import GraphProto, helper
-from onnx.reference import ReferenceEvaluator
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,8 @@ class Tape(Builder):
         self.nodes.append(node)
         self.parts[node.name] = self.part
         read = sorted({name for name in (*inputs, *_captured(attributes)) if name in self.values})
-        # The evaluator's element type of a function is that of its inputs; none is declared.
-        infos = [helper.make_tensor_value_info(name, 0, None) for name in read]
-        outs = [helper.make_tensor_value_info(name, 0, None) for name in names]
-        graph = helper.make_graph([node], "one", infos, outs)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-        with np.errstate(all="ignore"):
-            found = ReferenceEvaluator(model).run(None, {name: self.values[name] for name in read})
-        self.values.update(zip(names, (np.asarray(each) for each in found), strict=True))
+        found = evaluated([node], {name: self.values[name] for name in read}, names)
+        self.values.update(zip(names, found, strict=True))
         if self.recording and outputs == 1:
             self.forward.append(Record(op_type, tuple(inputs), made, attributes))
         return made
