@@ -50,9 +50,15 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--engine",
-    type=click.Choice(["threads", "mpi", "nccl"]),
-    help="Run ranks as threads, as processes (mpi), or as processes with a GPU each (nccl).  "
-    "[default: mpi under a launcher, else threads]",
+    type=click.Choice(["threads", "mpi", "nccl", "torch"]),
+    help="Run ranks as threads, as processes (mpi), as processes with a GPU each (nccl), or by PyTorch on "
+    "torch.distributed (torch).  [default: torch under torchrun, mpi under another launcher, else threads]",
+)
+@click.option(
+    "--compile/--no-compile",
+    "compiled",
+    default=None,
+    help="With --engine torch: let Inductor compile the graph, or not.  [default: on GPUs]",
 )
 @click.option(
     "--launch",
@@ -197,28 +203,36 @@ def command(context: click.Context, /, folder: str, **args: Any) -> int:
     if args["launch"] is not None:
         return _launch_ranks(context, folder, args)
     job = options.job(Path(folder), args["data"], args["steps"])
-    from gopt.runtime.engines.mpi import launched, load_mpi, raise_on_all_ranks
+    from gopt.runtime.engines.launch import engine_of_launcher, is_started
+    from gopt.runtime.engines.mpi import load_mpi, raise_on_all_ranks
 
     from . import run_ranks, run_servers
 
     split = run_servers.has_servers(folder)
-    if not split and not launched():
+    engine = args["engine"] = args["engine"] or engine_of_launcher()
+    started = is_started(engine)
+    if not split and not started:
         read_manifest(job.folder)  # a folder that is none is said first
     options.check(split=split)
     run_servers.check_engine(args, split)
-    engine = args["engine"] or ("mpi" if launched() else "threads")
+    if args["compiled"] is not None and engine != "torch":
+        raise OptionError(f"--compile and --no-compile do not fit --engine {engine}", "leave it out")
     if split:
         launch = run_servers.run_threads if engine == "threads" else run_servers.run_process
         return launch(job, options, args, context.find_root().params["debug"])
     if engine == "threads":
         return run_ranks.run_threads(job, read_manifest(job.folder)[0], options, args)
-    if not launched() and (ranks := read_manifest(job.folder)[1].ranks) > 1:
+    if not started and (ranks := read_manifest(job.folder)[1].ranks) > 1:
+        starter = f"torchrun --nproc-per-node {ranks} -m" if engine == "torch" else f"mpiexec -n {ranks}"
         raise OptionError(
             f"--engine {engine} runs every rank as a process, and no launcher has started this one",
-            f"add --launch {ranks}, or start it with mpiexec -n {ranks}",
+            f"add --launch {ranks}, or start it with {starter} gopt run",
         )
-    load_mpi(engine)
-    manifest, _ = raise_on_all_ranks(lambda: read_manifest(job.folder))
+    if engine == "torch":
+        manifest, _ = read_manifest(job.folder)
+    else:
+        load_mpi(engine)
+        manifest, _ = raise_on_all_ranks(lambda: read_manifest(job.folder))
     return run_ranks.run_process(job, manifest, args, engine, context.find_root().params["debug"])
 
 
@@ -264,7 +278,7 @@ def _launch_ranks(context: click.Context, folder: str, args: dict[str, Any]) -> 
     from . import run_servers
 
     if args["engine"] == "threads":
-        raise OptionError("--launch starts MPI ranks, and --engine is threads", "leave out one of them")
+        raise OptionError("--launch starts processes, and --engine is threads", "leave out one of them")
     if not run_servers.has_servers(folder):
         _, mesh = read_manifest(Path(folder))
         if mesh.ranks != args["launch"]:

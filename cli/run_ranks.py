@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,35 +33,29 @@ def run_threads(job: Any, manifest: Any, options: RunOptions, args: dict[str, An
 def run_process(job: Any, manifest: Any, args: dict[str, Any], kind: str, debug: bool) -> int:
     """This process is one rank of many."""
     from gopt.runtime.engines.heartbeat import ENDED, StatusPublisher, follow
-    from gopt.runtime.engines.mpi import MpiEngine, raise_on_all_ranks
     from gopt.runtime.training.stop_signal import listen_for_stop
     from gopt.runtime.training.train import Trainer
 
     from .main import exit_code, explain_error
 
-    mesh = manifest.mesh.mesh()
     beat: StatusPublisher | None = None
 
     def explain(text: str) -> None:
         step, call = (beat.step, beat.call) if beat is not None else (0, -1)
-        line = f"rank {engine.rank}, step {step + 1}{f', call {call}' if call >= 0 else ''}: {text}"
+        line = f"rank {host.rank}, step {step + 1}{f', call {call}' if call >= 0 else ''}: {text}"
         if beat is None:
             print_error(line)
         else:
             beat.report(RunError("").exit_code, lambda: print_error(line))
 
-    engine: Any = raise_on_all_ranks(lambda: MpiEngine(mesh, args["deadline"], explain))
-    beat = StatusPublisher.open(engine.rank, engine.gather)
-    follow(engine.watchdog, beat, engine.rank)
+    host, together, prepare = _TRANSPORTS[kind](manifest.mesh.mesh(), args, explain)
+    beat = StatusPublisher.open(host.rank, host.gather)
+    follow(host.watchdog, beat, host.rank)
+    engine: Any = host
     try:
-        host = engine
-        device: list[Any] = []
-        if kind == "nccl":
-            from gopt.runtime.engines.nccl import on_gpus
-
-            engine, *device = on_gpus(mesh, engine)
+        engine, *device = prepare()
         with listen_for_stop(job.checkpoint is not None, lambda _: None) as stop:
-            trainer = raise_on_all_ranks(lambda: Trainer(job, engine, beat.at, *device, stop_signal=stop))
+            trainer = together(lambda: Trainer(job, engine, beat.at, *device, stop_signal=stop))
             if engine.rank == 0:
                 with report_steps(job, manifest, args, kind, lambda: host.shared_calls) as tell:
                     say = report_resume(job, manifest)
@@ -78,3 +73,35 @@ def run_process(job: Any, manifest: Any, args: dict[str, Any], kind: str, debug:
         beat.at(beat.step, beat.call, ENDED)
         raise
     return 128 + trainer.stopped if trainer.stopped else 0
+
+
+Explain = Callable[[str], None]
+
+
+def _over_mpi(mesh: Any, args: dict[str, Any], explain: Explain) -> tuple[Any, Any, Any]:
+    """The transport of processes, a function that runs work on all of them together, and one that prepares what a
+    Trainer takes: engine, and device and calls where they are not the usual ones."""
+    from gopt.runtime.engines.mpi import MpiEngine, raise_on_all_ranks
+
+    host = raise_on_all_ranks(lambda: MpiEngine(mesh, args["deadline"], explain))
+    return host, raise_on_all_ranks, lambda: (host,)
+
+
+def _over_nccl(mesh: Any, args: dict[str, Any], explain: Explain) -> tuple[Any, Any, Any]:
+    from gopt.runtime.engines.nccl import on_gpus
+
+    host, together, _ = _over_mpi(mesh, args, explain)
+    return host, together, lambda: on_gpus(mesh, host)
+
+
+def _over_torch(mesh: Any, args: dict[str, Any], explain: Explain) -> tuple[Any, Any, Any]:
+    from gopt.runtime.engines.base import exit_together
+    from gopt.runtime.pytorch.device import device_of_rank
+    from gopt.runtime.pytorch.engine import TorchCalls, TorchEngine
+
+    device = device_of_rank(args["compiled"])
+    host = TorchEngine(mesh, device.torch_device, args["deadline"], explain)
+    return host, partial(exit_together, host.gather, host.rank), lambda: (host, device, TorchCalls)
+
+
+_TRANSPORTS = {"mpi": _over_mpi, "nccl": _over_nccl, "torch": _over_torch}

@@ -44,9 +44,9 @@ def role_names(folder: str, roles: int) -> list[str]:
 
 def check_engine(args: dict[str, Any], split: bool) -> None:
     """Refuse an engine with no messages."""
-    if split and args["engine"] == "nccl":
+    if split and args["engine"] in ("nccl", "torch"):
         raise OptionError(
-            "--engine nccl cannot run a split: NCCL has no messages between single ranks",
+            f"--engine {args['engine']} cannot run a split: it has no messages between single ranks",
             "take threads or mpi",
         )
 

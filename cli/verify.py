@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 @click.option("--all", "every", is_flag=True, help="Confirm every gradient; without it, a sample of more than 256.")
 @click.option(
     "--engine",
-    type=click.Choice(["threads", "mpi"]),
+    type=click.Choice(["threads", "mpi", "torch", "both"]),
     default="threads",
     show_default=True,
-    help="Run ranks as threads, or as processes.",
+    help="Run ranks as threads or as processes (mpi), by ONNX Runtime; or let PyTorch compute source and ranks "
+    "(torch), or check one step of the source (both).",
 )
 @click.option(
     "--replay",
@@ -109,6 +110,7 @@ def command(
         return launch(mesh.ranks, arguments, deadline, lambda line: None)
     from gopt.offline.html_report.verification_record import FORMAT
     from gopt.verbs.verify import verify
+    from gopt.verification.engines import NodeEngine
     from gopt.verification.options import VerifyOptions
 
     model = paths[0] if len(paths) == 2 else None
@@ -119,6 +121,7 @@ def command(
         data=data,
         confirm=not no_confirm,
         every=every,
+        engine=NodeEngine(engine if engine in ("torch", "both") else "onnxruntime"),
         deadline=deadline,
         replay=replay,
     )

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from gopt import limits
+from gopt.operators.calls import layouts
 from gopt.operators.dims import choices, elements, moves, normalise
 from gopt.operators.dims.link import DimFactors
 from gopt.operators.operator import (
@@ -247,20 +248,20 @@ OPERATORS = (
         "Slice", _FIRST, total=True, lengths=(1, 2), settings=(3, 4), zero=True, kernel=_sliced, dims=moves.sliced,
         torch=_sliced_tensor,
     ),
-    Operator("Split", _FIRST, total=True, lengths=(1,), zero=True, dims=moves.split),
+    Operator("Split", _FIRST, total=True, lengths=(1,), zero=True, dims=moves.split, torch=layouts.split),
     Operator(
         "Concat", (AFFINE,), total=True, joins=True, kernel=_joined, dims=moves.concat,
         torch=lambda t, a, *xs: t.cat(xs, a["axis"]),
     ),
-    Operator("Pad", (AFFINE, NONE, AFFINE, NONE), aside=(2,), dims=moves.padded),
+    Operator("Pad", (AFFINE, NONE, AFFINE, NONE), aside=(2,), dims=moves.padded, settings=(1, 3), torch=layouts.pad),
     Operator(
         "Trilu", _FIRST, total=True, zero=True, settings=(1,), dims=elements.triangle,
         torch=lambda t, a, x, k=0: (t.triu if a.get("upper", 1) else t.tril)(x, int(numbers(k)[0])),
     ),
-    Operator("ReverseSequence", _FIRST, zero=True, dims=elements.reverse_sequence),
-    Operator("DepthToSpace", _FIRST, total=True, zero=True, dims=normalise.depth_space),
-    Operator("SpaceToDepth", _FIRST, total=True, zero=True, dims=normalise.depth_space),
-    Operator("CenterCropPad", _FIRST, lengths=(1,), zero=True),
+    Operator("ReverseSequence", _FIRST, zero=True, dims=elements.reverse_sequence, torch=layouts.reverse_sequence),
+    Operator("DepthToSpace", _FIRST, total=True, zero=True, dims=normalise.depth_space, torch=layouts.depth_to_space),
+    Operator("SpaceToDepth", _FIRST, total=True, zero=True, dims=normalise.depth_space, torch=layouts.space_to_depth),
+    Operator("CenterCropPad", _FIRST, lengths=(1,), zero=True, torch=layouts.centred),
     Operator("Resize", _FIRST, shape=3, aside=(1, 2), zero=True, dims=normalise.resize),
     Operator("Upsample", _FIRST, aside=(1,), zero=True),
     _chosen("Gather", Indices.SLICE, choices.gather, _gathered, _gathered_tensor),
@@ -269,7 +270,7 @@ OPERATORS = (
         "GatherND", Indices.TUPLE, choices.gather_nd,
         torch=lambda t, a, x, at: x[_tuples(t, x, at, a.get("batch_dims", 0))],
     ),
-    Operator("Compress", _FIRST, choosers=(1,), zero=True),
+    Operator("Compress", _FIRST, choosers=(1,), zero=True, settings=(1,), torch=layouts.compress),
     Operator(
         "ScatterElements", _WRITTEN, choosers=(1,), indices=Indices.ELEMENT, dims=choices.scatter_elements,
         torch=lambda t, a, x, at, new: _written(t, a, x, a.get("axis", 0), at, new),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from gopt.operators.calls import windows
 from gopt.operators.dims import products as dims
 from gopt.operators.operator import Attributes, Operator, Shape, Slope
 
@@ -52,8 +53,14 @@ OPERATORS = (
         "Einsum", (LINEAR,), factors=(1,), zero=True, total=True, work=_of_equation, dims=dims.einsum,
         torch=lambda t, a, *xs: t.einsum(a["equation"], *xs),
     ),
-    Operator("Conv", (AFFINE,), factors=_BIASED, total=True, work=_of_windows, dims=dims.convolution),
-    Operator("ConvTranspose", (AFFINE,), factors=_BIASED, total=True, work=_of_spread_windows, dims=dims.convolution),
+    Operator(
+        "Conv", (AFFINE,), factors=_BIASED, total=True, work=_of_windows, dims=dims.convolution,
+        torch=windows.convolution,
+    ),
+    Operator(
+        "ConvTranspose", (AFFINE,), factors=_BIASED, total=True, work=_of_spread_windows, dims=dims.convolution,
+        torch=windows.transposed_convolution,
+    ),
     Operator("Attention", (CURVED, CURVED, AFFINE, CURVED, CURVED, AFFINE), aside=(3, 4, 5), dims=dims.attention),
     Operator("RotaryEmbedding", (LINEAR, AFFINE, AFFINE), zero=True, aside=(1, 2), dims=dims.rotary),
     Operator("RNN", (CURVED,), aside=(5,)),

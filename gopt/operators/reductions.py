@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from gopt.operators.calls import layouts, losses, windows
+from gopt.operators.calls import normalise as norms
 from gopt.operators.dims import elements, normalise
 from gopt.operators.dims.link import beside
 from gopt.operators.moves import axes_of
@@ -102,24 +104,57 @@ OPERATORS = (
     _reduction("ReduceLogSumExp", CURVED, "", _softmax_sum, lambda x, *by: x.logsumexp(*by), zero=False),
     Operator("ArgMax", (NONE,), total=True, dims=elements.arg, power=0, torch=_place_of("argmax")),
     Operator("ArgMin", (NONE,), total=True, dims=elements.arg, power=0, torch=_place_of("argmin")),
-    Operator("TopK", (BENT, NONE), lengths=(1,), zero=True, dims=beside(), power=1),
-    Operator("Softmax", (CURVED,), total=True, dims=elements.softmax),
-    Operator("LogSoftmax", (CURVED,), total=True, dims=elements.softmax),
-    Operator("Hardmax", (STEP,), total=True, dims=elements.softmax, power=0),
-    Operator("LpNormalization", (CURVED,), total=True, zero=True, dims=beside(), power=0),
-    Operator("LayerNormalization", (CURVED, AFFINE), total=True, dims=elements.in_front),
-    Operator("RMSNormalization", (CURVED, LINEAR), total=True, zero=True, dims=elements.in_front),
-    Operator("BatchNormalization", _BATCH_NORM, total=True, running=(3, 4), dims=normalise.batch_normalization),
-    Operator("InstanceNormalization", (CURVED, AFFINE), total=True, dims=normalise.instance_normalization),
-    Operator("GroupNormalization", (CURVED, AFFINE), total=True, dims=normalise.group_normalization),
-    Operator("MeanVarianceNormalization", (CURVED,), total=True, zero=True, dims=normalise.mean_variance),
-    Operator("LRN", (CURVED,), total=True, zero=True, dims=normalise.across_channels),
-    Operator("AveragePool", (LINEAR, NONE), total=True, zero=True, dims=normalise.pool),
-    Operator("MaxPool", (BENT,), total=True, zero=True, dims=normalise.pool, power=1),
-    Operator("LpPool", (CURVED,), total=True, zero=True, dims=normalise.pool, power=1),
-    Operator("GlobalAveragePool", (LINEAR, NONE), total=True, zero=True, dims=normalise.pool),
-    Operator("GlobalMaxPool", (BENT,), total=True, zero=True, dims=normalise.pool, power=1),
-    Operator("GlobalLpPool", (CURVED,), total=True, zero=True, dims=normalise.pool, power=1),
-    Operator("SoftmaxCrossEntropyLoss", (CURVED, NONE, CURVED), aside=(2,), dims=normalise.loss),
-    Operator("NegativeLogLikelihoodLoss", (LINEAR, NONE, CURVED), aside=(2,), zero=True, dims=normalise.loss),
+    Operator("TopK", (BENT, NONE), lengths=(1,), zero=True, dims=beside(), power=1, torch=layouts.top),
+    Operator(
+        "Softmax", (CURVED,), total=True, dims=elements.softmax,
+        torch=norms.shares(lambda t, x, axis: x.softmax(axis)),
+    ),
+    Operator(
+        "LogSoftmax", (CURVED,), total=True, dims=elements.softmax,
+        torch=norms.shares(lambda t, x, axis: x.log_softmax(axis)),
+    ),
+    Operator("Hardmax", (STEP,), total=True, dims=elements.softmax, power=0, torch=norms.shares(norms.hardmax)),
+    Operator("LpNormalization", (CURVED,), total=True, zero=True, dims=beside(), power=0, torch=norms.lp),
+    Operator("LayerNormalization", (CURVED, AFFINE), total=True, dims=elements.in_front, torch=norms.layer),
+    Operator(
+        "RMSNormalization", (CURVED, LINEAR), total=True, zero=True, dims=elements.in_front,
+        torch=norms.root_mean_square,
+    ),
+    Operator(
+        "BatchNormalization", _BATCH_NORM, total=True, running=(3, 4), dims=normalise.batch_normalization,
+        torch=norms.batch,
+    ),
+    Operator(
+        "InstanceNormalization", (CURVED, AFFINE), total=True, dims=normalise.instance_normalization,
+        torch=norms.instance,
+    ),
+    Operator("GroupNormalization", (CURVED, AFFINE), total=True, dims=normalise.group_normalization, torch=norms.group),
+    Operator(
+        "MeanVarianceNormalization", (CURVED,), total=True, zero=True, dims=normalise.mean_variance,
+        torch=norms.mean_variance,
+    ),
+    Operator("LRN", (CURVED,), total=True, zero=True, dims=normalise.across_channels, torch=norms.local_response),
+    Operator("AveragePool", (LINEAR, NONE), total=True, zero=True, dims=normalise.pool, torch=windows.average_pool),
+    Operator("MaxPool", (BENT,), total=True, zero=True, dims=normalise.pool, power=1, torch=windows.max_pool),
+    Operator("LpPool", (CURVED,), total=True, zero=True, dims=normalise.pool, power=1, torch=windows.lp_pool),
+    Operator(
+        "GlobalAveragePool", (LINEAR, NONE), total=True, zero=True, dims=normalise.pool,
+        torch=windows.over_all_places(lambda a, x: x.mean(-1)),
+    ),
+    Operator(
+        "GlobalMaxPool", (BENT,), total=True, zero=True, dims=normalise.pool, power=1,
+        torch=windows.over_all_places(lambda a, x: x.amax(-1)),
+    ),
+    Operator(
+        "GlobalLpPool", (CURVED,), total=True, zero=True, dims=normalise.pool, power=1,
+        torch=windows.over_all_places(lambda a, x: x.norm(a.get("p", 2), -1)),
+    ),
+    Operator(
+        "SoftmaxCrossEntropyLoss", (CURVED, NONE, CURVED), aside=(2,), dims=normalise.loss,
+        torch=losses.cross_entropy,
+    ),
+    Operator(
+        "NegativeLogLikelihoodLoss", (LINEAR, NONE, CURVED), aside=(2,), zero=True, dims=normalise.loss,
+        torch=losses.log_likelihood,
+    ),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from gopt.runtime.partition import Segment
 from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
 from gopt.runtime.planner.buffers import Buffers, allocate_buffers
 from gopt.runtime.planner.memory_planner import BufferViews
-from gopt.runtime.session import Array, SessionCache, results_of, run_bound
+from gopt.runtime.session import Array, SessionCache, results_of, run_bound, session_of
 from gopt.runtime.shared_memory import SharedMemory
 from gopt.runtime.tuning.tuning import CPU_TUNING, Tuning
 
@@ -70,14 +70,16 @@ class Device(Protocol):
     def compile_segment(
         self,
         segment: Segment,
-        session: tuple[tuple[str, ...], Any],
-        types: Mapping[str, TensorType],
+        graph: Graph,
+        types: dict[str, TensorType],
+        cache: SessionCache,
         views: BufferViews | None,
         persistent: Mapping[str, Any],
     ) -> CompiledSegment:
-        """Compile a segment with results in ``views`` at every step; None allocates new memory in each step.
+        """Compile a segment of a graph with results in ``views`` at every step; None allocates new memory in each step.
 
-        ``persistent``: values with the same memory in every step."""
+        ``types`` gets the types of the segment's results; ``persistent``: values with the same memory in every
+        step."""
 
 
 class HostSegment:
@@ -199,11 +201,13 @@ class Host:
     def compile_segment(
         self,
         segment: Segment,
-        session: tuple[tuple[str, ...], Any],
-        types: Mapping[str, TensorType],
+        graph: Graph,
+        types: dict[str, TensorType],
+        cache: SessionCache,
         views: BufferViews | None,
         persistent: Mapping[str, Any],
     ) -> HostSegment:
+        session = session_of(segment, graph, types, cache)
         return HostSegment(segment, session) if views is None else BoundSegment(segment, session, views, persistent)
 
 

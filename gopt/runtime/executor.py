@@ -14,13 +14,13 @@ from gopt.errors import RunError
 from gopt.ir.graph import Graph
 from gopt.ir.types import TensorType, known
 from gopt.runtime.bound_calls import BoundCall, CollectiveCallback, PendingCall
-from gopt.runtime.device import CompiledSegment
+from gopt.runtime.device import HOST, CompiledSegment
 from gopt.runtime.execution_plan import ExecutionPlan, FinalPlan, plan_execution
 from gopt.runtime.host_value import array_dtype
 from gopt.runtime.memory import aligned, is_aligned
 from gopt.runtime.partition import CallStep, Segment, last_uses
 from gopt.runtime.planner.memory_planner import plan_memory
-from gopt.runtime.session import Array, SessionCache, session_of
+from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.shared_memory import NOT_SHARED, SharedMemory
 
 TimingCallback: TypeAlias = Callable[[str, float, float], None]
@@ -52,7 +52,7 @@ class Executor:
     kernel, RunError for a segment rejected by ONNX Runtime."""
 
     def __init__(self, graph: Graph | ExecutionPlan, cache: SessionCache, shared: SharedMemory = NOT_SHARED) -> None:
-        plan = graph if isinstance(graph, ExecutionPlan) else plan_execution(graph)
+        plan = graph if isinstance(graph, ExecutionPlan) else plan_execution(graph, device=cache.device or HOST)
         final = plan.resolve(shared)
         self.graph = graph = plan.graph
         self._device = plan.device
@@ -116,8 +116,7 @@ class Executor:
                 donatable = part.index in final.assignment.donatable
                 compiled.append(BoundCall(part, self._device, self._buffers, may_lack, donatable, buffer, into))
             elif isinstance(part, Segment):
-                session = session_of(part, graph, plan.types, cache)
-                compiled.append(self._device.compile_segment(part, session, plan.types, views, persistent))
+                compiled.append(self._device.compile_segment(part, graph, plan.types, cache, views, persistent))
             else:
                 run = self._device.tuning.compile_run(
                     part, final.aliases[number], graph, plan.types, cache, views or {}

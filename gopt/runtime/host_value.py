@@ -13,7 +13,7 @@ from gopt.errors import RunError, UnsupportedError
 from gopt.ir.types import dtype_code, dtype_name
 from gopt.runtime.session import Array, runtime
 
-_PACKED = frozenset({"int4", "uint4", "float4e2m1"})
+PACKED = frozenset({"int4", "uint4", "float4e2m1"})
 """NumPy keeps one element in a byte, the runtime two."""
 
 
@@ -44,7 +44,7 @@ def runtime_value(array: Array) -> Any:
     values = runtime().OrtValue
     if dtype == "string" or array.dtype == object:
         raise UnsupportedError("ONNX Runtime takes no strings here")
-    if dtype in _PACKED:
+    if dtype in PACKED:
         raise UnsupportedError(f"tensors of {dtype} cannot be an input or output of a segment")
     if array.dtype.isbuiltin == 2:  # one of NumPy's add-on types, which the runtime takes as mere bits
         return values.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.itemsize}"), dtype_code(dtype))

@@ -2,7 +2,8 @@
 
 The evaluator's MaxPool mistakes unequal pads, LRN takes the batch for the channels, LpNormalization forgets absolute
 values, an older BatchNormalization is always in training, Softmax takes one axis where older operator sets take all
-from the axis on, and logarithms of shares are infinite where a share is too small for the type."""
+from the axis on, NegativeLogLikelihoodLoss counts labels that ignore_index = -1 leaves out, and logarithms of shares
+are infinite where a share is too small for the type."""
 
 from __future__ import annotations
 
@@ -109,25 +110,29 @@ def _hardmax(x: Array, *, opset: int, axis: int | None = None) -> Array:
     return result.reshape(x.shape)
 
 
-def _cross_entropy(
-    x: Array, labels: Array, weights: Array | None = None, *, ignore_index: int | None = None,
+def _log_likelihood(
+    logs: Array, labels: Array, weights: Array | None = None, *, ignore_index: int | None = None,
     reduction: str | None = None,
-) -> tuple[Array, Array]:  # fmt: skip
-    """The loss and the logarithms of the shares. ``x``: [samples, classes, ...]; ``labels``: [samples, ...]."""
-    logs = _log_softmax(x, opset=13, axis=1)
+) -> Array:  # fmt: skip
+    """The loss. ``logs``: [samples, classes, ...]; ``labels``: [samples, ...]."""
     counted = np.ones(labels.shape, bool) if ignore_index is None else labels != ignore_index
     inside = np.where(counted, labels, 0)
-    factors = counted.astype(x.dtype) if weights is None else weights[inside] * counted
+    factors = counted.astype(logs.dtype) if weights is None else weights[inside] * counted
     losses = -np.take_along_axis(logs, inside[:, None], 1)[:, 0] * factors
     if reduction == "none":
-        return losses.astype(x.dtype), logs
-    total = losses.sum() if reduction == "sum" else losses.sum() / factors.sum()
-    return np.asarray(total, x.dtype), logs
+        return np.asarray(losses, logs.dtype)
+    return np.asarray(losses.sum() if reduction == "sum" else losses.sum() / factors.sum(), logs.dtype)
+
+
+def _cross_entropy(x: Array, *rest: Array | None, **attributes: Any) -> tuple[Array, Array]:
+    """The loss and the logarithms of the shares."""
+    logs = _log_softmax(x, opset=13, axis=1)
+    return _log_likelihood(logs, *rest, **attributes), logs  # type: ignore[arg-type]
 
 
 REFERENCE_KERNELS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "BatchNormalization": _batch_normalization, "Hardmax": _hardmax, "LRN": _lrn,
     "LogSoftmax": _log_softmax, "LpNormalization": _lp_normalization, "MaxPool": _max_pool, "Softmax": _softmax,
-    "SoftmaxCrossEntropyLoss": _cross_entropy,
+    "NegativeLogLikelihoodLoss": _log_likelihood, "SoftmaxCrossEntropyLoss": _cross_entropy,
 })  # fmt: skip
 """As ``fallback_kernels.FALLBACK_KERNELS``; ``opset``: the number of the operator set."""

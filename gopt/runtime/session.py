@@ -75,6 +75,8 @@ class SessionCache:
     """Sessions by the bytes of models. Threads may share a cache; a session may run on several threads at once."""
 
     def __init__(self, deadline: float | None = None, keep: bool = True) -> None:
+        self.device: Any = None
+        """The device that sessions are for; None: the host."""
         self.deadline, self.keep = deadline, keep
         """Seconds after which a run is ended; None: never. Whether memory that a run frees is kept for the next."""
         self.built = 0

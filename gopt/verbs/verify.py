@@ -44,7 +44,7 @@ def verify(
     if chosen.data is not None:
         check_data(chosen.data)  # before the folder is read, which takes long
     with on_disk(folder) as path:
-        return Verifier(path, model, chosen.deadline, advance).run(chosen, advance=advance)
+        return Verifier(path, model, chosen.deadline, advance, chosen.engine).run(chosen, advance=advance)
 
 
 def _check_alone(chosen: VerifyOptions, model: object) -> None:

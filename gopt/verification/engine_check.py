@@ -9,16 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class EngineDifference:
-    """``value``, of ``node``, differs by ``error`` of the value's size. ``rewritten``: the node alone does not differ,
-    but with the nodes in front; so a rewrite of ONNX Runtime is wrong."""
+    """``value``, of ``node``, differs by ``error`` of the value's size, by ``engine``. ``rewritten``: the node alone
+    does not differ, but with the nodes in front; so a rewrite of ONNX Runtime is wrong."""
 
     node: str
     value: str
     error: float
     rewritten: bool
+    engine: str = "onnx's evaluator"
 
     def reason(self) -> str:
-        whose = "a rewrite of ONNX Runtime changes" if self.rewritten else "ONNX Runtime and onnx's evaluator differ on"
+        whose = "a rewrite of ONNX Runtime changes" if self.rewritten else f"ONNX Runtime and {self.engine} differ on"
         return f"{whose} {self.node}: {self.value!r} is {self.error:.1g} of its size off"
 
 

@@ -10,6 +10,7 @@ from typing import TypedDict
 from gopt.errors import OptionError
 from gopt.options.records import check_deadline, check_least, check_types, spelled
 from gopt.runtime.training.schedules import USABLE, usable
+from gopt.verification.engines import NodeEngine
 
 
 @spelled
@@ -20,7 +21,8 @@ class VerifyOptions:
     ``steps`` of training from states and batches that ``seed`` draws; ``data``: batches of the user instead, a file or
     ``module:function``. ``settings``: hyper-parameter -> its value; the step's own where none is given, and at least
     0.01. ``confirm``: compare gradients with finite differences as well; ``every``: all of them, not a sample where
-    they are many. ``deadline``: seconds that one piece of a graph may run; None: without an end. ``replay``: the record
+    they are many. ``engine``: what computes nodes, ``onnxruntime``, ``torch``, or ``both``, which compares them on one
+    step. ``deadline``: seconds that one piece of a graph may run; None: without an end. ``replay``: the record
     of a run without rounds (``gopt run --record``), which is run again as it says; of the other options only ``data``,
     where its samples are now, and ``deadline`` count then.
     """
@@ -31,6 +33,7 @@ class VerifyOptions:
     settings: Mapping[str, float] = field(default_factory=dict)
     confirm: bool = True
     every: bool = False
+    engine: NodeEngine = NodeEngine.ONNXRUNTIME
     deadline: float | None = None
     replay: str | os.PathLike[str] | None = None
 
@@ -52,5 +55,6 @@ class VerifyKeywords(TypedDict, total=False):
     settings: Mapping[str, float]
     confirm: bool
     every: bool
+    engine: NodeEngine | str
     deadline: float | None
     replay: str | os.PathLike[str] | None

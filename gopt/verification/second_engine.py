@@ -34,7 +34,7 @@ from gopt.verification.reference_graphs import local_graph, subgraph, update_gra
 from gopt.verification.sensitivity import MULTIPLE, UNITS, perturbed
 from gopt.verification.source_members import run_source
 
-REFERENCE, PLAIN = "onnx's reference evaluator", "ONNX Runtime without rewrites"
+REFERENCE, PLAIN, TORCH = "onnx's reference evaluator", "ONNX Runtime without rewrites", "PyTorch"
 SECONDS = 2.0
 """Seconds that the reference evaluator may take by the estimate; above, sessions without rewrites run."""
 LOOKED_AT = 1 << 31
@@ -57,10 +57,12 @@ class PlainSessions(SessionCache):
 
 
 def check_step(
-    training: TrainingGraph, values: Values, cache: SessionCache, call: CollectiveCallback, known: Values | None = None
-) -> list[EngineCheck]:
+    training: TrainingGraph, values: Values, cache: SessionCache, call: CollectiveCallback,
+    known: Values | None = None, second: SessionCache | None = None,
+) -> list[EngineCheck]:  # fmt: skip
     """One step on one batch: up to the gradients, and their update. ``values``: all inputs of the step; ``known``: the
-    first engine's results up to the gradients, if there already."""
+    first engine's results up to the gradients, if there already; ``second``: PyTorch, in place of the usual second
+    engine."""
     try:
         local, update = local_graph(training), update_graph(training)
         results = dict(known) if known is not None else run_source(Executor(local, cache), values, call)
@@ -71,11 +73,12 @@ def check_step(
             counts = [rows[name] for _, rows in updates if name in rows]
             if results[name].nbytes > TOGETHER and counts and name not in whole:
                 results[name] = results[name][: counts[0]].copy()  # what is left of it is not held any longer
-        checks = [compare_engines(part, values, results, cache, call) for part in _parts(local)]
+        checks = [compare_engines(part, values, results, cache, call, second) for part in _parts(local)]
         for part, rows in updates:
             feeds = {**values, **results, **shared}
             feeds |= {name: feeds[name][:count] for name, count in rows.items() if name in feeds}
-            checks.append(compare_engines(part, feeds, run_source(Executor(part, cache), feeds, call), cache, call))
+            results = run_source(Executor(part, cache), feeds, call)
+            checks.append(compare_engines(part, feeds, results, cache, call, second))
         return checks
     except GoptError as error:
         return [EngineCheck("", why=error.message)]
@@ -124,14 +127,15 @@ def _first_rows(update: Graph) -> tuple[Graph, dict[str, int]]:
 
 
 def compare_engines(
-    graph: Graph, values: Mapping[str, np.ndarray], results: Values, cache: SessionCache, call: CollectiveCallback
-) -> EngineCheck:
+    graph: Graph, values: Mapping[str, np.ndarray], results: Values, cache: SessionCache, call: CollectiveCallback,
+    second: SessionCache | None = None,
+) -> EngineCheck:  # fmt: skip
     """Compare a graph's results (``results``, or first rows) with a second engine's on the same operands."""
     if not cache.keep:
         give_back()
     graph = emulate_half(inlined(expand(graph, "gopt.run")))
     feeds = {name: np.asarray(values[name]) for name in graph.inputs if name in values}
-    engine, due, why = _second(graph, feeds, cache, call)
+    engine, due, why = _second(graph, feeds, cache, call, second)
     if due is None:
         return EngineCheck("", why=why)
     tolerance = tolerance_of(graph)
@@ -143,7 +147,7 @@ def compare_engines(
     if any(not _near(results[name], _as_many(again[name], results[name]), tolerance) for name in apart):
         return EngineCheck("", why="the step draws random numbers")
     try:
-        return _Search(graph, feeds, call, tolerance, apart).explain(check, again)
+        return _Search(graph, feeds, call, tolerance, apart, second).explain(check, again)
     except GoptError as error:
         return replace(check, unexplained=tuple(apart), why=error.message)
 
@@ -154,8 +158,13 @@ def _as_many(value: np.ndarray, results: np.ndarray) -> np.ndarray:
 
 
 def _second(
-    graph: Graph, feeds: Values, cache: SessionCache, call: CollectiveCallback
+    graph: Graph, feeds: Values, cache: SessionCache, call: CollectiveCallback, second: SessionCache | None
 ) -> tuple[str, Values | None, str]:
+    if second is not None:
+        try:
+            return TORCH, run_source(Executor(graph, second), feeds, call), ""
+        except GoptError as error:
+            return "", None, error.message
     if seconds(graph) <= SECONDS:
         try:
             return REFERENCE, evaluate(graph, feeds), ""
@@ -174,9 +183,10 @@ class _Search:
     """Looks for the first differing node behind the differing values."""
 
     def __init__(
-        self, graph: Graph, feeds: Values, call: CollectiveCallback, tolerance: float, apart: list[str]
-    ) -> None:
-        self.graph, self.tolerance, self.apart = graph, tolerance, apart
+        self, graph: Graph, feeds: Values, call: CollectiveCallback, tolerance: float, apart: list[str],
+        second: SessionCache | None,
+    ) -> None:  # fmt: skip
+        self.graph, self.tolerance, self.apart, self.second = graph, tolerance, apart, second
         nbytes = sum(type.nbytes for type in graph.types.values() if type.static)
         if nbytes > LOOKED_AT:
             raise RunError(f"its values take {nbytes} bytes, too many to compare node by node")
@@ -198,10 +208,9 @@ class _Search:
             name for name in self.apart
             if _excess(self.values[name], results[name], self.moved[name], self.tolerance) > 0
         ]  # fmt: skip
-        if check.engine == REFERENCE:
-            for node in self.nodes:
-                if difference := self._differs(node, [node], self._reference):
-                    return replace(check, difference=replace(difference, rewritten=False))
+        for node in self.nodes if check.engine in (REFERENCE, TORCH) else ():
+            if difference := self._differs(node, [node], self._independent):
+                return replace(check, difference=replace(difference, rewritten=False, engine=check.engine))
         for node in self.nodes if rewritten else ():
             if difference := self._differs(node, self._window(node), self._rewritten):
                 return replace(check, difference=difference)
@@ -250,15 +259,15 @@ class _Search:
             return None
         return EngineDifference(f"{node.op_type} {node.label!r}", worst[0], worst[1], rewritten=True)
 
-    def _plain(self, part: Graph, sessions: type[SessionCache] = PlainSessions) -> Callable[[Values], Values]:
-        program = Executor(part, sessions())
+    def _plain(self, part: Graph, sessions: SessionCache | None = None) -> Callable[[Values], Values]:
+        program = Executor(part, sessions or PlainSessions())
         return lambda feeds: program.run(feeds, _no_call)
 
     def _rewritten(self, part: Graph) -> Callable[[Values], Values]:
-        return self._plain(part, SessionCache)
+        return self._plain(part, SessionCache())
 
-    def _reference(self, part: Graph) -> Callable[[Values], Values]:
-        return lambda feeds: evaluate(part, feeds)
+    def _independent(self, part: Graph) -> Callable[[Values], Values]:
+        return (lambda feeds: evaluate(part, feeds)) if self.second is None else self._plain(part, self.second)
 
 
 def _no_call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:

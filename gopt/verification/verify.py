@@ -39,7 +39,7 @@ from gopt.parameter_server.views import ROUND
 from gopt.records.mesh import Mesh
 from gopt.runtime.capacity import check_fits
 from gopt.runtime.engines.threads import check_threads, run_ranks
-from gopt.runtime.session import SessionCache, shrink_arena
+from gopt.runtime.session import shrink_arena
 from gopt.runtime.training.hyper_parameters import refuse_unknown
 from gopt.system.garbage import gc_paused
 from gopt.system.progress import ProgressCallback, no_progress
@@ -49,6 +49,7 @@ from gopt.verification.all_ranks import AllRanks, Tamper, Transport, data_ranks,
 from gopt.verification.batches import Batches, SampledBatches, UserBatches
 from gopt.verification.compare import Values, finite, tolerance_of
 from gopt.verification.conditions import find_conditions
+from gopt.verification.engines import NodeEngine
 from gopt.verification.folder_check import check_roles, check_starts, other_start_values
 from gopt.verification.gradient_check import PHASE, check_gradients
 from gopt.verification.gradient_sample import sample_gradients
@@ -83,6 +84,7 @@ class Verifier:
         model: str | os.PathLike[str] | None = None,
         deadline: float | None = None,
         advance: ProgressCallback = no_progress,
+        engine: NodeEngine = NodeEngine.ONNXRUNTIME,
     ) -> None:
         """``deadline``: the longest run of a graph's piece, in seconds; None: no limit."""
         advance("reading the source")
@@ -103,7 +105,7 @@ class Verifier:
         check_fits(source.graph, (state.tensor for state in source.states), copies=2)
         plan = self.manifest.parameter_server
         check_all_ranks(self.manifest, self.folder)
-        self.cache = SessionCache(deadline)
+        self.cache, self.second = engine.sessions(deadline), engine.second()
         self.conditions = find_conditions(self.training)
         reduction = LossReduction.parse(self.manifest.loss_reduction)
         shared = self.manifest.synchronised
@@ -199,7 +201,9 @@ class Verifier:
             advance("evaluating one step by a second engine")
             point = {**session.start, **session.settings, **session.given(1)[0][0]}
             result.hold_engines(
-                check_step(self.training, point, self.cache, self.reference.call, self.reference.known(point))
+                check_step(
+                    self.training, point, self.cache, self.reference.call, self.reference.known(point), self.second
+                )
             )
         else:
             for variant in variants:

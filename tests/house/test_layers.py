@@ -28,13 +28,14 @@ LAYERS = (
     {"gopt.offline"},
     {"gopt.runtime"},
     {"gopt.runtime.engines"},
-    {"gopt.runtime.messages"},
+    {"gopt.runtime.messages", "gopt.runtime.pytorch"},
     {"gopt.runtime.training"},
     {"gopt.runtime.parameter_server", "gopt.verification"},
     {"gopt.verification.replay"},
     {"gopt.frontends"},
-    {"gopt.verbs"},
+    {"gopt.verbs", "gopt.torch"},
     {"gopt.cli"},
+    {"gopt.__main__"},
 )
 """Each may import those above it and its own."""
 ONLY = {
@@ -46,7 +47,7 @@ ONLY = {
     "llvmlite": lambda module: module == "gopt.runtime.tuning.llvm_kernels",
     "jsonschema_rs": lambda module: module == "gopt.documents.schema",
     "onnx_ad": lambda module: module == "gopt.autodiff.differentiate",
-    "torch": lambda module: module.startswith("gopt.frontends.pytorch."),
+    "torch": lambda module: module.startswith(("gopt.frontends.pytorch.", "gopt.runtime.pytorch.")),
     "onnxscript": lambda module: module == "gopt.frontends.pytorch.convert",
     "onnx_ir": lambda module: module == "gopt.frontends.pytorch.convert",
     "tensorboard": lambda module: module == "gopt.verbs.curves",

@@ -13,6 +13,8 @@ from gopt.operators.table import OPERATORS, names
 from gopt.operators.torch_call import called
 
 pytestmark = pytest.mark.torch
+SINGLE = frozenset({"GroupNormalization"})
+"""Computed by the reference in float32."""
 CALLED = sorted(names(lambda each: each.torch is not None))
 
 
@@ -45,8 +47,10 @@ def compared(found: tuple[Any, ...], probe: Probe, tolerance: float) -> None:
     expected = probe.results()
     assert len(found) == len(expected)
     for mine, due in zip(found, expected):
-        assert (tuple(mine.shape), mine.numpy().dtype) == (due.shape, due.dtype), probe.case
-        np.testing.assert_allclose(mine.numpy(), due, rtol=tolerance, atol=1e-7, err_msg=str(probe.case))
+        use = (probe.case.opset, probe.case.attributes, [each is not None and each.shape for each in probe.inputs])
+        assert (tuple(mine.shape), mine.numpy().dtype) == (due.shape, due.dtype), use
+        least = tolerance * np.abs(due[np.isfinite(due)]).max(initial=0) if due.dtype.kind == "f" else 0
+        np.testing.assert_allclose(mine.numpy(), due, rtol=tolerance, atol=least, err_msg=str(use))
 
 
 @pytest.mark.parametrize("name", CALLED)
@@ -55,7 +59,7 @@ def test_calls_compute_what_the_reference_does(name, wide):
     pytest.importorskip("torch")
     for probe in probes(name, 20, wide=wide):
         function, tensors = of_tensors(name, probe)
-        compared(function(*tensors), probe, 1e-7 if wide else 2e-6)
+        compared(function(*tensors), probe, 1e-7 if wide and name not in SINGLE else 2e-6)
 
 
 @pytest.mark.parametrize("name", CALLED)
@@ -65,7 +69,7 @@ def test_calls_are_traced_without_the_numbers_in_their_operands(name):
 
     for probe in probes(name, wide=True):
         function, tensors = of_tensors(name, probe, lists=True)
-        compared(make_fx(function, tracing_mode="fake")(*tensors)(*tensors), probe, 1e-7)
+        compared(make_fx(function, tracing_mode="fake")(*tensors)(*tensors), probe, 1e-6)
 
 
 @pytest.mark.parametrize("name", CALLED)
@@ -74,7 +78,7 @@ def test_calls_are_compiled_as_one_graph(name):
     for probe in last(probes(name, wide=True)):
         function, tensors = of_tensors(name, probe, lists=True)
         torch._dynamo.reset()
-        compared(torch.compile(function, fullgraph=True, backend="eager")(*tensors), probe, 1e-7)
+        compared(torch.compile(function, fullgraph=True, backend="eager")(*tensors), probe, 1e-6)
 
 
 def last(uses: Iterator[Probe]) -> list[Probe]:

@@ -90,12 +90,13 @@ def test_shares_of_every_operator_set(op_type, opset, shape):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("ignored", [None, 1, -100])
+@pytest.mark.parametrize("ignored", [None, 1, -1, -100])
 @pytest.mark.parametrize("inner", [(), (4,)])
-def test_cross_entropy_of_large_numbers(reduction, weighted, ignored, inner):
+def test_losses_of_classes_with_large_numbers(reduction, weighted, ignored, inner):
     random = np.random.default_rng(5)
     labels = random.integers(0, 3, (5, *inner))
     labels[0] = 0 if ignored is None else ignored
     given = {} if ignored is None else {"ignore_index": ignored}
-    held("SoftmaxCrossEntropyLoss", [(5, 3, *inner), labels, *([(3,)] if weighted else [])], 2,
-         reduction=reduction, scale=300, **given)  # fmt: skip
+    operands = [(5, 3, *inner), labels, *([(3,)] if weighted else [])]
+    held("SoftmaxCrossEntropyLoss", operands, 2, reduction=reduction, scale=300, **given)
+    held("NegativeLogLikelihoodLoss", operands, reduction=reduction, scale=300, **given)

@@ -579,7 +579,7 @@ def test_many_ranks_on_few_cores(tmp_path):
         (["--resume"], 2, "--resume needs --checkpoint"),
         (["--every", "2"], 2, "--every needs --checkpoint"),
         (["--set", "nothing=1"], 2, "is not a hyper-parameter"),
-        (["--engine", "threads", "--launch", "2"], 2, "--launch starts MPI ranks"),
+        (["--engine", "threads", "--launch", "2"], 2, "--launch starts processes"),
         (["--shuffle", "1"], 2, "--shuffle needs samples on disk"),
         (["--shuffle", "-1"], 2, "-1 is not in the range"),
         *((["--deadline", text], 2, "--deadline") for text in ("inf", "nan", "0", "-1", "1e30")),

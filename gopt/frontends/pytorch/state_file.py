@@ -30,22 +30,34 @@ def save_torch(
     PyTorch, InputError for a state without a value.
     """
     target, step_values = new_file(output, force), StepValues.at(path)
-    values = _Values(step_values.graph.initializers)
-    names, record = step_values.of_module(), step_values.record
-    module = {key: values[name] for key, name in names.items() if name in values}
-    missing = [name for name in names if name not in module]
+    record, module = step_values.record, module_values(step_values)
+    missing = [name for name in step_values.of_module() if name not in module]
     content: dict[str, Any] = module
     if all_states:
-        if record is None:
-            raise OptionError(
-                "the step does not say which optimizer its states are of", "export it with gopt export, or leave out "
-                "--all-states",
-            )  # fmt: skip
-        content = {"model": module, **_others(record, values, _steps(step_values, record))}
+        content = {"model": module, **training_values(step_values)}
     put_new(target, Path(output), force, lambda file: torch.save(content, file))
     shown = _tensors(content)
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in shown)
     return StateDict(str(Path(output)), len(shown), nbytes, (*missing, *(record.lost if record else ())))
+
+
+def module_values(step_values: StepValues) -> dict[str, torch.Tensor]:
+    """The argument of ``module.load_state_dict``, without tensors that have no value."""
+    values = _Values(step_values.graph.initializers)
+    return {key: values[name] for key, name in step_values.of_module().items() if name in values}
+
+
+def training_values(step_values: StepValues) -> dict[str, Any]:
+    """State dicts beside the module's: ``optimizer``, ``step``, and, where the step has one, ``scheduler``, ``scaler``,
+    ``ema`` and ``loss``. Raises OptionError for a step not exported from PyTorch, InputError for a state without a
+    value."""
+    record = step_values.record
+    if record is None:
+        raise OptionError(
+            "the step does not say which optimizer its states are of", "export it with gopt export, or leave out "
+            "--all-states",
+        )  # fmt: skip
+    return _others(record, _Values(step_values.graph.initializers), _steps(step_values, record))
 
 
 class _Values(Mapping[str, torch.Tensor]):

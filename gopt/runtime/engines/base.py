@@ -74,6 +74,23 @@ def raise_on_one_rank(engine: _Exchanges, work: Callable[[], T]) -> T:
     return result
 
 
+def exit_together(exchange: Callable[[int], list[int]], rank: int, work: Callable[[], T]) -> T:
+    """Run ``work`` on all ranks of a launcher. If work fails on some ranks, the first of these raises the error, and
+    the others exit with the same code and no message. ``exchange``: returns the numbers given by all ranks."""
+    result: T | GoptError
+    try:
+        result = work()
+    except GoptError as error:
+        result = error
+    codes = exchange(result.exit_code if isinstance(result, GoptError) else 0)
+    failed = next((number for number, code in enumerate(codes) if code), None)
+    if failed is not None and failed != rank:
+        raise SystemExit(codes[failed])
+    if isinstance(result, GoptError):
+        raise result
+    return result
+
+
 class ThreadEngine:
     """A rank as a thread of this process."""
 

@@ -216,10 +216,11 @@ class Gpu:
         return Buffers(send_views=send_views)
 
     def compile_segment(
-        self, segment: Segment, session: tuple[tuple[str, ...], Any], types: Mapping[str, TensorType],
+        self, segment: Segment, graph: Graph, types: dict[str, TensorType], cache: SessionCache,
         views: Mapping[str, Sequence[DeviceBlock]] | None, persistent: Mapping[str, Any],
     ) -> GpuSegment:  # fmt: skip
-        return GpuSegment(self, segment, session, {name: shapes[0] for name, shapes in (views or {}).items()}, types)
+        compiled = session.session_of(segment, graph, types, cache)
+        return GpuSegment(self, segment, compiled, {name: shapes[0] for name, shapes in (views or {}).items()}, types)
 
     def run(
         self,

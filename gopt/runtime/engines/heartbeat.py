@@ -40,6 +40,8 @@ ERROR_TEXT = "why"
 DIED = "died"
 """First part of the name of a file in that folder, by the launcher, for the code with which a rank's process ended: 128
 and the number of the signal that killed it."""
+STORE = "store"
+"""File in that folder: where processes of ``torch.distributed`` meet."""
 ERROR_GRACE = 1.0
 """Seconds that the others leave to a rank that is about to create that file."""
 PREFIX = "gopt."
@@ -134,7 +136,8 @@ def _remove(folder: Path) -> None:
         remove_shared(launcher.job)
     with suppress(OSError):
         for path in list(folder.iterdir()):
-            if path.name.isdigit() or path.name.partition(".")[0] in (LAUNCHER, LIVE, ERROR_CLAIMED, ERROR_TEXT, DIED):
+            kind = path.name.partition(".")[0]
+            if path.name.isdigit() or kind in (LAUNCHER, LIVE, ERROR_CLAIMED, ERROR_TEXT, DIED, STORE):
                 path.unlink()
         folder.rmdir()
 

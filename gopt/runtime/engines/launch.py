@@ -34,6 +34,7 @@ from gopt.runtime.engines.heartbeat import (
     signal_name,
     waiting,
 )
+from gopt.runtime.engines.mpi import LAUNCHED
 from gopt.runtime.engines.processes import RankProcesses, catches
 from gopt.system.signals import INTERRUPT, STOPS, handle_signals
 
@@ -45,6 +46,22 @@ _LOOK = 0.05
 """Seconds between two looks at what ranks publish."""
 _NOISE = "Abort("
 """Prefix of lines that MPICH prints where a rank ends the job; gopt says why itself."""
+
+
+TORCH = ("RANK", "SLURM_PROCID")
+"""Variables set by torchrun and by Slurm in the environment of a rank of ``torch.distributed``."""
+
+
+def is_started(engine: str) -> bool:
+    """Return whether a launcher has started this process as a rank of this engine."""
+    return any(name in os.environ for name in (*LAUNCHED, *(TORCH if engine == "torch" else ())))
+
+
+def engine_of_launcher() -> str:
+    """The engine that a job's launcher stands for; threads without one."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return "torch"
+    return "mpi" if is_started("mpi") else "threads"
 
 
 def launch(

@@ -11,18 +11,20 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from gopt.collectives.layout import lengths, parse_shapes, resized, total_elements
 from gopt.collectives.reference import slices
-from gopt.errors import GoptError, InvariantError, OptionError, RunError
+from gopt.errors import InvariantError, OptionError, RunError
 from gopt.ir.graph import Node
 from gopt.ir.types import numpy_dtype
 from gopt.records.mesh import Mesh
+from gopt.runtime.engines.base import exit_together
 from gopt.runtime.engines.mpi_reductions import Reductions, reduce_op
 from gopt.runtime.engines.shared_buffers import share_buffers
 from gopt.runtime.engines.shared_reduction import MIN_BYTES, all_reduce, reduce_scatter
@@ -54,22 +56,9 @@ def launched() -> bool:
 
 
 def raise_on_all_ranks(work: Callable[[], T]) -> T:
-    """Run ``work`` on all ranks that the launcher started. If work fails on some ranks, the first of these raises the
-    error, and the others exit with the same code and no message."""
+    """``exit_together`` over MPI."""
     world = load_mpi().COMM_WORLD
-    result: T | None = None
-    error: GoptError | None = None
-    try:
-        result = work()
-    except GoptError as refused:
-        error = refused
-    codes = exchange(world, 0 if error is None else error.exit_code)
-    failed = next((rank for rank, code in enumerate(codes) if code), None)
-    if failed is not None and failed != world.rank:
-        raise SystemExit(codes[failed])
-    if error is not None:
-        raise error
-    return cast("T", result)
+    return exit_together(lambda code: exchange(world, code), world.rank, work)
 
 
 def load_mpi(extra: str = "mpi") -> Any:
@@ -103,13 +92,11 @@ def _unusable(error: Exception, extra: str) -> RunError:
     return RunError(f"MPI cannot be used: {error}", f"install it with: pip install 'gopt[{extra}]'")
 
 
-def check_installed(extra: str) -> None:
-    """Raise RunError, as ``load_mpi``, without an MPI for ranks to load; MPI is not loaded here."""
-    try:
-        import mpi4py
-    except ImportError as error:
-        raise _unusable(error, extra) from error
-    del mpi4py
+def check_installed(engine: str) -> None:
+    """Raise RunError without the package that ranks of an engine are to load; nothing is loaded here."""
+    package = "torch" if engine == "torch" else "mpi4py"
+    if find_spec(package) is None:
+        raise RunError(f"--engine {engine} needs {package}", f"install it with: pip install 'gopt[{engine}]'")
 
 
 class MpiEngine:

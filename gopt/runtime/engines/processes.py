@@ -19,6 +19,7 @@ ONE_HOST = {
     "FI_TCP_IFACE": "lo",  # those of an MPICH with libfabric
     "FI_SOCKETS_IFACE": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
+    "GLOO_SOCKET_IFNAME": "lo",
 }
 """Variables that keep the ranks of one host off its network; those that the user has set stay."""
 _MOST = 1 << 16

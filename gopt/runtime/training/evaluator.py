@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,20 +18,17 @@ from gopt.artifact.manifest import Manifest
 from gopt.errors import InputError, OptionError
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
-from gopt.ir.tensor import Tensor
 from gopt.ir.types import TensorType
-from gopt.offline.folder_contents import put_together, stored_pieces
 from gopt.runtime.engines.base import Engine
 from gopt.runtime.executor import Executor, no_calls
-from gopt.runtime.host_value import array_dtype
 from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.training.array_source import ArraySource, Batch, MicroStep, SampleOrder, taken
 from gopt.runtime.training.batch_stream import array, named
 from gopt.runtime.training.batch_types import samples_in
-from gopt.runtime.training.checkpoint import writers
 from gopt.runtime.training.data import batch_function, open_data
 from gopt.runtime.training.evaluation import BestRule, Evaluation, EvaluationPlan, KeptChoice
 from gopt.runtime.training.fitted_arrays import closed, fitted
+from gopt.runtime.training.gathered_states import gathered_states
 from gopt.runtime.training.sample_files import on_disk
 from gopt.text.sanitize import clean_line, listed, show
 
@@ -54,23 +51,13 @@ class Evaluator:
     choice: KeptChoice | None
     _executor: Executor
     _source: ArraySource | Callable[[int, int], Iterable[Any]]
-    _inputs: tuple[str, ...] = field(init=False)
-    """Inputs of ranks that hold a part of a state that is evaluated."""
-
-    def __post_init__(self) -> None:
-        states = itertools.chain(self.manifest.common.state, *(rank.state for rank in self.manifest.ranks))
-        needed = (
-            state.input for state in states
-            if not state.copy and any(piece.tensor in self.states for piece in state.pieces)
-        )  # fmt: skip
-        self._inputs = tuple(dict.fromkeys(needed))
 
     @classmethod
     def of(cls, plan: EvaluationPlan, manifest: Manifest, samples: int) -> Evaluator:
         """``samples``: of a batch, where the model leaves the number open. Raises InputError for a model or data that
         does not fit, OptionError for a metric that the model does not compute."""
         graph = load(plan.model)
-        states = _fed_states(graph, manifest, str(plan.model))
+        states = fed_states(graph, manifest, str(plan.model))
         metrics = _metrics(graph, str(plan.model))
         graph.outputs = {name: graph.outputs[name] for name in metrics}
         free = [name for name in graph.inputs if name not in states and name not in graph.initializers]
@@ -91,7 +78,7 @@ class Evaluator:
         """Evaluate the states behind a step; every rank calls this method and gets the same result. Raises InputError
         for data that does not fit."""
         begin = time.perf_counter()
-        fed = self._executor.hold(self.gathered(engine, states, to_host))
+        fed = self._executor.hold(gathered_states(self.manifest, engine, states, to_host, self.states))
         mine = []
         for number, samples, batch in self._batches(engine.rank, ranks):
             outputs = self._executor.run({**batch, **fed}, no_calls)
@@ -106,19 +93,6 @@ class Evaluator:
         values = dict(zip(self.metrics, (sums / total).tolist()))
         found_one = Evaluation(values, total, time.perf_counter() - begin)
         return found_one if self.choice is None else self.choice.judged(found_one, step)
-
-    def gathered(self, engine: Engine, states: Mapping[str, Any], to_host: Callable[[Any], Array]) -> dict[str, Array]:
-        """The whole values of the states read by the model, put together as in ``gopt merge``; every rank calls this
-        method."""
-        written = frozenset(writers(self.manifest, engine.rank).get(engine.rank, ()))
-        stored: list[dict[str, Tensor]] = [{} for _ in self.manifest.ranks]
-        for name in self._inputs:
-            for rank, value in enumerate(engine.gather(to_host(states[name]) if name in written else None)):
-                if value is not None:
-                    stored[rank][name] = Tensor(TensorType(array_dtype(value), value.shape), array=value)
-        types = {state.tensor: state.type for state in self.manifest.states if state.tensor in self.states}
-        whole = put_together(self.manifest, types, stored_pieces(self.manifest, enumerate(stored)))
-        return {name: np.asarray(whole[name].numpy()).reshape(type.dims) for name, type in types.items()}
 
     @property
     def _name(self) -> str:
@@ -177,7 +151,7 @@ class Evaluator:
         return samples_in(self.manifest, {name: value.shape for name, value in batch.items()})
 
 
-def _fed_states(graph: Graph, manifest: Manifest, path: str) -> frozenset[str]:
+def fed_states(graph: Graph, manifest: Manifest, path: str) -> frozenset[str]:
     """The states read by a model, as inputs of its graph. Raises InputError for states that do not fit, and for
     constants of the model that would stay as they are while the job goes on."""
     states = {state.tensor: state for state in manifest.states}

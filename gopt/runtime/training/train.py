@@ -3,47 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gopt.analysis.flops import flops
-from gopt.analysis.loss_reduction import LossReduction
 from gopt.artifact.checkpoint_index import BestEntry
-from gopt.artifact.graph_check import check_rank
-from gopt.artifact.manifest import LocalState
 from gopt.errors import GoptError, OptionError, RunError
-from gopt.ir.graph import Graph
-from gopt.ir.load import load
 from gopt.ir.types import TensorType, numpy_dtype
 from gopt.runtime.device import Device, Host
-from gopt.runtime.engines.base import AsyncCollectives, CollectiveRunner, Engine, raise_on_one_rank
-from gopt.runtime.execution_plan import ExecutionPlan, plan_execution
-from gopt.runtime.executor import Executor, no_timing
+from gopt.runtime.engines.base import AsyncCollectives, CollectiveRunner, Engine
+from gopt.runtime.executor import no_timing
 from gopt.runtime.memory import peak_memory
-from gopt.runtime.session import Array
-from gopt.runtime.shared_memory import SharedMemory
 from gopt.runtime.training.array_source import ArraySource, MicroStep
 from gopt.runtime.training.audit import Audit
 from gopt.runtime.training.batch_types import batch_types, samples_in
 from gopt.runtime.training.checkpoint import Checkpoints
-from gopt.runtime.training.consistency import check_calls, share_memory
 from gopt.runtime.training.data import BatchSource, open_data
 from gopt.runtime.training.draws import DrawnInputs, seed_of
 from gopt.runtime.training.evaluation import Evaluation, EvaluationPlan
 from gopt.runtime.training.evaluator import Evaluator
 from gopt.runtime.training.first_nan import first_nan
-from gopt.runtime.training.folder_files import check_own, check_shared
 from gopt.runtime.training.hyper_parameters import hyper_parameters
-from gopt.runtime.training.initial_states import initial_states
-from gopt.runtime.training.job import Job, JobUsage, Progress, mean, not_finite, not_finite_error, read_manifest
+from gopt.runtime.training.job import Job, JobUsage, Progress, mean, not_finite, not_finite_error
 from gopt.runtime.training.kept_order import kept_order, with_kept_order
-from gopt.runtime.training.start_values import Replicas, check_equal, sync_axes, take_from_first
-from gopt.runtime.training.startup import startup_values
+from gopt.runtime.training.loaded_rank import LoadedRank
+from gopt.runtime.training.start_values import sync_axes
 from gopt.runtime.training.trace import Trace, check_writable
 from gopt.runtime.tuning.tuning import tuning_of
 
@@ -61,13 +49,10 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.engine, self._calls = engine, calls
         self.device: Device = Host(tuning_of(job.tuning)) if device is None else device
-        self.manifest, self.mesh = read_manifest(job.folder)
+        self.rank = rank = LoadedRank(job.folder, engine, self.device)
+        self.manifest, self.mesh = rank.manifest, rank.mesh
         self.job = job = with_kept_order(job, self.manifest)
-        self.record = self.manifest.ranks[engine.rank]
-        check_own(job.folder, self.manifest, engine.rank)
         self._sync = sync_axes(job.sync_init, self.mesh)
-        self.phases: list[tuple[str, int]] = [*self.manifest.schedule.items()]
-        self.states: tuple[LocalState, ...] = self.manifest.states_of(self.record)
         self.step = 0
         self.stopped = 0
         """The signal for which the run ends early, the same on all ranks."""
@@ -76,13 +61,6 @@ class Trainer:
         self._stop_signal = stop_signal
         self.call = -1
         self._position = position
-        self._graphs = {phase: self._load(phase) for phase, _ in self.phases}
-        check_rank(self.manifest, self.record, self._graphs, job.folder)
-        self._weight = LossReduction.parse(self.manifest.loss_reduction).value
-        """The value of a rank that its losses are weighed by, or ''."""
-        for graph in self._graphs.values():
-            if self._weight in graph.types and self._weight not in graph.inputs and self.manifest.loss in graph.outputs:
-                graph.outputs[self._weight] = graph.types[self._weight]
         self._hyper = hyper_parameters(self.manifest, job)
         self.types = batch_types(self.manifest, job)
         seed = seed_of(job, self.manifest)
@@ -92,12 +70,10 @@ class Trainer:
                 job.checkpoint, job.folder, self.manifest, job.keep, draws=seed, order=kept_order(job)
             )
             self.checkpoints.check(job.resume)
-        self.held = self._start()
-        """State -> its value; once steps run, the device's."""
-        self._micro_steps = max(times for _, times in self.phases)
-        order = job.order(self._micro_steps, self.manifest.samples_axis)
+        rank.held = self._start()
+        order = job.order(rank.micro_steps, self.manifest.samples_axis)
         self.data: BatchSource = open_data(job.data, self.types, order, DrawnInputs.of(self.manifest, seed))
-        self._reading = {name for name, graph in self._graphs.items() if not graph.inputs.keys().isdisjoint(self.types)}
+        self._reading = {name for name, graph in rank.graphs.items() if not graph.inputs.keys().isdisjoint(self.types)}
         """Phases that read a batch."""
         self._samples = samples_in(self.manifest, {name: type.dims for name, type in self.types.items() if type.static})
         """Of a batch of one rank; where their number is open, of its newest one."""
@@ -105,11 +81,6 @@ class Trainer:
         self._usage = JobUsage()
         self._tokens = max((_tokens(type, self.manifest.samples_axis) for type in self.types.values()), default=0)
         """Of a sample; 0 where no input is of tokens."""
-        self._next_input = self.manifest.next_inputs(self.record)
-        self.programs: dict[str, Executor] = {}
-        data = self.mesh.data_group
-        self.part = self.mesh.index(data, engine.rank) if data is not None else 0
-        self.parts = self.mesh.data_ranks
 
     @property
     def note(self) -> str:
@@ -117,7 +88,7 @@ class Trainer:
         counts = self.data.held if isinstance(self.data, ArraySource) else None
         rest = 0 if self._evaluator is None else self._evaluator.left_out
         evaluated = f"the evaluation leaves out the last {rest} samples, which make no whole batch" if rest else ""
-        return "; ".join(filter(None, (self.job.order(self._micro_steps).note(counts, self.parts), evaluated)))
+        return "; ".join(filter(None, (self.job.order(self.rank.micro_steps).note(counts, self.rank.parts), evaluated)))
 
     def _evaluation(self, plan: EvaluationPlan) -> Evaluator:
         evaluator = Evaluator.of(plan, self.manifest, self._samples)
@@ -127,66 +98,27 @@ class Trainer:
             evaluator.choice.resume(*((None, 0) if best is None else (best.best, best.step)), since)
         return evaluator
 
-    def _load(self, phase: str) -> Graph:
-        path = self.job.folder / Path(self.record.files[phase]).name
-        if not path.is_file():
-            raise RunError(f"there is no file {path}", "shard again, or copy it here")
-        return load(path, own=True)
-
-    def _input(self, name: str) -> TensorType:
-        return next(graph.inputs[name] for graph in self._graphs.values() if name in graph.inputs)
-
     def _start(self) -> dict[str, Any]:
         """The states at the first step: of the checkpoint, else of the start-up graph, the folder and ``--state``."""
-        zeros = {
-            accumulator.input: np.zeros(accumulator.shape, numpy_dtype(accumulator.dtype))
-            for accumulator in self.record.accumulators
-        }
         if self.job.resume:
             if self.checkpoints is None:
                 raise OptionError("--resume needs --checkpoint DIR", "name the folder of the checkpoints")
             if complete := self.checkpoints.steps():
                 self.step = complete[-1]
-                return zeros | self.checkpoints.load(self.engine.rank, self.step)
-        computed: Mapping[str, Array] = {}
-        if self.job.startup and self.record.startup is not None:
-            types = {state.input: self._input(state.input) for state in self.states}
-            computed = startup_values(self.job.folder / self.record.startup, types)
-        return zeros | initial_states(self.states, self._graphs, self.job.state, computed)
+                return self.rank.zeros | self.checkpoints.load(self.engine.rank, self.step)
+        return self.rank.start_values(self.job.state, startup=self.job.startup)
 
     # --- before the first step ---
 
     def _prepare(self) -> None:
         """Check with all ranks, then allocate memory, then compile; raises RunError, UnsupportedError."""
-        raise_on_one_rank(self.engine, lambda: check_shared(self.job.folder, self.manifest, self.engine))
-        check_calls(self.engine, self.mesh, self._graphs)
-        replicas = Replicas(self.manifest, self.mesh)
-        if self._sync:
-            types = {state.input: self._input(state.input) for state in self.states}
-            take_from_first(self.engine, replicas, self._sync, self.device, self.held, types)
-        check_equal(self.engine, replicas, self.held)
+        self.rank.prepare(self._sync)
         if self.job.peak_flops is not None:
-            operations = sum(times * flops(self._graphs[phase]) for phase, times in self.phases)
+            operations = sum(times * flops(self.rank.graphs[phase]) for phase, times in self.rank.phases)
             self._usage = JobUsage(
                 flops=sum(self.engine.gather(operations)), peak=self.job.peak_flops * self.mesh.ranks
             )
-        self._audit = Audit(replicas, self.engine.rank, self.job.folder)
-        plans = raise_on_one_rank(self.engine, self._plan)
-        shared = share_memory(self.engine, list(plans.values()))
-        raise_on_one_rank(self.engine, lambda: self._compile(plans, shared))
-
-    def _plan(self) -> dict[str, ExecutionPlan]:
-        def member(group: str) -> int:
-            return self.mesh.index(group, self.engine.rank)
-
-        graphs = self._graphs.items()
-        return {phase: plan_execution(graph, self._next_input, self.device, member) for phase, graph in graphs}
-
-    def _compile(self, plans: Mapping[str, ExecutionPlan], shared: Sequence[SharedMemory]) -> None:
-        cache = self.device.sessions()
-        self.programs = {phase: Executor(plan, cache, memory) for (phase, plan), memory in zip(plans.items(), shared)}
-        for program in self.programs.values():
-            program.bind_states(self.held)
+        self._audit = Audit(self.rank.replicas, self.engine.rank, self.job.folder)
 
     # --- the loop ---
 
@@ -214,8 +146,8 @@ class Trainer:
         if self.job.trace is not None and self.engine.rank == 0:
             check_writable(self.job.trace)
         collectives = self._calls(self.engine, self._set_position, trace.call if trace is not None else no_timing)
-        self.held = {name: self.device.hold(array) for name, array in self.held.items()}
-        for program in self.programs.values():
+        self.rank.hold()
+        for program in self.rank.programs.values():
             program.mark = trace.segment if trace is not None else no_timing
         try:
             while self.step < self.job.steps and not (self.stopped or self.ended):
@@ -244,29 +176,28 @@ class Trainer:
         hyper = {parameter.name: parameter.at(self.step) for parameter in self._hyper}
         micro_losses: dict[str, list[float]] = {name: [] for name in self.manifest.losses}
         weights: list[float] = []
-        times, batches = self._micro_steps, []
-        for phase, count in self.phases:
-            program = self.programs[phase]
+        times, batches = self.rank.micro_steps, []
+        for phase, count in self.rank.phases:
             reads_batch = phase in self._reading
             for turn in range(count):
                 feeds: Mapping[str, Any] = hyper
                 if reads_batch:
-                    batch = self.data.batch(MicroStep(self.step * times + turn, self.part, self.parts))
+                    batch = self.data.batch(MicroStep(self.step * times + turn, self.rank.part, self.rank.parts))
                     open_sized = {name: batch[name].shape for name, type in self.types.items() if not type.static}
                     self._samples = samples_in(self.manifest, open_sized) if open_sized else self._samples
-                    feeds = hyper | self.record.feeds(batch)
+                    feeds = hyper | self.rank.record.feeds(batch)
                     if not self.step:
                         batches.append(batch)
-                shown = program.advance(self.held, feeds, collectives)
-                if reads_batch and self._weight in feeds:
-                    weights.append(float(np.reshape(feeds[self._weight], ())))
-                elif self._weight in shown:
-                    weights.append(float(self.device.to_host(shown[self._weight]).reshape(())))
+                shown = self.rank.run_phase(phase, feeds, collectives)
+                if reads_batch and self.rank.weight in feeds:
+                    weights.append(float(np.reshape(feeds[self.rank.weight], ())))
+                elif self.rank.weight in shown:
+                    weights.append(float(self.device.to_host(shown[self.rank.weight]).reshape(())))
                 for name in micro_losses.keys() & shown.keys():
                     micro_losses[name].append(float(self.device.to_host(shown[name]).reshape(())))
         mine = {name: mean(losses, weights) for name, losses in micro_losses.items()}
         broken = not_finite(mine) if any(weights) or not weights else ""
-        cause = first_nan(self.job, batches, hyper, self.states, self._start) if batches and broken else ""
+        cause = first_nan(self.job, batches, hyper, self.rank.states, self._start) if batches and broken else ""
         if self.job.stop_on_nan and broken:
             self.call = -1  # it came of no call
             raise not_finite_error(mine, self.step, cause)
@@ -278,7 +209,7 @@ class Trainer:
         seconds = time.perf_counter() - begin
         evaluation = self._evaluated()
         if self.engine.rank == 0:
-            samples = self._samples * self.parts * times
+            samples = self._samples * self.rank.parts * times
             fed = {name: float(value) for name, value in hyper.items()}
             where = next((f"rank {rank}: {text}" for rank, text in enumerate(causes) if text), "")
             usage = replace(self._usage, tokens=samples * self._tokens, memory=max(memory))
@@ -291,18 +222,18 @@ class Trainer:
         if self._audit_due(due or best is not None):
             if digests is None:  # of a signal, or an evaluation
                 everything = tuple(self.engine.gather(self._digests()))
-            self._audit.check(self.engine, everything, self.held, self.to_host, self.step)
+            self._audit.check(self.engine, everything, self.rank.held, self.rank.to_host, self.step)
         if self.checkpoints is not None and best is not None:  # first: a step that is kept is not made again
-            self.checkpoints.save(self.engine, self.step, self.held, self.to_host, best=best)
+            self.checkpoints.save(self.engine, self.step, self.rank.held, self.rank.to_host, best=best)
         if self.checkpoints is not None and due:
-            self.checkpoints.save(self.engine, self.step, self.held, self.to_host)
+            self.checkpoints.save(self.engine, self.step, self.rank.held, self.rank.to_host)
 
     def _evaluated(self) -> Evaluation | None:
         """Evaluate the states where an evaluation is due."""
         evaluator = self._evaluator
         if self.stopped or evaluator is None or not evaluator.due(self.step, self.step == self.job.steps):
             return None
-        evaluation = evaluator.evaluate(self.engine, self.mesh.ranks, self.step, self.held, self.to_host)
+        evaluation = evaluator.evaluate(self.engine, self.mesh.ranks, self.step, self.rank.held, self.rank.to_host)
         self.ended = evaluation.ends
         return evaluation
 
@@ -318,7 +249,7 @@ class Trainer:
         return self.job.audit > 0 and (saved or self.step % self.job.audit == 0)
 
     def _digests(self) -> list[str]:
-        return self._audit.digests(self.held, self.to_host)
+        return self._audit.digests(self.rank.held, self.rank.to_host)
 
     def _due(self) -> bool:
         """Return whether a checkpoint follows."""
@@ -328,10 +259,6 @@ class Trainer:
             or self.ended
             or bool(self.job.every and self.step % self.job.every == 0)
         )
-
-    def to_host(self, value: Any) -> Array:
-        """A state of a running job as an array in host memory, after all pending work on this state."""
-        return self.device.to_host(self.device.view(value))
 
 
 def _tokens(type: TensorType, axis: int) -> int:

@@ -136,8 +136,8 @@ def test_a_resumed_run_on_gpus_is_exact(tmp_path, shared_gpu):
 
 
 def test_calls_of_three_ranks(shared_gpu):
-    """Each rank compares what it got with the reference; ``gpu_ranks.py``."""
-    command = ["mpiexec", "-n", "3", sys.executable, str(Path(__file__).with_name("gpu_ranks.py"))]
+    """Each rank compares what it got with the reference; ``call_ranks.py``."""
+    command = ["mpiexec", "-n", "3", sys.executable, str(Path(__file__).with_name("call_ranks.py")), "nccl"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

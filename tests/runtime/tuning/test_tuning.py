@@ -74,7 +74,7 @@ def trained(folder: Path, data: str, tuning: bool, steps: int = 4) -> tuple[byte
     def live(engine: Any) -> None:
         trainer = Trainer(job, engine, lambda step, call: None)
         trainer.run(told.append)
-        states[engine.rank] = {name: trainer.to_host(value).tobytes() for name, value in trainer.held.items()}
+        states[engine.rank] = {name: trainer.rank.to_host(value).tobytes() for name, value in trainer.rank.held.items()}
 
     run_threads(mesh, 120.0, live)
     return np.array([progress.losses for progress in told]).tobytes(), states

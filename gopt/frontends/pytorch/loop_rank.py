@@ -1,0 +1,322 @@
+"""A rank in a training loop of the user: ``gopt.torch``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.utils.data import Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+from gopt.artifact.manifest import InputKind
+from gopt.artifact.pieces import cut
+from gopt.documents.torch_record import TorchRecord
+from gopt.errors import InputError, OptionError
+from gopt.frontends.pytorch.state_file import module_values, training_values
+from gopt.ir.load import load as load_graph
+from gopt.ir.tensor import Tensor
+from gopt.ir.types import TensorType, numpy_dtype
+from gopt.offline.folder_contents import read_folder
+from gopt.offline.state_values import StepValues
+from gopt.runtime.execution_plan import plan_execution
+from gopt.runtime.executor import Executor, HeldInput, no_calls, no_timing
+from gopt.runtime.pytorch.device import device_of_rank
+from gopt.runtime.pytorch.engine import TorchCalls, TorchEngine
+from gopt.runtime.pytorch.tensors import array_dtype, tensor_over, torch_dtype
+from gopt.runtime.training.checkpoint import Checkpoints
+from gopt.runtime.training.draws import DEFAULT_SEED, DrawnInputs
+from gopt.runtime.training.evaluator import fed_states
+from gopt.runtime.training.fitted_arrays import check_kind, sized
+from gopt.runtime.training.gathered_states import gathered_states
+from gopt.runtime.training.hyper_parameters import refuse_unknown
+from gopt.runtime.training.job import read_manifest
+from gopt.runtime.training.loaded_rank import LoadedRank
+from gopt.runtime.training.schedules import default_schedule
+from gopt.runtime.training.start_values import sync_axes
+from gopt.text.sanitize import listed
+
+PathText = str | PathLike[str]
+Batch = Mapping[str, Any] | Sequence[Any]
+
+
+def load(
+    folder: PathText,
+    *,
+    device: str | None = None, compiled: bool | None = None, state: PathText | None = None,
+    sync_init: str | None = None, seed: int = DEFAULT_SEED, evaluation: PathText | None = None,
+    deadline: float = 120.0,
+) -> Rank:  # fmt: skip
+    """This process's rank of an output folder; all ranks load together.
+
+    ``device``: ``cpu``, ``cuda`` or ``cuda:N``; by default a GPU where there is one. ``compiled``: whether Inductor
+    compiles the step; by default on GPUs. ``state``: values that the folder lacks. ``sync_init``: axes along
+    which the first rank gives the start values of states in common. ``seed``: of random inputs, such as dropout masks.
+    ``evaluation``: the model of ``gopt export --eval``. ``deadline``: seconds to wait for another rank in a call.
+    Raises InputError, OptionError and RunError."""
+    return Rank(
+        Path(folder), device, compiled, None if state is None else fspath(state), sync_init, seed,
+        None if evaluation is None else Path(evaluation), deadline,
+    )  # fmt: skip
+
+
+class Rank:
+    """A rank of an output folder, on a device, with states. ``steps``: the number of steps so far."""
+
+    def __init__(
+        self, folder: Path, device: str | None, compiled: bool | None, state: str | None, sync_init: str | None,
+        seed: int, evaluation: Path | None, deadline: float,
+    ) -> None:  # fmt: skip
+        manifest, mesh = read_manifest(folder)
+        self.device = device_of_rank(compiled, device)
+        self._engine = TorchEngine(mesh, self.device.torch_device, deadline, lambda text: print(text, file=sys.stderr))
+        self._rank = rank = LoadedRank(folder, self._engine, self.device)
+        self.number = self._engine.rank
+        self.manifest = manifest
+        self.steps = 0
+        self._types = {entry.name: entry.type for entry in manifest.inputs_of(InputKind.BATCH)}
+        self._draws = DrawnInputs.of(manifest, seed)
+        self._hyper = {entry.name: entry for entry in manifest.inputs_of(InputKind.HYPER)}
+        self._reading = {name for name, graph in rank.graphs.items() if not graph.inputs.keys().isdisjoint(self._types)}
+        self._calls = TorchCalls(self._engine, lambda call: None, no_timing)
+        rank.held = rank.start_values(state, startup=True)
+        rank.prepare(sync_axes(sync_init, mesh))
+        rank.hold()
+        self._evaluation = None if evaluation is None else _Evaluation(self, evaluation)
+
+    @property
+    def device_mesh(self) -> Any:
+        """The mesh of the folder as PyTorch's ``DeviceMesh``."""
+        return self._engine.device_mesh
+
+    @property
+    def inputs(self) -> Mapping[str, TensorType]:
+        """The batch inputs of one rank and micro-step, by name, in order."""
+        return dict(self._types)
+
+    @property
+    def micro_steps(self) -> int:
+        """Batches of one step."""
+        return self._rank.micro_steps
+
+    def sampler(self, dataset: Dataset[Any], *, shuffle: bool = True, seed: int = 0) -> Any:
+        """A DistributedSampler over ranks with different data: ranks with equal batches get equal samples. Call
+        ``set_epoch`` before each pass."""
+        return DistributedSampler(
+            dataset, num_replicas=self._rank.parts, rank=self._rank.part, shuffle=shuffle, seed=seed, drop_last=True
+        )
+
+    # --- steps ---
+
+    def step(self, batch: Batch, **hyper: Any) -> dict[str, torch.Tensor]:
+        """Train one step; returns the losses and metrics of this rank's batch, on the device, without a wait.
+
+        ``batch``: tensors or arrays by the names of the inputs, or in the order of the inputs; with micro-steps a list
+        of as many such batches. ``hyper``: hyper-parameters, numbers or tensors; without one the step's own value
+        counts. Raises InputError for a batch that does not fit, OptionError for a hyper-parameter."""
+        rank, times = self._rank, self._rank.micro_steps
+        batches = [batch] if times == 1 else self._split(batch, times)
+        feeds = {name: HeldInput(value) for name, value in self._settings(hyper).items()}
+        losses: dict[str, list[torch.Tensor]] = {}
+        shown: dict[str, torch.Tensor] = {}
+        weights: list[torch.Tensor] = []
+        for phase, count in rank.phases:
+            reads = phase in self._reading
+            for turn in range(count):
+                inputs = self._fitted(batches[turn], self.steps * times + turn) if reads else {}
+                fed = {name: HeldInput(value) for name, value in rank.record.feeds(inputs).items()}
+                results = rank.run_phase(phase, {**feeds, **fed}, self._calls)
+                shown.update(results)
+                for name in self.manifest.losses:
+                    if name in results:
+                        losses.setdefault(name, []).append(results[name])
+                if reads and rank.weight:
+                    weights.append(results[rank.weight] if rank.weight in results else inputs[rank.weight])
+        self.steps += 1
+        return shown | {name: _mean(values, weights) for name, values in losses.items()}
+
+    def _split(self, batch: Batch, times: int) -> Sequence[Batch]:
+        if isinstance(batch, list) and len(batch) == times:
+            return batch
+        raise InputError(
+            f"a step of this folder has {times} micro-steps", f"give a list of {times} batches, one for each"
+        )
+
+    def _settings(self, hyper: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        refuse_unknown(hyper, [*self._hyper])
+        values = {}
+        for name, entry in self._hyper.items():
+            if name in hyper:
+                number = hyper[name]
+            elif entry.default is not None:
+                number = default_schedule(name, entry.default).at(self.steps)
+            else:
+                raise OptionError(f"the step needs a value for {name!r}", f"call step(batch, {name}=1e-3)")
+            dtype = torch_dtype(numpy_dtype(entry.dtype))
+            values[name] = torch.as_tensor(number, dtype=dtype, device=self.device.torch_device).reshape(
+                entry.type.dims
+            )
+        return values
+
+    def _fitted(self, batch: Batch, number: int) -> dict[str, torch.Tensor]:
+        """The inputs of a micro-step on the device, with random numbers for inputs outside the batch."""
+        names = [name for name in self._types if name not in self._draws.draws]
+        if not isinstance(batch, Mapping):
+            if len(batch) != len(names):
+                raise InputError(f"the batch has {len(batch)} values", f"the step takes {listed(names)}")
+            batch = dict(zip(names, batch))
+        if unknown := [name for name in batch if name not in self._types]:
+            raise InputError(f"the step has no batch input {unknown[0]!r}", f"it takes {listed(names)}")
+        types = sized(self._types, batch)
+        tensors = {name: self._tensor(name, types[name], value) for name, value in batch.items()}
+        if lost := [name for name in names if name not in tensors]:
+            raise InputError(f"the batch has no {lost[0]!r}", f"the step takes {listed(names)}")
+        drawn = replace(self._draws, types=types).batch(number, self._rank.part, tensors)
+        return tensors | {name: self.device.to_device(array) for name, array in drawn.items()}
+
+    def _tensor(self, name: str, type: TensorType, value: Any) -> torch.Tensor:
+        tensor = value.detach() if isinstance(value, torch.Tensor) else tensor_over(np.asarray(value))
+        if not TensorType(type.dtype, tuple(tensor.shape)).may_have_shape_of(type):
+            raise InputError(f"the batch's {name!r} has shape {list(tensor.shape)}", f"the step takes {type}")
+        check_kind(f"the batch's {name!r}", type, array_dtype(tensor.dtype))
+        return tensor.to(self.device.torch_device, torch_dtype(numpy_dtype(type.dtype)), non_blocking=True)
+
+    # --- checkpoints ---
+
+    def save(self, folder: PathText, *, keep: int = 2) -> Path:
+        """Write a checkpoint of gopt, for ``gopt run --resume``, ``merge``, ``reshard`` and ``load``; returns its
+        path. ``keep``: how many checkpoints stay in the folder. Raises RunError where it cannot be written."""
+        checkpoints = self._checkpoints(folder, keep)
+        checkpoints.check(resume=True)
+        newest = max(checkpoints.steps(), default=self.steps)
+        with checkpoints.open(self._engine, newest):
+            checkpoints.save(self._engine, self.steps, self._rank.held, self._rank.to_host)
+        return checkpoints.path(self.steps)
+
+    def load(self, folder: PathText, *, step: int | None = None) -> None:
+        """Take the states of a checkpoint of gopt, the newest by default; any engine may have written it. Raises
+        OptionError where there is none."""
+        checkpoints = self._checkpoints(folder)
+        complete = checkpoints.steps()
+        if not complete or step not in (None, *complete):
+            known = f"there are {listed([*map(str, complete)])}" if complete else "there is none"
+            raise OptionError(f"{folder} has no checkpoint{'' if step is None else f' of step {step}'}", known)
+        self.steps = complete[-1] if step is None else step
+        self._take(checkpoints.load(self.number, self.steps))
+
+    def _checkpoints(self, folder: PathText, keep: int = 2) -> Checkpoints:
+        seed = self._draws.seed if self._draws.draws else None
+        return Checkpoints(Path(folder), self._rank.folder, self.manifest, keep, draws=seed)
+
+    def _take(self, arrays: Mapping[str, Any]) -> None:
+        self._rank.held |= {name: self.device.hold(array) for name, array in arrays.items()}
+
+    # --- whole states ---
+
+    def full_states(self) -> dict[str, torch.Tensor]:
+        """Every state of the source under its name, gathered from all ranks into host memory."""
+        names = [state.tensor for state in self.manifest.states]
+        arrays = gathered_states(self.manifest, self._engine, self._rank.held, self._rank.to_host, names)
+        return {name: tensor_over(array) for name, array in arrays.items()}
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """The argument of ``module.load_state_dict`` of the exported module; of other steps parameters and statistics
+        by their names."""
+        return module_values(self._values())
+
+    def optimizer_state_dict(self) -> Any:
+        """The argument of ``optimizer.load_state_dict``; a list where the step has several optimizers. Raises
+        OptionError for a step not exported from PyTorch."""
+        return training_values(self._values())["optimizer"]
+
+    def _values(self) -> StepValues:
+        graph = self._source
+        tensors = {name: _as_tensor(value) for name, value in self.full_states().items()}
+        graph = replace(graph, initializers={**graph.initializers, **tensors})
+        kinds = {state.tensor: state.kind for state in self.manifest.states}
+        return StepValues(graph, kinds, TorchRecord.of(graph.metadata, str(self._rank.folder)), self.steps)
+
+    @cached_property
+    def _source(self) -> Any:
+        return read_folder(self._rank.folder).graph
+
+    def save_dcp(self, folder: PathText) -> None:
+        """Write a checkpoint of ``torch.distributed.checkpoint``: ``states`` by the names of the source, and ``steps``.
+        Each rank has all states in host memory meanwhile."""
+        dcp.save({"states": self.full_states(), "steps": self.steps}, checkpoint_id=fspath(folder))
+
+    def load_dcp(self, folder: PathText) -> None:
+        """Take the states of a checkpoint that ``save_dcp`` wrote, on any mesh."""
+        types = {state.tensor: state.type for state in self.manifest.states}
+        whole = {
+            name: torch.empty(type.dims, dtype=torch_dtype(numpy_dtype(type.dtype))) for name, type in types.items()
+        }
+        content: dict[str, Any] = {"states": whole, "steps": 0}
+        dcp.load(content, checkpoint_id=fspath(folder))
+        self.steps = content["steps"]
+        arrays = {name: self.device.to_host(tensor) for name, tensor in content["states"].items()}
+        for state in self._rank.states:
+            parts = [cut(piece, arrays[piece.tensor]) for piece in state.pieces]
+            self._rank.held[state.input] = self.device.hold(_joined(parts, self._rank.held[state.input]))
+
+    # --- evaluation ---
+
+    def evaluate(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """The outputs of the model ``evaluation`` on a batch of this rank, with the present states. Raises OptionError
+        without such a model."""
+        if self._evaluation is None:
+            raise OptionError("there is no model to evaluate", "load(folder, evaluation='step.eval.onnx')")
+        return self._evaluation(batch)
+
+
+class _Evaluation:
+    """A model of the forward in evaluation mode, on the states of a rank."""
+
+    def __init__(self, rank: Rank, path: Path) -> None:
+        graph = load_graph(path)
+        self._rank, self._states = rank, fed_states(graph, rank.manifest, str(path))
+        self._types = {
+            name: type for name, type in graph.inputs.items()
+            if name not in self._states and name not in graph.initializers
+        }  # fmt: skip
+        self._executor = Executor(plan_execution(graph, device=rank.device), rank.device.sessions())
+        self._fed: tuple[int, dict[str, HeldInput]] = (-1, {})
+
+    def __call__(self, batch: Batch) -> dict[str, torch.Tensor]:
+        rank = self._rank
+        if self._fed[0] != rank.steps:
+            whole = gathered_states(rank.manifest, rank._engine, rank._rank.held, rank._rank.to_host, self._states)
+            self._fed = rank.steps, {name: HeldInput(rank.device.hold(array)) for name, array in whole.items()}
+        named = batch if isinstance(batch, Mapping) else dict(zip(self._types, batch, strict=True))
+        types = sized(self._types, named)
+        fed = {name: HeldInput(rank._tensor(name, types[name], named[name])) for name in self._types}
+        return dict(self._executor.run({**self._fed[1], **fed}, no_calls))
+
+
+def _mean(values: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The mean over micro-steps, with their weights if any."""
+    if len(values) == 1:
+        return values[0]
+    stacked = torch.stack([value.reshape(()) for value in values])
+    if not weights:
+        return stacked.mean()
+    share = torch.stack([weight.reshape(()).to(stacked.dtype) for weight in weights])
+    return torch.where(share != 0, stacked * share, 0).sum() / share.sum()
+
+
+def _joined(parts: Sequence[np.ndarray], like: torch.Tensor) -> torch.Tensor:
+    """Pieces of a state in its type and shape on a rank."""
+    flat = tensor_over(np.concatenate([part.reshape(-1) for part in parts]))
+    return flat.to(like.dtype).reshape(like.shape)
+
+
+def _as_tensor(value: torch.Tensor) -> Tensor:
+    array = value.numpy()
+    return Tensor(TensorType(array.dtype.name, array.shape), array=array)

@@ -1,0 +1,169 @@
+"""Segments computed by PyTorch: a device of a rank, of the host or a GPU.
+
+A segment is traced once for each shape of the operands, into a module of ATen calls. Where a result's shape or a branch
+follows the values of a step, nodes are computed in turn instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from gopt.errors import GoptError, OptionError, RunError
+from gopt.ir.graph import Graph
+from gopt.ir.opset import opset_of
+from gopt.ir.types import TensorType
+from gopt.runtime.partition import Segment
+from gopt.runtime.planner.assignment import BufferAssignment, MemberIndex
+from gopt.runtime.planner.buffers import Buffers
+from gopt.runtime.proto import is_constant
+from gopt.runtime.pytorch.engine import local_rank
+from gopt.runtime.pytorch.interpreter import Body, Interpreter, Scope, UntraceableError, check_known
+from gopt.runtime.pytorch.tensors import array_over, tensor_over
+from gopt.runtime.session import Array, SessionCache, first_line
+from gopt.runtime.shared_memory import SharedMemory
+from gopt.runtime.tuning.tuning import NO_TUNING, Tuning
+
+Tensors = Sequence[torch.Tensor]
+Program = Callable[..., Sequence[torch.Tensor]]
+_UNTRACEABLE = (
+    UntraceableError, DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode,
+)  # fmt: skip
+
+
+class Execution(Enum):
+    """How nodes become calls of PyTorch."""
+
+    NODES = "nodes"
+    """In turn, in every run."""
+    TRACE = "trace"
+    """As a module of ATen calls."""
+    COMPILED = "compiled"
+    """As a module of ATen calls, compiled by Inductor."""
+
+
+class TorchSegment:
+    """A segment with results in new memory in every run."""
+
+    overwrites: frozenset[str] = frozenset()
+
+    def __init__(self, segment: Segment, graph: Graph, device: torch.device, execution: Execution) -> None:
+        check_known(segment.nodes)
+        names = [name for name in segment.inputs if is_constant(graph, name)]
+        self.inputs = tuple(name for name in segment.inputs if name not in set(names))
+        self.outputs = segment.outputs
+        self.title = f"segment of {len(segment.nodes)}"
+        constants = {name: tensor_over(graph.initializers[name].numpy()) for name in names}
+        self._body = Body(segment.nodes, self.inputs, self.outputs, constants)
+        self._opset, self._device, self._execution = opset_of(graph.header), device, execution
+        self._programs: dict[Any, Program] = {}
+        """By the shapes and types of the operands."""
+
+    def run(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Raises RunError where PyTorch fails."""
+        operands = [values[name] for name in self.inputs]
+        key = tuple((operand.shape, operand.dtype) for operand in operands)
+        try:
+            with torch.no_grad():
+                if key not in self._programs:
+                    self._programs[key] = self._program(operands)
+                results = self._programs[key](*operands)
+        except GoptError:
+            raise
+        except Exception as error:  # its exceptions have no common base
+            raise RunError(f"PyTorch fails in {self.title}: {first_line(error)}") from error
+        return dict(zip(self.outputs, results, strict=True))
+
+    def _program(self, operands: Tensors) -> Program:
+        if self._execution is Execution.NODES:
+            return self._interpreted(traced=False)
+        try:
+            trace = make_fx(self._interpreted(traced=True), tracing_mode="fake", _allow_non_fake_inputs=True)
+            module = trace(*operands)
+        except _UNTRACEABLE:
+            return self._interpreted(traced=False)
+        module.graph.eliminate_dead_code()
+        module.recompile()
+        if self._execution is Execution.COMPILED:
+            return torch.compile(module, fullgraph=True, dynamic=False)
+        return module
+
+    def _interpreted(self, *, traced: bool) -> Program:
+        interpreter = Interpreter(self._opset, self._device, traced=traced)
+
+        def compute(*operands: torch.Tensor) -> Sequence[torch.Tensor]:
+            return interpreter.run(self._body, Scope(dict(zip(self.inputs, operands, strict=True)), {}))
+
+        return compute
+
+
+class TorchSessions(SessionCache):
+    """A cache without sessions: a segment has programs instead."""
+
+    def __init__(self, device: TorchDevice) -> None:
+        super().__init__()
+        self.device = device
+
+
+class TorchDevice:
+    """A device of PyTorch: values and views are tensors."""
+
+    emulates_half = False
+    tuning: Tuning = NO_TUNING
+
+    def __init__(self, name: str = "cpu", execution: Execution = Execution.TRACE) -> None:
+        self.torch_device, self._execution = torch.device(name), execution
+
+    def sessions(self) -> SessionCache:
+        return TorchSessions(self)
+
+    def to_device(self, shown: Any) -> torch.Tensor:
+        tensor = shown if isinstance(shown, torch.Tensor) else tensor_over(shown)
+        return tensor.to(self.torch_device)
+
+    def hold(self, shown: Any) -> torch.Tensor:
+        return self.to_device(shown)
+
+    def view(self, value: torch.Tensor) -> Any:
+        return value
+
+    def to_host(self, shown: Any) -> Array:
+        return array_over(shown.cpu()) if isinstance(shown, torch.Tensor) else shown
+
+    def assign_buffers(self, graph: Graph, replaces: Mapping[str, str], member: MemberIndex | None) -> BufferAssignment:
+        return BufferAssignment(graph)
+
+    def allocate_buffers(self, assignment: BufferAssignment, shared: SharedMemory) -> Buffers:
+        return Buffers()
+
+    def compile_segment(
+        self, segment: Segment, graph: Graph, types: dict[str, TensorType], cache: SessionCache,
+        views: Mapping[str, Sequence[Any]] | None, persistent: Mapping[str, Any],
+    ) -> TorchSegment:  # fmt: skip
+        return TorchSegment(segment, graph, self.torch_device, self._execution)
+
+
+class TorchHost(TorchDevice):
+    """The host: views are arrays over the memory of tensors, so that any engine makes the calls."""
+
+    def view(self, value: torch.Tensor) -> Array:
+        return array_over(value)
+
+
+def device_of_rank(compiled: bool | None = None, name: str | None = None) -> TorchDevice:
+    """The device of this process. ``name``: ``cpu``, ``cuda`` or ``cuda:N``; None: a GPU where there is one, by the
+    process's place on its machine. ``compiled``: whether Inductor compiles segments; None: on GPUs. Raises OptionError
+    for a device that is not there."""
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise OptionError(f"there is no device {device}", "take cpu, or install a PyTorch that sees the GPU")
+    if device.type == "cuda":
+        index = local_rank() % torch.cuda.device_count() if device.index is None else device.index
+        torch.cuda.set_device(device := torch.device("cuda", index))
+    execution = Execution.COMPILED if (device.type == "cuda" if compiled is None else compiled) else Execution.TRACE
+    return TorchDevice(str(device), execution)

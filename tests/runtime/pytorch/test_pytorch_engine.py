@@ -1,0 +1,79 @@
+"""``gopt run --engine torch``: the states of threads, under gopt's launcher and torchrun; faults are named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gopt.errors import RunError
+from gopt.records.mesh import Mesh
+
+sys.path.append(str(Path(__file__).parents[1] / "engines"))
+from test_nccl import TRAININGS, differing, job, states, train_on_threads, written
+
+pytestmark = pytest.mark.torch
+engine = pytest.importorskip("gopt.runtime.pytorch.engine")
+
+
+def run(folder: Path, out: Path, *options: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    given = job(folder, out)
+    settings = [part for key, value in given.settings.items() for part in ("--set", f"{key}={value}")]
+    command = [sys.executable, *(launcher or ("-m", "gopt")), "run", str(folder), "--data", given.data, *settings]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    more = ["--steps", "3", "--checkpoint", str(out), *options]
+    return subprocess.run([*command, *more], env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("training", TRAININGS, ids=lambda each: f"{each[0]}-{each[1]}-{json.dumps(each[2])}")
+def test_processes_train_as_threads_do(training, tmp_path):
+    name, mesh, options = training
+    folder = written(name, mesh, tmp_path, **options)
+    train_on_threads(job(folder, tmp_path / "threads"))
+    done = run(folder, tmp_path / "torch", "--engine", "torch", "--launch", str(Mesh.parse(mesh).ranks))
+    assert done.returncode == 0, done.stderr
+    loose = 1e-4 if "16" not in name else 5e-2
+    assert differing(states(tmp_path / "threads"), states(tmp_path / "torch"), loose) == []
+
+
+def test_torchrun_starts_ranks_and_a_resumed_run_is_exact(tmp_path):
+    folder = written("mlp_adamw", "shard=2", tmp_path, stage=2)
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "gopt")
+    for out, more in (("whole", ()), ("parts", ("--steps", "2")), ("parts", ("--resume",))):
+        done = run(folder, tmp_path / out, *more, launcher=torchrun)
+        assert done.returncode == 0, done.stderr
+        assert "(torch)" in done.stdout
+    assert differing(states(tmp_path / "whole"), states(tmp_path / "parts"), 0.0) == []
+
+
+def test_another_number_of_ranks_is_refused(tmp_path):
+    folder = written("mlp_adamw", "shard=3", tmp_path)
+    done = run(
+        folder, tmp_path / "out", launcher=("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "gopt")
+    )
+    assert done.returncode and "the launcher started 2 ranks, the folder holds 3" in done.stderr
+
+
+def test_a_batch_that_ends_is_said_once_by_the_rank_that_met_it(tmp_path):
+    folder = written("mlp_adamw", "shard=2", tmp_path)
+    faulty = tmp_path / "faulty.py"
+    faulty.write_text("def batches(part, parts):\n    raise ValueError('no samples')\n    yield\n")
+    done = run(folder, tmp_path / "out", "--engine", "torch", "--launch", "2", "--data", f"{faulty}:batches")
+    assert done.returncode == 5
+    assert done.stderr.count("no samples") == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"), [("gpu[003-006,9],login", "gpu003"), ("login", "login"), ("a1,a2", "a1"), ("n-[7]", "n-7")]
+)
+def test_the_first_host_of_slurms_list(nodes, host):
+    assert engine._first_host(nodes) == host
+
+
+def test_a_list_of_nodes_that_cannot_be_read():
+    with pytest.raises(RunError, match="Slurm's list of nodes"):
+        engine._first_host("[]")

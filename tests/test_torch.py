@@ -1,0 +1,112 @@
+"""``gopt.torch``: ranks in a loop of the user's own, under torchrun, beside the same steps of ``gopt run``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import FIXTURES
+
+import gopt
+from gopt.errors import InputError, OptionError
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+
+LOOP = """
+import sys
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import gopt.torch
+
+folder, data, out = sys.argv[1:]
+arrays = np.load(data)
+dataset = TensorDataset(*(torch.from_numpy(arrays[name]) for name in ("x", "y")))
+rank = gopt.torch.load(folder, compiled=False)
+for batch in DataLoader(dataset, batch_size=16, sampler=rank.sampler(dataset, shuffle=False)):
+    losses = rank.step(batch, lr=0.01)
+before = rank.full_states()
+rank.save(out + "/gopt")
+rank.save_dcp(out + "/dcp")
+for load in (lambda: rank.load(out + "/gopt"), lambda: rank.load_dcp(out + "/dcp")):
+    rank.step(batch, lr=0.01)
+    assert any(not torch.equal(value, before[name]) for name, value in rank.full_states().items())
+    load()
+    assert rank.steps == 4
+    assert all(torch.equal(value, before[name]) for name, value in rank.full_states().items())
+module = rank.full_state_dict()
+if rank.number == 0:
+    torch.save({"states": before, "module": module, "loss": losses["loss"]}, out + "/found.pt")
+"""
+
+
+def samples(folder: Path) -> Path:
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((128, 32), np.float32), random.integers(0, 10, 128)
+    np.savez(folder / "samples.npz", x=x, y=y)
+    return folder / "samples.npz"
+
+
+def torchrun(script: Path, ranks: int, *arguments: object) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), str(script)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("options", [{"stage": 1}, {"stage": 3}])
+def test_a_loop_of_the_users_own_trains_as_gopt_run_does(options, tmp_path):
+    folder, data = tmp_path / "step.ranks", samples(tmp_path)
+    gopt.shard(str(FIXTURES / "mlp_adamw.onnx"), 2, **options).write(folder)
+    script = tmp_path / "loop.py"
+    script.write_text(LOOP)
+    torchrun(script, 2, folder, data, tmp_path)
+    found = torch.load(tmp_path / "found.pt")
+    # The sampler deals single samples to ranks in turn, gopt run whole batches.
+    arrays = np.load(data)
+    dealt = {name: arrays[name].reshape(4, 16, 2, *arrays[name].shape[1:]).swapaxes(1, 2) for name in arrays}
+    batches = [{name: array[step, part] for name, array in dealt.items()} for step in range(4) for part in range(2)]
+    run = gopt.run(folder, batches, 4, settings={"lr": 0.01})
+    for name, value in run.states.items():
+        np.testing.assert_allclose(found["states"][name].numpy(), value, rtol=1e-4, atol=1e-6, err_msg=name)
+    assert found["module"].keys() <= found["states"].keys()
+
+
+@pytest.fixture
+def rank(tmp_path):
+    gopt.shard(str(FIXTURES / "mlp_adamw.onnx"), 1).write(tmp_path / "step.ranks")
+    from gopt.torch import load
+
+    yield load(tmp_path / "step.ranks")
+    torch.distributed.destroy_process_group()
+
+
+def test_batches_that_do_not_fit_are_refused(rank):
+    x, y = torch.randn(16, 32), torch.randint(0, 10, (16,))
+    assert rank.step((x, y), lr=0.01)["loss"].isfinite()
+    assert rank.step({"x": x, "y": y.int()}, lr=torch.tensor(0.01))["loss"].isfinite()
+    with pytest.raises(InputError, match="has shape"):
+        rank.step((x[:3], y[:3]), lr=0.01)
+    with pytest.raises(InputError, match="no batch input 'z'"):
+        rank.step({"x": x, "z": y}, lr=0.01)
+    with pytest.raises(InputError, match="the batch has no 'y'"):
+        rank.step({"x": x}, lr=0.01)
+    with pytest.raises(InputError, match="is int64, the step takes float32"):
+        rank.step((y.reshape(16, 1).expand(16, 32), y), lr=0.01)
+    with pytest.raises(OptionError, match="needs a value for 'lr'"):
+        rank.step((x, y))
+    with pytest.raises(OptionError, match="no model to evaluate"):
+        rank.evaluate((x, y))
+    assert rank.steps == 2
+
+
+def test_without_checkpoints_there_is_nothing_to_load(rank, tmp_path):
+    with pytest.raises(OptionError, match="has no checkpoint"):
+        rank.load(tmp_path / "ckpt")
