@@ -429,7 +429,7 @@ def test_an_inverse_has_facts_of_its_own_although_it_numbers_its_operand_without
     """The bare operand once took the place of the inverse in the lists of facts, or raised IndexError there."""
     expressions = Expressions(EXTENTS)
     flags = [expressions.apply("cast", ("int64",), [expressions.leaf("batch", name, ())], ()) for name in "xy"]
-    below = expressions.linear({flag: factor for flag, factor in zip(flags, (2, 3))}, ())
+    below = expressions.linear(dict(zip(flags, (2, 3))), ())
     inverse = expressions._number(INVERSE, None, (below,), ())
     bare = expressions.bare(below)
     assert inverse != bare != below and [expressions.finite[each] for each in (below, bare, inverse)] == [
