@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx.parser
 import pytest
+from gopt.cli.main import main
 from helpers import Builder, edit_rank, edit_ranks, run_graph
 from onnx import ModelProto, helper, numpy_helper
 from plants import attribute, gradient_calls
 
 import gopt
-from gopt.cli.main import main
 from gopt.errors import UnsupportedError
 from gopt.ir.load import load
 from gopt.operators.kinds import RANDOM

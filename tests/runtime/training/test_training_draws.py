@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from drawn_steps import BATCH, DRAWS, noisy_step, samples
+from gopt.cli.main import main
 from helpers import accept, edit_manifest, run_graph
 
 import gopt
 from gopt.artifact.manifest_check import read_manifest
-from gopt.cli.main import main
 from gopt.documents.draws import Distribution, Draw
 from gopt.errors import InputError, OptionError
 from gopt.ir.load import load
