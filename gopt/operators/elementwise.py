@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gopt.operators.calls import draws, quantise
 from gopt.operators.dims import elements
 from gopt.operators.operator import Array, Attributes, Kernel, Operator, Slope, of_operands
 from gopt.operators.torch_call import TYPES
@@ -192,7 +193,7 @@ OPERATORS = (
     binary("BitwiseOr", (NONE,), np.bitwise_or, torch="bitwise_or"),
     binary("BitwiseXor", (NONE,), np.bitwise_xor, torch="bitwise_xor"),
     # --- element by element where nothing is drawn, or along one axis ---
-    Operator("Dropout", switch=2, dims=elements.dropout),
-    Operator("QuantizeLinear", dims=elements.quantised),
-    Operator("DequantizeLinear", dims=elements.quantised),
+    Operator("Dropout", switch=2, dims=elements.dropout, torch=draws.dropout),
+    Operator("QuantizeLinear", dims=elements.quantised, torch=quantise.quantise),
+    Operator("DequantizeLinear", dims=elements.quantised, torch=quantise.restore),
 )  # fmt: skip

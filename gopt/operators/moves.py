@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from gopt import limits
-from gopt.operators.calls import layouts
+from gopt.operators.calls import layouts, resize
 from gopt.operators.dims import choices, elements, moves, normalise
 from gopt.operators.dims.link import DimFactors
 from gopt.operators.operator import (
@@ -24,7 +24,7 @@ from gopt.operators.operator import (
     TorchCall,
     of_operands,
 )
-from gopt.operators.torch_call import TYPES, numbers
+from gopt.operators.torch_call import TYPES, numbers, tensor_of
 
 NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
 _FIRST, _WRITTEN = (LINEAR, NONE), (BENT, NONE, CURVED)
@@ -149,6 +149,15 @@ def _range(attributes: Attributes, operands: Sequence[Any]) -> Array:
     return np.asarray(start + step * np.arange(count, dtype=start.dtype), start.dtype)
 
 
+def _constant(torch: Any, attributes: Attributes) -> Any:
+    for name, value in attributes.items():
+        if name == "value":
+            return tensor_of(torch, value)
+        if name.startswith(("value_float", "value_int")):
+            return torch.tensor(value, dtype=torch.float32 if "float" in name else torch.int64)
+    raise NotImplementedError("a constant of text, or a sparse one")
+
+
 def _range_tensor(torch: Any, attributes: Attributes, *ends: Any) -> Any:
     dtype = getattr(ends[0], "dtype", None) or (torch.int64 if isinstance(ends[0], int) else torch.float32)
     dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype.name)
@@ -262,8 +271,11 @@ OPERATORS = (
     Operator("DepthToSpace", _FIRST, total=True, zero=True, dims=normalise.depth_space, torch=layouts.depth_to_space),
     Operator("SpaceToDepth", _FIRST, total=True, zero=True, dims=normalise.depth_space, torch=layouts.space_to_depth),
     Operator("CenterCropPad", _FIRST, lengths=(1,), zero=True, torch=layouts.centred),
-    Operator("Resize", _FIRST, shape=3, aside=(1, 2), zero=True, dims=normalise.resize),
-    Operator("Upsample", _FIRST, aside=(1,), zero=True),
+    Operator(
+        "Resize", _FIRST, shape=3, aside=(1, 2), zero=True, dims=normalise.resize,
+        settings=(1, 2), torch=resize.resize_of_any_version,
+    ),
+    Operator("Upsample", _FIRST, aside=(1,), zero=True, settings=(1,), torch=resize.upsample),
     _chosen("Gather", Indices.SLICE, choices.gather, _gathered, _gathered_tensor),
     _chosen("GatherElements", Indices.ELEMENT, choices.gather_elements, _picked, _picked_tensor),
     _chosen(
@@ -282,7 +294,7 @@ OPERATORS = (
         "OneHot", (NONE, NONE, LINEAR), lengths=(1,), choosers=(0,), aside=(2,), dims=elements.one_hot, torch=_one_hot
     ),
     Operator("CumSum", _FIRST, zero=True, settings=(1,), dims=elements.running, torch=_running_sum),
-    Operator("Constant", total=True),
+    Operator("Constant", total=True, torch=_constant),
     Operator(
         "ConstantOfShape", (NONE,), total=True, shape=0, kernel=filled,
         torch=_filled_tensor,

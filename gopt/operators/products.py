@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from gopt.operators.calls import windows
+from gopt.operators.calls import attention, recurrent, windows
 from gopt.operators.dims import products as dims
 from gopt.operators.operator import Attributes, Operator, Shape, Slope
 
@@ -61,12 +61,18 @@ OPERATORS = (
         "ConvTranspose", (AFFINE,), factors=_BIASED, total=True, work=_of_spread_windows, dims=dims.convolution,
         torch=windows.transposed_convolution,
     ),
-    Operator("Attention", (CURVED, CURVED, AFFINE, CURVED, CURVED, AFFINE), aside=(3, 4, 5), dims=dims.attention),
-    Operator("RotaryEmbedding", (LINEAR, AFFINE, AFFINE), zero=True, aside=(1, 2), dims=dims.rotary),
-    Operator("RNN", (CURVED,), aside=(5,)),
-    Operator("GRU", (CURVED,), aside=(5,)),
-    Operator("LSTM", (CURVED,), aside=(5, 6)),
-    Operator("STFT", aside=(2,)),
-    Operator("CausalConvWithState", aside=(3,)),
-    Operator("LinearAttention", aside=(3,)),
+    Operator(
+        "Attention", (CURVED, CURVED, AFFINE, CURVED, CURVED, AFFINE), aside=(3, 4, 5), dims=dims.attention,
+        torch=attention.attention,
+    ),
+    Operator(
+        "RotaryEmbedding", (LINEAR, AFFINE, AFFINE), zero=True, aside=(1, 2), dims=dims.rotary,
+        torch=attention.rotary,
+    ),
+    Operator("RNN", (CURVED,), aside=(5,), torch=recurrent.rnn),
+    Operator("GRU", (CURVED,), aside=(5,), torch=recurrent.gru),
+    Operator("LSTM", (CURVED,), aside=(5, 6), torch=recurrent.lstm),
+    Operator("STFT", aside=(2,), settings=(1, 3), torch=windows.frames),
+    Operator("CausalConvWithState", aside=(3,), torch=windows.causal_convolution),
+    Operator("LinearAttention", aside=(3,), torch=attention.linear),
 )  # fmt: skip

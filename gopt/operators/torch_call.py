@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
-from onnx import helper
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
 
 from gopt.operators.operator import Attributes, Operator
 
@@ -50,3 +51,11 @@ def numbers(value: Any) -> list[Any]:
     """The numbers of a constant operand, whatever the shape."""
     value = value.tolist() if hasattr(value, "tolist") else value
     return [number for part in value for number in numbers(part)] if isinstance(value, (list, tuple)) else [value]
+
+
+def tensor_of(torch: Any, proto: TensorProto) -> Any:
+    """A tensor of a file, on the default device."""
+    array, dtype = np.array(numpy_helper.to_array(proto)), getattr(torch, TYPES[proto.data_type])
+    if array.dtype.name not in np.sctypeDict:  # a type that NumPy has not, by the bits
+        array = array.view(f"u{array.dtype.itemsize}")
+    return torch.from_numpy(array).view(dtype).to(torch.get_default_device())

@@ -7,15 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from operator_forms import forms
 from operator_probes import Probe, probes
 
 from gopt.operators.table import OPERATORS, names
 from gopt.operators.torch_call import called
 
 pytestmark = pytest.mark.torch
-SINGLE = frozenset({"GroupNormalization"})
+SINGLE = frozenset({"GroupNormalization", "LinearAttention"})
 """Computed by the reference in float32."""
 CALLED = sorted(names(lambda each: each.torch is not None))
+FORMED = frozenset(name for name in CALLED if forms(name))
+LACKING = frozenset({"GlobalLpPool"})
+"""Computed by no reference."""
+STEPPED = frozenset({"Ceil", "Floor", "Round", "Sign", "Mod", "Hardmax", "QuantizeLinear"})
+"""A rounding of an operand may be a step of the result."""
 
 
 def tensor(value: Any) -> Any:
@@ -57,7 +63,9 @@ def compared(found: tuple[Any, ...], probe: Probe, tolerance: float) -> None:
 @pytest.mark.parametrize("wide", [True, False])
 def test_calls_compute_what_the_reference_does(name, wide):
     pytest.importorskip("torch")
-    for probe in probes(name, 20, wide=wide):
+    uses = list(probes(name, 20, wide=wide))
+    assert uses or name not in FORMED - LACKING
+    for probe in uses:
         function, tensors = of_tensors(name, probe)
         compared(function(*tensors), probe, 1e-7 if wide and name not in SINGLE else 2e-6)
 
@@ -85,7 +93,27 @@ def last(uses: Iterator[Probe]) -> list[Probe]:
     return [*uses][-1:]
 
 
-@pytest.mark.parametrize("name", sorted(names(lambda each: each.torch is not None and each.constants)))
+@pytest.mark.parametrize("name", CALLED)
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_calls_compute_halves_as_wider_numbers_rounded(name, half):
+    """Beside the reference in float32, of operands that are halves: up to three roundings of the largest number."""
+    torch = pytest.importorskip("torch")
+    dtype = getattr(torch, half)
+    for probe in probes(name):
+        rounded = {place: tensor(probe.inputs[place]).to(dtype) for place in probe.floats}
+        due = probe.results({place: each.float().numpy() for place, each in rounded.items()})
+        halves = [rounded.get(place, tensor(each)) for place, each in enumerate(probe.inputs)]
+        attributes = {**probe.case.attributes, **({"to": 1} if name == "Cast" else {})}
+        results = called(OPERATORS[name], torch, halves, attributes, probe.case.opset, probe.case.results)
+        for mine, expected in zip(results, due):
+            if expected.dtype.kind == "f" and name not in STEPPED:
+                assert mine.dtype in (dtype, torch.float32)
+                largest, exact = np.abs(expected[np.isfinite(expected)]).max(initial=0), torch.finfo(dtype)
+                most = 8 * exact.eps * largest + exact.smallest_normal
+                np.testing.assert_allclose(mine.float().numpy(), expected, rtol=0, atol=most)
+
+
+@pytest.mark.parametrize("name", sorted(names(lambda each: each.torch is not None and each.constants) & FORMED))
 def test_constants_are_the_operands_that_tracing_asks_for(name):
     """A number that a fake tensor has not is asked for, by a call that reads it."""
     torch = pytest.importorskip("torch")
@@ -105,3 +133,11 @@ def test_constants_are_the_operands_that_tracing_asks_for(name):
             except Exception as error:
                 assert place not in OPERATORS[name].constants, error
     assert asked == OPERATORS[name].constants
+
+
+def test_a_pool_of_all_places_is_a_pool_by_a_window_of_all():
+    torch = pytest.importorskip("torch")
+    x = torch.arange(24.0).reshape(1, 2, 3, 4) - 9
+    for power in (1, 2, 3):
+        whole = called(OPERATORS["LpPool"], torch, [x], {"kernel_shape": [3, 4], "p": power}, 22)[0]
+        assert torch.allclose(called(OPERATORS["GlobalLpPool"], torch, [x], {"p": power}, 22)[0], whole)
