@@ -121,7 +121,6 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("verbs.verify verification.options", "options of a verb", "steps/test_shard_options.py", "test_gopt.py"),
     **_each(
         "verification.proof.boxes verification.proof.partial_sums verification.proof.exponentials "
-        "verification.proof.sum_laws "
         "verification.proof.choice_laws verification.proof.place_laws verification.proof.attributes "
         "verification.proof.calls verification.proof.comparison verification.proof.constants "
         "verification.proof.evaluation verification.proof.folder "
