@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 from draws import Verdict
-from rank_files import Values, session
+from node_models import session
+from rank_files import Values
 from rank_simulator import Stuck, World, elements
 from steps_gen.oracle import cut, mean, run
 
@@ -82,12 +83,10 @@ class Truth:
 
     def __init__(self, step: Step) -> None:
         self.step, self.cuts = step, sorted(set(step.gradients.values()))
-        infos = {name: _info(name, step.known[name]) for name in self.cuts}
+        rest = [name for name in step.states if name not in step.statistics]
         self.halves = [
             cut(step.model, ["loss", *self.cuts, *(step.states[name] for name in step.statistics)], (), {}),
-            cut(
-                step.model, [new for name, new in step.states.items() if name not in step.statistics], self.cuts, infos
-            ),
+            cut(step.model, [step.states[name] for name in rest], self.cuts, step.known),
         ]
         self.runners = [session(half) for half in self.halves]
 
@@ -103,12 +102,6 @@ class Truth:
         new = run(self.halves[1], self.runners[1], {**states, **means})
         new.update({self.step.states[name]: mean([mine[name] for mine in held]) for name in self.step.statistics})
         return {state: new[name] for state, name in self.step.states.items()}, [float(each["loss"]) for each in local]
-
-
-def _info(name: str, value: np.ndarray) -> object:
-    from onnx import helper
-
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
 
 
 def batch(step: Step, *seed: int) -> Values:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
+from node_models import info, session
 from onnx import ModelProto, helper
-from rank_files import Values, session
+from rank_files import Values
 
 from steps_gen.graphs import reads
 from steps_gen.make import Made
@@ -35,8 +36,7 @@ class Oracle:
         statistics = [made.states[name] for name in made.statistics]
         rest = [made.states[name] for name in made.states if name not in made.statistics]
         self.first = cut(made.plain, [made.loss, *self.cuts, *statistics], (), {})
-        types = {name: _type(made, name) for name in self.cuts}
-        self.second = cut(made.plain, rest, self.cuts, types)
+        self.second = cut(made.plain, rest, self.cuts, made.known)
         read = {each.name for each in self.second.graph.input}
         assert not read.intersection(made.batch), "an update reads the batch itself: no truth is known"
         self.runners = [session(half) if half.graph.node else None for half in (self.first, self.second)]
@@ -89,15 +89,8 @@ def run(model: ModelProto, runner: object, feeds: Values) -> Values:
     return dict(zip(names, runner.run(names, wanted), strict=True))
 
 
-def _type(made: Made, name: str) -> onnx.ValueInfoProto:
-    value = made.known[name]
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-
-
-def cut(
-    model: ModelProto, wanted: Iterable[str], stops: Iterable[str], types: dict[str, onnx.ValueInfoProto]
-) -> ModelProto:
-    """The part of a graph that makes ``wanted``, with ``stops`` as inputs."""
+def cut(model: ModelProto, wanted: Iterable[str], stops: Iterable[str], known: Values) -> ModelProto:
+    """The part of a graph that makes ``wanted``, with ``stops`` as inputs, typed as they are known."""
     graph, stops = model.graph, set(stops)
     wanted = list(dict.fromkeys(wanted))
     needed, kept = set(wanted), []
@@ -105,7 +98,8 @@ def cut(
         if (needed - stops).intersection(node.output):
             kept.append(node)
             needed |= reads(node)
-    inputs = [each for each in graph.input if each.name in needed] + [types[name] for name in sorted(stops & needed)]
+    inputs = [each for each in graph.input if each.name in needed]
+    inputs += [info(name, known[name]) for name in sorted(stops & needed)]
     names = {each.name for each in inputs}
     stored = [each for each in graph.initializer if each.name in needed and each.name not in names]
     # A gradient that is an output as well is not computed again.

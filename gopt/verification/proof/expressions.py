@@ -196,13 +196,13 @@ class Elements:
     # --- numbering ---
 
     def _number(self, op: str, attributes: Hashable, operands: tuple[int, ...], shape: Shape) -> int:
+        number_of = op in _FINITE or (op == INVERSE and self._never_zero(operands[0]))  # numbers expressions of its own
         kind = _LongExpression if len(operands) > _FEW else Expression
         expression = tuple.__new__(kind, (op, attributes, operands, shape))
         number = self._numbers.setdefault(expression, len(self.all))
         if number == len(self.all):
             self.all.append(expression)
             self.varies.append(NOWHERE.union(*map(self.varies.__getitem__, operands)))
-            number_of = op in _FINITE or (op == INVERSE and self._never_zero(operands[0]))
             whole = op == "cast" and attributes[0] not in FLOATS  # type: ignore[index]
             self.finite.append(whole or (number_of and all(map(self.finite.__getitem__, operands))))
             count = elements(shape)
