@@ -75,8 +75,8 @@ class Words:
             values = self.constants[a].reshape(-1), self.constants[b].reshape(-1)
             element = next((index for index, (x, y) in enumerate(zip(*values)) if x != y), 0)
             return (
-                f"{texts[0]}, element {element}: {values[0][place]}",
-                f"{texts[1]}, element {element}: {values[1][place]}",
+                f"{texts[0]}, element {element}: {values[0][element]}",
+                f"{texts[1]}, element {element}: {values[1][element]}",
             )
         return f"{texts[0]}, of shape {_shape(a.shape)}", f"{texts[1]}, of shape {_shape(b.shape)}"
 
