@@ -36,9 +36,11 @@ def _of_equation(attributes: Attributes, operands: Sequence[Shape], out: Shape) 
 
 
 def _gemm(torch: Any, attributes: Attributes, rows: Any, columns: Any, bias: Any = None) -> Any:
-    rows = rows.mT if attributes.get("transA", 0) else rows
-    product = attributes.get("alpha", 1.0) * (rows @ (columns.mT if attributes.get("transB", 0) else columns))
-    return product if bias is None else product + attributes.get("beta", 1.0) * bias
+    rows, columns = (x.mT if attributes.get(f"trans{side}", 0) else x for side, x in (("A", rows), ("B", columns)))
+    scale, share = attributes.get("alpha", 1.0), attributes.get("beta", 1.0)
+    if bias is None:
+        return rows @ columns if scale == 1 else scale * (rows @ columns)
+    return torch.addmm(bias, rows, columns, beta=share if share != 1 else 1, alpha=scale if scale != 1 else 1)
 
 
 _BIASED = (1, 1, 0)

@@ -106,7 +106,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("operators.operator operators.table operators.elementwise operators.moves operators.reductions "
             "operators.products", "records", "operators/test_operators.py"),
-    **_each("operators.executed operators.calls.windows operators.calls.layouts operators.calls.normalise "
+    **_each("operators.executed operators.calls.layouts operators.calls.normalise "
             "operators.calls.losses operators.calls.attention operators.calls.recurrent operators.calls.resize "
             "operators.calls.quantise", "calls of records", "operators/test_torch_call.py"),
     **_each("importers.artifacts.hints", "hints", "importers/artifacts/test_join.py", "house/test_hints.py"),

@@ -93,7 +93,8 @@ def transposed_convolution(t: Any, a: NodeSettings, x: Any, weight: Any, bias: A
         sizes = zip(dims, window.strides, extra, window.reach, due[-rank:])
         over = [(size - 1) * step + more + reach - end for size, step, more, reach, end in sizes]
         before, behind = _halves([max(length, 0) for length in over], policy)
-        behind = [length - low for length, low in zip(over, before)]
+        if a.get("output_shape"):  # zeros behind where it is longer
+            behind = [high + min(length, 0) for length, high in zip(over, behind)]
     room = all(more < max(step, hole) for more, step, hole in zip(extra, window.strides, window.dilations))
     if before == behind and min(before) >= 0 and room:
         return t.convolution(
