@@ -113,8 +113,7 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     **_each("verbs.import_step cli.render_import", "the command and its record", "cli/test_import.py", "test_gopt.py"),
     **_each("verbs.folders verbs.export verbs.inspect verbs.plan", "examples of docstrings", "test_gopt.py"),
     **_each(
-        "verification.certificate.lines verification.certificate.values verification.certificate.nodes "
-        "verification.certificate.calls verification.certificate.result",
+        "verification.certificate.lines verification.certificate.nodes verification.certificate.result",
         "rules of a certificate, each with every line changed", "verification/certificate/test_certificate_check.py",
         "verification/proof/test_certificate.py",
     ),
