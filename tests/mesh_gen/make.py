@@ -53,6 +53,11 @@ class Step:
     statistics: list[str]
     batch: Batch
     known: dict[str, np.ndarray]
+    loss: str = "loss"
+
+    @property
+    def plain(self) -> ModelProto:
+        return self.model
 
 
 def _begun(s: Stream, recipe: Recipe) -> str:

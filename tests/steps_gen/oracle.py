@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
@@ -12,7 +13,6 @@ from onnx import ModelProto, helper
 from rank_files import Values
 
 from steps_gen.graphs import reads
-from steps_gen.make import Made
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,25 @@ class Nudge:
     way: int = 0
 
 
+class Known(Protocol):
+    """A step and what its generator knows of it: of ``Made``, and of the streams of ``mesh_gen``."""
+
+    plain: ModelProto
+    loss: str
+    gradients: dict[str, str]
+    states: dict[str, str]
+    statistics: list[str]
+    batch: Mapping[str, Any]
+    known: Values
+
+
 class Oracle:
     """The plain model in two halves, cut at the gradients that its generator knows."""
 
-    def __init__(self, made: Made) -> None:
+    losses: list[float]
+    """Of the last step, by micro-step and part of the samples."""
+
+    def __init__(self, made: Known) -> None:
         self.made = made
         self.cuts = sorted(set(made.gradients.values()))
         statistics = [made.states[name] for name in made.statistics]
@@ -55,6 +70,7 @@ class Oracle:
             for mine, batch in zip(held, turn, strict=True):
                 local.append(self.local({**mine, **hyper, **batch}))
                 mine.update({name: local[-1][self.made.states[name]] for name in self.made.statistics})
+        self.losses = [float(each[self.made.loss]) for each in local]
         means = {name: mean([each[name] for each in local]) for name in self.cuts}
         top = max([float(np.abs(value[np.isfinite(value)]).max(initial=0)) for value in means.values()], default=0.0)
         given = {name: nudged(value, nudge, generator, top) for name, value in means.items()}

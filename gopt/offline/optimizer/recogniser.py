@@ -73,17 +73,19 @@ class Recogniser:
         """A key, equal for updates that are the same function: the gradient ``start``, behind casts and clips, and the
         states."""
         probe, graph = self.probe, self.training.graph
-        places = {name: place for place, name in enumerate((start, *(state.tensor for state in subgraph.states)))}
+        positions = {
+            name: position for position, name in enumerate((start, *(state.tensor for state in subgraph.states)))
+        }
 
         def maker(name: str) -> Node | None:
-            return None if name in places or probe.owners.reduced.get(name) == "" else probe.producers.get(name)
+            return None if name in positions or probe.owners.reduced.get(name) == "" else probe.producers.get(name)
 
         def leaf(name: str) -> Hashable:
-            """An operand of the function by place and type, a small constant by value, else a value by name."""
+            """An operand of the function by position and type, a small constant by value, else a value by name."""
             type = graph.type_of(name)
-            if name in places or name in probe.updated:
-                place = places.setdefault(name, len(places))
-                return "operand", place, str(type) if probe.single(name) else type.dtype
+            if name in positions or name in probe.updated:
+                position = positions.setdefault(name, len(positions))
+                return "operand", position, str(type) if probe.single(name) else type.dtype
             if probe.is_constant(name) and (value := probe.constant(name)) is not None:
                 return "constant", type.dtype, value.shape, value.tobytes()
             return "value", name
