@@ -109,20 +109,18 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
             "operators.products", "records", "operators/test_operators.py"),
     **_each("operators.executed operators.calls.layouts operators.calls.normalise "
             "operators.calls.losses operators.calls.attention operators.calls.recurrent operators.calls.resize "
-            "operators.calls.quantise", "calls of records", "operators/test_torch_call.py"),
+            "operators.calls.quantise operators.calls.signals", "calls of records", "operators/test_torch_call.py"),
     **_each("importers.artifacts.hints", "hints", "importers/artifacts/test_join.py", "house/test_hints.py"),
     **_each("verbs.import_step cli.render_import", "the command and its record", "cli/test_import.py", "test_gopt.py"),
     **_each("verbs.folders verbs.export verbs.inspect verbs.plan", "examples of docstrings", "test_gopt.py"),
     **_each(
-        "verification.certificate.lines verification.certificate.values verification.certificate.nodes "
-        "verification.certificate.calls verification.certificate.result",
+        "verification.certificate.lines verification.certificate.nodes verification.certificate.result",
         "rules of a certificate, each with every line changed", "verification/certificate/test_certificate_check.py",
         "verification/proof/test_certificate.py",
     ),
     **_each("verbs.verify verification.options", "options of a verb", "steps/test_shard_options.py", "test_gopt.py"),
     **_each(
         "verification.proof.boxes verification.proof.partial_sums verification.proof.exponentials "
-        "verification.proof.sum_laws "
         "verification.proof.choice_laws verification.proof.place_laws verification.proof.attributes "
         "verification.proof.calls verification.proof.comparison verification.proof.constants "
         "verification.proof.evaluation verification.proof.folder "
