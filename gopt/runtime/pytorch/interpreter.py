@@ -6,6 +6,7 @@ axes are fixed, and results of fixed values as well, so that a trace has numbers
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,12 +110,14 @@ class Interpreter:
     def _results(self, node: Node, scope: Scope) -> list[tuple[Any, bool]]:
         """The results of a node, each with whether it is fixed."""
         record = OPERATORS[node.op_type]
-        fixed = node.op_type not in RANDOM and all(
+        draws = node.op_type in RANDOM
+        fixed = not draws and all(
             not name or name in scope.fixed or place in record.by_type for place, name in enumerate(node.inputs)
         )
         operands = [self._operand(record, place, name, scope, fixed) for place, name in enumerate(node.inputs)]
         if not fixed:
-            return [(value, False) for value in self._called(record, node, operands)]
+            with self._device if draws else nullcontext():  # without an operand it draws on the default device
+                return [(value, False) for value in self._called(record, node, operands)]
         with _disable_current_modes():
             return [(value, True) for value in self._called(record, node, operands)]
 
