@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +19,7 @@ from gopt.offline.provenance import Provenance
 from gopt.offline.provenance import provenance as list_bytes
 from gopt.offline.seal import Sealed
 from gopt.offline.seal import seal as seal_folder
-from gopt.offline.state_values import TORCH_FILES, StateDict
+from gopt.offline.state_values import TORCH_FILES, Loaded, StateDict
 from gopt.options.types import checked
 from gopt.records.mesh import Mesh
 from gopt.verbs.export import needs_torch
@@ -86,6 +87,22 @@ def save_state_dict(
         with needs_torch(f"a {os.path.splitext(os.fsdecode(output))[1]} file"):
             from gopt.frontends.pytorch.state_file import save_torch
         return save_torch(path, output, all_states=all_states, force=force)
+
+
+@checked
+def load_values(
+    model: str | os.PathLike[str], state: str | os.PathLike[str], output: str | os.PathLike[str], *,
+    ignore_unknown: bool = False, force: bool = False,
+) -> Loaded:  # fmt: skip
+    """``state_values.load_values`` of any kind of file, those of PyTorch too; raises OptionError without PyTorch."""
+    write = functools.partial(
+        state_values.load_values, model, state, output, ignore_unknown=ignore_unknown, force=force
+    )
+    if not os.fsdecode(state).endswith((*TORCH_FILES, ".bin")):
+        return write()
+    with needs_torch(f"a {os.path.splitext(os.fsdecode(state))[1]} file"):
+        from gopt.frontends.pytorch.saved_values import read_torch
+    return write(read=read_torch)
 
 
 @checked
