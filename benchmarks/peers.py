@@ -1,4 +1,5 @@
-"""PyTorch on the same shapes, for ``benchmarks/train.py``: ``python peers.py mlp|gpt single|ddp|zero1|fsdp2 STEPS``.
+"""PyTorch on the same shapes, for ``benchmarks/train.py``: ``python peers.py mlp|gpt single|ddp|zero1|fsdp2 STEPS``;
+``single+compile`` and the like go through torch.compile.
 
 Runs in an interpreter of its own; prints one line of JSON. Times are of rank 0. Bytes are those that loopback sent
 while the steps ran, which is all that gloo does; calls are those that the profiler saw in one more step.
@@ -88,7 +89,9 @@ def work(rank: int, world: int, name: str, mode: str, steps: int, port: int) -> 
     if world > 1:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
         dist.init_process_group("gloo", rank=rank, world_size=world)
+    mode, _, compiled = mode.partition("+")
     model, update = build(name, mode)
+    model = torch.compile(model) if compiled else model
     x = torch.randn(32, 2048) if name == "mlp" else torch.randint(0, 1024, (4, 128))
     y = torch.randint(0, 1000, (32,) if name == "mlp" else (512,))
 
@@ -124,7 +127,7 @@ def work(rank: int, world: int, name: str, mode: str, steps: int, port: int) -> 
 
 if __name__ == "__main__":
     name, mode, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    if mode == "single":
+    if mode.startswith("single"):
         work(0, 1, name, mode, steps, 0)
     else:
         with socket.create_server(("127.0.0.1", 0)) as free:

@@ -54,6 +54,11 @@ def torch(python: str, case: Case, mode: str, steps: int) -> Run:
     return told(together([[python, str(HERE / "peers.py"), case.name, mode, str(steps)]], [{}])[0])
 
 
+def has_gopt(python: str) -> bool:
+    """Whether an interpreter has gopt too."""
+    return not subprocess.run([python, "-c", "import gopt"], capture_output=True).returncode
+
+
 def memory(elements: int, copies: int, seconds: float = 1.0) -> Run:
     """Passes over the memory of an update of ``elements``, by as many processes at once."""
     command = [sys.executable, str(HERE / "counters.py"), str(elements), str(seconds)]
@@ -86,6 +91,19 @@ def gopt(case: Case, ranks: int, stage: int, steps: int, *, copies: int = 1, thr
         for key in ("seconds", "shares", "peak"):
             first[key] += more[key]
     return first
+
+
+def gopt_torch(python: str, case: Case, ranks: int, stage: int, steps: int, *, compiled: bool) -> Run:
+    """``gopt run --engine torch`` by an interpreter that has gopt and PyTorch. The loss is read after every step."""
+    with tempfile.TemporaryDirectory(prefix="gopt-run-") as text:
+        command = [
+            python, "-P", "-m", "gopt.cli", "run", str(case.ranks(ranks, stage)), "--data", str(case.batch), "--steps",
+            str(WARMUP + steps), "--set", "lr=0.0001", "--log", str(Path(text, "log.jsonl")), "--engine", "torch",
+            "--launch", str(ranks), "--compile" if compiled else "--no-compile",
+        ]  # fmt: skip
+        together([command], [{}])
+        lines = [json.loads(line) for line in Path(text, "log.jsonl").read_text().splitlines()]
+    return {"seconds": [line["seconds"] for line in lines][WARMUP:], "losses": [line["loss"] for line in lines]}
 
 
 def gopt_on_gpu(case: Case, steps: int) -> Run:

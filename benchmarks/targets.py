@@ -16,7 +16,17 @@ NAMES = {
     "gopt2.2": "gopt, 2 ranks, stage 2", "gopt2.3": "gopt, 2 ranks, stage 3", "single": "torch, one process",
     "ddp": "torch DDP", "zero1": "torch ZeRO-1", "fsdp2": "torch FSDP2", "pass1": "memory pass, 1 process",
     "pass2": "memory pass, 2 at once",
+    "single+compile": "torch.compile, one process", "ddp+compile": "torch.compile, DDP",
+    "fsdp2+compile": "torch.compile, FSDP2", "torch1.2": "engine torch, 1 rank", "torch2.2": "engine torch, stage 2",
+    "torch2.3": "engine torch, stage 3", "torch1.2c": "engine torch --compile, 1 rank",
+    "torch2.2c": "engine torch --compile, stage 2", "torch2.3c": "engine torch --compile, stage 3",
 }  # fmt: skip
+ENGINE_TORCH = (
+    ("torch1.2", ("single", "single+compile"), 1.05),
+    ("torch2.2", ("ddp", "zero1", "fsdp2", "ddp+compile", "fsdp2+compile"), 1.0),
+    ("torch2.3", ("ddp", "zero1", "fsdp2", "ddp+compile", "fsdp2+compile"), 1.0),
+)
+"""A way of engine torch, its peers, and the most that it may take of the fastest's time."""
 UPDATE, COST, TRAFFIC, OVERHEAD = 2.0, 1.1, 1.02, 0.05
 """The targets. Traffic leaves room for the frames around the bytes: TCP adds almost 1 % on loopback."""
 
@@ -58,6 +68,12 @@ def decide(name: str, rows: Rows) -> Iterator[Verdict]:
         for peer in ("ddp", "zero1", "fsdp2") if name == "mlp" else ("fsdp2",):
             if peer in rows:
                 yield _against(name, rows, way, peer, 1.0)
+    for one, peers, limit in ENGINE_TORCH:
+        theirs = [peer for peer in peers if peer in rows]
+        mine = [way for way in (one, f"{one}c") if way in rows]
+        if theirs and mine:
+            best, fastest = (min(ways, key=lambda way: rows[way]["ms"]) for ways in (mine, theirs))
+            yield _against(name, rows, best, fastest, limit)
     for way in STAGES:
         each = rows[way]
         note = f"{'measured' if each['measured'] else 'counted'}; the report says {each['planned_ratio']:.3f}"

@@ -21,7 +21,7 @@ from typing import Any
 
 import runs
 import spans
-from cases import LARGE, Case, models, prepare
+from cases import LARGE, WAYS, Case, models, prepare
 from counters import WARMUP, quiet_rate
 from rich.console import Console
 from rich.table import Table
@@ -42,8 +42,13 @@ def contestants(case: Case, steps: int, torch: str | None) -> dict[str, Callable
     }
     if not small:
         ways["gopt1x2"] = partial(runs.gopt, case, 1, 2, steps, copies=2)
-        for mode in ("single", "ddp", "zero1", "fsdp2") if torch else ():
-            ways[mode] = partial(runs.torch, torch, case, mode, steps)
+        for mode in ("single", "ddp", "zero1", "fsdp2", "single+compile", "ddp+compile", "fsdp2+compile"):
+            if torch:
+                ways[mode] = partial(runs.torch, torch, case, mode, steps)
+        for ranks, stage in WAYS if torch and runs.has_gopt(torch) else ():
+            for compiled in (False, True):
+                name = f"torch{ranks}.{stage}" + "c" * compiled
+                ways[name] = partial(runs.gopt_torch, torch, case, ranks, stage, steps, compiled=compiled)
         ways["pass1"] = partial(runs.memory, case.parameters, 1)
         ways["pass2"] = partial(runs.memory, case.parameters // 2, 2)
     return {name: ways[name] for name in NAMES if name in ways}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from helpers import Builder, perceptron
+from helpers import Builder, perceptron, run_graph
 from onnx import TensorProto, helper
 
 from gopt import api
@@ -19,7 +19,6 @@ from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.parameter_server.blocks import Block, find_blocks
 from gopt.parameter_server.options import SplitOptions
-from gopt.runtime.reference_eval import run_graph
 from gopt.runtime.session import Array, SessionCache
 
 MILESTONE = 2

@@ -10,7 +10,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 if TYPE_CHECKING:
     from gopt.api import Source
+    from gopt.ir.graph import Graph
+    from gopt.runtime.session import SessionCache
 
 ROOT = Path(__file__).parents[1]
 FIXTURES = ROOT / "fixtures"
@@ -47,6 +49,21 @@ def source(name: str) -> Source:
     found, extent = _loaded(name)
     assert _extent(found) == extent, f"an earlier test changed the shared source {name}"
     return found
+
+
+def run_graph(
+    graph: Graph, feeds: Mapping[str, np.ndarray], cache: SessionCache | None = None
+) -> dict[str, np.ndarray]:
+    """Run a graph without collectives once; by the reference evaluator where ONNX Runtime has no kernel."""
+    from gopt.runtime.executor import Executor
+    from gopt.runtime.reference_eval import evaluate
+    from gopt.runtime.session import NoKernelError, SessionCache
+
+    try:
+        program = Executor(graph, cache or SessionCache())
+    except NoKernelError:
+        return evaluate(graph, feeds)
+    return program.run(feeds)
 
 
 CODES = {"float32": 1, "int64": 7, "bool": 9, "float16": 10}

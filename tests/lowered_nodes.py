@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
-from onnx.reference import ReferenceEvaluator
+from node_models import evaluated
 
 from gopt.lower.layout_operators import Lowered
 
@@ -15,8 +14,4 @@ def run(lowered: Lowered, values: dict[str, np.ndarray]) -> np.ndarray:
     nodes = [each.to_proto() for each in lowered.nodes()]
     if not nodes:
         return known[lowered.alias or "out"]
-    kinds = {name: onnx.helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in known.items()}
-    inputs = [onnx.helper.make_tensor_value_info(name, kinds[name], value.shape) for name, value in known.items()]
-    graph = onnx.helper.make_graph(nodes, "rank", inputs, [onnx.helper.make_tensor_value_info("out", 1, None)])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)])
-    return ReferenceEvaluator(model).run(None, known)[0]
+    return evaluated(nodes, known, ["out"])[0]

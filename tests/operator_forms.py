@@ -397,6 +397,26 @@ CASES: dict[str, list[Case]] = {**ELEMENTS, **ALONG, **PLACES, **PRODUCTS, **MOV
 
 # --- what has no links, and drawn uses --------------------------------------------------------------------------------
 
+
+def recurrent(op_type: str, gates: int, *, peepholes: bool = False, **attributes: Any) -> list[Case]:
+    """Layers over time: in each direction, with and without biases, lengths and starts."""
+    states = 2 if op_type == "LSTM" else 1
+    found = []
+    for direction in ("forward", "reverse", "bidirectional"):
+        ways = 1 + (direction == "bidirectional")
+        w, r, b = signed(ways, gates * 4, 3), signed(ways, gates * 4, 4), signed(ways, 2 * gates * 4)
+        how = {**attributes, "hidden_size": 4, "direction": direction, "results": 1 + states}
+        rest = [signed(ways, 2, 4) for _ in range(states)]
+        more = [signed(ways, 12)] if peepholes else []
+        found.append(case(signed(5, 2, 3), w, r, b, None, *rest, *more, **how))
+        if not peepholes:
+            found.append(case(signed(5, 2, 3), w, r, **how))
+            found.append(case(signed(5, 2, 3), w, r, b, np.array([5, 2], np.int32), *rest, clip=0.5, **how))
+            turned = [np.ascontiguousarray(each.swapaxes(0, 1)) for each in rest]
+            found.append(case(signed(2, 5, 3), w, r, b, None, *turned, layout=1, **how))
+    return found
+
+
 BEYOND: dict[str, list[Case]] = {
     "Cast": [case(x(5, 4), to=11)],
     "CastLike": [case(x(5, 4), x(2))],
@@ -412,6 +432,27 @@ BEYOND: dict[str, list[Case]] = {
     "Shape": [case(x(2, 3)), case(x(2, 3, 4), start=-2, end=3)],
     "Size": [case(x(2, 3)), case(x())],
     "Upsample": [case(x(1, 2, 3, 4), np.array([1, 1, 2, 2], np.float32), opset=9)],
+    "RNN": recurrent("RNN", 1), "GRU": [*recurrent("GRU", 3), *recurrent("GRU", 3, linear_before_reset=1)],
+    "LSTM": [*recurrent("LSTM", 4), *recurrent("LSTM", 4, peepholes=True)],
+    "STFT": [
+        case(x(2, 16, 1), np.array(4), x(8)), case(x(2, 15, 1), np.array(3), None, np.array(6)),
+        case(x(2, 16, 1), np.array(5), x(8), np.array(8), onesided=0), case(x(2, 16, 2), np.array(4), x(8), onesided=0),
+    ],
+    "CausalConvWithState": [
+        case(signed(2, 3, 7), signed(3, 1, 4), results=2, opset=27),
+        case(signed(2, 3, 7), signed(3, 1, 4), x(3), signed(2, 3, 3), results=2, opset=27, activation="silu"),
+    ],
+    "LinearAttention": [
+        case(signed(2, 5, 8), signed(2, 5, 4), signed(2, 5, 6), opset=27, results=2, update_rule="linear",
+             q_num_heads=4, kv_num_heads=2),
+        case(signed(2, 5, 8), signed(2, 5, 8), signed(2, 5, 6), signed(2, 2, 4, 3), -x(2, 5, 2), x(2, 5, 2), opset=27,
+             results=2, q_num_heads=2, kv_num_heads=2),
+        case(signed(2, 5, 8), signed(2, 5, 8), signed(2, 5, 6), None, -x(2, 5, 8), opset=27, results=2,
+             update_rule="gated", q_num_heads=2, kv_num_heads=2, scale=0.3),
+        case(signed(2, 5, 8), signed(2, 5, 8), signed(2, 5, 6), None, None, x(2, 5, 1), opset=27, results=2,
+             update_rule="delta", q_num_heads=2, kv_num_heads=2),
+    ],
+    "DynamicQuantizeLinear": [case(signed(4, 3), results=3), case(x(5), results=3)],
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
+from node_models import info, session
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
@@ -24,10 +25,6 @@ Call = tuple[NodeProto, list[Array | None]]
 COMM = "gopt.comm"
 KNOWN_OPSET, KNOWN_IR = 26, 10
 """The newest that the runtime knows: tests write nothing that a newer one changed."""
-OPTIONS = onnxruntime.SessionOptions()
-OPTIONS.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-OPTIONS.intra_op_num_threads = OPTIONS.inter_op_num_threads = 1
-OPTIONS.log_severity_level = 4
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 HALVES = (np.dtype(np.float16), BFLOAT16)
 CODES = frozenset({onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16})
@@ -50,11 +47,6 @@ def shape_of(text: str) -> tuple[int, ...]:
 
 def dtype_of(text: str) -> np.dtype[Any]:
     return BFLOAT16 if text == "bfloat16" else np.dtype(text)
-
-
-def session(model: ModelProto) -> onnxruntime.InferenceSession:
-    """A session that changes nothing of the graph."""
-    return onnxruntime.InferenceSession(model.SerializeToString(), OPTIONS, providers=["CPUExecutionProvider"])
 
 
 class Runner:
@@ -128,10 +120,7 @@ class Block:
 
     def _start(self, given: Mapping[str, Array]) -> Any:
         inside = [name for name, value in given.items() if value.dtype.isbuiltin != 1 and value.dtype != BFLOAT16]
-        infos = [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), None)
-            for name, value in given.items() if name not in inside
-        ]  # fmt: skip
+        infos = [info(name, value, None) for name, value in given.items() if name not in inside]
         stored = [numpy_helper.from_array(given[name], name) for name in inside]  # the runtime is not fed these types
         outs = [onnx.ValueInfoProto(name=name) for name in self.kept]
         graph = helper.make_graph(self.nodes, "block", infos, outs, stored)

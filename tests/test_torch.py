@@ -28,7 +28,7 @@ folder, data, out = sys.argv[1:]
 arrays = np.load(data)
 dataset = TensorDataset(*(torch.from_numpy(arrays[name]) for name in ("x", "y")))
 rank = gopt.torch.load(folder, compiled=False)
-for batch in DataLoader(dataset, batch_size=16, sampler=rank.sampler(dataset, shuffle=False)):
+for batch in DataLoader(dataset, batch_size=8, sampler=rank.sampler(dataset, shuffle=False)):
     losses = rank.step(batch, lr=0.01)
 before = rank.full_states()
 rank.save(out + "/gopt")
@@ -37,7 +37,7 @@ for load in (lambda: rank.load(out + "/gopt"), lambda: rank.load_dcp(out + "/dcp
     rank.step(batch, lr=0.01)
     assert any(not torch.equal(value, before[name]) for name, value in rank.full_states().items())
     load()
-    assert rank.steps == 4
+    assert rank.steps == 8
     assert all(torch.equal(value, before[name]) for name, value in rank.full_states().items())
 module = rank.full_state_dict()
 if rank.number == 0:
@@ -71,9 +71,9 @@ def test_a_loop_of_the_users_own_trains_as_gopt_run_does(options, tmp_path):
     found = torch.load(tmp_path / "found.pt")
     # The sampler deals single samples to ranks in turn, gopt run whole batches.
     arrays = np.load(data)
-    dealt = {name: arrays[name].reshape(4, 16, 2, *arrays[name].shape[1:]).swapaxes(1, 2) for name in arrays}
-    batches = [{name: array[step, part] for name, array in dealt.items()} for step in range(4) for part in range(2)]
-    run = gopt.run(folder, batches, 4, settings={"lr": 0.01})
+    dealt = {name: arrays[name].reshape(8, 8, 2, *arrays[name].shape[1:]).swapaxes(1, 2) for name in arrays}
+    batches = [{name: array[step, part] for name, array in dealt.items()} for step in range(8) for part in range(2)]
+    run = gopt.run(folder, batches, 8, settings={"lr": 0.01})
     for name, value in run.states.items():
         np.testing.assert_allclose(found["states"][name].numpy(), value, rtol=1e-4, atol=1e-6, err_msg=name)
     assert found["module"].keys() <= found["states"].keys()
@@ -89,7 +89,7 @@ def rank(tmp_path):
 
 
 def test_batches_that_do_not_fit_are_refused(rank):
-    x, y = torch.randn(16, 32), torch.randint(0, 10, (16,))
+    x, y = torch.randn(8, 32), torch.randint(0, 10, (8,))
     assert rank.step((x, y), lr=0.01)["loss"].isfinite()
     assert rank.step({"x": x, "y": y.int()}, lr=torch.tensor(0.01))["loss"].isfinite()
     with pytest.raises(InputError, match="has shape"):
@@ -99,7 +99,7 @@ def test_batches_that_do_not_fit_are_refused(rank):
     with pytest.raises(InputError, match="the batch has no 'y'"):
         rank.step({"x": x}, lr=0.01)
     with pytest.raises(InputError, match="is int64, the step takes float32"):
-        rank.step((y.reshape(16, 1).expand(16, 32), y), lr=0.01)
+        rank.step((y.reshape(8, 1).expand(8, 32), y), lr=0.01)
     with pytest.raises(OptionError, match="needs a value for 'lr'"):
         rank.step((x, y))
     with pytest.raises(OptionError, match="no model to evaluate"):

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 from gopt.cli.main import main
+from node_models import session
 from onnx import ModelProto, helper, numpy_helper, parser, shape_inference
-from rank_files import Values, session
+from rank_files import Values
 from rank_simulator import World
 
 SHAPES = {"w0": (3, 5), "b0": (5,), "w1": (5, 2), "b1": (2,)}

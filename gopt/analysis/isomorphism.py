@@ -34,13 +34,15 @@ def assign_classes(training: TrainingGraph, updates: Updates, unowned: Sequence[
 
 class ValueNumbers:
     """Numbers values: equal numbers for the same function of the same leaves. ``maker``: the producer of a value, None
-    for a leaf; ``leaf``: the key of a leaf; ``root``: an equal value, for each value."""
+    for a leaf; ``leaf``: the key of a leaf; ``root``: an equal value, for each value; ``numbers``: the numbers of keys,
+    for several readings of leaves."""
 
     def __init__(
-        self, maker: Callable[[str], Node | None], leaf: Callable[[str], Hashable], root: Callable[[str], str] = str
+        self, maker: Callable[[str], Node | None], leaf: Callable[[str], Hashable], root: Callable[[str], str] = str,
+        numbers: dict[Hashable, int] | None = None,
     ) -> None:  # fmt: skip
         self._maker, self._leaf, self._root = maker, leaf, root
-        self._numbers: dict[Hashable, int] = {}
+        self._numbers = {} if numbers is None else numbers
         self._values = {"": -1}
 
     def of_key(self, key: Hashable) -> int:

@@ -73,10 +73,10 @@ def check_rank(
         return mesh.size(group), mesh.index(group, member)
 
     for phase, graph in graphs.items():
-        for node in graph.nodes:
-            if node.domain == COMM and node.op_type in MESSAGES:
+        for node in [node for node in graph.nodes if node.domain == COMM]:
+            if node.op_type in MESSAGES:
                 _check_message(files[phase], graph, node)
-            elif node.domain == COMM:
+            else:
                 _check_call(files[phase], place, graph, node, checked)
     if plan is not None and (wrong := wrong_messages(plan, server, graphs)):
         phase, where, what = wrong
@@ -131,15 +131,19 @@ def _check_call(
     file: str, place: Callable[[str], tuple[int, int]], graph: Graph, node: Node, checked: set[Hashable]
 ) -> None:
     """Refuse a call no group of this mesh can make."""
-    operands = tuple([(type.dtype, type.shape) for type in map(graph.type_of, node.inputs)])
     try:
         record = COLLECTIVES[node.op_type]
         group = str(node.attributes.get("group") or record.resolve(node.attributes)["group"])
         size, index = place(group)
+        node_key = id(node), size, index, *map(id, map(graph.types.get, node.inputs))
+        if node_key in checked:
+            return
+        operands = tuple([(type.dtype, type.shape) for type in map(graph.type_of, node.inputs)])
         key = node.encoded, operands, size, _share(node.attributes, size, index)
         if node.encoded is None or key not in checked:
             record.infer(node.attributes, operands, size, index)
             checked.add(key)
+        checked.add(node_key)
     except KeyError:
         _refuse(file, show(node.label), f"{COMM} has no operator {show(node.op_type)}")
     except GoptError as error:

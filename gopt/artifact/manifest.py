@@ -43,6 +43,7 @@ FORMAT = "gopt-manifest/1"
 MANIFEST_FILE = "manifest.json"
 REPORT_FILE = "report.json"
 LossRule = Annotated[str, Bounds(pattern="^(sum|sum:.+|weighted:.+)$")]
+WireType = Annotated[str, one_of("float32", "float16", "bfloat16")]
 SizesRule = Annotated[str, SIZES]
 Shape = tuple[Count | str | None, ...]
 
@@ -281,7 +282,7 @@ class Manifest:
     over micro-steps too, and weighted:VALUE divides the sum of w times gradient by the sum of w, where w is the VALUE
     of the rank; sum:NAME,NAME adds the gradients of these parameters and averages all others; the key is absent when
     the gradient of the step is their mean."""
-    reduce_dtype: Annotated[str, one_of("float32", "float16", "bfloat16")] = field(default="", metadata=OPTIONAL)
+    reduce_dtype: WireType = field(default="", metadata=OPTIONAL)
     """Gradients travel between ranks in this type; the key is absent when they travel in the type in which they are
     made."""
     statistics: Annotated[str, one_of("root")] = field(default="mean", metadata=OPTIONAL)

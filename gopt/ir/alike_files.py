@@ -17,14 +17,14 @@ from gopt.ir.external_data import DataFolder, naming
 from gopt.ir.graph import Graph, Node
 from gopt.ir.graph_index import walk
 from gopt.ir.graph_io import declared, decoded, read_initializers, read_inputs
-from gopt.ir.load import checked_graph, header_of, load, read_bytes
+from gopt.ir.load import checked_graph, header_of, load, uncounted_bytes
 from gopt.ir.model_file import ModelFile, refill
 from gopt.ir.node_kinds import record_of
 from gopt.ir.symbol_table import SymbolTable
 from gopt.ir.tensor import Tensor
 from gopt.ir.type_proto import value_info
 from gopt.ir.types import FLOATS, TensorType
-from gopt.ir.wire_format import GRAPH, NODE, split_fields
+from gopt.ir.wire_format import GRAPH, NODE, check_parts, split_fields
 from gopt.operators.kinds import CASTS, UNMOVED
 from gopt.system.garbage import gc_paused
 
@@ -126,9 +126,11 @@ class AlikeFiles:
     def load(self, path: str) -> Graph:
         """The graph in a file. Raises the errors of ``gopt.ir.load.load``."""
         with naming(path):
-            data = read_bytes(path)
+            data = uncounted_bytes(path)
+            header, body = _split(data)
+            check_parts(header if body in self._bodies else data)
         try:
-            return self._beside(path, *_split(data))
+            return self._beside(path, header, body)
         except DecodeError:
             return load(path, own=True)  # says what is wrong
 

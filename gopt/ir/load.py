@@ -104,6 +104,13 @@ def graph_of(model: ModelProto, path: str | os.PathLike[str] = "the model") -> G
 
 def read_bytes(path: str) -> bytes:
     """Return the bytes of a file that may be a model: neither too long nor of too many parts."""
+    data = uncounted_bytes(path)
+    check_parts(data)
+    return data
+
+
+def uncounted_bytes(path: str) -> bytes:
+    """Return the bytes of a file that may be a model, of any number of parts."""
     check_model_size(regular_size(path))
     try:
         with open(path, "rb") as stream:
@@ -112,7 +119,6 @@ def read_bytes(path: str) -> bytes:
             data = stream.read()
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}") from error
-    check_parts(data)
     return data
 
 

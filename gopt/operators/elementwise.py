@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from gopt.operators.calls import draws, quantise
 from gopt.operators.dims import elements
 from gopt.operators.operator import Array, Attributes, Kernel, Operator, Slope, of_operands
-from gopt.operators.torch_call import TYPES
+from gopt.operators.torch_call import TYPES, number_if_constant
 
 NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
 
@@ -168,7 +169,7 @@ OPERATORS = (
     ),
     binary(
         "Pow", (CURVED,), lambda x, y: np.power(x, y).astype(x.dtype), zero=True, raised_to=1,
-        torch=lambda t, a, x, y: t.pow(x, y).to(x.dtype),
+        torch=lambda t, a, x, y: t.pow(x, number_if_constant(t, y, x.ndim)).to(x.dtype),
     ),
     binary("Max", (BENT,), _joined(np.maximum), power=1, torch=lambda t, a, *xs: reduce(t.maximum, xs)),
     binary("Min", (BENT,), _joined(np.minimum), power=1, torch=lambda t, a, *xs: reduce(t.minimum, xs)),
@@ -192,7 +193,7 @@ OPERATORS = (
     binary("BitwiseOr", (NONE,), np.bitwise_or, torch="bitwise_or"),
     binary("BitwiseXor", (NONE,), np.bitwise_xor, torch="bitwise_xor"),
     # --- element by element where nothing is drawn, or along one axis ---
-    Operator("Dropout", switch=2, dims=elements.dropout),
-    Operator("QuantizeLinear", dims=elements.quantised),
-    Operator("DequantizeLinear", dims=elements.quantised),
+    Operator("Dropout", switch=2, dims=elements.dropout, torch=draws.dropout),
+    Operator("QuantizeLinear", dims=elements.quantised, torch=quantise.quantise),
+    Operator("DequantizeLinear", dims=elements.quantised, torch=quantise.restore),
 )  # fmt: skip

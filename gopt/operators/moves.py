@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from gopt import limits
-from gopt.operators.calls import layouts
+from gopt.operators.calls import layouts, resize
 from gopt.operators.dims import choices, elements, moves, normalise
 from gopt.operators.dims.link import DimFactors
 from gopt.operators.operator import (
@@ -24,7 +24,7 @@ from gopt.operators.operator import (
     TorchCall,
     of_operands,
 )
-from gopt.operators.torch_call import TYPES, numbers
+from gopt.operators.torch_call import TYPES, numbers, tensor_of
 
 NONE, STEP, LINEAR, AFFINE, BENT, CURVED = Slope
 _FIRST, _WRITTEN = (LINEAR, NONE), (BENT, NONE, CURVED)
@@ -149,6 +149,15 @@ def _range(attributes: Attributes, operands: Sequence[Any]) -> Array:
     return np.asarray(start + step * np.arange(count, dtype=start.dtype), start.dtype)
 
 
+def _constant(torch: Any, attributes: Attributes) -> Any:
+    for name, value in attributes.items():
+        if name == "value":
+            return tensor_of(torch, value)
+        if name.startswith(("value_float", "value_int")):
+            return torch.tensor(value, dtype=torch.float32 if "float" in name else torch.int64)
+    raise NotImplementedError("a constant of text, or a sparse one")
+
+
 def _range_tensor(torch: Any, attributes: Attributes, *ends: Any) -> Any:
     dtype = getattr(ends[0], "dtype", None) or (torch.int64 if isinstance(ends[0], int) else torch.float32)
     dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype.name)
@@ -176,28 +185,40 @@ def _picked_tensor(torch: Any, attributes: Attributes, data: Any, indices: Any) 
     return data.gather(axis, _from_start(torch, indices, data.shape[axis]))
 
 
-def _tuples(torch: Any, data: Any, indices: Any, batch: int) -> tuple[Any, ...]:
-    """An index for each dimension of the batch and each element of the tuples."""
+def _rows(torch: Any, data: Any, indices: Any, batch: int = 0) -> tuple[Any, Any, tuple[int, ...]]:
+    """The data as rows, the row of each tuple, and the shape of a row."""
     lines = [torch.arange(data.shape[dim], device=indices.device) for dim in range(batch)]
     lines = [line.reshape(-1, *[1] * (indices.ndim - 2 - dim)) for dim, line in enumerate(lines)]
-    return (*lines, *indices.unbind(-1))
+    row, dim = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=indices.device), 0
+    for dim, index in enumerate((*lines, *indices.unbind(-1)), 1):
+        row = row * data.shape[dim - 1] + _from_start(torch, index, data.shape[dim - 1])
+    rest = tuple(data.shape[dim:])
+    return data.reshape(-1, *rest), row.reshape(-1), rest
 
 
-def _written(torch: Any, attributes: Attributes, data: Any, axis: int, indices: Any, new: Any) -> Any:
+def _gathered_rows(torch: Any, attributes: Attributes, data: Any, indices: Any) -> Any:
+    rows, at, rest = _rows(torch, data, indices, attributes.get("batch_dims", 0))
+    return rows.index_select(0, at).reshape(*indices.shape[:-1], *rest)
+
+
+def _written(torch: Any, attributes: Attributes, data: Any, indices: Any, new: Any) -> Any:
     """Elements in the places of others, or joined with them."""
-    how = _WAYS[attributes.get("reduction", "none")]
-    if how is None:
-        return data.scatter(axis, _from_start(torch, indices, data.shape[axis]), new)
-    return data.scatter_reduce(axis, _from_start(torch, indices, data.shape[axis]), new, how)
+    axis, how = attributes.get("axis", 0), attributes.get("reduction", "none")
+    at = _from_start(torch, indices, data.shape[axis])
+    if how in _WAYS:
+        return data.scatter_reduce(axis, at, new, _WAYS[how])
+    return (data.scatter_add if how == "add" else data.scatter)(axis, at, new)
 
 
-def _written_tuples(torch: Any, attributes: Attributes, data: Any, indices: Any, new: Any) -> Any:
-    numbers = torch.arange(data.numel(), device=data.device).reshape(data.shape)
-    at = numbers[_tuples(torch, data, indices, 0)]
-    return _written(torch, attributes, data.reshape(-1), 0, at.reshape(-1), new.reshape(-1)).reshape(data.shape)
+def _written_rows(torch: Any, attributes: Attributes, data: Any, indices: Any, new: Any) -> Any:
+    (rows, at, rest), how = _rows(torch, data, indices), attributes.get("reduction", "none")
+    new = new.reshape(-1, *rest)
+    if how in _WAYS:
+        return rows.index_reduce(0, at, new, _WAYS[how]).reshape(data.shape)
+    return (rows.index_add if how == "add" else rows.index_copy)(0, at, new).reshape(data.shape)
 
 
-_WAYS = {"none": None, "add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+_WAYS = {"mul": "prod", "max": "amax", "min": "amin"}
 
 
 def _running_sum(torch: Any, attributes: Attributes, data: Any, axis: Any) -> Any:
@@ -262,27 +283,29 @@ OPERATORS = (
     Operator("DepthToSpace", _FIRST, total=True, zero=True, dims=normalise.depth_space, torch=layouts.depth_to_space),
     Operator("SpaceToDepth", _FIRST, total=True, zero=True, dims=normalise.depth_space, torch=layouts.space_to_depth),
     Operator("CenterCropPad", _FIRST, lengths=(1,), zero=True, torch=layouts.centred),
-    Operator("Resize", _FIRST, shape=3, aside=(1, 2), zero=True, dims=normalise.resize),
-    Operator("Upsample", _FIRST, aside=(1,), zero=True),
+    Operator(
+        "Resize", _FIRST, shape=3, aside=(1, 2), zero=True, dims=normalise.resize,
+        settings=(1, 2), torch=resize.resize_of_any_version,
+    ),
+    Operator("Upsample", _FIRST, aside=(1,), zero=True, settings=(1,), torch=resize.upsample),
     _chosen("Gather", Indices.SLICE, choices.gather, _gathered, _gathered_tensor),
     _chosen("GatherElements", Indices.ELEMENT, choices.gather_elements, _picked, _picked_tensor),
     _chosen(
-        "GatherND", Indices.TUPLE, choices.gather_nd,
-        torch=lambda t, a, x, at: x[_tuples(t, x, at, a.get("batch_dims", 0))],
+        "GatherND", Indices.TUPLE, choices.gather_nd, torch=_gathered_rows
     ),
     Operator("Compress", _FIRST, choosers=(1,), zero=True, settings=(1,), torch=layouts.compress),
     Operator(
         "ScatterElements", _WRITTEN, choosers=(1,), indices=Indices.ELEMENT, dims=choices.scatter_elements,
-        torch=lambda t, a, x, at, new: _written(t, a, x, a.get("axis", 0), at, new),
+        torch=_written,
     ),
     Operator(
-        "ScatterND", _WRITTEN, choosers=(1,), indices=Indices.TUPLE, dims=choices.scatter_nd, torch=_written_tuples
+        "ScatterND", _WRITTEN, choosers=(1,), indices=Indices.TUPLE, dims=choices.scatter_nd, torch=_written_rows
     ),
     Operator(
         "OneHot", (NONE, NONE, LINEAR), lengths=(1,), choosers=(0,), aside=(2,), dims=elements.one_hot, torch=_one_hot
     ),
     Operator("CumSum", _FIRST, zero=True, settings=(1,), dims=elements.running, torch=_running_sum),
-    Operator("Constant", total=True),
+    Operator("Constant", total=True, torch=_constant),
     Operator(
         "ConstantOfShape", (NONE,), total=True, shape=0, kernel=filled,
         torch=_filled_tensor,

@@ -129,8 +129,10 @@ class Operator:
 
     @property
     def constants(self) -> frozenset[int]:
-        """The operands that PyTorch reads as numbers before a run: shapes, lengths, axes, switches."""
-        return frozenset({self.shape, *self.lengths, self.switch, *self.settings} - {None})  # type: ignore[arg-type]
+        """The operands that PyTorch reads as numbers before a run: shapes, lengths, axes, switches; an exponent where
+        it is a constant."""
+        decided = {self.shape, *self.lengths, self.switch, *self.settings, self.raised_to}
+        return frozenset(decided - {None})  # type: ignore[arg-type]
 
     def exponent(self, operand: int) -> int:
         """The power of an operand in the products of the result; 0 unless the operand is a factor."""

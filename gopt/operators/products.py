@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from gopt.operators.calls import windows
+from gopt.operators.calls import attention, recurrent, windows
 from gopt.operators.dims import products as dims
 from gopt.operators.operator import Attributes, Operator, Shape, Slope
 
@@ -36,9 +36,11 @@ def _of_equation(attributes: Attributes, operands: Sequence[Shape], out: Shape) 
 
 
 def _gemm(torch: Any, attributes: Attributes, rows: Any, columns: Any, bias: Any = None) -> Any:
-    rows = rows.mT if attributes.get("transA", 0) else rows
-    product = attributes.get("alpha", 1.0) * (rows @ (columns.mT if attributes.get("transB", 0) else columns))
-    return product if bias is None else product + attributes.get("beta", 1.0) * bias
+    rows, columns = (x.mT if attributes.get(f"trans{side}", 0) else x for side, x in (("A", rows), ("B", columns)))
+    scale, share = attributes.get("alpha", 1.0), attributes.get("beta", 1.0)
+    if bias is None:
+        return rows @ columns if scale == 1 else scale * (rows @ columns)
+    return torch.addmm(bias, rows, columns, beta=share if share != 1 else 1, alpha=scale if scale != 1 else 1)
 
 
 _BIASED = (1, 1, 0)
@@ -61,12 +63,18 @@ OPERATORS = (
         "ConvTranspose", (AFFINE,), factors=_BIASED, total=True, work=_of_spread_windows, dims=dims.convolution,
         torch=windows.transposed_convolution,
     ),
-    Operator("Attention", (CURVED, CURVED, AFFINE, CURVED, CURVED, AFFINE), aside=(3, 4, 5), dims=dims.attention),
-    Operator("RotaryEmbedding", (LINEAR, AFFINE, AFFINE), zero=True, aside=(1, 2), dims=dims.rotary),
-    Operator("RNN", (CURVED,), aside=(5,)),
-    Operator("GRU", (CURVED,), aside=(5,)),
-    Operator("LSTM", (CURVED,), aside=(5, 6)),
-    Operator("STFT", aside=(2,)),
-    Operator("CausalConvWithState", aside=(3,)),
-    Operator("LinearAttention", aside=(3,)),
+    Operator(
+        "Attention", (CURVED, CURVED, AFFINE, CURVED, CURVED, AFFINE), aside=(3, 4, 5), dims=dims.attention,
+        torch=attention.attention,
+    ),
+    Operator(
+        "RotaryEmbedding", (LINEAR, AFFINE, AFFINE), zero=True, aside=(1, 2), dims=dims.rotary,
+        torch=attention.rotary,
+    ),
+    Operator("RNN", (CURVED,), aside=(5,), torch=recurrent.rnn),
+    Operator("GRU", (CURVED,), aside=(5,), torch=recurrent.gru),
+    Operator("LSTM", (CURVED,), aside=(5, 6), torch=recurrent.lstm),
+    Operator("STFT", aside=(2,), settings=(1, 3), torch=windows.frames),
+    Operator("CausalConvWithState", aside=(3,), torch=windows.causal_convolution),
+    Operator("LinearAttention", aside=(3,), torch=attention.linear),
 )  # fmt: skip

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gopt.operators import elementwise, moves, products, reductions
+from gopt.operators import elementwise, executed, moves, products, reductions
 from gopt.operators.operator import Operator
 
-OPERATORS = {
+OPERATORS: dict[str, Operator] = {
     record.name: record
-    for record in (*elementwise.OPERATORS, *moves.OPERATORS, *reductions.OPERATORS, *products.OPERATORS)
+    for family in (elementwise, moves, reductions, products, executed)
+    for record in family.OPERATORS
 }  # fmt: skip
 UNKNOWN = Operator("")
 """Stands for an operator without a record: nothing is known of it."""

@@ -214,7 +214,8 @@ class Executor:
         return [name for name in self._inputs if any(name in self._steps[number].inputs for number in self._early)]
 
     def run(
-        self, feeds: Mapping[str, Array | HeldInput], call: CollectiveCallback, early: EarlyResults | None = None
+        self, feeds: Mapping[str, Array | HeldInput], call: CollectiveCallback = no_calls,
+        early: EarlyResults | None = None,
     ) -> dict[str, Array]:  # fmt: skip
         """Run one step on values for the inputs; returns the graph's outputs.
 

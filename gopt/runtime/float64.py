@@ -19,7 +19,7 @@ from gopt.operators.kinds import RECURRENT
 from gopt.runtime import large_products
 from gopt.runtime.blas_threads import one_blas_thread
 from gopt.runtime.bound_calls import CollectiveCallback
-from gopt.runtime.executor import Executor, HeldInput
+from gopt.runtime.executor import Executor, HeldInput, no_calls
 from gopt.runtime.fallback_kernels import operators
 from gopt.runtime.inlined_functions import inlined
 from gopt.runtime.partition import Segment
@@ -55,7 +55,7 @@ class Float64Graph:
         """As ``Executor.hold``."""
         return self._program.hold(feeds)
 
-    def run(self, feeds: Mapping[str, Array | HeldInput], call: CollectiveCallback) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Array | HeldInput], call: CollectiveCallback = no_calls) -> dict[str, Array]:
         """Run once; ``call`` makes the collectives of the graph."""
 
         def answer(index: int, node: Node, inputs: list[Array]) -> Any:

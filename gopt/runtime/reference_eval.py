@@ -1,4 +1,4 @@
-"""Runs whole graphs at once: by ONNX Runtime, or by onnx's reference evaluator with kernels for more types."""
+"""Runs whole graphs at once by onnx's reference evaluator, with kernels for more types."""
 
 from __future__ import annotations
 
@@ -8,32 +8,15 @@ import numpy as np
 
 from gopt.analysis.flops import flops_of
 from gopt.errors import GoptError, RunError
-from gopt.ir.graph import COMM, Graph, Node
+from gopt.ir.graph import COMM, Graph
 from gopt.ir.scopes import bodies
-from gopt.runtime.executor import Executor
 from gopt.runtime.fallback_kernels import operators
 from gopt.runtime.inlined_functions import inlined
 from gopt.runtime.proto import build_model, is_embedded, stored
-from gopt.runtime.session import Array, NoKernelError, SessionCache, first_line
+from gopt.runtime.session import Array, first_line
 
 TURNS = 64
 """Turns that a loop is taken to make, for an estimate."""
-
-
-def run_graph(graph: Graph, feeds: Mapping[str, Array], cache: SessionCache | None = None) -> dict[str, Array]:
-    """Run a graph without collectives once; by the reference evaluator where ONNX Runtime has no kernel."""
-    for node in graph.nodes:
-        if node.domain == COMM:
-            raise RunError(f"the graph holds the collective {node.op_type} {node.label!r}: it needs all its ranks")
-    try:
-        program = Executor(graph, cache or SessionCache())
-    except NoKernelError:
-        return evaluate(graph, feeds)
-    return program.run(feeds, _no_call)
-
-
-def _no_call(index: int, node: Node, inputs: list[Array]) -> list[Array]:
-    raise RunError(f"no engine runs call {index}, {node.op_type} {node.label!r}")
 
 
 def evaluate(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:

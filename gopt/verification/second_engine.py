@@ -261,17 +261,13 @@ class _Search:
 
     def _plain(self, part: Graph, sessions: SessionCache | None = None) -> Callable[[Values], Values]:
         program = Executor(part, sessions or PlainSessions())
-        return lambda feeds: program.run(feeds, _no_call)
+        return lambda feeds: program.run(feeds)
 
     def _rewritten(self, part: Graph) -> Callable[[Values], Values]:
         return self._plain(part, SessionCache())
 
     def _independent(self, part: Graph) -> Callable[[Values], Values]:
         return (lambda feeds: evaluate(part, feeds)) if self.second is None else self._plain(part, self.second)
-
-
-def _no_call(index: int, node: Node, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    raise AssertionError(node.label)  # nodes that are no calls alone are looked at
 
 
 def _jittered(value: np.ndarray, random: np.random.Generator) -> np.ndarray:

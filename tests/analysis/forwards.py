@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from helpers import Builder
+from helpers import Builder, run_graph
 
 from gopt.analysis.coupling.step_couplings import CouplingSummary, analyse_couplings
 from gopt.analysis.training import Phase, State, StateKind, TrainingGraph
 from gopt.ir.graph import Graph
 from gopt.ir.load import load
-from gopt.runtime.reference_eval import run_graph
 
 WIDTH, TOKENS, CLASSES = 4, 3, 5
 Forward = Callable[[Builder, int], str]

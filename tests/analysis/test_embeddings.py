@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from helpers import FIXTURES
+from helpers import FIXTURES, run_graph
 from onnx import ModelProto, helper
 from steps_gen.edits import KINDS, Edited, behind, products_split, renamed, shuffled
 
 import gopt
 from gopt.analysis.embeddings import EmbeddingTable, find_embeddings
 from gopt.analysis.training import Phase, TrainingGraph
-from gopt.runtime.reference_eval import run_graph
 
 SPARSE = sorted(path.stem for path in (FIXTURES / "sparse").glob("*.onnx"))
 SOME = ["dlrm_adagrad", "nce_sgd", "towers_adam", "towers_product_sgd", "tree_softmax_momentum"]

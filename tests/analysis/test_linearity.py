@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from helpers import Builder
+from helpers import Builder, run_graph
 from onnx import helper, numpy_helper
 from operator_forms import forms
 from operator_probes import Probe, probes
@@ -18,7 +18,6 @@ from gopt.ir.graph import Node
 from gopt.ir.graph_index import GraphIndex
 from gopt.ir.load import load
 from gopt.operators.table import OPERATORS
-from gopt.runtime.reference_eval import run_graph
 
 
 def zeros(b: Builder) -> str:

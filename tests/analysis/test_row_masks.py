@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers import run_graph
 from small_graphs import parsed
 
 from gopt.analysis.row_masks import masked_ids
 from gopt.analysis.row_values import RowValues
-from gopt.runtime.reference_eval import run_graph
 
 HEAD = """g (int64[6] ids, int64[6] others, float[6,2] d, float[2,3,2] cube) => (float[6,2] rows)
 <int64 zero = {0}, int64 three = {3}, int64 minus = {-1}, int64 nine = {9}, int64 last = {8}, int64 least = {-9},

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers import run_graph
 from small_graphs import parsed
 
 from gopt.analysis.row_sums import NoRowSum, RowSums, SparseGradient
 from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import Phase
 from gopt.ir.graph import Graph
-from gopt.runtime.reference_eval import run_graph
 
 HEAD = """g (int64[4] ids, int64[3] more, int64[2,2] square, float[4,2] d, float[3,2] e, float[2,2,2] cube,
 int64[4] least, float[2,2] t2, float scale, float[5,2] dense, float[5,1] fed) => (float[5,2] out)

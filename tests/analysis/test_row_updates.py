@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import FIXTURES, Builder, perceptron
+from helpers import FIXTURES, Builder, perceptron, run_graph
 
 import gopt
 from gopt.analysis.row_updates import RowUpdate, row_update
@@ -16,7 +16,6 @@ from gopt.analysis.row_values import RowValues
 from gopt.analysis.training import Phase, TrainingGraph
 from gopt.analysis.update_subgraphs import find_updates
 from gopt.ir.types import numpy_dtype
-from gopt.runtime.reference_eval import run_graph
 
 ROLES = {"asgd", "asgd_decay", "asgd_constant_lr", "asgd_decay_constant_lr"}
 """Optimizers whose roles a user must name."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
+from node_models import info, session
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
@@ -62,16 +62,7 @@ def reference(model: ModelProto, feeds: Arrays) -> dict[str, np.ndarray]:
 
 def runtime(model: ModelProto, feeds: Arrays) -> dict[str, np.ndarray]:
     """The outputs by ONNX Runtime."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return dict(zip([each.name for each in session.get_outputs()], session.run(None, dict(feeds))))
-
-
-def info(name: str, value: np.ndarray) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+    return dict(zip([each.name for each in model.graph.output], session(model).run(None, dict(feeds))))
 
 
 def scalar_model(nodes: Sequence[NodeProto], inputs: Arrays, constants: Arrays, result: str, weights: np.ndarray,

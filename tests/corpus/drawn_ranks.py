@@ -9,7 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, ModelProto, NodeProto, helper, numpy_helper
+from node_models import info
+from onnx import AttributeProto, ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 Arrays = list[list[np.ndarray]]
@@ -76,12 +77,11 @@ class Program:
         ]
 
     def model(self, member: int, outputs: Iterable[str]) -> ModelProto:
-        def info(name: str) -> Any:
-            array = self.arrays[name][0][member]
-            return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        def typed(name: str) -> ValueInfoProto:
+            return info(name, self.arrays[name][0][member])
 
         stored = [numpy_helper.from_array(self.arrays[name][0][member], name) for name in self.stored]
-        graph = helper.make_graph(self.nodes, "g", [*map(info, self.inputs)], [*map(info, outputs)], stored)
+        graph = helper.make_graph(self.nodes, "g", [*map(typed, self.inputs)], [*map(typed, outputs)], stored)
         versions = [helper.make_opsetid("", 18), helper.make_opsetid("gopt.comm", 1)]
         return helper.make_model(graph, opset_imports=versions, ir_version=8)
 

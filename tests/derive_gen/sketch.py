@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import numpy as np
+from node_models import model_of
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
@@ -185,13 +186,7 @@ def reads(node: NodeProto) -> set[str]:
 
 def evaluated(node: NodeProto, known: dict[str, np.ndarray], opset: int) -> list[np.ndarray]:
     """The results of one node in float64."""
-    inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-        for name, value in known.items()
-    ]
-    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output]
-    graph: GraphProto = helper.make_graph([node], "one", inputs, outputs)
-    model: ModelProto = wide(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]))
+    model = wide(model_of([node], known, node.output, opset=opset))
     try:
         with np.errstate(all="ignore"):
             return [np.asarray(each) for each in ReferenceEvaluator(model, new_ops=KERNELS).run(None, known)]

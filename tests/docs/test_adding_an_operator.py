@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = (
     "conftest.py",
     "helpers.py",
+    "node_models.py",
     "operator_forms.py",
     "operator_probes.py",
     "operators",

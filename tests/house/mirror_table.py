@@ -106,8 +106,9 @@ TESTED_ELSEWHERE: dict[str, Elsewhere] = {
     ),
     **_each("operators.operator operators.table operators.elementwise operators.moves operators.reductions "
             "operators.products", "records", "operators/test_operators.py"),
-    **_each("operators.calls.windows operators.calls.layouts operators.calls.normalise operators.calls.losses",
-            "calls of records", "operators/test_torch_call.py"),
+    **_each("operators.executed operators.calls.layouts operators.calls.normalise "
+            "operators.calls.losses operators.calls.attention operators.calls.recurrent operators.calls.resize "
+            "operators.calls.quantise", "calls of records", "operators/test_torch_call.py"),
     **_each("importers.artifacts.hints", "hints", "importers/artifacts/test_join.py", "house/test_hints.py"),
     **_each("verbs.import_step cli.render_import", "the command and its record", "cli/test_import.py", "test_gopt.py"),
     **_each("verbs.folders verbs.export verbs.inspect verbs.plan", "examples of docstrings", "test_gopt.py"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from node_models import model_of
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from operator_forms import Case, forms
 from operator_probes import Probe
@@ -244,10 +245,8 @@ def used(op_type: str, case: Case, dim: int, half: int, path: Path) -> CouplingC
         return None
     names = [f"x{place}" if each is not None else "" for place, each in enumerate(inputs)]
     node = helper.make_node(op_type, names, [f"y{place}" for place in range(case.results)], **case.attributes)
-    info = helper.make_tensor_value_info("x0", helper.np_dtype_to_tensor_dtype(first.dtype), first.shape)
-    held = [numpy_helper.from_array(each, name) for name, each in zip(names[1:], inputs[1:]) if each is not None]
-    graph = helper.make_graph([node], "use", [info], [helper.make_empty_tensor_value_info("y0")], held)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", case.opset)], ir_version=8)
+    stored = {name: each for name, each in zip(names[1:], inputs[1:]) if each is not None}
+    model = model_of([node], {"x0": first}, ["y0"], opset=case.opset, stored=stored, ir_version=8)
     onnx.save(onnx.shape_inference.infer_shapes(model, data_prop=True), path)
     try:
         context = CouplingContext(GraphIndex(load(path)), half)

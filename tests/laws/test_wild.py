@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 from gopt.cli.main import main
+from node_models import session
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from products import part
-from rank_files import session
 from wild_gen.form import Form
 from wild_gen.judge import RANKS, hold_numbers, written
 from wild_gen.steps import NAMES, forward_of, step

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import helper
-from onnx.reference import ReferenceEvaluator
+from lowered_nodes import run
+from placement_numbers import type_of
 
 from gopt.ir.graph import SPMD, Node
-from gopt.ir.types import TensorType, dtype_name
+from gopt.ir.types import TensorType
 from gopt.lower.lowered import LoweringContext
 from gopt.lower.member_operators import MEMBER_OPERATORS
 
@@ -24,27 +24,14 @@ def member(op_type: str, sizes: tuple[int, ...], at: int, values: list[np.ndarra
     part = values[0] if op_type == "DimSlice" else values[0].take(range(start, start + sizes[at]), axis)
     known = dict(zip(names, [part, *values[1:]]))
     shape = expected_shape(op_type, part, values, axis)
-    types = {name: typed(each) for name, each in known.items()} | {"out": TensorType(typed(part).dtype, shape)}
+    types = {name: type_of(each) for name, each in known.items()} | {"out": TensorType(type_of(part).dtype, shape)}
     node = Node(op_type, names, ["out"], domain=SPMD, attributes={**attributes, "group": "tp", "sizes": list(sizes)})
     lowered = MEMBER_OPERATORS[op_type](node, LoweringContext({"tp": at}, frozenset(), types))
     known |= lowered.constants
-    if lowered.alias:
-        return known[lowered.alias]
-    infos = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
-        for name, each in known.items()
-    ]
-    nodes = [each.to_proto() for each in lowered.nodes()]
-    graph = helper.make_graph(nodes, "member", infos, [helper.make_empty_tensor_value_info("out")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
     before = {name: each.copy() for name, each in known.items()}
-    (made,) = ReferenceEvaluator(model).run(None, known)
+    made = run(lowered, known)
     assert all((known[name] == each).all() for name, each in before.items()), "no operand is written to"
-    return np.asarray(made)
-
-
-def typed(array: np.ndarray) -> TensorType:
-    return TensorType(dtype_name(helper.np_dtype_to_tensor_dtype(array.dtype)), array.shape)
+    return made
 
 
 def expected_shape(op_type: str, part: np.ndarray, values: list[np.ndarray], axis: int) -> tuple[int, ...]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 from draws import Verdict
-from rank_files import Values, session
+from rank_files import Values
 from rank_simulator import Stuck, World, elements
-from steps_gen.oracle import cut, mean, run
+from steps_gen.oracle import Nudge, Oracle, nudged
 
 import gopt
 from gopt.errors import GoptError
@@ -77,40 +77,6 @@ def _dimension(r: random.Random, mesh: str, axis: str, shape: tuple[int, ...]) -
     return f"dim{dim}={'+'.join(map(str, sizes))}"
 
 
-class Truth:
-    """The step in two halves, cut at the gradients."""
-
-    def __init__(self, step: Step) -> None:
-        self.step, self.cuts = step, sorted(set(step.gradients.values()))
-        infos = {name: _info(name, step.known[name]) for name in self.cuts}
-        self.halves = [
-            cut(step.model, ["loss", *self.cuts, *(step.states[name] for name in step.statistics)], (), {}),
-            cut(
-                step.model, [new for name, new in step.states.items() if name not in step.statistics], self.cuts, infos
-            ),
-        ]
-        self.runners = [session(half) for half in self.halves]
-
-    def run(self, states: Values, batches: list[list[Values]]) -> tuple[Values, list[float]]:
-        """New states, and the loss of each batch, by micro-step and data rank: each of these has own statistics."""
-        local: list[Values] = []
-        held = [dict(states) for _ in batches[0]]
-        for turn in batches:
-            for mine, batch in zip(held, turn, strict=True):
-                local.append(run(self.halves[0], self.runners[0], {**mine, **batch}))
-                mine.update({name: local[-1][self.step.states[name]] for name in self.step.statistics})
-        means = {name: mean([each[name] for each in local]) for name in self.cuts}
-        new = run(self.halves[1], self.runners[1], {**states, **means})
-        new.update({self.step.states[name]: mean([mine[name] for mine in held]) for name in self.step.statistics})
-        return {state: new[name] for state, name in self.step.states.items()}, [float(each["loss"]) for each in local]
-
-
-def _info(name: str, value: np.ndarray) -> object:
-    from onnx import helper
-
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-
-
 def batch(step: Step, *seed: int) -> Values:
     """A batch of its own, unlike others in size."""
     generator = np.random.default_rng((step.recipe.seed, *seed))
@@ -124,7 +90,7 @@ def batch(step: Step, *seed: int) -> Values:
 
 def differences(step: Step, folder: Path, steps: int = STEPS) -> Iterator[str]:
     """Where ranks and truth differ; one line each."""
-    world, truth = World(folder), Truth(step)
+    world, truth = World(folder), Oracle(step)
     wanted = {name: step.known[name] for name in step.states}
     nearby = [_nudged(wanted, seed) for seed in range(NUDGES)]
     have = [world.feeds(rank, wanted) for rank in world.ranks]
@@ -133,15 +99,15 @@ def differences(step: Step, folder: Path, steps: int = STEPS) -> Iterator[str]:
     for number in range(steps):
         batches = [[batch(step, number, turn, place) for place in range(parts)] for turn in range(turns)]
         before = wanted
-        nearby = [truth.run(_nudged(each, seed), batches)[0] for seed, each in enumerate(nearby)]
-        wanted, losses = truth.run(wanted, batches)
+        nearby = [truth.step(_nudged(each, seed), {}, batches) for seed, each in enumerate(nearby)]
+        wanted = truth.step(wanted, {}, batches)
         world.step(have, world.dealt(batches, {}))
         for rank in world.ranks:
             for state in world.held[rank]:
                 fault = _fault(state, have[rank][state["input"]], wanted, before, nearby)
                 if fault:
                     yield f"step {number + 1} rank {rank}: {fault}"
-            last = losses[(turns - 1) * parts + world.sees[rank]]
+            last = truth.losses[(turns - 1) * parts + world.sees[rank]]
             told = world.last[rank].get("loss")
             if told is not None and not np.isclose(float(told), last, rtol=1e-4, atol=1e-6) and np.isfinite(last):
                 yield f"step {number + 1} rank {rank}: the loss is {float(told)}, not {last}"
@@ -150,10 +116,7 @@ def differences(step: Step, folder: Path, steps: int = STEPS) -> Iterator[str]:
 def _nudged(states: Values, seed: int) -> Values:
     """States that differ by rounding: what becomes of them shows how far rounding goes."""
     generator = np.random.default_rng(seed)
-    return {
-        name: np.asarray(value * (1 + 2.0**-22 * generator.uniform(-1, 1, value.shape))).astype(value.dtype)
-        for name, value in states.items()
-    }
+    return {name: nudged(value, Nudge(2.0**-22), generator) for name, value in states.items()}
 
 
 def _fault(state: Mapping[str, object], value: np.ndarray, wanted: Values, before: Values, nearby: list[Values]) -> str:

@@ -10,7 +10,6 @@ from onnx import ModelProto
 from steps_gen.tape import Tape, backward
 
 from mesh_gen.losses import LOSSES
-from mesh_gen.rules import more_rules
 from mesh_gen.streams import BLOCKS, Batch, Stream
 
 
@@ -54,6 +53,11 @@ class Step:
     statistics: list[str]
     batch: Batch
     known: dict[str, np.ndarray]
+    loss: str = "loss"
+
+    @property
+    def plain(self) -> ModelProto:
+        return self.model
 
 
 def _begun(s: Stream, recipe: Recipe) -> str:
@@ -100,9 +104,8 @@ def make(recipe: Recipe) -> Step:
         h = BLOCKS[name](s, h)
     if not s.params:
         h = s.t.op("Mul", h, s.param(1, around=1.0))
-    with more_rules():
-        loss, start, adjoint = LOSSES[recipe.loss](s, h)
-        gradients = backward(t, start, adjoint, set(s.params))
+    loss, start, adjoint = LOSSES[recipe.loss](s, h)
+    gradients = backward(t, start, adjoint, set(s.params))
     gradients = {name: gradients[name] for name in s.params}
     t.output("loss", loss, ())
     states = {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from helpers import run_graph
 from onnx import ModelProto
 from rank_files import Values
 from rank_simulator import World
@@ -16,7 +17,6 @@ from gopt.analysis.role_map import RoleMap
 from gopt.api import Source
 from gopt.ir.load import load as load_graph
 from gopt.records.mesh import Mesh
-from gopt.runtime.reference_eval import run_graph
 from gopt.runtime.session import SessionCache
 
 Build = Callable[[int], ModelProto]

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from node_models import session
 from onnx import helper, numpy_helper, parser
-from rank_files import Values, session
+from rank_files import Values
 from rank_simulator import World
 
 import gopt

@@ -12,7 +12,7 @@ from onnx import helper
 from operator_forms import Array, Case, case, forms, ints, signed, x
 from operator_probes import Probe, probes
 
-from gopt.operators import kinds
+from gopt.operators import executed, kinds
 from gopt.operators.operator import Indices, Operator, Slope
 from gopt.operators.table import OPERATORS, names
 
@@ -20,7 +20,7 @@ CURVES = (Slope.STEP, Slope.BENT, Slope.CURVED)
 UNSEEN = frozenset({
     "CausalConvWithState", "Constant", "DequantizeLinear", "Dropout", "GRU", "GlobalLpPool", "LSTM", "LinearAttention",
     "MeanVarianceNormalization", "QuantizeLinear", "RNN", "STFT",
-})  # fmt: skip
+}) | {record.name for record in executed.OPERATORS}  # fmt: skip
 """Operators of which records say nothing that their results show."""
 SEEN = sorted(OPERATORS.keys() - UNSEEN)
 
@@ -311,3 +311,21 @@ def test_an_unknown_operator_has_no_facts():
     assert operator("SomethingElse") is UNKNOWN
     assert UNKNOWN.slope(0) is Slope.NONE
     assert ints(1).dtype == np.int64
+
+
+WITHOUT = {
+    "control flow: its graph is not run by the call of an operator": "If Loop Scan SequenceMap",
+    "PyTorch has no texts": "RegexFullMatch StringConcat StringNormalizer StringSplit TfIdfVectorizer",
+    "the length of its result is known behind the run": "NonMaxSuppression NonZero Unique",
+    "it reads compressed images": "ImageDecoder",
+    "no step of training has been seen with it": "AffineGrid BitCast BlackmanWindow Col2Im ConvInteger CumProd DFT "
+    "DeformConv Det EyeLike GridSample HammingWindow HannWindow MatMulInteger MaxRoiPool MaxUnpool MelWeightMatrix "
+    "QLinearConv QLinearMatMul RoiAlign SwiGLU TensorScatter",
+}
+"""Reasons -> operators of the standard without a call of PyTorch. A new one gets a call, or a place here."""
+
+
+def test_operators_without_a_call_of_pytorch_are_those_that_cannot_have_one():
+    listed = " ".join(WITHOUT.values()).split()
+    schemas = [each for each in onnx.defs.get_all_schemas() if each.domain == "" and not each.deprecated]
+    assert {each.name for each in schemas} - names(lambda record: record.torch is not None) == {*listed}

@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from async_steps import SourceUpdate, scheduled, served
-from helpers import ROOT, executed_lines
+from helpers import ROOT, executed_lines, run_graph
 
 from gopt.artifact.pieces import cut
 from gopt.artifact.server_entries import KeyEntry, ServerPlanEntry
 from gopt.artifact.table_parts import part_piece, table_layout
 from gopt.errors import InvariantError, UnsupportedError
 from gopt.parameter_server.blocks import Block, find_blocks
-from gopt.runtime.reference_eval import run_graph
 from gopt.runtime.session import Array, SessionCache
 
 

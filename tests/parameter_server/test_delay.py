@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from async_steps import scheduled, served
+from helpers import run_graph
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
@@ -20,7 +21,6 @@ from gopt.parameter_server.delay import compensate
 from gopt.records.placements import FULLY_REPLICATED
 from gopt.runtime.device import Host
 from gopt.runtime.parameter_server.key_state import KeyState
-from gopt.runtime.reference_eval import run_graph
 from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.tuning.tuning import tuning_of
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from helpers import run_graph
 from onnx import TensorProto, helper, numpy_helper
-from runtime_graphs import FIXTURES, alone, comm, make, no_call
+from runtime_graphs import FIXTURES, alone, comm, make
 
 from gopt.errors import UnsupportedError
 from gopt.ir.graph import Graph, Node
 from gopt.ir.load import load
 from gopt.ir.types import LOW_PRECISION, TensorType
 from gopt.runtime.emulate_half import emulate_half
-from gopt.runtime.reference_eval import run_graph
 
 op = helper.make_node
 NUMPY = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -25,7 +25,7 @@ def ops(graph: Graph) -> list[str]:
 
 
 def run(graph: Graph, **feeds: np.ndarray) -> dict[str, np.ndarray]:
-    return alone(graph).run(feeds, no_call)
+    return alone(graph).run(feeds)
 
 
 @pytest.mark.parametrize("dtype", sorted(LOW_PRECISION))

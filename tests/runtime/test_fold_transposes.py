@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers import run_graph
 from onnx import helper
 from runtime_graphs import make
 
 from gopt.runtime.fold_transposes import fold_transposes
-from gopt.runtime.reference_eval import run_graph
 
 op = helper.make_node
 X, W = ("float32", [3, 4]), ("float32", [5, 4])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from onnx import TensorProto, helper
-from runtime_graphs import alone, make, no_call
+from runtime_graphs import alone, make
 
 from gopt.runtime.inlined_functions import inlined
 
@@ -28,4 +28,4 @@ def test_no_engine_sees_a_function(tmp_path):
     program = alone(graph)
     assert [node.op_type for node in program.graph.nodes] == ["Add", "Cast"]
     assert not program.graph.header.functions
-    assert program.run({"x": np.array([1, 2], np.float32)}, no_call)["y"].tolist() == [2, 4]
+    assert program.run({"x": np.array([1, 2], np.float32)})["y"].tolist() == [2, 4]

@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
+from node_models import session
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
-from rank_files import session
 
 from gopt.runtime.fallback_kernels import operators
 

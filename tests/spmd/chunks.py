@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from node_models import evaluated
 from onnx import helper
-from onnx.reference import ReferenceEvaluator
 
 from gopt.records.placements import FlagCount, FlatShard, OnMember, Partial, PerMember, Placement, Replicated, Shard
 
@@ -97,12 +97,5 @@ def run(op_type: str, inputs: Sequence[Array], attributes: dict[str, Any]) -> Ar
     """One operator of ONNX, by onnx's own reference."""
     names = [f"x{place}" for place in range(len(inputs))]
     node = helper.make_node(op_type, names, ["y"], **attributes)
-    given = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
-        for name, each in zip(names, inputs)
-    ]
-    made = helper.make_empty_tensor_value_info("y")
-    graph = helper.make_graph([node], "one", given, [made])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
-    (result,) = ReferenceEvaluator(model).run(None, dict(zip(names, inputs)))
-    return np.asarray(result)
+    (result,) = evaluated([node], dict(zip(names, inputs)), ["y"])
+    return result

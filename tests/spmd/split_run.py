@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import onnxruntime
-from halo_numbers import summed, windowed
+from node_models import info, once
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from operator_forms import Array, Case
+from placement_numbers import cut, joined, type_of
 
-from gopt.collectives.reference import reduced
 from gopt.ir.graph import SPMD, Graph, Node
 from gopt.ir.tensor import Tensor
-from gopt.ir.types import TensorType, dtype_name
 from gopt.lower.layout_operators import LOWERED, LoweringContext
 from gopt.records.placements import PARTS, Partial, Placement, Replicated, Shard, Sharding, Window, WindowTerms
 from gopt.spmd.links import OperatorUse, Strategy
@@ -29,10 +27,6 @@ REFERENCE = frozenset({"Swish", "HardSwish", "CastLike"})
 """Operators that onnx's reference runs: the runtime has them not, or not for every type."""
 HELD = frozenset({"Resize"})
 """Operators whose operands but the first the graph must hold."""
-
-
-def type_of(array: Array) -> TensorType:
-    return TensorType(dtype_name(helper.np_dtype_to_tensor_dtype(array.dtype)), array.shape)
 
 
 @dataclass
@@ -65,10 +59,7 @@ class Split:
         """What nodes make of values."""
         held = {name: each for name, each in values.items() if self.op_type in HELD and name != "x0"}
         known = sorted((name, each) for name, each in values.items() if name not in held)
-        infos = [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(each.dtype), [None] * each.ndim)
-            for name, each in known
-        ]
+        infos = [info(name, each, [None] * each.ndim) for name, each in known]
         graph = helper.make_graph(
             [node.to_proto() for node in nodes], "part", infos,
             [helper.make_empty_tensor_value_info(name) for name in self.outputs],
@@ -77,7 +68,7 @@ class Split:
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.case.opset)], ir_version=10)
         text = model.SerializeToString(deterministic=True)
         runs = self.case.runtime and self.op_type not in REFERENCE
-        found = session(text).run(None, dict(known)) if runs else evaluator(text).run(None, dict(known))
+        found = once(text).run(None, dict(known)) if runs else evaluator(text).run(None, dict(known))
         return [np.asarray(each) for each in found]
 
     def member(self, strategy: Strategy, member: int) -> list[Array]:
@@ -131,47 +122,12 @@ class Split:
 
 
 @cache
-def session(model: bytes) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-
-@cache
 def evaluator(model: bytes) -> ReferenceEvaluator:
     return ReferenceEvaluator(model)
 
 
 def members(strategy: Strategy) -> int:
     return next(len(each.sizes) for each in (*strategy.operands, *strategy.results) if isinstance(each, Shard))
-
-
-def cut(whole: Array, placement: Placement, member: int) -> Array:
-    """What a member has of an operand: not contiguous where that is possible."""
-    if isinstance(placement, Replicated):
-        return whole
-    if isinstance(placement, Window):
-        return windowed(whole, placement, member)
-    assert isinstance(placement, Shard)
-    assert placement.length == whole.shape[placement.dim], "parts of another length"
-    parts = [whole.take(range(*part), placement.dim) for part in placement.parts(member)]
-    return np.asfortranarray(np.concatenate(parts, placement.dim))
-
-
-def joined(parts: Sequence[Array], placement: Placement) -> Iterator[Array]:
-    """The whole value; of a replicated one that of every member."""
-    if isinstance(placement, Shard):
-        apart = [np.split(each, placement.runs, placement.dim) for each in parts]
-        runs = [each[number] for number in range(placement.runs) for each in apart]
-        yield np.concatenate(runs, placement.dim)
-    elif isinstance(placement, Partial):
-        yield reduced(parts, placement.op)
-    elif isinstance(placement, WindowTerms):
-        yield summed(parts, placement)
-    else:
-        assert isinstance(placement, Replicated)
-        yield from parts
 
 
 def close(one: Array, other: Array) -> bool:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
+from node_models import info, session
 from onnx import ModelProto, helper
-from rank_files import Values, session
+from rank_files import Values
 
 from steps_gen.graphs import reads
-from steps_gen.make import Made
 
 
 @dataclass(frozen=True)
@@ -26,17 +27,31 @@ class Nudge:
     way: int = 0
 
 
+class Known(Protocol):
+    """A step and what its generator knows of it: of ``Made``, and of the streams of ``mesh_gen``."""
+
+    plain: ModelProto
+    loss: str
+    gradients: dict[str, str]
+    states: dict[str, str]
+    statistics: list[str]
+    batch: Mapping[str, Any]
+    known: Values
+
+
 class Oracle:
     """The plain model in two halves, cut at the gradients that its generator knows."""
 
-    def __init__(self, made: Made) -> None:
+    losses: list[float]
+    """Of the last step, by micro-step and part of the samples."""
+
+    def __init__(self, made: Known) -> None:
         self.made = made
         self.cuts = sorted(set(made.gradients.values()))
         statistics = [made.states[name] for name in made.statistics]
         rest = [made.states[name] for name in made.states if name not in made.statistics]
         self.first = cut(made.plain, [made.loss, *self.cuts, *statistics], (), {})
-        types = {name: _type(made, name) for name in self.cuts}
-        self.second = cut(made.plain, rest, self.cuts, types)
+        self.second = cut(made.plain, rest, self.cuts, made.known)
         read = {each.name for each in self.second.graph.input}
         assert not read.intersection(made.batch), "an update reads the batch itself: no truth is known"
         self.runners = [session(half) if half.graph.node else None for half in (self.first, self.second)]
@@ -55,6 +70,7 @@ class Oracle:
             for mine, batch in zip(held, turn, strict=True):
                 local.append(self.local({**mine, **hyper, **batch}))
                 mine.update({name: local[-1][self.made.states[name]] for name in self.made.statistics})
+        self.losses = [float(each[self.made.loss]) for each in local]
         means = {name: mean([each[name] for each in local]) for name in self.cuts}
         top = max([float(np.abs(value[np.isfinite(value)]).max(initial=0)) for value in means.values()], default=0.0)
         given = {name: nudged(value, nudge, generator, top) for name, value in means.items()}
@@ -89,15 +105,8 @@ def run(model: ModelProto, runner: object, feeds: Values) -> Values:
     return dict(zip(names, runner.run(names, wanted), strict=True))
 
 
-def _type(made: Made, name: str) -> onnx.ValueInfoProto:
-    value = made.known[name]
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-
-
-def cut(
-    model: ModelProto, wanted: Iterable[str], stops: Iterable[str], types: dict[str, onnx.ValueInfoProto]
-) -> ModelProto:
-    """The part of a graph that makes ``wanted``, with ``stops`` as inputs."""
+def cut(model: ModelProto, wanted: Iterable[str], stops: Iterable[str], known: Values) -> ModelProto:
+    """The part of a graph that makes ``wanted``, with ``stops`` as inputs, typed as they are known."""
     graph, stops = model.graph, set(stops)
     wanted = list(dict.fromkeys(wanted))
     needed, kept = set(wanted), []
@@ -105,7 +114,8 @@ def cut(
         if (needed - stops).intersection(node.output):
             kept.append(node)
             needed |= reads(node)
-    inputs = [each for each in graph.input if each.name in needed] + [types[name] for name in sorted(stops & needed)]
+    inputs = [each for each in graph.input if each.name in needed]
+    inputs += [info(name, known[name]) for name in sorted(stops & needed)]
     names = {each.name for each in inputs}
     stored = [each for each in graph.initializer if each.name in needed and each.name not in names]
     # A gradient that is an output as well is not computed again.

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 from helpers import Builder
+from node_models import evaluated
 from onnx import GraphProto, helper
-from onnx.reference import ReferenceEvaluator
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,8 @@ class Tape(Builder):
         self.nodes.append(node)
         self.parts[node.name] = self.part
         read = sorted({name for name in (*inputs, *_captured(attributes)) if name in self.values})
-        # The evaluator's element type of a function is that of its inputs; none is declared.
-        infos = [helper.make_tensor_value_info(name, 0, None) for name in read]
-        outs = [helper.make_tensor_value_info(name, 0, None) for name in names]
-        graph = helper.make_graph([node], "one", infos, outs)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-        with np.errstate(all="ignore"):
-            found = ReferenceEvaluator(model).run(None, {name: self.values[name] for name in read})
-        self.values.update(zip(names, (np.asarray(each) for each in found), strict=True))
+        found = evaluated([node], {name: self.values[name] for name in read}, names)
+        self.values.update(zip(names, found, strict=True))
         if self.recording and outputs == 1:
             self.forward.append(Record(op_type, tuple(inputs), made, attributes))
         return made
@@ -142,10 +136,17 @@ Rule = Callable[[Tape, Record, str, Adjoints], None]
 """Tape, node, what flows back to its output, where it goes."""
 
 
+def _turned(t: Tape, name: str) -> str:
+    rank = len(t.shape(name))
+    made: str = t.op("Transpose", name, perm=[*range(rank - 2), rank - 1, rank - 2])
+    return made
+
+
 def _matmul(t: Tape, r: Record, d: str, to: Adjoints) -> None:
+    """Of any rank of two or more; what was broadcast is summed by ``Adjoints.add``."""
     a, b = r.inputs
-    to.add(b, t.op("MatMul", t.op("Transpose", a, perm=[1, 0]), d))
-    to.add(a, t.op("MatMul", d, t.op("Transpose", b, perm=[1, 0])))
+    to.add(b, t.op("MatMul", _turned(t, a), d))
+    to.add(a, t.op("MatMul", d, _turned(t, b)))
 
 
 def _add(t: Tape, r: Record, d: str, to: Adjoints) -> None:
@@ -221,8 +222,12 @@ def _cast(t: Tape, r: Record, d: str, to: Adjoints) -> None:
 
 
 def _gather(t: Tape, r: Record, d: str, to: Adjoints) -> None:
-    """Rows of a table: their adjoints are added where they came from."""
+    """Rows of a table: their adjoints are added where they came from; along axis 1 a product with the choice."""
     table, ids = r.inputs
+    if r.attributes.get("axis", 0):
+        hot = np.eye(t.shape(table)[1], dtype=np.float32)[t.values[ids]]  # chosen, all
+        to.add(table, t.op("MatMul", t.const(hot.T), d))
+        return
     if t.dtype(d) == "float16":  # no runtime adds halves in place
         hot = t.cast(t.op("OneHot", ids, t.const(t.shape(table)[0], "int64"), t.const([0.0, 1.0])), "float16")
         to.add(table, t.op("MatMul", t.op("Transpose", hot, perm=[1, 0]), d))
@@ -233,7 +238,8 @@ def _gather(t: Tape, r: Record, d: str, to: Adjoints) -> None:
 
 
 def _softmax(t: Tape, r: Record, d: str, to: Adjoints) -> None:
-    inner = t.op("ReduceSum", t.op("Mul", d, r.output), t.const([-1], "int64"), keepdims=1)
+    axis = r.attributes.get("axis", -1)
+    inner = t.op("ReduceSum", t.op("Mul", d, r.output), t.const([axis], "int64"), keepdims=1)
     to.add(r.inputs[0], t.op("Mul", r.output, t.op("Sub", d, inner)))
 
 
@@ -246,10 +252,32 @@ def _identity(t: Tape, r: Record, d: str, to: Adjoints) -> None:
 
 
 def _slice(t: Tape, r: Record, d: str, to: Adjoints) -> None:
-    """A range of a row: the rest gets nothing."""
-    start, stop = (int(t.values[name][0]) for name in r.inputs[1:3])
-    behind = t.values[r.inputs[0]].size - stop
-    to.add(r.inputs[0], t.op("Pad", d, t.const([start, behind], "int64")))
+    """A range along an axis: the rest gets nothing."""
+    start, stop, axis = (int(t.values[name][0]) for name in r.inputs[1:4])
+    shape = t.shape(r.inputs[0])
+    front = [start if k == axis else 0 for k in range(len(shape))]
+    back = [shape[axis] - stop if k == axis else 0 for k in range(len(shape))]
+    to.add(r.inputs[0], t.op("Pad", d, t.const(front + back, "int64")))
+
+
+def _concat(t: Tape, r: Record, d: str, to: Adjoints) -> None:
+    axis, start = r.attributes["axis"], 0
+    for name in r.inputs:
+        stop = start + t.shape(name)[axis]
+        ends = (t.const([each], "int64") for each in (start, stop, axis))
+        to.add(name, t.op("Slice", d, *ends))
+        start = stop
+
+
+def _cumsum(t: Tape, r: Record, d: str, to: Adjoints) -> None:
+    back = {**r.attributes, "reverse": 1 - r.attributes.get("reverse", 0)}
+    to.add(r.inputs[0], t.op("CumSum", d, r.inputs[1], **back))
+
+
+def _where(t: Tape, r: Record, d: str, to: Adjoints) -> None:
+    zero = t.const(0.0)
+    to.add(r.inputs[1], t.op("Where", r.inputs[0], d, zero))
+    to.add(r.inputs[2], t.op("Where", r.inputs[0], zero, d))
 
 
 def _conv(t: Tape, r: Record, d: str, to: Adjoints) -> None:
@@ -264,7 +292,8 @@ RULES: dict[str, Rule] = {
     "MatMul": _matmul, "Add": _add, "Sub": _sub, "Mul": _mul, "Div": _div, "Tanh": _tanh, "Sigmoid": _sigmoid,
     "Relu": _relu, "Softplus": _softplus, "Exp": _exp, "Sqrt": _sqrt, "ReduceMean": _reduce, "ReduceSum": _reduce,
     "Transpose": _transpose, "Reshape": _reshape, "Cast": _cast, "Gather": _gather, "Softmax": _softmax, "Neg": _neg,
-    "Identity": _identity, "Slice": _slice, "Conv": _conv,
+    "Identity": _identity, "Slice": _slice, "Conv": _conv, "Concat": _concat, "CumSum": _cumsum, "Where": _where,
+    "Unsqueeze": _reshape, "Squeeze": _reshape, "Flatten": _reshape, "Expand": _identity,
 }  # fmt: skip
 
 

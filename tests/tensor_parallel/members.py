@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 
 import numpy as np
-import onnxruntime
-from halo_numbers import terms_of, windowed
+import placement_numbers
+from node_models import model_of, once
 from onnx import helper
+from placement_numbers import cut, terms_of, type_of
 
 from gopt.analysis.training import TrainingGraph
-from gopt.collectives.reference import reduced
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, SPMD, Graph, Node
 from gopt.ir.tensor import Tensor
-from gopt.ir.types import TensorType, dtype_name
 from gopt.lower.layout_operators import LOWERED, LoweringContext
-from gopt.records.placements import PARTS, REPLICATED, Partial, Placement, Shard, Sharding, Window, WindowTerms
+from gopt.records.placements import PARTS, REPLICATED, Partial, Placement, Shard, Sharding, WindowTerms
 from gopt.tensor_parallel.localise import localise
 from gopt.tensor_parallel.propagate import propagate
 from gopt.tensor_parallel.propagated import Propagated
 
 AXIS = "tp"
 Array = np.ndarray
-
-
-def type_of(array: Array) -> TensorType:
-    return TensorType(dtype_name(helper.np_dtype_to_tensor_dtype(array.dtype)), array.shape)
 
 
 def graph_of(nodes: Sequence[Node], values: Mapping[str, Array], opset: int) -> Graph:
@@ -41,21 +35,8 @@ def run(nodes: Sequence[Node], values: Mapping[str, Array], outputs: Sequence[st
     """What standard nodes make of values."""
     read = {name for node in nodes for name in node.inputs}
     known = {name: each for name, each in values.items() if name in read}
-    infos = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
-        for name, each in known.items()
-    ]
-    made = [helper.make_empty_tensor_value_info(name) for name in outputs]
-    graph = helper.make_graph([node.to_proto() for node in nodes], "some", infos, made)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-    return [np.asarray(each) for each in session(model.SerializeToString(deterministic=True)).run(None, known)]
-
-
-@cache
-def session(model: bytes) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    model = model_of((node.to_proto() for node in nodes), known, outputs, opset=opset)
+    return [np.asarray(each) for each in once(model.SerializeToString(deterministic=True)).run(None, known)]
 
 
 def swept(node: Node, values: Mapping[str, Array], seeds: Mapping[str, Placement], opset: int = 20) -> Propagated:
@@ -119,25 +100,15 @@ def _one(local: Graph, node: Node, held: Mapping[str, Array], member: int, opset
 
 def taken(whole: Array, placement: Placement, members: int) -> list[Array]:
     """What members have of a value; terms of a sum are drawn."""
-    if isinstance(placement, Shard):
-        return [
-            np.concatenate([whole.take(range(*part), placement.dim) for part in placement.parts(member)], placement.dim)
-            for member in range(members)
-        ]
     if isinstance(placement, Partial):
         generator = np.random.default_rng(0)
         terms = [generator.integers(-4, 4, whole.shape).astype(whole.dtype) for _ in range(members - 1)]
         return [*terms, whole - sum(terms)]
-    if isinstance(placement, Window):
-        return [windowed(whole, placement, member) for member in range(members)]
     if isinstance(placement, WindowTerms):
         return terms_of(whole, placement, np.random.default_rng(0))
-    return [whole] * members
+    return [cut(whole, placement, member) for member in range(members)]
 
 
 def joined(parts: Sequence[Array], placement: Placement) -> Array:
-    """The whole value."""
-    if isinstance(placement, Shard):
-        apart = [np.split(each, placement.runs, placement.dim) for each in parts]
-        return np.concatenate([each[run] for run in range(placement.runs) for each in apart], placement.dim)
-    return reduced(parts, placement.op) if isinstance(placement, Partial) else parts[0]
+    """The whole value, as the first member has it."""
+    return next(placement_numbers.joined(parts, placement))

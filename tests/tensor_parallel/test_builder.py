@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from halo_numbers import summed
 from members import Array, graph_of, joined, run, simulated, taken
+from placement_numbers import summed
 
 from gopt.collectives.table import COLLECTIVES
 from gopt.ir.graph import COMM, Node

@@ -8,7 +8,7 @@ import numpy as np
 import onnx.parser
 import pytest
 from gopt.cli.main import main
-from helpers import Builder, edit_rank, edit_ranks
+from helpers import Builder, edit_rank, edit_ranks, run_graph
 from onnx import ModelProto, helper, numpy_helper
 from plants import attribute, gradient_calls
 
@@ -16,7 +16,6 @@ import gopt
 from gopt.errors import UnsupportedError
 from gopt.ir.load import load
 from gopt.operators.kinds import RANDOM
-from gopt.runtime.reference_eval import run_graph
 from gopt.verification.random_inputs import feed_graph, find_random
 from gopt.verification.result import Outcome
 from gopt.verification.verify import Verifier

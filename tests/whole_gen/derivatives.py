@@ -34,6 +34,13 @@ def gradients(loss: Value, of: Sequence[Value], start: Value | None = None) -> l
     return found
 
 
+def detached(w: Writer, value: Value) -> Value:
+    """The value as a constant: no gradient flows through what made it."""
+    made = w.op("Identity", value)
+    w.tape.pop()
+    return made
+
+
 def _total(w: Writer, parts: list[Value]) -> Value:
     if len(parts) > 1 and w.random.random() < 0.4:
         return w.op("Sum", *parts)

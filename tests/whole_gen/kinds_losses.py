@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from whole_gen.derivatives import gradients
+from whole_gen.derivatives import detached, gradients
 from whole_gen.forwards import act, parameter, squares
 from whole_gen.kinds import kind
 from whole_gen.odd import float_
@@ -90,13 +90,6 @@ def adversaries_side_by_side(w: Writer) -> None:
     _updates(w, rate, (d, found_d), (g, found_g))
 
 
-def _detached(w: Writer, value: Value) -> Value:
-    """The value as a constant: no gradient flows through what made it."""
-    made = w.op("Identity", value)
-    w.tape.pop()
-    return made
-
-
 @kind
 def adversaries_in_sequence(w: Writer) -> None:
     """The generator's loss reads the discriminator's new values."""
@@ -108,7 +101,7 @@ def adversaries_in_sequence(w: Writer) -> None:
     new = {}
     for (name, each), gradient in zip(d.items(), gradients(loss_d, list(d.values()))):
         new[name] = rule(w, each, gradient, Shared(rate))
-    read = {name: _detached(w, each) for name, each in new.items()}
+    read = {name: detached(w, each) for name, each in new.items()}
     again = fake if w.pick(True, False) else _through(w, z, g, "g")
     loss_g = _soft(w, -_through(w, again, read, "d"))
     found = gradients(loss_g, list(g.values()))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from whole_gen.derivatives import gradients
+from whole_gen.derivatives import detached, gradients
 from whole_gen.forwards import parameter
 from whole_gen.kinds import kind
-from whole_gen.kinds_losses import _detached
 from whole_gen.updates import Shared, adam, heavy, sgd
 from whole_gen.writer import Value, Writer
 
@@ -79,7 +78,7 @@ def spectral_norm(w: Writer) -> None:
     new = w0 @ v
     new = new / ((new * new).sum().sqrt() + 1e-6)
     read = new if w.pick(True, False) else u
-    sigma = (_detached(w, read).turn(1, 0) @ w0 @ _detached(w, v)).reshape()
+    sigma = (detached(w, read).turn(1, 0) @ w0 @ detached(w, v)).reshape()
     h = w.op("Tanh", x @ (w0 / sigma)) @ w1
     d = h - y
     w.becomes(u, new)
@@ -93,7 +92,7 @@ def mean_teacher(w: Writer) -> None:
     out, p = _net(w, x, 2)
     t = [w.state(f"t{n}", each.held) for n, each in enumerate(p)]
     aim = w.op("Tanh", (x + z * 0.1) @ t[0]) @ t[1]
-    d, c = out - y, out - _detached(w, aim)
+    d, c = out - y, out - detached(w, aim)
     _trained(w, (d * d).mean() + (c * c).mean() * w.pick(0.5, 0.25), p)
     for old, each in zip(t, p):
         new = w.outputs[w.states[each.name]] if w.pick(True, False) else each
@@ -119,7 +118,7 @@ def policy_gradient(w: Writer) -> None:
         old = w.fed("old", [1])
         ratio = w.op("Exp", chosen - old * 0.1 + 1.2)
         near = w.op("Less", w.op("Abs", ratio - 1.0), w.const(np.array(0.2, w.dtype)))
-        chosen = w.op("Where", near, ratio, _detached(w, ratio))
+        chosen = w.op("Where", near, ratio, detached(w, ratio))
     odds = w.op("Softmax", out, axis=1)
     entropy = -(odds * logs).sum(1).mean()
     _trained(w, -(gain * chosen).mean() - entropy * 0.01, p)
@@ -194,7 +193,7 @@ def worst_group(w: Writer) -> None:
     q = w.state("q", w.draw("q", (3,), 0.2, 0.5))
     counted = w.pick(True, False)
     own = (group * each).sum(0) / (group.sum(0) + 1e-6) if counted else (group * each).mean(0)
-    new = q * w.op("Exp", _detached(w, own) * 0.1)
+    new = q * w.op("Exp", detached(w, own) * 0.1)
     new = new / new.sum()
     _trained(w, ((new if w.pick(True, False) else q) * own).sum(), p)
     w.becomes(q, new)
@@ -260,8 +259,8 @@ def tuned_temperature(w: Writer) -> None:
     logs, odds = w.op("LogSoftmax", out, axis=1), w.op("Softmax", out, axis=1)
     a = parameter(w, "log_alpha")
     alpha = w.op("Exp", a)
-    actor = (odds * (logs * _detached(w, alpha) - r)).sum(1).mean()
-    gap = (_detached(w, odds) * (_detached(w, logs) * -1.0 - 0.7)).sum(1).mean()
+    actor = (odds * (logs * detached(w, alpha) - r)).sum(1).mean()
+    gap = (detached(w, odds) * (detached(w, logs) * -1.0 - 0.7)).sum(1).mean()
     own = alpha * gap if w.pick(True, False) else a * gap
     found = [*gradients(actor, p), *gradients(own, [a])]
     w.out("actor", actor)

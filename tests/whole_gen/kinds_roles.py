@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from whole_gen.derivatives import gradients
+from whole_gen.derivatives import detached, gradients
 from whole_gen.forwards import parameter
 from whole_gen.kinds import kind
 from whole_gen.updates import small
@@ -66,13 +66,6 @@ def _loss(w: Writer, z: Value, y: Value) -> Value:
 def _alone(w: Writer) -> None:
     """One micro-step: several move a statistic several times, and the whole batch once."""
     w.options["accumulate"] = 1
-
-
-def _stopped(w: Writer, value: Value) -> Value:
-    """A value through which no gradient comes."""
-    made = w.op("Identity", value)
-    w.tape.pop()
-    return made
 
 
 def _finish(w: Writer, p: list[Value], loss: Value) -> list[Value]:
@@ -144,7 +137,7 @@ def expert_bias(w: Writer) -> None:
     bias = w.state("bias", w.draw("bias", (4,), -0.05, 0.05))
     score = w.op("Sigmoid", x @ router)
     best = w.op("ArgMax", score + bias, axis=1, keepdims=1)
-    chosen = _stopped(w, w.op("Equal", best, w.const(np.arange(4)[None])).to(w.dtype))
+    chosen = detached(w, w.op("Equal", best, w.const(np.arange(4)[None])).to(w.dtype))
     loss = _loss(w, (score * chosen) @ experts, y)
     _finish(w, [router, experts], loss)
     load = chosen.sum(0) if w.pick(True, False) else chosen.mean(0)
@@ -164,9 +157,9 @@ def codebook(w: Writer) -> None:
     h = w.op("Tanh", x @ w0)
     far = h.reshape(-1, 1, 3) - codes
     near = w.op("ArgMin", (far * far).sum(2), axis=1, keepdims=1)
-    hot = _stopped(w, w.op("Equal", near, w.const(np.arange(5)[None])).to(w.dtype))
+    hot = detached(w, w.op("Equal", near, w.const(np.arange(5)[None])).to(w.dtype))
     q = hot @ codes
-    d = (h + _stopped(w, q - h)) @ w1 - y
+    d = (h + detached(w, q - h)) @ w1 - y
     c = h - q
     loss = (d * d).mean() + (c * c).mean() * 0.2
     _finish(w, [w0, w1], loss)
@@ -187,7 +180,7 @@ def centres(w: Writer) -> None:
     held = w.state("centres", w.draw("centres", (4, 3)))
     w.stated = {"centres": "sum"}
     h = w.op("Tanh", x @ w0)
-    hot = _stopped(w, w.op("Equal", y.reshape(-1, 1), w.const(np.arange(4)[None])).to(w.dtype))
+    hot = detached(w, w.op("Equal", y.reshape(-1, 1), w.const(np.arange(4)[None])).to(w.dtype))
     own = hot @ held
     d = h - own
     s = w.op("LogSoftmax", h @ w1, axis=-1)

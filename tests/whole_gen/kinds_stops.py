@@ -6,17 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from whole_gen.derivatives import gradients
+from whole_gen.derivatives import detached, gradients
 from whole_gen.forwards import parameter
 from whole_gen.kinds import kind
 from whole_gen.writer import Record, Value, Writer
-
-
-def detached(w: Writer, value: Value) -> Value:
-    """A value through which no gradient comes: behind an Identity, which many exporters drop."""
-    made = w.op("Identity", value)
-    w.tape.pop()
-    return made
 
 
 def straight(w: Writer, made: Value, value: Value) -> Value:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import node_models
 import numpy as np
 import onnx
+from node_models import evaluated
 from onnx import NodeProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 Array = np.ndarray
 OPSET = 20
@@ -158,12 +159,7 @@ class Writer:
 
     def _run(self, node: NodeProto, inputs: Sequence[Value], more: Sequence[Value] = ()) -> list[Array]:
         given = {each.name: each.held for each in (*inputs, *more)}
-        info = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-                for n, v in given.items()]  # fmt: skip
-        graph = helper.make_graph([node], "one", info, [onnx.ValueInfoProto(name=each) for each in node.output])
-        model = helper.make_model(graph, opset_imports=self.opsets(), functions=self.functions)
-        with np.errstate(all="ignore"):
-            return [np.asarray(each) for each in ReferenceEvaluator(model).run(None, given)]
+        return evaluated([node], given, node.output, opsets=self.opsets(), functions=self.functions)
 
     def captured(
         self, op: str, inputs: Sequence[Value], outer: Sequence[Value], out: int = 1, **attributes: Any
@@ -252,7 +248,7 @@ class Writer:
     def model(self) -> onnx.ModelProto:
         def info(name: str, array: Array) -> onnx.ValueInfoProto:
             shape = ("samples", *array.shape[1:]) if self.open and name in self.batch else array.shape
-            return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), shape)
+            return node_models.info(name, array, shape)
 
         graph = helper.make_graph(
             self.nodes, "step", [info(*each) for each in self.inputs.items()],

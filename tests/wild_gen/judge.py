@@ -7,8 +7,9 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from node_models import session
 from onnx import ModelProto
-from rank_files import Values, session
+from rank_files import Values
 from rank_simulator import World, drawn
 
 from wild_gen.steps import step

@@ -26,7 +26,7 @@ from gopt.frontends.pytorch.randomness import DrawnInput, draw_names
 from gopt.frontends.pytorch.rates import OptionPlace
 from gopt.frontends.pytorch.tracing import EPOCH
 from gopt.ir.graph import Graph
-from gopt.runtime.executor import Executor, no_calls
+from gopt.runtime.executor import Executor
 from gopt.runtime.float64 import Float64Graph
 from gopt.runtime.session import SessionCache
 from gopt.runtime.widen import widened
@@ -168,7 +168,7 @@ def _compared(
         read = {name: feeds[name] for name in graph.inputs if name in feeds}
         if wide:
             read = {name: value.astype(float) if value.dtype.kind == "f" else value for name, value in read.items()}
-        results = program.run(read, no_calls)
+        results = program.run(read)
         losses.append(float(results["loss"]))
         theirs.append(eager.step(batch, numbers))
         updates += not eager.overflowed

@@ -35,7 +35,7 @@ from gopt.frontends.pytorch.size_branches import inputs_with_samples, refuse_bra
 from gopt.frontends.pytorch.states import Place, StateForm, find_places
 from gopt.frontends.pytorch.tracing import TracedStep, exportable, graph_of_code, swapped
 from gopt.ir.graph import Graph
-from gopt.runtime.executor import Executor, no_calls
+from gopt.runtime.executor import Executor
 from gopt.runtime.session import SessionCache
 from gopt.text.sanitize import show
 
@@ -207,7 +207,7 @@ def _compare(graph: Graph, forward: _Forward, sampled: Sampled) -> None:
         with quiet(), on_attention_math():
             theirs = forward.values(values, batch)
         batch_feeds = {name: array_of(value) for name, value in batch.items() if name in graph.inputs}
-        mine = executor.run(batch_feeds | fed, no_calls)
+        mine = executor.run(batch_feeds | fed)
         for name, value in theirs.items():
             _check(name, mine[name], value, LIMITS[forward.options.autocast].loss)
 

@@ -27,7 +27,7 @@ from gopt.ir.types import TensorType, numpy_dtype
 from gopt.offline.folder_contents import read_folder
 from gopt.offline.state_values import StepValues
 from gopt.runtime.execution_plan import plan_execution
-from gopt.runtime.executor import Executor, HeldInput, no_calls, no_timing
+from gopt.runtime.executor import Executor, HeldInput, no_timing
 from gopt.runtime.pytorch.device import device_of_rank
 from gopt.runtime.pytorch.engine import TorchCalls, TorchEngine
 from gopt.runtime.pytorch.tensors import array_dtype, tensor_over, torch_dtype
@@ -297,7 +297,7 @@ class _Evaluation:
         named = batch if isinstance(batch, Mapping) else dict(zip(self._types, batch, strict=True))
         types = sized(self._types, named)
         fed = {name: HeldInput(rank._tensor(name, types[name], named[name])) for name in self._types}
-        return dict(self._executor.run({**self._fed[1], **fed}, no_calls))
+        return dict(self._executor.run({**self._fed[1], **fed}))
 
 
 def _mean(values: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from gopt.analysis.isomorphism import signature
+from gopt.analysis.isomorphism import ValueNumbers
 from gopt.analysis.training import StateKind, TrainingGraph
 from gopt.analysis.updates import UpdateMode, UpdateSubgraph
+from gopt.ir.graph import Node
 from gopt.ir.graph_index import walk
-from gopt.ir.node_kinds import control_flow
 from gopt.ir.types import FLOATS
 from gopt.offline.optimizer.evidence import Rule, fit_rule
 from gopt.offline.optimizer.formulas import Fit, fit_update
@@ -17,8 +17,6 @@ from gopt.offline.optimizer.gradient_path import GradientPaths
 from gopt.offline.optimizer.probe import Probe, UpdateFunction
 
 _MOST_STATES = 4
-Expression = tuple[int, tuple[str, ...]]
-"""A number for a function, and the names of its operands that differ between parameters."""
 
 
 class Recogniser:
@@ -31,7 +29,6 @@ class Recogniser:
         self.paths = GradientPaths(training, self.probe, self.trials)
         self._known: dict[Hashable, tuple[UpdateSubgraph, Rule]] = {}
         self._numbers: dict[Hashable, int] = {}
-        self._expressions: dict[str, Expression] = {"": (-1, ())}
 
     def rule(self, subgraph: UpdateSubgraph) -> Rule:
         """The rule of one subgraph."""
@@ -75,40 +72,27 @@ class Recogniser:
     def _key(self, subgraph: UpdateSubgraph, start: str) -> Hashable:
         """A key, equal for updates that are the same function: the gradient ``start``, behind casts and clips, and the
         states."""
-        dtype, updated = self.training.graph.type_of(start).dtype, [state.updated for state in subgraph.states]
-        self._expressions[start] = self._number(("gradient", dtype)), (start,)
-        kinds = tuple((state.kind, self.training.graph.type_of(state.tensor).dtype) for state in subgraph.states)
-        operands = [*map(self._expression, updated)]
-        return subgraph.mode, kinds, _joined([(0, (start, *(s.tensor for s in subgraph.states))), *operands])[0]
+        probe, graph = self.probe, self.training.graph
+        positions = {
+            name: position for position, name in enumerate((start, *(state.tensor for state in subgraph.states)))
+        }
 
-    def _number(self, key: Hashable) -> int:
-        return self._numbers.setdefault(key, len(self._numbers))
+        def maker(name: str) -> Node | None:
+            return None if name in positions or probe.owners.reduced.get(name) == "" else probe.producers.get(name)
 
-    def _expression(self, name: str) -> Expression:
-        """The expression of a value; without recursion, because a schedule may be a long chain."""
-        probe, expressions, stack = self.probe, self._expressions, [name]
-        while stack:
-            top = stack[-1]
-            node = probe.producers.get(top)
-            if top in expressions:
-                stack.pop()
-            elif node is None or probe.owners.reduced.get(top) == "" or control_flow(node):
-                expressions[top] = self._leaf(top)
-            elif missing := [x for x in node.inputs if x not in expressions]:
-                stack.extend(missing)
-            else:
-                operands, names = _joined([expressions[x] for x in node.inputs])
-                expressions[top] = self._number((signature(node), operands, node.outputs.index(top))), names
-        return expressions[name]
+        def leaf(name: str) -> Hashable:
+            """An operand of the function by position and type, a small constant by value, else a value by name."""
+            type = graph.type_of(name)
+            if name in positions or name in probe.updated:
+                position = positions.setdefault(name, len(positions))
+                return "operand", position, str(type) if probe.single(name) else type.dtype
+            if probe.is_constant(name) and (value := probe.constant(name)) is not None:
+                return "constant", type.dtype, value.shape, value.tobytes()
+            return "value", name
 
-    def _leaf(self, name: str) -> Expression:
-        """A state by type, a small constant by value, else a value by name."""
-        type = self.training.graph.type_of(name)
-        if name in self.probe.updated:
-            return self._number(("state", str(type) if self.probe.single(name) else type.dtype)), (name,)
-        if self.probe.is_constant(name) and (value := self.probe.constant(name)) is not None:
-            return self._number(("constant", type.dtype, value.shape, value.tobytes())), ()
-        return self._number(("value", name)), ()
+        numbers = ValueNumbers(maker, leaf, numbers=self._numbers)
+        kinds = tuple((state.kind, graph.type_of(state.tensor).dtype) for state in subgraph.states)
+        return subgraph.mode, kinds, *(numbers.of_value(state.updated) for state in subgraph.states)
 
     def _counterpart(self, name: str, reference: UpdateSubgraph, target: UpdateSubgraph) -> str:
         """Return the value of ``target`` that corresponds to ``name``, a value of ``reference``; both are one
@@ -123,10 +107,3 @@ class Recogniser:
 
         pairs = walk([(s.updated, o.updated) for s, o in zip(reference.states, target.states)], following)
         return next((theirs for mine, theirs in pairs if mine == name), name)
-
-
-def _joined(operands: Sequence[Expression]) -> tuple[Hashable, tuple[str, ...]]:
-    """A key of several expressions, with the places of operands among all; and all these operands."""
-    positions: dict[str, int] = {}
-    key = tuple((number, tuple(positions.setdefault(x, len(positions)) for x in names)) for number, names in operands)
-    return key, tuple(positions)

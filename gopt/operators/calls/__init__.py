@@ -1,1 +1,1 @@
-"""Calls of PyTorch of more than a line, by families. PyTorch is an argument: nothing here imports it."""
+"""Calls of PyTorch of more than a line, by families. PyTorch is an argument, not an import."""

@@ -50,7 +50,7 @@ _FOLDS: dict[str, Callable[[int, int], int]] = {
 
 
 def top(t: Any, a: NodeSettings, x: Any, k: Any = None) -> tuple[Any, Any]:
-    """The largest or smallest elements; of equal ones the lowest index stands in front."""
+    """The largest or smallest elements; of equal elements the lowest index stands in front."""
     axis, count = a.get("axis", -1), int(a["k"] if k is None else numbers(k)[0])
     values, at = x.sort(dim=axis, descending=bool(a.get("largest", 1)), stable=True)
     return values.narrow(axis, 0, count), at.narrow(axis, 0, count)

@@ -15,7 +15,7 @@ def _wide(x: Any) -> Any:
 
 
 def shares(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a tensor and an axis; before operator set 13 all dimensions from the axis on are one."""
+    """A function of a tensor and an axis; before operator set 13 all dimensions from the axis on are joined."""
 
     def call(t: Any, a: NodeSettings, x: Any) -> Any:
         if a.opset >= 13:
@@ -31,7 +31,7 @@ def hardmax(t: Any, x: Any, axis: int) -> Any:
 
 
 def _standard(t: Any, x: Any, dims: Sequence[int], epsilon: float) -> tuple[Any, Any, Any]:
-    """Numbers less their mean, times the inverse deviation; the mean; the inverse deviation."""
+    """Numbers less the mean, times the inverse deviation; the mean; the inverse deviation."""
     spread, mean = t.var_mean(x, list(dims), correction=0, keepdim=True)
     inverse = (spread + epsilon).rsqrt()
     return (x - mean) * inverse, mean, inverse
@@ -70,8 +70,8 @@ def instance(t: Any, a: NodeSettings, x: Any, scale: Any, bias: Any) -> Any:
 
 
 def batch(t: Any, a: NodeSettings, x: Any, scale: Any, bias: Any, mean: Any, spread: Any) -> tuple[Any, ...]:
-    """In training, running statistics follow those of the batch; before operator set 14 more results than one say so,
-    and the batch's are results as well."""
+    """In training, running statistics follow the batch; before operator set 14 a second result says so, and statistics
+    of the batch are results as well."""
     column, wide, share = (-1, *[1] * (x.ndim - 2)), _wide(x), a.get("momentum", 0.9)
     more: tuple[Any, ...] = ()
     if a.get("training_mode", 0) or (a.opset < 14 and a.results > 1):

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gopt.operators.torch_call import NodeSettings
+from gopt.operators.torch_call import NodeSettings, numbers
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """One number for each spatial dimension. ``before``, ``behind``: padding, of which a negative number cuts."""
+    """A number for each spatial dimension. ``before``, ``behind``: padding; a negative number cuts."""
 
     kernel: list[int]
     strides: list[int]
@@ -47,7 +47,7 @@ class _Window:
 
 
 def _sides(before: Sequence[int], behind: Sequence[int]) -> list[int]:
-    """Padding as PyTorch takes it, from the last dimension on."""
+    """Padding in the order of PyTorch, from the last dimension on."""
     return [side for pair in zip(reversed(before), reversed(behind)) for side in pair]
 
 
@@ -93,7 +93,8 @@ def transposed_convolution(t: Any, a: NodeSettings, x: Any, weight: Any, bias: A
         sizes = zip(dims, window.strides, extra, window.reach, due[-rank:])
         over = [(size - 1) * step + more + reach - end for size, step, more, reach, end in sizes]
         before, behind = _halves([max(length, 0) for length in over], policy)
-        behind = [length - low for length, low in zip(over, before)]
+        if a.get("output_shape"):  # zeros behind where it is longer
+            behind = [high + min(length, 0) for length, high in zip(over, behind)]
     room = all(more < max(step, hole) for more, step, hole in zip(extra, window.strides, window.dilations))
     if before == behind and min(before) >= 0 and room:
         return t.convolution(
@@ -103,6 +104,28 @@ def transposed_convolution(t: Any, a: NodeSettings, x: Any, weight: Any, bias: A
     y = t.convolution(x, weight, None, window.strides, none, window.dilations, True, none, a.get("group", 1))
     y = t.nn.functional.pad(y, _sides([-low for low in before], [more - high for more, high in zip(extra, behind)]))
     return y if bias is None else y + bias.reshape(-1, *[1] * rank)
+
+
+def causal_convolution(t: Any, a: NodeSettings, x: Any, weight: Any, bias: Any = None, past: Any = None) -> Any:
+    """Each channel by a kernel, over the past state in front; the end is the next past state."""
+    size = weight.shape[2] - 1
+    x = t.cat([x.new_zeros(*x.shape[:2], size) if past is None else past, x], 2)
+    y = t.convolution(x, weight, bias, [1], [0], [1], False, [0], x.shape[1])
+    if a.get("activation", "none") != "none":
+        y = t.nn.functional.silu(y)
+    return y, x[:, :, x.shape[2] - size :]
+
+
+def frames(t: Any, a: NodeSettings, x: Any, step: Any, window: Any = None, length: Any = None) -> Any:
+    """An STFT: real and imaginary parts of the Fourier transform of frames. ``x``: [samples, time, 1 or 2]."""
+    size = x.shape[1] if window is None else window.shape[0]
+    size = size if length is None else int(numbers(length)[0])
+    wide = x if x.dtype.itemsize >= 4 else x.float()
+    signal = wide.squeeze(-1) if x.shape[-1] == 1 else t.view_as_complex(wide.contiguous())
+    pieces = signal.unfold(1, size, int(numbers(step)[0]))
+    pieces = pieces if window is None else pieces * window
+    onesided = a.get("onesided", 1) and not pieces.is_complex()
+    return t.view_as_real(t.fft.rfft(pieces) if onesided else t.fft.fft(pieces)).to(x.dtype)
 
 
 def max_pool(t: Any, a: NodeSettings, x: Any) -> Any:
@@ -124,7 +147,7 @@ def max_pool(t: Any, a: NodeSettings, x: Any) -> Any:
 
 
 def average_pool(t: Any, a: NodeSettings, x: Any) -> Any:
-    """A mean over places inside, and over padding where it counts; elements added by ``ceil_mode`` never count."""
+    """A mean over places inside, and over padding that counts; elements added by ``ceil_mode`` never count."""
     dims = x.shape[2:]
     window = _window(a, dims, a["kernel_shape"])
     wide = window.padded(t, x)

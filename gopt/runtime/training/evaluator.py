@@ -20,7 +20,7 @@ from gopt.ir.graph import Graph
 from gopt.ir.load import load
 from gopt.ir.types import TensorType
 from gopt.runtime.engines.base import Engine
-from gopt.runtime.executor import Executor, no_calls
+from gopt.runtime.executor import Executor
 from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.training.array_source import ArraySource, Batch, MicroStep, SampleOrder, taken
 from gopt.runtime.training.batch_stream import array, named
@@ -81,7 +81,7 @@ class Evaluator:
         fed = self._executor.hold(gathered_states(self.manifest, engine, states, to_host, self.states))
         mine = []
         for number, samples, batch in self._batches(engine.rank, ranks):
-            outputs = self._executor.run({**batch, **fed}, no_calls)
+            outputs = self._executor.run({**batch, **fed})
             mine.append((number, samples, [float(np.asarray(outputs[name]).reshape(())) for name in self.metrics]))
         results = sorted(itertools.chain.from_iterable(engine.gather(mine)))
         total = sum(samples for _, samples, _ in results)

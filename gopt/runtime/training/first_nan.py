@@ -13,7 +13,7 @@ from gopt.ir.external_data import load_state
 from gopt.ir.types import FLOATS
 from gopt.offline.folder_contents import read_folder
 from gopt.offline.inference.forward import pruned
-from gopt.runtime.executor import Executor, no_calls
+from gopt.runtime.executor import Executor
 from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.training.job import Job
 from gopt.text.sanitize import show
@@ -79,7 +79,7 @@ def _in_forward(job: Job, feeds: Mapping[str, Array]) -> str:
         name: node for node in part.nodes for name in node.outputs if name and part.type_of(name).dtype in FLOATS
     }
     part.outputs = {name: part.type_of(name) for name in producers}
-    values = Executor(part, SessionCache()).run({name: feeds[name] for name in part.inputs if name in feeds}, no_calls)
+    values = Executor(part, SessionCache()).run({name: feeds[name] for name in part.inputs if name in feeds})
     faults = {name: fault for name in producers if (fault := _fault(values[name]))}
     name = next((name for name, fault in faults.items() if "NaN" in fault), next(iter(faults), None))
     return "" if name is None else f"{show(name)}, which {producers[name].op_type} computes, {faults[name]}"

@@ -57,7 +57,7 @@ count that is kept from zero is one, and so is any whole number."""
 _FLAG = Fraction(1, 1 << 20)
 """The least coefficient of a flag in a count: a smaller one may round to zero."""
 _FEW = 4
-"""Operands of an expression of which attributes tell it from others with the same operands."""
+"""Operands up to which an expression is hashed with its attributes."""
 _IDENTITY = {LARGEST: LOWEST, SMALLEST: HIGHEST}
 _SOME_ELEMENTS, _MOVED, SOME_TERMS, _VANISHED = 1, 2, 4, 8
 """Traits of terms that laws of sums join: a sum over ranges of elements, a value of micro-steps, part of a sum, and 0
@@ -80,9 +80,14 @@ class Expression(NamedTuple):
     operands: tuple[int, ...]
     shape: Shape
 
+
+class _LongExpression(Expression):
+    """An expression of many operands, hashed without their coefficients: fractions are slow to hash."""
+
+    __slots__ = ()
+
     def __hash__(self) -> int:
-        """Without the coefficients of long sums: fractions are slow to hash."""
-        return hash(self[2:]) if len(self.operands) > _FEW else tuple.__hash__(self)
+        return hash(self[2:])
 
 
 def _joined_along(label: Hashable, rows: Mapping[tuple[Part, ...], Coefficient]) -> dict[tuple[Part, ...], Coefficient]:
@@ -191,12 +196,13 @@ class Elements:
     # --- numbering ---
 
     def _number(self, op: str, attributes: Hashable, operands: tuple[int, ...], shape: Shape) -> int:
-        expression = tuple.__new__(Expression, (op, attributes, operands, shape))
+        number_of = op in _FINITE or (op == INVERSE and self._never_zero(operands[0]))  # numbers expressions of its own
+        kind = _LongExpression if len(operands) > _FEW else Expression
+        expression = tuple.__new__(kind, (op, attributes, operands, shape))
         number = self._numbers.setdefault(expression, len(self.all))
         if number == len(self.all):
             self.all.append(expression)
             self.varies.append(NOWHERE.union(*map(self.varies.__getitem__, operands)))
-            number_of = op in _FINITE or (op == INVERSE and self._never_zero(operands[0]))
             whole = op == "cast" and attributes[0] not in FLOATS  # type: ignore[index]
             self.finite.append(whole or (number_of and all(map(self.finite.__getitem__, operands))))
             count = elements(shape)
@@ -252,6 +258,10 @@ class Elements:
         if expression.op == LINEAR:
             return zip(expression.operands, expression.attributes)  # type: ignore[call-overload,no-any-return]
         return iter(((number, 1),))
+
+    def joinable(self, numbers: Iterable[int]) -> bool:
+        """Return whether laws of sums may join terms of some expressions."""
+        return any(map(self._traits.__getitem__, numbers))
 
     def linear(self, terms: Mapping[int, Coefficient], shape: Shape) -> int:
         """The sum of terms, each broadcast to ``shape``."""
@@ -499,8 +509,8 @@ class Elements:
 
     def ranges(self, number: int) -> tuple[tuple[int, int], ...]:
         """The ranges in a flat value; () for any other value."""
-        op, attributes, _, _ = self.all[number]
-        return cast(tuple[tuple[int, int], ...], attributes) if op == FLAT else ()
+        expression = self.all[number]
+        return cast(tuple[tuple[int, int], ...], expression[1]) if expression[0] == FLAT else ()
 
     def pad(self, number: int) -> None:
         """Note rows and constant rows behind one another."""

@@ -87,7 +87,8 @@ def files_relation(
         claims = tuple(_stored_claims(training, result))
     _check_outputs(training, result, mesh, name)
     return ProofRelation(
-        training=training, mesh=mesh, ranks=result, loss_reduction=document.loss_reduction, alike=alike, claims=claims,
+        training=training, mesh=mesh, ranks=result, loss_reduction=document.loss_reduction,
+        reduce_dtype=document.reduce_dtype, alike=alike, claims=claims,
         remedy=f"look at the file, and at what {name} says of its inputs",
     )  # fmt: skip
 

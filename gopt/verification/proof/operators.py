@@ -17,7 +17,7 @@ from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.operators.dims.link import DimFactor, DimFactors, OperatorUse
 from gopt.operators.kinds import CASTS, COPIES, PARTS, RESHAPES, RESIZES, SIZES
 from gopt.operators.operator import Operator, Slope
-from gopt.verification.proof import choice_laws, move_laws, place_laws, sum_laws, window_laws
+from gopt.verification.proof import choice_laws, move_laws, norm_laws, place_laws, sum_laws, window_laws
 from gopt.verification.proof.attributes import frozen
 from gopt.verification.proof.boxes import Box
 from gopt.verification.proof.constants import SMALL, Arrays, ConstantTable
@@ -38,10 +38,14 @@ from gopt.verification.proof.selections import Runs
 
 
 class NodeReader:
-    """Reads the nodes of a graph into ``expressions``; ``drawn``: the axes along which members draw apart."""
+    """Reads the nodes of a graph into ``expressions``; ``drawn``: the axes along which members draw apart; ``split``:
+    whether members may have parts of a sample."""
 
-    def __init__(self, expressions: Expressions, graph: Graph, drawn: frozenset[str], table: ConstantTable) -> None:
-        self.expressions, self.graph, self.drawn, self.table = expressions, graph, drawn, table
+    def __init__(
+        self, expressions: Expressions, graph: Graph, drawn: frozenset[str], table: ConstantTable, *,
+        split: bool = False,
+    ) -> None:  # fmt: skip
+        self.expressions, self.graph, self.drawn, self.table, self.split = expressions, graph, drawn, table, split
         self.widened: MutableMapping[str, str] = {}
         """Value behind a cast to a wider type -> the type before: the cast back rounds nothing."""
         self.values: Mapping[str, int] = {}
@@ -68,7 +72,7 @@ class NodeReader:
 
     def of_graph(self, graph: Graph) -> NodeReader:
         """A reader of the nodes of another graph."""
-        return NodeReader(self.expressions, graph, self.drawn, self.table)
+        return NodeReader(self.expressions, graph, self.drawn, self.table, split=self.split)
 
     def results(self, node: Node, operands: Sequence[int | None], shapes: Sequence[Shape] = ()) -> list[int]:
         """The expressions of all results; ``operands``: None for an absent operand. ``shapes``: of the results, by
@@ -77,7 +81,9 @@ class NodeReader:
         present = [operand for operand in operands if operand is not None]
         front = len(present) == len(operands) or None not in operands[: len(present)]
         if front and node.domain in ("", "ai.onnx") and not node.captures:
-            results = self._by_law(node, present, shapes)
+            results = norm_laws.results(self, node, present, shapes) if self.split else None
+            if results is None:
+                results = self._by_law(node, present, shapes)
             if results is None:
                 results = window_laws.results(self, node, present, shapes)
             if results is None:
@@ -99,6 +105,8 @@ class NodeReader:
 
     def _of_terms(self, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> int | None:
         """A linear operator on some of the terms of sums: the same terms of the operator on the sums."""
+        if not self.expressions.joinable(operands):
+            return None
         record = record_of(node)
         for slot, operand in enumerate(operands):
             addends = self.expressions.addends(operand)
@@ -205,11 +213,7 @@ class NodeReader:
             if factor.reduce:
                 partial.append((factor.reduce, (factor.operands, size, runs), factor.results))
         cut_again = [expressions.take(whole, tuple(selection)) for whole, selection in zip(wholes, cut)]
-        if (
-            selected
-            or not all(map(expressions.alike, cut_again, operands))
-            or (len(partial) > 1 and {row[0] for row in partial} != {"sum"})
-        ):
+        if selected or not all(map(expressions.alike, cut_again, operands)) or len({how for how, _, _ in partial}) > 1:
             return None
         if spread:  # a part of length 1 beside a dimension of length 1: an index of the part alone, if of its whole
             use = self.use(node, wholes, [tuple(shape) for shape in sizes])
@@ -269,9 +273,10 @@ class NodeReader:
         empty = bool(operands) and self.expressions.elements(operands[0]) == 0
         if empty and shape is not None and (record.work or record.pieces == "sum"):
             return self.expressions.constant(0, shape) if self.floating(node) else None  # a sum without terms
-        decided = (*((record.shape,) if record.shape is not None else ()), *record.lengths)
-        if any(index < len(arrays) and arrays[index] is None for index in decided):
-            return None
+        if record.shape is not None or record.lengths:
+            decided = (*((record.shape,) if record.shape is not None else ()), *record.lengths)
+            if any(index < len(arrays) and arrays[index] is None for index in decided):
+                return None
         if record.signs and self.floating(node):
             return self._sum(record, operands)
         if record.exponents and self.floating(node):

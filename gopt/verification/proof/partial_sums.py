@@ -121,30 +121,38 @@ class PartialSums(Boxes):
         return super().take(number, selection)
 
     def parted_extreme(self, op: str, number: int, core: int, part: Part) -> int:
-        """The extreme of some positions, for the extreme of all positions."""
+        """The extreme of some positions, for the extreme of all positions along an index."""
         _, size, runs = part
         if runs == ((0, size),):
             return number
-        return self._number(EXTREME_PART, (core, (part,), op), (number,), self.shape(number))
+        parts: tuple[Part, ...] = (part,)
+        form, attributes, operands, shape = self.all[number]
+        if form == EXTREME_PART and attributes[2] == op:  # type: ignore[index]
+            core, parts = attributes[0], tuple(sorted((*attributes[1], part), key=repr))  # type: ignore[index]
+            (number,) = operands
+        return self._number(EXTREME_PART, (core, parts, op), (number,), shape)
 
     def joined_extremes(self, kind: str, numbers: Iterable[int]) -> int | None:
-        """The extreme of extremes of some positions; None unless the positions are all."""
+        """The extreme of extremes of some positions; None unless the positions together are a box."""
         rows = [(self.view(number, self.shape(self.root(number))), self.shape(number)) for number in numbers]
-        ranges: list[tuple[int, int]] = []
+        boxes: list[dict[object, Runs]] = []
+        sizes: dict[object, int] = {}
         origins = set()
         for number, shape in rows:
             op, attributes, operands, _ = self.all[number]
-            if op != EXTREME_PART:
+            if op != EXTREME_PART or attributes[2] != kind:  # type: ignore[index]
                 return None
-            core, ((label, size, runs),), of = cast(tuple[int, tuple[Part], str], attributes)
-            if of != kind:
-                return None
-            origins.add((operands[0], shape, core, label, size))
-            ranges += runs
-        if len(origins) != 1:
+            core, parts, _ = cast(tuple[int, tuple[Part, ...], str], attributes)
+            origins.add((operands[0], shape, core))
+            boxes.append({label: runs for label, _, runs in parts})
+            sizes |= {label: size for label, size, _ in parts}
+        united = _united([tuple(map(box.get, sizes)) for box in boxes], tuple(sizes.values()))
+        if len(origins) != 1 or len(united) != 1:
             return None
-        ((whole, shape, _, _, size),) = origins
-        return self.view(whole, shape) if merged(ranges) == ((0, size),) else None
+        ((whole, shape, core),) = origins
+        for (label, size), runs in zip(sizes.items(), united[0]):
+            whole = whole if runs is None else self.parted_extreme(kind, whole, core, (label, size, runs))
+        return self.view(whole, shape)
 
     def _extreme(self, op: str, pieces: Iterable[Piece], shape: Shape = ()) -> int:
         rows: list[Piece] = []

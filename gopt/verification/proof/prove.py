@@ -68,7 +68,8 @@ class Prover:
         """A reader of nodes; tables are read by rows."""
         if self.relation.plan is not None and self.relation.plan.tables:
             return RowReader(self.expressions, graph, self.drawn, self.constants, self.rows)
-        return NodeReader(self.expressions, graph, self.drawn, self.constants)
+        split = self.drawn != self.varying
+        return NodeReader(self.expressions, graph, self.drawn, self.constants, split=split)
 
     def _ranks(self, expected: Expected) -> list[RankValues]:
         """The values of every rank, in a common object where ranks have the same."""

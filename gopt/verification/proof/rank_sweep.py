@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import TypeAlias
@@ -17,8 +17,8 @@ from gopt.operators.kinds import CASTS
 from gopt.verification.proof.expressions import elements
 from gopt.verification.proof.operators import NodeReader
 
-RANGE = b"range of "
-"""In front of a node's bytes: the results on whole operands, of a node that ranks apply to ranges."""
+RANGE = -1
+"""In front of a node's operands: the results on whole operands, of a node that ranks apply to ranges."""
 UNDEFINED = "undefined"
 """Leaves for results of calls that a rank has no value of."""
 
@@ -56,6 +56,13 @@ class NodeOrder:
         for position, node in enumerate(nodes):
             for name in node.reads if node.domain != COMM else ():
                 self.readers.setdefault(name, []).append(position)
+        self._names: dict[int, list[str]] = {}
+
+    def names(self, front: int) -> list[str]:
+        """The values that the nodes in front make."""
+        if front not in self._names:
+            self._names[front] = [name for name, position in self.made.items() if position < front]
+        return self._names[front]
 
     def reads(self, name: str, front: int) -> bool:
         """Return whether one of the nodes in front reads a value."""
@@ -100,12 +107,8 @@ class RankSweep:
 
     def _fits(self, types: Mapping[str, TensorType], order: NodeOrder, front: int) -> bool:
         """Return whether the nodes in front have results of such types."""
-        own = self.graph.types
-        return types is own or all(
-            own.get(name) is types.get(name) or own.get(name) == types.get(name)
-            for name, position in order.made.items()
-            if position < front
-        )
+        own, names = self.graph.types, order.names(front)
+        return types is own or list(map(own.get, names)) == list(map(types.get, names))
 
     def alone(self) -> None:
         """Follow no more: the values so far are those of inputs and of earlier nodes."""
@@ -166,7 +169,7 @@ class RankSweep:
     def operands(self, node: Node, names: Iterable[str]) -> tuple[int, ...]:
         """The expressions of values that a node reads. Raises UnpairedCall for an undefined value."""
         numbers = tuple([self.values[name] for name in names])
-        if not self.undefined.isdisjoint(numbers):
+        if self.undefined and not self.undefined.isdisjoint(numbers):
             lacking = next(name for name, number in zip(names, numbers) if number in self.undefined)
             raise UnpairedCall(self.rank, node, f"reads {lacking!r}, which it does not have", "a value of its own")
         return numbers
@@ -181,12 +184,12 @@ class RankSweep:
         """The results of a node."""
         operands = self.operands(node, node.reads)
         if node.encoded is None or node.op_type in CASTS:
-            return dict(zip(node.outputs, self._results(node)))
+            return dict(zip(node.outputs, self._results(node, operands)))
         key = node.encoded, operands
         memo = self.reader.expressions.read
         results = memo.get(key)
         if results is None:
-            results = memo[key] = self._of_ranges(node, operands) or self._results(node)
+            results = memo[key] = self._of_ranges(node, operands) or self._results(node, operands)
         return dict(zip(node.outputs, results))
 
     def _of_ranges(self, node: Node, operands: Sequence[int]) -> list[int] | None:
@@ -194,8 +197,8 @@ class RankSweep:
 
         The results are noted by operands without ranges, which are alike on all ranks."""
         expressions = self.reader.expressions
-        ranges = next((rows for number in operands if (rows := expressions.ranges(number))), None)
-        if ranges is None or len(node.outputs) != 1 or not record_of(node).elementwise or draws(node):
+        ranges = next(filter(None, map(expressions.ranges, operands)), ())
+        if not ranges or len(node.outputs) != 1 or not record_of(node).elementwise or draws(node):
             return None
         columns: list[Sequence[int]] = []
         for number in operands:
@@ -203,24 +206,25 @@ class RankSweep:
             if not alike and expressions.ranged(number):
                 return None
             columns.append(expressions.all[number].operands if alike else [number] * len(ranges))
-        keys = [(node.encoded or b"", tuple(numbers)) for numbers in zip(*columns)]
-        counts = [max(expressions.elements(number) or 0 for number in numbers) for _, numbers in keys]
-        wholes = [expressions.read.get((RANGE + encoded, numbers)) for encoded, numbers in keys]
+        keys = [(node.encoded or b"", (RANGE, *numbers)) for numbers in zip(*columns)]
+        wholes = list(map(expressions.read.get, keys))
         if None not in wholes:
-            return [expressions.flat((whole[0], *span) for whole, span in zip(wholes, ranges) if whole)]
-        results = self._results(node)
+            return [expressions.flat([(whole[0], *span) for whole, span in zip(wholes, ranges) if whole])]
+        results = self._results(node, operands)
         if expressions.ranges(results[0]) == ranges:
-            for (encoded, numbers), whole, count in zip(keys, expressions.all[results[0]].operands, counts):
-                if expressions.elements(whole) == count:
-                    expressions.read[RANGE + encoded, numbers] = [whole]
+            for key, whole in zip(keys, expressions.all[results[0]].operands):
+                if expressions.elements(whole) == max(expressions.elements(number) or 0 for number in key[1][1:]):
+                    expressions.read[key] = [whole]
         return results
 
-    def _results(self, node: Node) -> list[int]:
+    def _results(self, node: Node, operands: Sequence[int]) -> list[int]:
         """The results by the laws."""
-        operands: list[int | None] = [self.values[name] if name else None for name in node.inputs]
+        present: Iterator[int | None] = iter(operands)
+        if "" in node.inputs:
+            present = iter([*(next(present) if name else None for name in node.inputs), *present])
         self.reader.values = self.values
         try:
-            results = self.reader.results(node, [*operands, *(self.values[name] for name in node.captures)])
+            results = self.reader.results(node, [*present])
             self._check_shapes(node, results)
         except (ValueError, TypeError, IndexError) as error:
             raise InputError(
@@ -233,5 +237,7 @@ class RankSweep:
         """Raise ValueError for a result of another shape than the file or the inference of types says."""
         for name, number in zip(node.outputs, results):
             type, shape = self.graph.types.get(name), self.reader.expressions.shape(number)
-            if type is not None and type.static and elements(shape) is not None and shape != type.shape:
+            if type is None or shape == type.shape:
+                continue
+            if type.static and elements(shape) is not None:
                 raise ValueError(f"{name!r} is of shape {list(type.dims)}, not {list(shape or ())}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from gopt import documents
+from gopt.artifact.manifest import WireType
 from gopt.artifact.pieces import Piece
 from gopt.documents.config import RolesTable
 from gopt.documents.records import OPTIONAL, Bounds, Count, Positive, from_document, one_of
@@ -66,7 +67,6 @@ class OutputRelation:
 Inputs = Mapping[str, InputRelation]
 Outputs = Mapping[str, OutputRelation]
 States = Mapping[str, str]
-Rule = Annotated[str, Bounds(pattern="^(mean|sum|sum:.+|weighted:.+)$")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +109,8 @@ class RelationFile:
     )
     """The rule says how the gradients of ranks along data axes become the gradient of the step, as in the manifest;
     absent means their mean."""
+    reduce_dtype: WireType = field(default="", metadata=OPTIONAL)
+    """Gradients travel between ranks in this type, as in the manifest; absent means the type in which they are made."""
     states: States | None = field(default=None, metadata=OPTIONAL)
     """The table pairs inputs of ranks that are states with the outputs that replace them; absent means that outputs
     have the names that they have in the source. The value is the output that replaces the input of this name."""

@@ -182,7 +182,7 @@ def through(before: Sequence[int], selection: Selection, after: Sequence[int]) -
     return tuple(result)
 
 
-@lru_cache(256)
+@lru_cache(1 << 12)
 def wholes(before: Sizes, selection: Selection, part: Sizes) -> tuple[tuple[Sizes, Selection], ...]:
     """The shapes of a tensor in which selected elements have the shape ``part``, each with the selection, the fewest
     ranges first. Ranks ask the same again and again."""

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from formulas import FORMULAS
+from helpers import run_graph
 from onnx import helper
 
 from gopt.errors import InputError
@@ -15,7 +16,6 @@ from gopt.ir.load import load
 from gopt.ir.opaque.expand import expand
 from gopt.ir.opaque.operator_schema import Arrangement, OperatorSchema
 from gopt.ir.opaque.table import MICROSOFT, OPERATORS, PREVIEW
-from gopt.runtime.reference_eval import run_graph
 
 SHAPES = ((3, 4), (5,))
 OPTIONS: dict[str, list[dict[str, Any]]] = {

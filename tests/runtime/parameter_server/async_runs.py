@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from async_steps import scheduled
+from helpers import run_graph
 
 from gopt import api
 from gopt.analysis.training import TrainingGraph
@@ -27,7 +28,6 @@ from gopt.runtime.parameter_server.async_server import AsyncServer
 from gopt.runtime.parameter_server.async_trainer import AsyncTrainer
 from gopt.runtime.parameter_server.faults import FaultOptions
 from gopt.runtime.parameter_server.job import ServerJob
-from gopt.runtime.reference_eval import run_graph
 from gopt.runtime.session import Array, SessionCache
 from gopt.runtime.training.array_source import MicroStep, SampleOrder
 from gopt.runtime.training.data import BatchSource, open_data

@@ -74,7 +74,7 @@ def test_bodies_compute_what_onnxruntime_does(name, execution, tmp_path):
     program = Executor(graph, device.TorchHost("cpu", device.Execution[execution]).sessions())
     for x in ([0.5, -1, 0.25], [2, 3, 1.5]):
         feeds = {"x": np.array(x, np.float32)}
-        found, due = program.run(feeds, no_calls), Executor(graph, SessionCache()).run(feeds, no_calls)
+        found, due = program.run(feeds, no_calls), Executor(graph, SessionCache()).run(feeds)
         for out, value in due.items():
             np.testing.assert_allclose(found[out], value, rtol=1e-6, err_msg=out)
 

@@ -6,7 +6,7 @@ from onnx import helper
 from runtime_graphs import make
 
 from gopt.errors import RunError
-from gopt.runtime.executor import Executor, no_calls
+from gopt.runtime.executor import Executor
 
 pytestmark = pytest.mark.torch
 device = pytest.importorskip("gopt.runtime.pytorch.device")
@@ -23,7 +23,7 @@ def test_a_segment_is_traced_once_for_each_shape(tmp_path, monkeypatch):
     program = Executor(graph, device.TorchHost().sessions())
     for rows in (3, 4, 3, 4):
         x = np.random.default_rng(rows).standard_normal((rows, 2)).astype(np.float32)
-        np.testing.assert_allclose(program.run({"x": x}, no_calls)["y"], np.exp(x), rtol=1e-6)
+        np.testing.assert_allclose(program.run({"x": x})["y"], np.exp(x), rtol=1e-6)
     assert len(traced) == 2
 
 
@@ -34,4 +34,4 @@ def test_an_error_of_pytorch_names_the_segment(tmp_path):
     )  # fmt: skip
     program = Executor(graph, device.TorchHost().sessions())
     with pytest.raises(RunError, match="PyTorch fails in segment of 1"):
-        program.run({"x": np.zeros(3, np.float32), "z": np.zeros(2, np.float32)}, no_calls)
+        program.run({"x": np.zeros(3, np.float32), "z": np.zeros(2, np.float32)})

@@ -62,7 +62,7 @@ def test_a_batch_that_ends_is_said_once_by_the_rank_that_met_it(tmp_path):
     folder = written("mlp_adamw", "shard=2", tmp_path)
     faulty = tmp_path / "faulty.py"
     faulty.write_text("def batches(part, parts):\n    raise ValueError('no samples')\n    yield\n")
-    done = run(folder, tmp_path / "out", "--engine", "torch", "--launch", "2", "--data", f"{faulty}:batches")
+    done = run(folder, tmp_path / "ck", "--engine", "torch", "--launch", "2", "--data", f"{faulty}:batches")
     assert done.returncode == 5
     assert done.stderr.count("no samples") == 1
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from drawn_steps import BATCH, DRAWS, noisy_step, samples
 from gopt.cli.main import main
-from helpers import accept, edit_manifest
+from helpers import accept, edit_manifest, run_graph
 
 import gopt
 from gopt.artifact.manifest_check import read_manifest
@@ -19,7 +19,6 @@ from gopt.errors import InputError, OptionError
 from gopt.ir.load import load
 from gopt.ir.types import FLOATS, TensorType, numpy_dtype
 from gopt.parameter_server.options import SplitOptions
-from gopt.runtime.reference_eval import run_graph
 from gopt.runtime.training.draws import DrawnInputs, counter, drawn
 
 STEPS, SEED = 3, 5

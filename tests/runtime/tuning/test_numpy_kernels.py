@@ -9,6 +9,7 @@ import tracemalloc
 import numpy as np
 import onnx
 import pytest
+from helpers import run_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from gopt.ir.graph import Graph, Node
 from gopt.ir.types import TensorType
 from gopt.runtime.host_value import Value
 from gopt.runtime.partition import Segment
-from gopt.runtime.reference_eval import run_graph
 from gopt.runtime.tuning import numpy_kernels
 from gopt.runtime.tuning.llvm_kernels import LlvmKernel, is_supported
 from gopt.runtime.tuning.numpy_kernels import NumpyKernel, operation

@@ -11,9 +11,8 @@ import onnx
 import pytest
 from products import part
 from whole_gen import kinds
-from whole_gen.derivatives import gradients
+from whole_gen.derivatives import detached, gradients
 from whole_gen.forwards import parameter
-from whole_gen.kinds_stops import detached
 from whole_gen.writer import Value, Writer
 
 from gopt.analysis.training import State, StateKind, TrainingGraph

@@ -12,7 +12,7 @@ import pytest
 from gopt.verification.proof.constants import simplest, taken
 from gopt.verification.proof.evaluation import ExpressionValues
 from gopt.verification.proof.exponentials import Expressions
-from gopt.verification.proof.expressions import LARGEST, ONE, SMALLEST, broadcast
+from gopt.verification.proof.expressions import INVERSE, LARGEST, ONE, SMALLEST, broadcast
 from gopt.verification.proof.selections import joined
 
 EXTENTS = {"dp": 2, "shard": 3}
@@ -423,3 +423,17 @@ def test_a_broadcast_is_of_the_longest_shape():
     assert broadcast([(2, 1), (3,)]) == (2, 3) and broadcast([(), ("N", 4), (1, 4)]) == ("N", 4)
     assert broadcast([(2,), None]) is None
     assert Expressions({}).uniform(ONE) == 1
+
+
+def test_an_inverse_has_facts_of_its_own_although_it_numbers_its_operand_without_the_coefficient():
+    """The bare operand once took the place of the inverse in the lists of facts, or raised IndexError there."""
+    expressions = Expressions(EXTENTS)
+    flags = [expressions.apply("cast", ("int64",), [expressions.leaf("batch", name, ())], ()) for name in "xy"]
+    below = expressions.linear(dict(zip(flags, (2, 3))), ())
+    inverse = expressions._number(INVERSE, None, (below,), ())
+    bare = expressions.bare(below)
+    assert inverse != bare != below and [expressions.finite[each] for each in (below, bare, inverse)] == [
+        True,
+        True,
+        False,
+    ]

@@ -164,7 +164,10 @@ def test_values_of_other_names_are_related_by_the_file(tmp_path):
         gopt.prove(STEP, ranks=ranks, relation=relation(ranks=[{"rank": 0, **without}]))
 
 
-@pytest.mark.parametrize("options", [["--stage", "2"], ["--stage", "3", "--bucket-mb", "0"]])
+HALF = ["-O", "shard.reduce_dtype=float16"]
+
+
+@pytest.mark.parametrize("options", [["--stage", "2"], ["--stage", "3", "--bucket-mb", "0"], HALF])
 def test_a_manifest_is_such_a_relation(options, tmp_path):
     """The pieces of a folder's states, written as a relation, prove the folder's files."""
     folder = tmp_path / "out"
@@ -180,13 +183,17 @@ def test_a_manifest_is_such_a_relation(options, tmp_path):
         }
 
     ranks = [{"rank": entry.rank, **tables(entry.state)} for entry in manifest.ranks]
-    document = relation("shard=2", **tables(manifest.common.state), ranks=ranks)
+    said = {"reduce_dtype": manifest.reduce_dtype} if options is HALF else {}
+    document = relation("shard=2", **said, **tables(manifest.common.state), ranks=ranks)
     (tmp_path / "relation.json").write_text(json.dumps(document))
     files = sorted(folder.glob("rank_*.onnx"))
     proof = gopt.prove(folder / "source.onnx", ranks=files, relation=tmp_path / "relation.json")
     assert proof.proven
     claims = [claim for claim in proof.claims if claim.kind != "start value"]
     assert claims == gopt.prove(folder).claims and len(claims) < len(proof.claims)
+    if options is HALF:
+        del document["reduce_dtype"]
+        assert not gopt.prove(folder / "source.onnx", ranks=files, relation=document).proven
 
 
 def test_a_state_with_overlapping_pieces_is_not_whole(tmp_path):

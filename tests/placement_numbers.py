@@ -1,12 +1,15 @@
-"""What windows and their terms mean, in numbers."""
+"""What placements mean, in numbers: parts of members, windows and their terms, and the whole of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+from onnx import helper
 
-from gopt.records.placements import Window, WindowTerms
+from gopt.collectives.reference import reduced
+from gopt.ir.types import TensorType, dtype_name
+from gopt.records.placements import Partial, Placement, Replicated, Shard, Window, WindowTerms
 
 Array = np.ndarray
 
@@ -46,3 +49,34 @@ def terms_of(whole: Array, terms: WindowTerms, generator: np.random.Generator) -
             left[place] -= mine[place - low]
         made.append(np.moveaxis(mine, 0, terms.dim))
     return made
+
+
+def type_of(array: Array) -> TensorType:
+    return TensorType(dtype_name(helper.np_dtype_to_tensor_dtype(array.dtype)), array.shape)
+
+
+def cut(whole: Array, placement: Placement, member: int) -> Array:
+    """What a member has of an operand: not contiguous where that is possible."""
+    if isinstance(placement, Replicated):
+        return whole
+    if isinstance(placement, Window):
+        return windowed(whole, placement, member)
+    assert isinstance(placement, Shard)
+    assert placement.length == whole.shape[placement.dim], "parts of another length"
+    parts = [whole.take(range(*part), placement.dim) for part in placement.parts(member)]
+    return np.asfortranarray(np.concatenate(parts, placement.dim))
+
+
+def joined(parts: Sequence[Array], placement: Placement) -> Iterator[Array]:
+    """The whole value; of a replicated one that of every member."""
+    if isinstance(placement, Shard):
+        apart = [np.split(each, placement.runs, placement.dim) for each in parts]
+        runs = [each[number] for number in range(placement.runs) for each in apart]
+        yield np.concatenate(runs, placement.dim)
+    elif isinstance(placement, Partial):
+        yield reduced(parts, placement.op)
+    elif isinstance(placement, WindowTerms):
+        yield summed(parts, placement)
+    else:
+        assert isinstance(placement, Replicated)
+        yield from parts

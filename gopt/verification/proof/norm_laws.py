@@ -1,0 +1,122 @@
+"""Norms and pools over all places as sums and extremes: ranks with a part of the places write them so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gopt.ir.graph import Node
+from gopt.ir.opset import opset_of
+from gopt.ir.types import TensorType
+from gopt.verification.proof.constants import simplest
+from gopt.verification.proof.expressions import Shape, applied
+
+if TYPE_CHECKING:
+    from gopt.verification.proof.operators import NodeReader
+
+
+def results(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int] | None:
+    """The results by the definition of the operator; None for one without a definition here."""
+    rule, sizes = _RULES.get(node.op_type), [reader.expressions.elements(number) for number in operands]
+    return rule(reader, node, operands, shapes) if rule is not None and all(sizes) and reader.floating(node) else None
+
+
+def _mean(reader: NodeReader, number: int, axes: Collection[int]) -> int:
+    sizes = reader.expressions.shape(number) or ()
+    count = prod(int(sizes[axis] or 0) for axis in axes)
+    return reader.expressions.scaled(reader.expressions.summed(number, axes), Fraction(1, count))
+
+
+def _places(reader: NodeReader, number: int) -> range:
+    return range(2, len(reader.expressions.shape(number) or ()))
+
+
+def _global_mean(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
+    return [_mean(reader, operands[0], _places(reader, operands[0]))]
+
+
+def _global_extreme(reader: NodeReader, node: Node, operands: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
+    axes = tuple(_places(reader, operands[0]))
+    if opset_of(reader.graph.header) < 18:
+        return reader.results(Node("ReduceMax", node.inputs, node.outputs, attributes={"axes": axes}), operands, shapes)
+    name, settings = f"{node.outputs[0]}.axes", np.array(axes, np.int64)
+    graph = replace(reader.graph, types=reader.graph.types | {name: TensorType("int64", settings.shape)})
+    reduction = Node("ReduceMax", [*node.inputs, name], node.outputs)
+    return reader.of_graph(graph).results(reduction, [*operands, reader.table.number(settings)], shapes)
+
+
+def _batch_norm(
+    reader: NodeReader, node: Node, operands: Sequence[int], shapes: Sequence[Shape]
+) -> list[int] | None:  # fmt: skip
+    """A norm by the mean and the variance of all samples and places, and both as running statistics."""
+    if not node.attributes.get("training_mode", 0):
+        return None
+    expressions, (value, scale, offset, *running) = reader.expressions, operands
+    axes = (0, *_places(reader, value))
+    mean = _mean(reader, value, axes)
+    moved = expressions.elementwise(lambda pair: expressions.added(pair, (1, -1)), [value, mean])
+    variance = _mean(reader, _squared(reader, moved), axes)
+    momentum = simplest(np.float32(node.attributes.get("momentum", 0.9)))
+    rows = [expressions.view(number, _row(reader, value)) for number in (scale, offset)]
+    made = [_normal(reader, node, moved, variance, *rows)]
+    for before, new in zip(running, (mean, variance)):
+        flat = expressions.view(new, expressions.shape(before))
+        parts = [expressions.scaled(before, momentum), expressions.scaled(flat, 1 - momentum)]
+        made.append(expressions.elementwise(expressions.added, parts))
+    return made[: len(node.outputs)] if all(node.outputs) else None
+
+
+def _group_norm(
+    reader: NodeReader, node: Node, operands: Sequence[int], shapes: Sequence[Shape]
+) -> list[int] | None:  # fmt: skip
+    """A norm by the mean and the variance of all places of the channels of a group, or of each channel."""
+    expressions, (value, scale, offset) = reader.expressions, operands
+    samples, channels, *places = (int(size or 0) for size in expressions.shape(value) or ())
+    groups = int(node.attributes.get("num_groups", channels))
+    apart = samples, groups, channels // groups
+
+    def mean(number: int) -> int:
+        """The mean of a group, for each of its channels."""
+        number = _mean(reader, number, _places(reader, value))
+        if groups == channels:
+            return number
+        spread = expressions.linear({_mean(reader, expressions.view(number, apart), (2,)): 1}, apart)
+        return expressions.view(spread, (samples, channels, *[1 for _ in places]))
+
+    rows = [expressions.view(number, _row(reader, value)) for number in (scale, offset)]
+    moved = expressions.elementwise(lambda pair: expressions.added(pair, (1, -1)), [value, mean(value)])
+    return [_normal(reader, node, moved, mean(_squared(reader, moved)), *rows)]
+
+
+def _row(reader: NodeReader, number: int) -> tuple[int | str | None, ...]:
+    """The shape of a number for each channel of a value."""
+    return ((reader.expressions.shape(number) or ())[1], *[1 for _ in _places(reader, number)])
+
+
+def _squared(reader: NodeReader, number: int) -> int:
+    return reader.expressions.elementwise(lambda values: reader.expressions.product(values, (2,)), [number])
+
+
+def _normal(reader: NodeReader, node: Node, moved: int, variance: int, scale: int, offset: int) -> int:
+    """moved / sqrt(variance + epsilon) * scale + offset."""
+    expressions = reader.expressions
+    epsilon = simplest(np.float32(node.attributes.get("epsilon", 1e-5)))
+    shape = expressions.shape(variance)
+    apart = expressions.elementwise(expressions.added, [variance, expressions.constant(epsilon, shape)])
+    factors = [moved, applied(expressions, "Sqrt", (), [apart]), scale]
+    normal = expressions.elementwise(lambda values: expressions.product(values, (1, -1, 1)), factors)
+    return expressions.elementwise(expressions.added, [normal, offset])
+
+
+_RULES: Mapping[str, Callable[[NodeReader, Node, Sequence[int], Sequence[Shape]], list[int] | None]] = {
+    "GlobalAveragePool": _global_mean,
+    "GlobalMaxPool": _global_extreme,
+    "BatchNormalization": _batch_norm,
+    "GroupNormalization": _group_norm,
+    "InstanceNormalization": _group_norm,
+}
