@@ -26,6 +26,10 @@ _OPTIMIZERS = ("optimizer", "optimizers", "optimizer_state_dict", "optimizer_sta
 """Keys of the optimizers' state dicts."""
 _SCHEDULERS = ("scheduler", "lr_scheduler")
 
+_SAVE = "save state dicts alone: torch.save(module.state_dict(), FILE)"
+_OPTIMIZER = "torch.save({'model': module.state_dict(), 'optimizer': optimizer.state_dict()}, FILE)"
+_OTHER = "export the step with the optimizer of the file, or leave its states out"
+
 
 def read_torch(path: str, record: TorchRecord, types: Mapping[str, TensorType]) -> dict[str, Tensor]:
     """The values of a state dict, or of a dict of several; raises InputError. A ``StateReader``."""
@@ -49,9 +53,9 @@ def load_weights(source: str | IO[bytes], *, mapped: bool = False) -> Any:
         text = str(error)
         if match := re.search(r"GLOBAL (\S+)", text) or re.search(r"[Tt]rying to load unsupported GLOBAL (\S+)", text):
             message = f"has {show(match[1])}, which is code and no tensor: nothing of it was run"
-            raise InputError(message, "save state dicts alone: torch.save(module.state_dict(), FILE)") from None
+            raise InputError(message, _SAVE) from None
         reason = text.strip().partition("\n")[0] or type(error).__name__
-        raise InputError(f"is no file of torch.save, or is damaged: {show(reason)}") from None
+        raise InputError(f"is no file of torch.save, or is damaged: {show(reason)}", _SAVE) from None
 
 
 class SavedValues:
@@ -65,7 +69,7 @@ class SavedValues:
         if isinstance(content, Mapping) and {"state", "param_groups"} <= content.keys():
             content = {"optimizer": content}
         if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
-            raise InputError(f"has no state dict, but {type(content).__name__}")
+            raise InputError(f"has no state dict, but {type(content).__name__}", _SAVE)
         modules = [content[key] for key in _MODULES if isinstance(content.get(key), Mapping)]
         optimizers = [content[key] for key in _OPTIMIZERS if isinstance(content.get(key), Mapping | list | tuple)]
         values = dict(self.tensors("", modules[0] if modules else {} if optimizers else content))
@@ -79,7 +83,7 @@ class SavedValues:
         """Values beside the module's."""
         record, values = self._record, dict[str, Tensor]()
         if optimizers and record.optimizers and len(optimizers) != len(record.optimizers):
-            raise InputError(f"has {len(optimizers)} optimizers, the step {len(record.optimizers)}")
+            raise InputError(f"has {len(optimizers)} optimizers, the step {len(record.optimizers)}", _OTHER)
         for number, state_dict in enumerate(optimizers):
             if number >= len(record.optimizers):  # of a step of another origin
                 values |= self.tensors("optimizer.state", state_dict.get("state", {}))
@@ -128,7 +132,7 @@ class SavedValues:
                     number = key in parameter.numbers and isinstance(value, torch.Tensor) and value.numel() == 1
                     yield name, self.value(name, value.item() if number else value)
                 elif optimizer.started or (entry and key not in entry):
-                    raise InputError(f"the optimizer has no {show(key)} of {show(parameter.name)}")
+                    raise InputError(f"the optimizer has no {show(key)} of {show(parameter.name)}", _OTHER)
                 else:  # no state is a state of zeros
                     yield name, _zeros(self._types[name])
             known_keys = {*parameter.states, *(parameter.others or {})}
@@ -157,7 +161,9 @@ class SavedValues:
                 raise TypeError
             number = np.full(type.dims, value, numpy_dtype(type.dtype))
         except (OverflowError, ValueError, TypeError):
-            raise InputError(f"{show(name)} is {show(value)}, the model says {type}") from None
+            raise InputError(
+                f"{show(name)} is {show(value)}, the model says {type}", "correct it in the file"
+            ) from None
         return Tensor(type, array=number)
 
 
@@ -187,7 +193,7 @@ def _each_optimizer(entry: Any) -> Iterable[Mapping[str, Any]]:
     if isinstance(entry, Mapping):
         return [entry] if "param_groups" in entry else _each_optimizer(list(entry.values()))
     if not all(isinstance(part, Mapping) and "param_groups" in part for part in entry):
-        raise InputError("has no optimizer.state_dict() where it names an optimizer")
+        raise InputError("has no optimizer.state_dict() where it names an optimizer", _OPTIMIZER)
     return list(entry)
 
 
@@ -209,11 +215,11 @@ def _by_position(
     except (KeyError, TypeError):
         whole = False
     if not whole:
-        raise InputError("has no optimizer.state_dict() where it names an optimizer")
+        raise InputError("has no optimizer.state_dict() where it names an optimizer", _OPTIMIZER)
     sizes, wanted = [len(group) for group in numbers], [len(group.parameters) for group in optimizer.groups]
     if sizes != wanted:
         raise InputError(
             f"the optimizer has groups of {sizes} parameters, that of the step of {wanted}",
-            "export the step with the optimizer of the file, or leave its states out",
+            _OTHER,
         )
     return result, groups
