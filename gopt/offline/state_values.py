@@ -35,6 +35,8 @@ OF_MODULE = (StateKind.PARAMETER, StateKind.STATISTIC)
 """States that a PyTorch module has: parameters and running statistics."""
 TORCH_FILES = (".pt", ".pth")
 """Endings of files that ``torch.save`` writes."""
+DCP_FILE = ".metadata"
+"""The file that a folder of ``torch.distributed.checkpoint`` has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from gopt.offline.provenance import Provenance
 from gopt.offline.provenance import provenance as list_bytes
 from gopt.offline.seal import Sealed
 from gopt.offline.seal import seal as seal_folder
-from gopt.offline.state_values import TORCH_FILES, Loaded, StateDict
+from gopt.offline.state_values import DCP_FILE, TORCH_FILES, Loaded, StateDict
 from gopt.options.types import checked
 from gopt.records.mesh import Mesh
 from gopt.verbs.export import needs_torch
@@ -98,11 +98,25 @@ def load_values(
     write = functools.partial(
         state_values.load_values, model, state, output, ignore_unknown=ignore_unknown, force=force
     )
+    if os.path.isfile(os.path.join(state, DCP_FILE)):
+        with needs_torch("a folder of torch.distributed.checkpoint"):
+            from gopt.frontends.pytorch.dcp_folder import read_dcp
+        return write(read=read_dcp)
     if not os.fsdecode(state).endswith((*TORCH_FILES, ".bin")):
         return write()
     with needs_torch(f"a {os.path.splitext(os.fsdecode(state))[1]} file"):
         from gopt.frontends.pytorch.saved_values import read_torch
     return write(read=read_torch)
+
+
+@checked
+def save_dcp(what: Folder, output: str | os.PathLike[str], *, all_states: bool = False) -> StateDict:
+    """Write the state dict of a module as a new folder of ``torch.distributed.checkpoint``, with ``all_states`` those
+    of optimizers too; raises as ``save_state_dict``."""
+    with on_disk(what) as path:
+        with needs_torch("a folder of torch.distributed.checkpoint"):
+            from gopt.frontends.pytorch.dcp_folder import save_dcp as save
+        return save(path, output, all_states=all_states)
 
 
 @checked

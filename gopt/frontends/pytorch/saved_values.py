@@ -24,7 +24,7 @@ _MODULES = ("model", "state_dict", "model_state_dict")
 """Keys of the module's state dict among those of a training."""
 _OPTIMIZERS = ("optimizer", "optimizers", "optimizer_state_dict", "optimizer_states")
 """Keys of the optimizers' state dicts."""
-_SCHEDULERS = ("scheduler", "lr_scheduler")
+SCHEDULERS = ("scheduler", "lr_scheduler")
 
 _SAVE = "save state dicts alone: torch.save(module.state_dict(), FILE)"
 _OPTIMIZER = "torch.save({'model': module.state_dict(), 'optimizer': optimizer.state_dict()}, FILE)"
@@ -105,7 +105,7 @@ class SavedValues:
     def _scalars(self, content: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         """The states of scheduler and scaler."""
         record = self._record
-        for key in _SCHEDULERS:
+        for key in SCHEDULERS:
             if EPOCH in self._types and "last_epoch" in _table(content, key):
                 yield EPOCH, self.value(EPOCH, content[key]["last_epoch"])
         for key, name in (record.scaler or {}).items():
@@ -129,8 +129,7 @@ class SavedValues:
             for key, name in parameter.states.items():
                 value = entry.get(key)
                 if value is not None:
-                    number = key in parameter.numbers and isinstance(value, torch.Tensor) and value.numel() == 1
-                    yield name, self.value(name, value.item() if number else value)
+                    yield name, self.value(name, _item(value) if key in parameter.numbers else value)
                 elif optimizer.started or (entry and key not in entry):
                     raise InputError(f"the optimizer has no {show(key)} of {show(parameter.name)}", _OTHER)
                 else:  # no state is a state of zeros
@@ -147,14 +146,16 @@ class SavedValues:
             whole = f"{label}.{key}" if label else str(key)
             if isinstance(value, torch.Tensor):
                 if name := (names or {}).get(key, whole):
-                    yield name, _as_tensor(whole, value)
+                    yield name, plain_tensor(whole, value)
             elif isinstance(value, Mapping) and label:
                 yield from self.tensors(whole, value)
 
     def value(self, name: str, value: Any) -> Tensor:
         """The value of a state, a tensor or a number."""
+        if isinstance(value, Tensor):
+            return value
         if isinstance(value, torch.Tensor):
-            return _as_tensor(name, value)
+            return plain_tensor(name, value)
         type = self._types[name]
         try:
             if not isinstance(value, int | float) or type.elements != 1:
@@ -167,20 +168,33 @@ class SavedValues:
         return Tensor(type, array=number)
 
 
+def _item(value: Any) -> Any:
+    """The number of a tensor of a single element; any other value as it is."""
+    if isinstance(value, Tensor):
+        return value.numpy().item() if value.type.elements == 1 else value
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+
+
 def _zeros(type: TensorType) -> Tensor:
     return Tensor(type, reader=lambda: np.zeros(type.dims, numpy_dtype(type.dtype)))
 
 
-def _as_tensor(name: str, value: torch.Tensor) -> Tensor:
-    """A tensor of PyTorch, read on demand; raises InputError for one of a type or form unknown to ONNX."""
-    dtype = str(value.dtype).removeprefix("torch.").replace("_", "").replace("e8m0fnu", "e8m0")
+def plain_type(name: str, dtype: torch.dtype, dims: tuple[int, ...]) -> TensorType:
+    """The type of a tensor of PyTorch; raises InputError for an element type unknown to ONNX."""
+    word = str(dtype).removeprefix("torch.").replace("_", "").replace("e8m0fnu", "e8m0")
+    if not known(word):
+        raise InputError(f"{show(name)} has the element type {dtype}, which ONNX does not have", "convert it")
+    return TensorType(word, dims)
+
+
+def plain_tensor(name: str, value: torch.Tensor) -> Tensor:
+    """A tensor of PyTorch, read on demand; raises InputError for one of another form, or of a type unknown to ONNX."""
     plain = value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized
-    if type(value) not in (torch.Tensor, torch.nn.Parameter) or not plain or not known(dtype):
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or not plain:
         form = f"{type(value).__name__} of {value.dtype}, {value.layout}"
         raise InputError(f"{show(name)} is no plain tensor, but {form}", "save it as a full tensor of the host")
-    return Tensor(
-        TensorType(dtype, tuple(value.shape)), reader=lambda: array_over(value.resolve_conj().resolve_neg())
-    )  # fmt: skip
+    whole = plain_type(name, value.dtype, tuple(value.shape))
+    return Tensor(whole, reader=lambda: array_over(value.resolve_conj().resolve_neg()))
 
 
 def _table(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
